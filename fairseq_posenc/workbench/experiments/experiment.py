@@ -47,7 +47,7 @@ class Experiment(ABC, Generic[AnySettings]):
         trials = {run: self.trial(run) for run in self.settings.runs}
 
         def results() -> Results[AnySettings]:
-            outcomes, begun = _read(trials)
+            outcomes, begun = _read_outcomes(trials)
             return Results(self.settings, outcomes, data, begun)
 
         follow = (lambda: watch(results)) if watch else None
@@ -60,7 +60,7 @@ class Experiment(ABC, Generic[AnySettings]):
             trainings.run_trials(work, self.settings.jobs, self._lock, follow)
         return results()
 
-    def _trial(self, run: Run, data: Stage) -> Trial:
+    def _build_trial(self, run: Run, data: Stage) -> Trial:
         """Build the trial of a run on data that a stage made."""
         settings = self.settings
         inputs = {
@@ -73,7 +73,7 @@ class Experiment(ABC, Generic[AnySettings]):
         return Trial(settings.label(run), stage, trainings.train_command(settings, run))
 
 
-def _read(trials: dict[Run, Trial]) -> tuple[list[Outcome], dict[Run, Curve]]:
+def _read_outcomes(trials: dict[Run, Trial]) -> tuple[list[Outcome], dict[Run, Curve]]:
     """Read the outcomes of finished trainings, and the curves of those that have begun."""
     outcomes, begun = [], {}
     for run, trial in trials.items():

@@ -39,12 +39,13 @@ def unigram_perplexity(train: Path, valid: Path) -> float:
 
     Frequencies are smoothed by one; as in fairseq every line ends with one more symbol.
     """
-    counts, wanted = (Counter(_symbols(path)) for path in (train, valid))
+    counts, wanted = (Counter(_read_symbols(path)) for path in (train, valid))
     total = sum(counts.values()) + len(counts | wanted)
     loss = sum(n * math.log(total / (counts[piece] + 1)) for piece, n in wanted.items())
     return math.exp(loss / sum(wanted.values()))
 
 
-def _symbols(path: Path) -> list[str]:
+def _read_symbols(path: Path) -> list[str]:
+    """Read the pieces of a file, with the end of each line."""
     with open(path, encoding="utf-8") as lines:
         return [symbol for line in lines for symbol in (*line.split(), "</s>")]

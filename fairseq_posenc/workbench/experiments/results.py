@@ -65,7 +65,7 @@ class SeedAggregate(NamedTuple):
         return {outcome.run.seed: outcome.perplexity for outcome in self.outcomes}
 
     @property
-    def order(self) -> tuple[bool, float]:
+    def sort_key(self) -> tuple[bool, float]:
         """A key that sorts models from the best on; without a number they come last."""
         return math.isnan(self.perplexity.mean), self.perplexity.mean
 
@@ -79,15 +79,15 @@ class SeedAggregate(NamedTuple):
         seeds = [f"{update:,} (seed {seed})" for seed, update in self.diverged.items()]
         if seeds:
             return f"diverged at update {', '.join(seeds)}"
-        return self.perplexity.show(digits) if self.is_read else "cannot be read"
+        return self.perplexity.show(digits) if self.has_perplexity else "cannot be read"
 
     @property
-    def is_read(self) -> bool:
-        """Whether it can be read at the length at which it is measured."""
+    def has_perplexity(self) -> bool:
+        """Whether it reads texts of the measured length at all; else its perplexity is infinite."""
         return not math.isinf(self.perplexity.mean)
 
     @property
-    def ended(self) -> list[Outcome]:
+    def undiverged(self) -> list[Outcome]:
         """The outcomes of the trainings that did not diverge."""
         return [each for each in self.outcomes if not each.diverged]
 
@@ -104,7 +104,7 @@ def aggregate(outcomes: Sequence[Outcome]) -> list[SeedAggregate]:
     for each in outcomes:
         groups.setdefault(each.run.variant, {}).setdefault(each.run.case, []).append(each)
     return [
-        min(map(SeedAggregate, rates.values()), key=lambda each: each.order)
+        min(map(SeedAggregate, rates.values()), key=lambda each: each.sort_key)
         for rates in groups.values()
     ]
 

@@ -35,7 +35,7 @@ class TextExperiment(Experiment[TextSettings]):
 
     def trial(self, run: Run) -> Trial:
         """Build a training; where another length is read, measured at that one as well."""
-        trial = self._trial(run, self._data)
+        trial = self._build_trial(run, self._data)
         measure = measure_command(self.settings, run)
         if not measure:
             return trial

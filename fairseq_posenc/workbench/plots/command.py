@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots import attention, distances, tables
-from fairseq_posenc.workbench.plots.stacks import Stack, choose_numbers, of_spec
+from fairseq_posenc.workbench.plots.stacks import PlottedStack, choose_numbers, stack_of_spec
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.running.options import add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
@@ -32,13 +32,13 @@ class Kind(NamedTuple):
 class Subject(NamedTuple):
     """The positions that a picture is of."""
 
-    stack: Stack  # of layers
+    stack: PlottedStack  # of layers
     model: Any  # that the stack is a part of; None for a spec alone
     layers: list[int]  # chosen, counted from 0, as heads are
     heads: list[int]  # likewise
     name: str  # for titles
 
-    def tables(self) -> list[tables.Table]:
+    def tables(self) -> list[tables.PlottedTable]:
         """Collect the tables of the chosen layers and heads."""
         return tables.tables_of(self.stack, self.layers, self.heads)
 
@@ -196,7 +196,7 @@ def _subject(args: argparse.Namespace) -> Subject:
     if args.checkpoint:
         return _in_checkpoint(args, args.checkpoint[0])
     width, heads, length = (getattr(args, size) or default for size, default in _SIZES.items())
-    stack = of_spec(args.encoding, width, heads, length, args.decoder)
+    stack = stack_of_spec(args.encoding, width, heads, length, args.decoder)
     if args.stack not in (None, stack.name):
         raise UserError(f"--stack {args.stack}: --encoding has one, the {stack.name}")
     trains = any(True for _ in stack.layers[0].parameters())
@@ -208,7 +208,7 @@ def _in_checkpoint(args: argparse.Namespace, path: Path) -> Subject:
     return _chosen(args, stack, model, f"{stack.spec} in {_short_path(path)}")
 
 
-def _chosen(args: argparse.Namespace, stack: Stack, model: Any, name: str) -> Subject:
+def _chosen(args: argparse.Namespace, stack: PlottedStack, model: Any, name: str) -> Subject:
     layers = choose_numbers(args.layer, len(stack.layers), "layer", name)
     heads = choose_numbers(args.head, stack.dims.num_heads, "head", name)
     return Subject(stack, model, layers, heads, name)

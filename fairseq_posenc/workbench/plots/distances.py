@@ -11,7 +11,7 @@ from torch import Tensor
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots import grids
-from fairseq_posenc.workbench.plots.stacks import Stack, compute_terms, tokens
+from fairseq_posenc.workbench.plots.stacks import PlottedStack, compute_terms, tokens
 
 if TYPE_CHECKING:  # it brings fairseq, which pictures of specs do without
     from fairseq_posenc.transformer.capture_attention import CapturedAttention
@@ -54,7 +54,7 @@ def mean_by_distance(values: Tensor, counted: Tensor | None = None) -> tuple[Ten
 
 @torch.no_grad()
 def compute_curves(
-    stack: Stack,
+    stack: PlottedStack,
     layers: Sequence[int],
     heads: Sequence[int],
     reach: int,
@@ -101,7 +101,7 @@ def draw_curves(curves: Sequence[Curves], heads: Sequence[int], title: str) -> A
     return figure
 
 
-def _numbers(stack: Stack, layer: int, heads: Sequence[int]) -> Iterator[Curves]:
+def _numbers(stack: PlottedStack, layer: int, heads: Sequence[int]) -> Iterator[Curves]:
     """Yield the terms of a layer that are one number for each distance."""
     span, terms = compute_terms(stack.layers[layer], stack.dims.max_positions)
     distances = span.distances()
@@ -137,7 +137,7 @@ def products(
     return torch.einsum("hd,hrd->hr", query @ vectors[middle], around @ key.transpose(1, 2))
 
 
-def random_projections(like: Stack) -> tuple[Tensor, Tensor]:
+def random_projections(like: PlottedStack) -> tuple[Tensor, Tensor]:
     """Draw W_q and W_k ``(H, D, C)``, normal with standard deviation C^-0.5, from a seed."""
     dims = like.dims
     generator = torch.Generator().manual_seed(_SEED)
@@ -148,7 +148,7 @@ def random_projections(like: Stack) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def draw_products(
-    stack: Stack, layers: Sequence[int], heads: Sequence[int], reach: int, title: str
+    stack: PlottedStack, layers: Sequence[int], heads: Sequence[int], reach: int, title: str
 ) -> Any:
     """Draw products of input vectors: themselves, through random projections, the model's.
 
@@ -194,7 +194,7 @@ def rotary_bound(turn: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def draw_decay(stack: Stack, reach: int, title: str) -> Any:
+def draw_decay(stack: PlottedStack, reach: int, title: str) -> Any:
     """Draw a Figure of rope's bound at distances 0 to ``reach``.
 
     Raises:

@@ -20,7 +20,7 @@ _TOKEN, _PADDING, _END = 3, 1, 2
 _SEED = 1
 
 
-class Stack(NamedTuple):
+class PlottedStack(NamedTuple):
     """A stack of layers: its positions, and the projections that they meet."""
 
     layers: list[PositionEncoding]  # the positions of each layer, with those that all of them share
@@ -66,7 +66,9 @@ class Stack(NamedTuple):
         return None
 
 
-def of_spec(spec: str, embed_dim: int, num_heads: int, max_positions: int, causal: bool) -> Stack:
+def stack_of_spec(
+    spec: str, embed_dim: int, num_heads: int, max_positions: int, causal: bool
+) -> PlottedStack:
     """Build the layers of a spec as they are before training.
 
     Raises:
@@ -78,10 +80,10 @@ def of_spec(spec: str, embed_dim: int, num_heads: int, max_positions: int, causa
             PositionEncoding(layer, embed_dim, num_heads, max_positions, causal).eval()
             for layer in map(str, parse(spec).each())
         ]
-    return Stack(layers, [])
+    return PlottedStack(layers, [])
 
 
-def of_model(model: nn.Module) -> dict[str, Stack]:
+def stacks_of_model(model: nn.Module) -> dict[str, PlottedStack]:
     """Collect the stacks of a trained model by name; none for a model of fairseq's own."""
     found = [_trained_stack(module) for module in model.modules() if hasattr(module, "assembly")]
     return {stack.name: stack for stack in found}
@@ -111,7 +113,7 @@ def choose_numbers(chosen: Sequence[int] | None, count: int, what: str, where: s
     return [number - 1 for number in chosen] if chosen else list(range(count))
 
 
-def _trained_stack(stack: Any) -> Stack:
+def _trained_stack(stack: Any) -> PlottedStack:
     spec, dims = stack.assembly
     layers, projections = [], []
     for index in range(len(stack.layers)):  # iterating would apply LayerDrop
@@ -131,4 +133,4 @@ def _trained_stack(stack: Any) -> Stack:
             for projection in (attention.q_proj, attention.k_proj)
         )
         projections.append((query, key))
-    return Stack(layers, projections)
+    return PlottedStack(layers, projections)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq_posenc.encodings.terms import Term
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots import grids
-from fairseq_posenc.workbench.plots.stacks import Stack, compute_terms
+from fairseq_posenc.workbench.plots.stacks import PlottedStack, compute_terms
 from fairseq_posenc.workbench.results.pictures import GRID
 
 _FEWEST_ROWS, _MOST_MAPS = 3, 16
@@ -20,8 +20,8 @@ _SEED = 0
 POSITION, DISTANCE, CHANNEL = "position", "distance j - i", "channel"
 
 
-class Table(NamedTuple):
-    """A matrix of numbers."""
+class PlottedTable(NamedTuple):
+    """A matrix of numbers to be drawn, as a picture or as curves."""
 
     title: str  # what it is and where it stands, as `query table, layer 1, head 2`
     values: Tensor  # `(rows, columns)`
@@ -32,7 +32,9 @@ class Table(NamedTuple):
 
 
 @torch.no_grad()
-def tables_of(stack: Stack, layers: Sequence[int], heads: Sequence[int]) -> list[Table]:
+def tables_of(
+    stack: PlottedStack, layers: Sequence[int], heads: Sequence[int]
+) -> list[PlottedTable]:
     """Collect the tables of a stack's input, and those of its layers and heads, counted from 0.
 
     What all layers, or all heads, share is there once. Where distances are clipped, one row stands
@@ -44,7 +46,9 @@ def tables_of(stack: Stack, layers: Sequence[int], heads: Sequence[int]) -> list
     found = []
     if (vectors := stack.vectors()) is not None:
         rows, columns = (range(size) for size in vectors.shape)
-        found = [Table("at the input", vectors, torch.tensor(rows), columns, POSITION, CHANNEL)]
+        found = [
+            PlottedTable("at the input", vectors, torch.tensor(rows), columns, POSITION, CHANNEL)
+        ]
     for layer in layers if stack.differ else layers[:1]:
         found += _term_tables(stack, layer, heads)
     if not found:
@@ -52,7 +56,9 @@ def tables_of(stack: Stack, layers: Sequence[int], heads: Sequence[int]) -> list
     return found
 
 
-def subtract_tables(tables: Sequence[Table], others: Sequence[Table]) -> list[Table]:
+def subtract_tables(
+    tables: Sequence[PlottedTable], others: Sequence[PlottedTable]
+) -> list[PlottedTable]:
     """Subtract the tables of another model.
 
     Raises:
@@ -72,7 +78,7 @@ def subtract_tables(tables: Sequence[Table], others: Sequence[Table]) -> list[Ta
     ]
 
 
-def draw_tables(tables: Sequence[Table], title: str) -> Any:
+def draw_tables(tables: Sequence[PlottedTable], title: str) -> Any:
     """Draw a Figure with a heat map for each table; white is 0.
 
     Raises:
@@ -108,7 +114,7 @@ def place_rows(rows: Tensor) -> Tensor:
         return torch.from_numpy(scaling.fit_transform(rows.detach().double().numpy()))
 
 
-def draw_map(tables: Sequence[Table], title: str) -> Any:
+def draw_map(tables: Sequence[PlottedTable], title: str) -> Any:
     """Draw a Figure with a map of each table, its rows in order joined by a line.
 
     Raises:
@@ -131,12 +137,12 @@ def draw_map(tables: Sequence[Table], title: str) -> Any:
     return figure
 
 
-def _refuse_many(tables: Sequence[Table], most: int) -> None:
+def _refuse_many(tables: Sequence[PlottedTable], most: int) -> None:
     if len(tables) > most:
         raise UserError(f"{len(tables)} tables are too many for a picture: choose --layer, --head")
 
 
-def _term_tables(stack: Stack, layer: int, heads: Sequence[int]) -> Iterator[Table]:
+def _term_tables(stack: PlottedStack, layer: int, heads: Sequence[int]) -> Iterator[PlottedTable]:
     span, terms = compute_terms(stack.layers[layer], stack.dims.max_positions)
     distances = span.distances()
     seen = distances <= (0 if stack.dims.causal else span.high)
@@ -152,11 +158,11 @@ def _term_tables(stack: Stack, layer: int, heads: Sequence[int]) -> Iterator[Tab
         for name, values, columns in _matrices(term, tensor, heads, title):
             kept, rows = _unclipped(values[seen], distances[seen])
             of_columns = CHANNEL if term.has_vectors else "head"
-            yield Table(name, kept, rows, columns, DISTANCE, of_columns)
+            yield PlottedTable(name, kept, rows, columns, DISTANCE, of_columns)
     if (counted := terms.counted_table) is not None:
         rows, columns = torch.arange(len(counted)), range(counted.size(1))
         title = f"counted table, {stack.where(layer)}"
-        yield Table(title, counted, rows, columns, "counted position", CHANNEL)
+        yield PlottedTable(title, counted, rows, columns, "counted position", CHANNEL)
 
 
 def _matrices(
@@ -173,11 +179,11 @@ def _matrices(
             yield f"{title}, head {head + 1}", tensor[head], range(tensor.size(-1))
 
 
-def _pairs(tensor: Tensor, heads: Sequence[int], title: str) -> Iterator[Table]:
+def _pairs(tensor: Tensor, heads: Sequence[int], title: str) -> Iterator[PlottedTable]:
     rows, columns = torch.arange(tensor.size(-2)), range(tensor.size(-1))
     for head in heads if tensor.size(0) > 1 else [0]:
         name = f"{title}, head {head + 1}" if tensor.size(0) > 1 else title
-        yield Table(name, tensor[head], rows, columns, "query's position", "key's position")
+        yield PlottedTable(name, tensor[head], rows, columns, "query's position", "key's position")
 
 
 def _unclipped(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

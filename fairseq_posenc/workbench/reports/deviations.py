@@ -1,4 +1,4 @@
-"""Differences between our runs and the paper's."""
+"""Lists the settings in which our runs differ from the paper's, for the results page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairseq_posenc.workbench.training import recipes
 
 _NOT_COMPARED = {"task", "criterion", "max_update", "total_num_update", "seed"}
 _NOT_COMPARED |= {"warmup_epochs", "runs"}  # which fairseq has no option for
-_GONE = "its pre-training is not known, as the checkpoint is not there"
+_NO_CHECKPOINT = "its pre-training is not known, as the checkpoint is not there"
 
 
 def differences(model: Sequence[OwnRun], recipe_name: str) -> list[str]:
@@ -22,16 +22,17 @@ def differences(model: Sequence[OwnRun], recipe_name: str) -> list[str]:
     """
     training = next((run.training for run in model if run.training is not None), None)
     if recipe_name == TRANSLATION:
-        lines = [_GONE] if training is None else _translation_lines(training)
+        lines = [_NO_CHECKPOINT] if training is None else _translation_lines(training)
         return list(dict.fromkeys([*lines, *(note for run in model for note in run.notes)]))
     recipe = recipes.pretraining(recipe_name)
-    lines = [_GONE] if training is None else _pretraining_lines(training, recipe)
+    lines = [_NO_CHECKPOINT] if training is None else _pretraining_lines(training, recipe)
     for run in model:
         lines += [*_fine_tuning_lines(run), *run.notes]
     return list(dict.fromkeys(lines))
 
 
 def _pretraining_lines(training: CheckpointFacts, recipe: recipes.Recipe) -> list[str]:
+    """List how a pre-training differs from its recipe."""
     settings, paper = training.settings, recipe.settings
     data = recipes.load()["pretraining"][recipe.name]["data"]["name"]
     start = str(training.start or "random")
@@ -40,7 +41,7 @@ def _pretraining_lines(training: CheckpointFacts, recipe: recipes.Recipe) -> lis
         lines.append(f"start: {start} (paper: {recipe.init})")
     if training.updates != paper["max_update"]:
         lines.append(f"updates: {training.updates:,} (paper: {paper['max_update']:,})")
-    batch = _batch(settings)
+    batch = _format_batch(settings)
     if batch != f"{recipe.batch:,} sequences":
         lines.append(f"batch: {batch} (paper: {recipe.batch:,} sequences)")
     lines += _setting_lines(settings, paper)
@@ -49,12 +50,13 @@ def _pretraining_lines(training: CheckpointFacts, recipe: recipes.Recipe) -> lis
 
 
 def _setting_lines(settings: dict[str, Any], paper: dict[str, Any]) -> list[str]:
+    """List the options of fairseq that have other values than the paper's."""
     lines = []
     for name in sorted(paper.keys() - _NOT_COMPARED):
         if name not in settings:
-            lines.append(f"{name}: not known (paper: {_show(paper[name])})")
-        elif _plain(settings[name]) != _plain(paper[name]):
-            lines.append(f"{name}: {_show(settings[name])} (paper: {_show(paper[name])})")
+            lines.append(f"{name}: not known (paper: {_format(paper[name])})")
+        elif _normalize(settings[name]) != _normalize(paper[name]):
+            lines.append(f"{name}: {_format(settings[name])} (paper: {_format(paper[name])})")
     return lines
 
 
@@ -62,13 +64,13 @@ def _translation_lines(training: CheckpointFacts) -> list[str]:
     settings, recipe = training.settings, recipes.load()["finetuning"]["translation"]["iwslt17"]
     return [
         f"data: {settings.get('data', 'not known')} (paper: IWSLT 2017, French to English)",
-        f"updates: {training.updates:,}, batch: {_batch(settings)} (paper: not given)",
+        f"updates: {training.updates:,}, batch: {_format_batch(settings)} (paper: not given)",
         *_setting_lines(settings, recipe["settings"]),
         f"seed: {settings.get('seed', 'not known')} (paper: the best of 3 runs)",
     ]
 
 
-def _batch(settings: dict[str, Any]) -> str:
+def _format_batch(settings: dict[str, Any]) -> str:
     """Format the batch of an update on all GPUs; fairseq takes the lesser of two limits."""
     steps = settings.get("update_freq") or [1]
     times = (steps[0] if isinstance(steps, list) else steps) * (
@@ -91,19 +93,19 @@ def _fine_tuning_lines(run: OwnRun) -> list[str]:
             ours = sorted({each[key] for each in runs if each["task"] == task})
             if paper is None or ours != sorted(paper):
                 what = f"{key.replace('_', ' ')}s"
-                lines.append(f"{task}, {what}: {_list(ours)} (paper: {_list(paper)})")
+                lines.append(f"{task}, {what}: {_join(ours)} (paper: {_join(paper)})")
     return lines
 
 
-def _list(values: Optional[Sequence[float]]) -> str:
+def _join(values: Optional[Sequence[float]]) -> str:
     return "-" if values is None else ", ".join(f"{value:g}" for value in values)
 
 
-def _show(value: Any) -> str:
+def _format(value: Any) -> str:
     return str(value[0]) if isinstance(value, list) and len(value) == 1 else str(value)
 
 
-def _plain(value: Any) -> Any:
+def _normalize(value: Any) -> Any:
     """Normalize a value: fairseq writes pairs as text, lists or tuples."""
     if isinstance(value, str) and value[:1] in "([":
         value = ast.literal_eval(value)

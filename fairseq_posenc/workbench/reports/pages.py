@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     texts = {folder / "README.md": overview(folder / "README.md")}
     texts[args.root / "docs" / "papers.md"] = papers.page()
     texts[args.root / "docs" / "choose.md"] = choosing.page(args.root / "docs" / "choose.md")
-    texts.update(yaml_files.files(args.root))
+    texts.update(yaml_files.format_all_files(args.root))
     texts.update({folder / f"{name}.md": encoding_page(name) for name in registry.names()})
     if args.check:
         for path, text in texts.items():

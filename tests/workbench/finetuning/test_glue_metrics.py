@@ -31,7 +31,7 @@ from fairseq_posenc.workbench.finetuning.glue.submission import format_predictio
 from fairseq_posenc.workbench.finetuning.glue.worker import has_collapsed, measure
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes.yaml_files import compose_file
+from fairseq_posenc.workbench.training.recipes.composing import compose_file
 
 
 @pytest.mark.parametrize("classes", [2, 3])

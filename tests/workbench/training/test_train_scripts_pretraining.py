@@ -25,7 +25,7 @@ from fairseq_posenc.transformer.options import resolve
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import yaml_files
-from fairseq_posenc.workbench.training.recipes.yaml_files import compose_file
+from fairseq_posenc.workbench.training.recipes.composing import compose_file
 from tests.helpers.commands import (
     USER_DIR,
     kill_in_training,
@@ -198,7 +198,7 @@ def test_the_yaml_file_is_the_recipe_too(name):
 
 def test_the_yaml_files_are_those_of_the_recipes():
     """None is out of date, and none is left over."""
-    texts = yaml_files.files(ROOT)
+    texts = yaml_files.format_all_files(ROOT)
     there = {*CONFIGS.glob("*.yaml"), *(ROOT / "finetune_configs").rglob("*.yaml")}
     assert there == set(texts)
     for path, text in texts.items():

@@ -71,7 +71,7 @@ def to_hf_class(
             continue
         if hf_class.until is not None and hf_class.until != version:
             return None, f"{hf_class.model} has these positions up to transformers {hf_class.until}"
-        why_not = _why_not(trained, config, layout)
+        why_not = _describe_misfit(trained, config, layout)
         if why_not:
             return None, f"{layout.heads[trained.head]} {why_not}"
         scale = config[layout.style.stack]["embed_scale"]
@@ -88,8 +88,8 @@ def encodings_of(stack: Any) -> list[Encoding]:
     return [encoding for place in places for encoding in place.each()]
 
 
-def _why_not(trained: OpenModel, config: dict[str, Any], layout: Layout) -> str:
-    """Describe what a model has that the class has not; empty if nothing."""
+def _describe_misfit(trained: OpenModel, config: dict[str, Any], layout: Layout) -> str:
+    """Describe why a class of transformers cannot hold a model; empty if it can."""
     stack = config[layout.style.stack]
     activation = layout.activations.get(trained.head)
     if activation not in (None, config["head_activation"]):
@@ -150,7 +150,7 @@ def from_hf_weights(
     Raises:
         UserError: output embeddings that are not those of the input.
     """
-    layout, hf_class = _of_config(config, model)
+    layout, hf_class = _find_class(config, model)
     found, used = {}, {*hf_class.fixed, layout.types, layout.scaled, *_tied(weights)}
     for name in wanted:
         place = _param_map(name_there(name), layout, hf_class)
@@ -180,7 +180,8 @@ def _tied(weights: dict[str, Tensor]) -> list[str]:
     return [*(second for second, _ in there), *_NOT_WEIGHTS]
 
 
-def _of_config(config: dict[str, Any], model: Any) -> tuple[Layout, HFClass]:
+def _find_class(config: dict[str, Any], model: Any) -> tuple[Layout, HFClass]:
+    """Find the class that a config.json names, and the layout of its parameters."""
     if config.get("model_type") == "fairseq_posenc":
         return Layout("fairseq_posenc", {}, ()), HFClass("", {})
     name = str((config.get("architectures") or [None])[0])

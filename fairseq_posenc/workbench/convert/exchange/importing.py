@@ -32,7 +32,7 @@ from fairseq_posenc.workbench.loading.families import build as build_model
 
 _FINE_TUNING = {"masked_lm": ("glue", "squad")}  # the tasks of a family beside its training's
 _VERSION = re.compile(r"^Written by fairseq-posenc [\w.+-]+ from", re.MULTILINE)
-_UNUSED = "encoder.lm_head."  # by fine-tuned models: an export leaves it out
+_PRETRAINING_HEAD = "encoder.lm_head."  # which fine-tuned models do not use, and exports leave out
 
 
 class Built(NamedTuple):
@@ -73,7 +73,7 @@ def build(folder: HFFolder) -> Built:
     plain = isinstance(config["model"], dict)
     values = {**(config["model"] if plain else vars(config["model"])), **given}
     _refuse_other_sizes({**values, "classes": own.get("classes")}, folder)
-    symbols = _symbols(folder)
+    symbols = _vocabulary_sizes(folder)
     with refuse_unusable_settings(str(folder.path)):
         model = build_model({**values, "_name": arch}, symbols)
         _add_head(model, own)
@@ -116,7 +116,7 @@ def _add_head(model: Any, own: dict[str, Any]) -> None:
         model.register_classification_head(str(own["head_name"]), num_classes=int(own["classes"]))
 
 
-def _symbols(folder: HFFolder) -> list[int]:
+def _vocabulary_sizes(folder: HFFolder) -> list[int]:
     """Read the number of symbols of each stack."""
     stacks = [folder.config.get(key) for key in ("encoder_stack", "decoder_stack")]
     sizes = [each.get("vocab_size") for each in stacks if isinstance(each, dict)]
@@ -129,7 +129,7 @@ def _symbols(folder: HFFolder) -> list[int]:
 def _refuse_other_sizes(values: dict[str, Any], folder: HFFolder) -> None:
     """Refuse settings of a model that is far larger than the weights, before it is built."""
     there = sum(weight.numel() for weight in folder.weights.values())
-    numbers = [size for size in _symbols(folder)]
+    numbers = _vocabulary_sizes(folder)
     for side in ("encoder", "decoder"):
         names = ("layers", "embed_dim", "ffn_embed_dim")
         sizes = [values.get(f"{side}_{name}") or 0 for name in names]
@@ -153,7 +153,7 @@ def load(folder: HFFolder, built: Built) -> dict[str, Any]:
     own: dict[str, Any] = built.model.state_dict()
     (_, stack), *_ = stacks_of(built.model)
     weights = split_query_key_value(folder.weights, stack.assembly.dims.num_heads)
-    unused = _unused(built, own)
+    unused = _list_pretraining_head(built, own)
     wanted = [name for name in own if not name.endswith(NO_WEIGHTS) and name not in unused]
     found, used = from_hf_weights(folder.config, weights, wanted, built.model)
     left = sorted(weights.keys() - used)
@@ -171,7 +171,7 @@ def load(folder: HFFolder, built: Built) -> dict[str, Any]:
     found |= {name: torch.zeros_like(own[name]) for name in unused}
     state = {**own, **found}
     built.model.load_state_dict(dict(state))  # strict, and the package's own checks
-    _restate(folder, built)
+    _adopt_trained_settings(folder, built)
     loaded = built.model.state_dict()
     if torn := [name for name in found if not torch.equal(loaded[name].cpu(), found[name])]:
         raise UserError(
@@ -181,7 +181,7 @@ def load(folder: HFFolder, built: Built) -> dict[str, Any]:
     return {**loaded, **found}
 
 
-def _unused(built: Built, own: dict[str, Any]) -> list[str]:
+def _list_pretraining_head(built: Built, own: dict[str, Any]) -> list[str]:
     """List what a fine-tuned model has of its pre-training's head, tied embeddings apart.
 
     An export leaves it out. It is zeros here: what was drawn would pass for trained.
@@ -190,12 +190,12 @@ def _unused(built: Built, own: dict[str, Any]) -> list[str]:
         return []
     head = built.model.encoder.lm_head
     tied = head.weight is built.model.encoder.sentence_encoder.embed_tokens.weight
-    names = [name for name in own if name.startswith(_UNUSED)]
-    return [name for name in names if not (tied and name == f"{_UNUSED}weight")]
+    names = [name for name in own if name.startswith(_PRETRAINING_HEAD)]
+    return [name for name in names if not (tied and name == f"{_PRETRAINING_HEAD}weight")]
 
 
-def _restate(folder: HFFolder, built: Built) -> None:
-    """Take over the length that the weights were trained at, the dictionary and the language.
+def _adopt_trained_settings(folder: HFFolder, built: Built) -> None:
+    """Take over from the folder the trained length, the dictionary and the language.
 
     Raises:
         UserError: what they were trained for is not what the folder's settings are.

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 Names = tuple[tuple[str, str], ...]
 
 
-class Style(NamedTuple):
-    """How the layers of a family of model classes are."""
+class LayerStyle(NamedTuple):
+    """What a family of model classes calls the settings of its layers, and which it must have."""
 
     stack: str  # `encoder_stack` or `decoder_stack`
     sizes: Mapping[str, str]  # fields of a `StackConfig`, and what they are called there
@@ -25,7 +25,7 @@ _COMMON = {
     "num_heads": "num_attention_heads",
     "num_layers": "num_hidden_layers",
 }
-BERT = Style(
+BERT = LayerStyle(
     "encoder_stack",
     {
         **_COMMON,
@@ -43,7 +43,7 @@ BERT = Style(
     },
     {"layer_norm_eps": EPSILON},
 )
-OPT = Style(
+OPT = LayerStyle(
     "decoder_stack",
     {
         **_COMMON,
@@ -55,7 +55,7 @@ OPT = Style(
     {"embedding_norm": False, "norm_before": True, "final_norm": True, "activation_dropout": 0.0},
     {"do_layer_norm_before": True, "tie_word_embeddings": False},
 )
-GPT_NEOX = Style(
+GPT_NEOX = LayerStyle(
     "decoder_stack",
     {
         **_COMMON,
@@ -81,7 +81,7 @@ class Layout(NamedTuple):
     names: Names  # beginnings of names, ours and theirs, with `{}` for the number of the layer
     # those that heads of theirs have, whatever the layers have
     activations: Mapping[str, str] = MappingProxyType({})
-    style: Style = BERT  # of the layers
+    style: LayerStyle = BERT  # of the layers
     types: str = ""  # name of a table of token types, which are all one type: zeros
     # name of the input embeddings with their factor, where those of the output have none
     scaled: str = ""

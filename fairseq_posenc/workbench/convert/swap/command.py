@@ -16,9 +16,13 @@ from fairseq_posenc.workbench.convert.start_checkpoint import (
     fresh_training_state,
     refuse_existing_output,
 )
-from fairseq_posenc.workbench.convert.swap.new_model import Choice, Target, target
+from fairseq_posenc.workbench.convert.swap.new_model import Choice, NewModel, build_new_model
 from fairseq_posenc.workbench.convert.swap.position_parameters import RULES
-from fairseq_posenc.workbench.convert.swap.weights import Start, match, without_layout
+from fairseq_posenc.workbench.convert.swap.weights import (
+    StartWeights,
+    transfer_weights,
+    with_default_layouts,
+)
 from fairseq_posenc.workbench.loading.checkpoints import write_state
 from fairseq_posenc.workbench.loading.families import stacks_of
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
@@ -75,31 +79,32 @@ def run(options: argparse.Namespace) -> int:
     source = read_pretrained(
         options.checkpoint, "--checkpoint", with_weights=True, any_family=not options.arch
     )
-    return _write(choice if options.arch else choice.of(source), source, options, out)
+    return _write(choice if options.arch else choice.fill_from(source), source, options, out)
 
 
 def _write(choice: Choice, source: Pretrained, options: argparse.Namespace, out: Path) -> int:
-    new = target(choice, source, options.seed)
-    start = match(source, new.model, options.extend)
-    same = _same(source, new) if start.permuted else ""
+    new = build_new_model(choice, source, options.seed)
+    start = transfer_weights(source, new.model, options.extend)
+    same = _describe_equality(source, new) if start.permuted else ""
     settings: Any = OmegaConf.to_container(source.settings, resolve=True, enum_to_str=True)
     is_plain = source.family.name == "causal_lm"  # of those that have a dataclass
     settings["model"] = new.values if is_plain else argparse.Namespace(**new.values)
     write_state(fresh_training_state(settings, start.weights), out)
-    print("\n".join([*_account(source, start, same), *_ways_on(source, new, out)]))
+    lines = [*_describe_parameters(source, start, same), *_describe_training(source, new, out)]
+    print("\n".join(lines))
     return 0
 
 
-def _same(source: Pretrained, new: Target) -> str:
-    """Say how equal a model is to its source, if only the layouts of rotations differ.
+def _describe_equality(source: Pretrained, new: NewModel) -> str:
+    """Compare a model with its source on random sentences, if only layouts of rotations differ.
 
     Raises:
         UserError: not as equal as rounding leaves it.
     """
-    old = target(Choice().of(source), source, seed=1)
-    match(source, old.model, None)
+    old = build_new_model(Choice().fill_from(source), source, seed=1)
+    transfer_weights(source, old.model, None)
     stacks = zip(stacks_of(old.model), stacks_of(new.model))
-    if any(_meaning(one) != _meaning(other) for (_, one), (_, other) in stacks):
+    if any(_without_layouts(one) != _without_layouts(other) for (_, one), (_, other) in stacks):
         return ""
     difference = largest_difference(old.model, new.model)
     if difference > ALLOWED:
@@ -110,13 +115,13 @@ def _same(source: Pretrained, new: Target) -> str:
     return f"; on random sentences all scores are equal to {difference:.0e} of the largest one"
 
 
-def _meaning(stack: Any) -> str:
+def _without_layouts(stack: Any) -> str:
     """Describe what a stack's weights are for, whatever the layout of its rotation."""
-    return str(stack.identity._replace(positions=str(without_layout(stack.assembly.spec))))
+    return str(stack.identity._replace(positions=str(with_default_layouts(stack.assembly.spec))))
 
 
-def _account(source: Pretrained, start: Start, same: str) -> list[str]:
-    """List what became of the source's parameters, in lines."""
+def _describe_parameters(source: Pretrained, start: StartWeights, same: str) -> list[str]:
+    """Describe what became of the source's parameters, in lines."""
     stacks = []
     for side, spec in source.specs.items():
         layers, width = (getattr(source.args, f"{side}_{n}") for n in ("layers", "embed_dim"))
@@ -138,8 +143,8 @@ def _account(source: Pretrained, start: Start, same: str) -> list[str]:
     return lines
 
 
-def _ways_on(source: Pretrained, new: Target, out: Path) -> list[str]:
-    """Say what was written, and how a training goes on from it."""
+def _describe_training(source: Pretrained, new: NewModel, out: Path) -> list[str]:
+    """Describe what was written, and the command that trains from it."""
     positions = resolve(argparse.Namespace(**new.values))
     family, settings = source.family, source.settings
     words = ["--task", family.task]

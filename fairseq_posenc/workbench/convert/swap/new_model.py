@@ -1,4 +1,4 @@
-"""The model that starts: the source's size and options, with other positions."""
+"""Builds the new model: the source's size and options, with other positions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIZES = (
 
 
 class Choice(NamedTuple):
-    """What the user wants."""
+    """What the user asked of the new model."""
 
     position_encoding: Optional[str] = None  # spec; None for the architecture's
     position_encoding_decoder: Optional[str] = None  # of the decoder, None for the same
@@ -33,7 +33,7 @@ class Choice(NamedTuple):
     max_positions: Optional[int] = None  # of the tables; None for the source's
     arch: Optional[str] = None  # architecture; None for the one that takes the fewest options
 
-    def of(self, source: Pretrained) -> Choice:
+    def fill_from(self, source: Pretrained) -> Choice:
         """Fill in the source's positions and directions where the user names none."""
         encoding, decoder = self.position_encoding, self.position_encoding_decoder
         if encoding is None:
@@ -47,16 +47,16 @@ class Choice(NamedTuple):
         )
 
 
-class Target(NamedTuple):
-    """The model that starts."""
+class NewModel(NamedTuple):
+    """The model that a training starts from, and how fairseq-train builds it."""
 
     values: dict[str, Any]  # its options, complete
     training: list[str]  # those with which fairseq-train builds the same
     model: Any  # built, its parameters drawn
 
 
-def target(choice: Choice, source: Pretrained, seed: int) -> Target:
-    """Build the model that starts, its parameters drawn from a seed.
+def build_new_model(choice: Choice, source: Pretrained, seed: int) -> NewModel:
+    """Build the new model, its parameters drawn from a seed.
 
     Raises:
         UserError: an unknown architecture, one of another size, fewer positions, or positions that
@@ -67,15 +67,15 @@ def target(choice: Choice, source: Pretrained, seed: int) -> Target:
     named = [choice.arch] if choice.arch else _architectures(choice, source)
     found = []
     for arch in named:
-        values = _values(arch, choice, source)
+        values = _collect_options(arch, choice, source)
         found.append((_training_options(arch, values, source), values))
     training, values = min(found, key=lambda each: len(each[0]))
     torch.manual_seed(seed)
-    return Target(values, training, build(values, source.sizes))
+    return NewModel(values, training, build(values, source.sizes))
 
 
 def _architectures(choice: Choice, source: Pretrained) -> list[str]:
-    """List those that are named after the positions, or ``none`` if there is none."""
+    """List the architectures named after the positions, or ``none`` if there is none."""
     assert choice.position_encoding is not None
     name = parse(choice.position_encoding).items[0].name
     stems = [f"{source.family.stem}{each}" for each in (name, "none")]
@@ -83,14 +83,14 @@ def _architectures(choice: Choice, source: Pretrained) -> list[str]:
     return [arch for suffix in SUFFIXES if (arch := f"{stem}{suffix}") in ARCH_MODEL_REGISTRY]
 
 
-def _values(arch: str, choice: Choice, source: Pretrained) -> dict[str, Any]:
+def _collect_options(arch: str, choice: Choice, source: Pretrained) -> dict[str, Any]:
     """Collect the options of a model: the user's, the source's, the architecture's, in this order.
 
     Raises:
         UserError: fewer positions than the source's.
     """
     own = {*PositionConfig.__dataclass_fields__, "encoder_embed_path", "decoder_embed_path"}
-    known = _defaults(arch, source)
+    known = _model_defaults(arch, source)
     kept = {name: value for name, value in vars(source.args).items() if name not in own}
     chosen = {name: value for name, value in choice._asdict().items() if value is not None}
     wanted = chosen.pop("max_positions", 0)
@@ -106,7 +106,7 @@ def _values(arch: str, choice: Choice, source: Pretrained) -> dict[str, Any]:
     return {**known, **kept, **chosen, **names}
 
 
-def _defaults(arch: str, source: Pretrained) -> dict[str, Any]:
+def _model_defaults(arch: str, source: Pretrained) -> dict[str, Any]:
     """Look up the options of an architecture's model, with their defaults."""
     found = defaults(arch, source.family.task)["model"]
     own = vars(PositionConfig())  # which fairseq does not fill in
@@ -119,7 +119,7 @@ def _defaults(arch: str, source: Pretrained) -> dict[str, Any]:
 
 def _training_options(arch: str, values: dict[str, Any], source: Pretrained) -> list[str]:
     """List the options that an architecture does not set by itself."""
-    by_name, words = _defaults(arch, source), ["--arch", arch]
+    by_name, words = _model_defaults(arch, source), ["--arch", arch]
     for option in model_options(arch):
         value = values.get(option.dest)
         if value in (None, by_name.get(option.dest)) or option.dest in NOT_THE_MODEL:

@@ -1,4 +1,4 @@
-"""Where a position parameter of the start is from: one of the source, made longer, or nowhere."""
+"""Finds the source's values for a position parameter of the new model, and lengthens tables."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import Spec
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 
-Rule = Literal["copy", "interpolate"]
+LengthRule = Literal["copy", "interpolate"]
 RULES: dict[str, str] = {
     "copy": "repeats the table from its first row",
     "interpolate": "stretches it, so that the positions between come from their neighbours",
 }
-_FREE = ("max_distance", "scale_factor")  # options that leave a parameter's meaning as it is
+_FREE_OPTIONS = ("max_distance", "scale_factor")  # that leave a parameter's meaning as it is
 
 
-def lengthened(table: Tensor, before: int, rows: int, rule: Rule) -> Tensor:
+def lengthen_table(table: Tensor, before: int, rows: int, rule: LengthRule) -> Tensor:
     """Lengthen a table ``(n, C)`` to ``(rows, C)`` by a rule.
 
     Its first rows, ``before``, belong to no position, and stay.
@@ -48,25 +48,25 @@ class StackPair(NamedTuple):
     positions: tuple[int, ...]  # how many the source has
 
 
-def find(
+def find_source_values(
     name: str,
     drawn: Tensor,
-    theirs: Mapping[str, Tensor],
+    source_weights: Mapping[str, Tensor],
     source: Pretrained,
     stack: StackPair,
-    extend: Optional[Rule],
+    extend: Optional[LengthRule],
 ) -> tuple[Optional[Tensor], str]:
     """Find the source's values for a position parameter, None if it has none; and the note."""
-    if name not in theirs:
+    if name not in source_weights:
         return None, ""
     if changed := _changed_options(name, stack.spec, stack.module.assembly.spec):
         return None, f", as the source has other options: {changed}"
-    old, origin = theirs[name], original(name, source)
+    old, origin = source_weights[name], name_in_source(name, source)
     if origin.endswith(STOCK_TABLE):
         origin += f"[{STOCK_OFFSET}:]"
     if old.shape == drawn.shape:
         return old, f" from {origin}"
-    longer = _extended(name, old, stack)
+    longer = _repeat_ends(name, old, stack)
     if longer.shape == drawn.shape:
         return longer.clone(), f" from {origin}, {old.size(1)} rows: its ends are repeated"
     # Rows that belong to no position stand before the others.
@@ -75,11 +75,11 @@ def find(
         return None, f", as the source's is {tuple(old.shape)}"
     if extend is None:
         raise UserError(_ask_for_rule(name, old, drawn))
-    longer = lengthened(old, before, drawn.size(0), extend)
+    longer = lengthen_table(old, before, drawn.size(0), extend)
     return longer, f" from {origin}, {old.size(0)} rows: --extend {extend} {RULES[extend]}"
 
 
-def _extended(name: str, old: Tensor, stack: StackPair) -> Tensor:
+def _repeat_ends(name: str, old: Tensor, stack: StackPair) -> Tensor:
     """Repeat the ends of a table by distance; any other parameter stays as it is."""
     before, _, after = f".{name.removeprefix(stack.prefix)}".rpartition(OWN)
     encoding, _, parameter = after.partition(".")
@@ -96,7 +96,7 @@ def _changed_options(name: str, old: Spec, new: Spec) -> str:
             for item in spec.items
             if item.name == encoding
             for option in item.options
-            if option[0] not in _FREE and option[1] is not False
+            if option[0] not in _FREE_OPTIONS and option[1] is not False
         }
         for spec in (old, new)
     )
@@ -111,7 +111,7 @@ def _ask_for_rule(name: str, old: Tensor, drawn: Tensor) -> str:
     )
 
 
-def original(name: str, source: Pretrained) -> str:
+def name_in_source(name: str, source: Pretrained) -> str:
     """Name a position parameter as the source's file does, which fairseq may have written."""
     stock = name.replace(".encodings.learned.table.weight", ".weight")
     oldest = [f"decoder.{each.partition('.')[2]}" for each in (name, stock)]

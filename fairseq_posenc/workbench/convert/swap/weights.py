@@ -1,4 +1,4 @@
-"""Gives the start the weights of the source, and says what became of each position parameter."""
+"""Transfers the weights of the source to the new model, and says what became of each position."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import Item, Layer, Spec
 from fairseq_posenc.workbench.convert.swap.position_parameters import (
-    Rule,
+    LengthRule,
     StackPair,
-    find,
-    original,
+    find_source_values,
+    name_in_source,
 )
 from fairseq_posenc.workbench.loading.families import stacks_of
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 
 
-class Start(NamedTuple):
-    """The start's parameters, and an account of them."""
+class StartWeights(NamedTuple):
+    """The new model's parameters, and where they are from."""
 
     weights: dict[str, Tensor]  # all parameters by name
     kept: list[str]  # names of the source's parameters beside positions, as they are there
@@ -37,8 +37,8 @@ class Start(NamedTuple):
     heads: list[str]
 
 
-def match(source: Pretrained, model: Any, extend: Optional[Rule]) -> Start:
-    """Give a model the source's weights.
+def transfer_weights(source: Pretrained, model: Any, extend: Optional[LengthRule]) -> StartWeights:
+    """Load the source's weights into a model that may have other positions.
 
     Args:
         source: the trained model.
@@ -48,35 +48,35 @@ def match(source: Pretrained, model: Any, extend: Optional[Rule]) -> Start:
     Raises:
         UserError: the rest of the parameters is not the model's, or a table would be longer.
     """
-    stacks = _stacks(source, model)
-    theirs, heads = _as_now(source, model)
+    stacks = _pair_stacks(source, model)
+    source_weights, heads = _rename_for_this_fairseq(source, model)
     own = dict(model.state_dict())
-    kept = [name for name in theirs if not _is_apart(name)]
-    shared = {name: value for name, value in own.items() if not _is_apart(name)}
-    _refuse_other_parameters(source, {name: theirs[name] for name in kept}, shared)
-    weights = {**own, **{name: theirs[name] for name in kept}}
+    kept = [name for name in source_weights if not _is_position_or_id(name)]
+    shared = {name: value for name, value in own.items() if not _is_position_or_id(name)}
+    _refuse_other_parameters(source, {name: source_weights[name] for name in kept}, shared)
+    weights = {**own, **{name: source_weights[name] for name in kept}}
     permuted = {}
     for stack in stacks:
-        permuted.update(reordered(stack.prefix, stack.module, stack.spec, weights))
-        weights[f"{stack.prefix}{KEY}"] = _identity(stack, theirs).to_tensor()
+        permuted.update(permute_queries_and_keys(stack.prefix, stack.module, stack.spec, weights))
+        weights[f"{stack.prefix}{KEY}"] = _combine_identities(stack, source_weights).to_tensor()
     accounts = []
     for name in filter(_is_position, own):
         stack = next(each for each in stacks if name.startswith(each.prefix))
-        found, note = find(name, own[name], theirs, source, stack, extend)
+        found, note = find_source_values(name, own[name], source_weights, source, stack, extend)
         weights[name] = own[name] if found is None else found
         fate = "new" if found is None else "mapped"
         accounts.append(f"{name} {tuple(own[name].shape)}: {fate}{note}")
-    for name in theirs:
+    for name in source_weights:
         if _is_position(name) and name not in own:
-            there = original(name, source)
+            there = name_in_source(name, source)
             accounts.append(f"{there} {tuple(source.weights[there].shape)}: dropped")
     weights.update(permuted)
     model.load_state_dict(dict(weights))  # strict: fairseq's own check of names and shapes
     still = [name for name in kept if name not in permuted]
-    return Start(weights, still, list(permuted), accounts, heads)
+    return StartWeights(weights, still, list(permuted), accounts, heads)
 
 
-def _stacks(source: Pretrained, model: Any) -> list[StackPair]:
+def _pair_stacks(source: Pretrained, model: Any) -> list[StackPair]:
     names = {id(module): name for name, module in model.named_modules()}
     more = getattr(model, "positions_for_bos", 0)  # its tables may have room for <s> already
     return [
@@ -90,7 +90,7 @@ def _stacks(source: Pretrained, model: Any) -> list[StackPair]:
     ]
 
 
-def _as_now(source: Pretrained, model: Any) -> tuple[dict[str, Tensor], list[str]]:
+def _rename_for_this_fairseq(source: Pretrained, model: Any) -> tuple[dict[str, Tensor], list[str]]:
     """Rename the source's weights as today's fairseq does; list what has no stack."""
     heads = [n for n in source.weights if not n.startswith(("encoder.", "decoder."))]
     weights = {name: value for name, value in source.weights.items() if name not in heads}
@@ -103,17 +103,17 @@ def _is_position(name: str) -> bool:
     return is_position_parameter(name) or name.endswith(STOCK_SINUSOIDS)
 
 
-def _is_apart(name: str) -> bool:
+def _is_position_or_id(name: str) -> bool:
     return _is_position(name) or is_identity(name)
 
 
-def _identity(stack: StackPair, theirs: Mapping[str, Tensor]) -> Identity:
+def _combine_identities(stack: StackPair, source_weights: Mapping[str, Tensor]) -> Identity:
     """Combine the settings of the source's weights with the positions of the start.
 
     Of encodings that the source had, what depends on the trained length, such as a scaling's ramp,
     is to be for the length that was trained.
     """
-    state, now = theirs.get(f"{stack.prefix}{KEY}"), stack.module.identity
+    state, now = source_weights.get(f"{stack.prefix}{KEY}"), stack.module.identity
     old = None if state is None else Identity.from_tensor(state)
     if old is not None:
         now = now._replace(weight_settings=old.weight_settings)
@@ -127,13 +127,13 @@ def _identity(stack: StackPair, theirs: Mapping[str, Tensor]) -> Identity:
 
 
 def _refuse_other_parameters(
-    source: Pretrained, theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]
+    source: Pretrained, source_weights: Mapping[str, Tensor], own: Mapping[str, Tensor]
 ) -> None:
-    both = theirs.keys() & own.keys()
+    both = source_weights.keys() & own.keys()
     for names, what in (
         (own.keys() - both, "lacks"),
-        (theirs.keys() - both, "holds, unlike the start,"),
-        ({name for name in both if theirs[name].shape != own[name].shape}, "has other sizes in"),
+        (source_weights.keys() - both, "holds, unlike the start,"),
+        ({n for n in both if source_weights[n].shape != own[n].shape}, "has other sizes in"),
     ):
         if names:
             raise UserError(
@@ -142,7 +142,7 @@ def _refuse_other_parameters(
             )
 
 
-def reordered(
+def permute_queries_and_keys(
     prefix: str, stack: Any, old: Spec, weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Reorder the weights of a stack's queries and keys for its layout of pairs, if it is another.
@@ -165,7 +165,7 @@ def reordered(
         attentions.append("encoder_attn")
     found = {}
     for layer in range(len(stack.layers)):
-        before, now = (_rotary(each, layer, dims) for each in (old, spec))
+        before, now = (_build_rotary(each, layer, dims) for each in (old, spec))
         if before is None or now is None or before.rotated != now.rotated:
             continue
         if before.layout == now.layout:
@@ -179,7 +179,7 @@ def reordered(
     return found
 
 
-def without_layout(spec: Spec) -> Spec:
+def with_default_layouts(spec: Spec) -> Spec:
     """Give each rotation of a spec the layout that is its default."""
 
     def plain(layer: Layer) -> Layer:
@@ -191,7 +191,7 @@ def without_layout(spec: Spec) -> Spec:
     return Spec(plain(spec.whole), layers).keep(range(len(layers)))
 
 
-def _rotary(spec: Spec, layer: int, dims: Dims) -> Optional[Rope]:
+def _build_rotary(spec: Spec, layer: int, dims: Dims) -> Optional[Rope]:
     """Build the rotary encoding of a layer, if it has one."""
     for item in spec.keep([layer]).items:
         if issubclass(registry.get(item.name), Rope):

@@ -42,7 +42,7 @@ class Round(NamedTuple):
     @property
     def able(self) -> list[SeedAggregate]:
         """Those that did not diverge, and can be read."""
-        return [each for each in self.models if not each.diverged and each.is_read]
+        return [each for each in self.models if not each.diverged and each.has_perplexity]
 
     @property
     def kept(self) -> list[Variant]:
@@ -86,7 +86,7 @@ class Halving:
 
         What a training's own time does not explain is starting up, validating and measuring.
         """
-        outcomes = [each for model in last.models for each in model.ended]
+        outcomes = [each for model in last.models for each in model.undiverged]
         if not outcomes:
             return 0
         each = sum(outcome.seconds for outcome in outcomes) / len(outcomes) / last.updates
@@ -129,4 +129,4 @@ def _rank(settings: TextSettings, facts: Outputs) -> list[SeedAggregate]:
         Outcome(run, {"perplexity": perplexity}, seconds=seconds, diverged=diverged)
         for run, (perplexity, seconds, diverged) in zip(settings.runs, facts["outcomes"])
     ]
-    return sorted(aggregate(outcomes), key=lambda each: each.order)
+    return sorted(aggregate(outcomes), key=lambda each: each.sort_key)

@@ -24,8 +24,8 @@ def record(results: TextResults) -> Record:
             "position_encoding": model.variant.position_encoding,
             "attention_directions": model.variant.directions,
             "updates": settings.updates,
-            "position_parameters": model.ended[0].figures["position_parameters"]
-            if model.ended
+            "position_parameters": model.undiverged[0].figures["position_parameters"]
+            if model.undiverged
             else None,
             "lr": model.lr,
             "seeds": len(model.outcomes),

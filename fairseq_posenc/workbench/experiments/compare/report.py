@@ -137,14 +137,14 @@ def table(results: TextResults) -> str:
 
 def _row(model: SeedAggregate, settings: TextSettings) -> tuple[str, ...]:
     def mean(figure: Callable[[Outcome], float], show: Callable[[float], str]) -> str:
-        return show(fmean(map(figure, model.ended))) if model.ended else "-"
+        return show(fmean(map(figure, model.undiverged))) if model.undiverged else "-"
 
     seeds, wanted = len(model.outcomes), len(settings.seeds)
     return (
         f"`{model.variant.name}`",
         mean(lambda each: each.figures["position_parameters"], "{:,.0f}".format),
         *(model.lr, str(seeds) if seeds == wanted else f"{seeds} of {wanted}", model.show(2)),
-        ", ".join(f"{each.perplexity:,.1f}" for each in model.ended) or "-",
+        ", ".join(f"{each.perplexity:,.1f}" for each in model.undiverged) or "-",
         mean(lambda each: each.curve.speed, "{:,.0f}".format),
         mean(lambda each: each.seconds, format_time),
     )

@@ -49,7 +49,7 @@ class TaskExperiment(Experiment[TaskSettings]):
         splits = ",".join(name_test_splits(tasks.get(run.case), settings.lengths))
         options = (*TASKS[settings.family], "--valid-subset", splits, *KEEP_ALL)
         measure = validate_command(test.folder, settings.folder(run), *options)
-        return self._trial(run, train)._replace(measure=measure, read=parse_accuracies)
+        return self._build_trial(run, train)._replace(measure=measure, read=parse_accuracies)
 
     def _stages(self, task: str) -> tuple[Stage, Stage]:
         """Build the stages of the training and of the test data."""

@@ -144,8 +144,8 @@ def combine_windows(
     return Prediction(name, list(texts.values())[:NBEST], min(each.null for each in scored))
 
 
-class Input(NamedTuple):
-    """A window with the number of its question."""
+class QuestionWindow(NamedTuple):
+    """A window of a context, with the number of its question."""
 
     question: int
     window: Window
@@ -200,7 +200,7 @@ class Predictor:
             The predictions in the order of the questions.
         """
         inputs = [
-            Input(number, window)
+            QuestionWindow(number, window)
             for number, question in enumerate(questions)
             for window in self.encoder.windows(question)
         ]
@@ -231,9 +231,9 @@ def _has_head(state: State) -> bool:
     return any(name.startswith("span_head.") for name in state["model"])
 
 
-def _batches(inputs: Sequence[Input], max_tokens: int) -> Iterator[list[Input]]:
+def _batches(inputs: Sequence[QuestionWindow], max_tokens: int) -> Iterator[list[QuestionWindow]]:
     """Batch windows of similar length, the longest first: if memory runs out, it does so early."""
-    batch: list[Input] = []
+    batch: list[QuestionWindow] = []
     for item in sorted(inputs, key=lambda item: -len(item.window.tokens)):
         if batch and (len(batch) + 1) * len(batch[0].window.tokens) > max_tokens:
             yield batch

@@ -27,7 +27,7 @@ from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Stage
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes.yaml_files import compose_file
+from fairseq_posenc.workbench.training.recipes.composing import compose_file
 
 WARM_UP = 0.06  # of all updates (RoBERTa, arXiv:1907.11692, table 10)
 # Keeps hydra from writing a second log.

@@ -1,14 +1,12 @@
-"""The YAML files of ``train_scripts/configs`` and ``finetune_configs``.
+"""Writes the YAML files of ``train_scripts/configs`` and ``finetune_configs`` from the recipes.
 
-They are written from the recipes, and composed as ``fairseq-hydra-train`` does. fairseq's
-dataclasses say in which section an option stands.
+fairseq's dataclasses say in which section of a file an option stands.
 """
 
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,36 +16,25 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
 from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig
 
 from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS, Task
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import TRANSLATION, Recipe, largest_share
 
-try:
-    from hydra import compose, initialize_config_dir
-
-    _RULES = {"version_base": "1.1"}
-except ImportError:  # the hydra 1.0 that the official fairseq asks for
-    from hydra.experimental import compose, initialize_config_dir  # type: ignore[assignment]
-
-    _RULES = {}
-
 MISSING = "???"
-_CHOICES = {
+_REGISTRIES = {
     "task": TASK_DATACLASS_REGISTRY,
     "criterion": CRITERION_DATACLASS_REGISTRY,
     "optimizer": OPTIMIZER_DATACLASS_REGISTRY,
     "lr_scheduler": LR_SCHEDULER_DATACLASS_REGISTRY,
 }
-_FIXED = ("common", "distributed_training", "dataset", "optimization", "checkpoint")
-_ORDER = (
+_COMMON_SECTIONS = ("common", "distributed_training", "dataset", "optimization", "checkpoint")
+_SECTIONS = (
     *("common", "task", "criterion", "model", "distributed_training", "dataset"),
     *("optimizer", "lr_scheduler", "optimization", "checkpoint"),
 )
-_WHY = {
+_COMMENTS = {
     "data": "full path; several joined by colons",
     "required_batch_size_multiple": "or fairseq drops the end of an epoch",
     "skip_invalid_size_inputs_valid_test": "sentences of more than 512 tokens; the log counts them",
@@ -89,10 +76,10 @@ def _shared_entries(mappings: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _format_yaml(configuration: Configuration, options: Mapping[str, Any]) -> str:
     """Format some options of a configuration as YAML."""
-    sections: dict[str, list[str]] = {name: [] for name in _ORDER}
+    sections: dict[str, list[str]] = {name: [] for name in _SECTIONS}
     for option, value in options.items():
         section, name = _find_section(option, configuration.options)
-        note = configuration.notes.get(option) or _WHY.get(option)
+        note = configuration.notes.get(option) or _COMMENTS.get(option)
         line = f"  {name}: {value if isinstance(value, str) else json.dumps(value)}"
         sections[section].append(f"{line} # {note}" if note else line)
     lines = [f"# {line}".rstrip() for line in configuration.head]
@@ -109,10 +96,10 @@ def _find_section(option: str, options: Mapping[str, Any]) -> tuple[str, str]:
     """Find the section of fairseq's configuration that has an option, and its name there."""
     if option == "arch":
         return "model", "_name"
-    if option in _CHOICES:
+    if option in _REGISTRIES:
         return option, "_name"
-    sections = {name: getattr(FairseqConfig(), name) for name in _FIXED}
-    sections.update({name: known.get(options.get(name)) for name, known in _CHOICES.items()})
+    sections = {name: getattr(FairseqConfig(), name) for name in _COMMON_SECTIONS}
+    sections.update({name: known.get(options.get(name)) for name, known in _REGISTRIES.items()})
     for name, chosen in sections.items():
         if chosen and option in {field.name for field in fields(chosen)}:
             return name, option
@@ -121,23 +108,23 @@ def _find_section(option: str, options: Mapping[str, Any]) -> tuple[str, str]:
 
 _PLUGIN = {"user_dir": "fairseq_posenc", "data": MISSING}
 _NOT_GIVEN = "not in the paper"
-_NO_OPTIONS = {"seeds", "warmup_ratio", "doc_stride", "max_answer_length", "n_best"}
-_MADE = "Made by `make docs` from the recipes."
+_NOT_OF_FAIRSEQ = {"seeds", "warmup_ratio", "doc_stride", "max_answer_length", "n_best"}
+_NOTE = "Made by `make docs` from the recipes."
 
 
-def files(root: Path) -> dict[Path, str]:
+def format_all_files(root: Path) -> dict[Path, str]:
     """Format every file below ``train_scripts/configs`` and ``finetune_configs``."""
     training, finetuning = root / "train_scripts" / "configs", root / "finetune_configs"
     squad = recipes.load()["finetuning"]["squad"]["m4m"]
-    others = {f"squad{v.replace('.', '')}": _for_squad(squad, v) for v in squad["versions"]}
-    others[TRANSLATION] = _for_training(recipes.training(TRANSLATION), "finetune_configs")
+    others = {f"squad{v.replace('.', '')}": _configure_squad(squad, v) for v in squad["versions"]}
+    others[TRANSLATION] = _configure_training(recipes.training(TRANSLATION), "finetune_configs")
     glue = {
-        config_name(protocol, task): _for_glue(protocol, task)
+        config_name(protocol, task): _configure_glue(protocol, task)
         for protocol in PROTOCOLS
         for task in TASKS.values()
     }
     pretraining = {
-        name: _for_training(recipes.training(name), "train_scripts/configs")
+        name: _configure_training(recipes.training(name), "train_scripts/configs")
         for name in recipes.load()["pretraining"]
     }
     return {
@@ -152,7 +139,7 @@ def config_name(protocol: str, task: Task) -> str:
     return f"{protocol}_{task.name.lower().replace('-', '')}"
 
 
-def _for_training(recipe: Recipe, folder: str) -> Configuration:
+def _configure_training(recipe: Recipe, folder: str) -> Configuration:
     gpus = recipe.hardware.get("gpus", 1)
     each = largest_share(recipe.batch, gpus, recipe.per_gpu)
     assert each is not None
@@ -211,7 +198,7 @@ def _head_comment(recipe: Recipe, folder: str, gpus: int) -> list[str]:
         remarks.append(f"N is {epochs} times the updates of an epoch, which that command tells.")
     return [
         f"{recipe.title} ({_cite(recipe.source)}{recipe.where}).",
-        f"As `fairseq-posenc train-recipe {recipe.name}` on {gpus} GPU{'s' * (gpus > 1)}. {_MADE}",
+        f"As `fairseq-posenc train-recipe {recipe.name}` on {gpus} GPU{'s' * (gpus > 1)}. {_NOTE}",
         "",
         f"  fairseq-hydra-train --config-dir {folder} --config-name {recipe.name} \\",
         f"      task.data=$PWD/data-bin/text {' '.join(changes)}",
@@ -224,7 +211,7 @@ def _cite(source: str) -> str:
     return f"arXiv:{paper['arxiv']}, " if paper["arxiv"] else ""
 
 
-def _for_glue(protocol: str, task: Task) -> Configuration:
+def _configure_glue(protocol: str, task: Task) -> Configuration:
     recipe = recipes.load()["finetuning"]["glue"][protocol]
     own = {
         **recipe["not_given"],
@@ -239,7 +226,7 @@ def _for_glue(protocol: str, task: Task) -> Configuration:
         "lr": rates[:1],
         "max_update": own.pop("total_num_update", 0),
         "warmup_updates": 0,
-        **{name: value for name, value in own.items() if name not in _NO_OPTIONS},
+        **{name: value for name, value in own.items() if name not in _NOT_OF_FAIRSEQ},
         "best_checkpoint_metric": recipe["metrics"][task.name],
     }
     if len(task.valid_splits) > 1:
@@ -254,12 +241,12 @@ def _for_glue(protocol: str, task: Task) -> Configuration:
         notes["warmup_updates"] = f"to be given: {own['warmup_ratio']:.0%} of max_update"
     head = [
         f"GLUE, {task.name}: the protocol of {_cite(recipe['source'])}{recipe['where']}.",
-        _MADE,
+        _NOTE,
     ]
     return Configuration(head, options, notes, "shared")
 
 
-def _for_squad(recipe: dict[str, Any], version: str) -> Configuration:
+def _configure_squad(recipe: dict[str, Any], version: str) -> Configuration:
     own = {**recipe["settings"], **recipe["not_given"]}
     batch, each = own.pop("batch_size"), recipe["per_gpu"]
     del own["max_positions"]  # the windows', which are the data's
@@ -268,7 +255,7 @@ def _for_squad(recipe: dict[str, Any], version: str) -> Configuration:
         **{"arch": MISSING, "task": "squad", "criterion": "squad", "distributed_world_size": 1},
         **recipes.housekeeping("squad"),
         "seed": own["seeds"][0],
-        **{name: value for name, value in own.items() if name not in _NO_OPTIONS},
+        **{name: value for name, value in own.items() if name not in _NOT_OF_FAIRSEQ},
         **{"batch_size": each, "update_freq": [batch // each]},
         **dict.fromkeys(
             ("max_update", "warmup_updates", "save_dir", "finetune_from_model"), MISSING
@@ -283,27 +270,10 @@ def _for_squad(recipe: dict[str, Any], version: str) -> Configuration:
     }
     name = f"squad{version.replace('.', '')}"
     head = [
-        f"SQuAD {version} ({_cite(recipe['source'])}{recipe['where']}). {_MADE}",
+        f"SQuAD {version} ({_cite(recipe['source'])}{recipe['where']}). {_NOTE}",
         "",
         f"  fairseq-posenc squad train --checkpoint pretrained.pt --data data-bin/{name} --out DIR",
         "",
         "fills in all that is missing here, and shares the batch between several GPUs.",
     ]
     return Configuration(head, options, notes)
-
-
-def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
-    """Compose the configuration of a file and of those that it names.
-
-    After fairseq's ``hydra_init`` with the file's name it has fairseq's defaults too, and an
-    override of what is not there is refused.
-
-    Raises:
-        HydraException: there is no such file, or an override cannot be read.
-        OmegaConfBaseException: a value does not fit.
-    """
-    GlobalHydra.instance().clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # hydra's, about how fairseq uses it
-        with initialize_config_dir(str(path.parent.resolve()), **_RULES):
-            return compose(path.stem, list(overrides))

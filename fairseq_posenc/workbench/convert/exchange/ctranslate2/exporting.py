@@ -75,7 +75,7 @@ def serve(
             )
         if not sides[0].file:
             notes.append("no tokenizer")
-        text = card(trained, "ctranslate2", _usage(trained, sides), notes, labels)
+        text = card(trained, "ctranslate2", _format_usage(trained, sides), notes, labels)
         (folder / "README.md").write_text(text, encoding="utf-8")
     return [f"wrote {out}: a model of CTranslate2 in {quantization}", *notes]
 
@@ -90,8 +90,8 @@ def _write(
     return difference(trained, folder, vocabularies)
 
 
-def _usage(trained: OpenModel, sides: list[TextSide]) -> str:
-    """Return lines of Python that need CTranslate2 and what cuts the text."""
+def _format_usage(trained: OpenModel, sides: list[TextSide]) -> str:
+    """Format the lines of Python that run the model with CTranslate2 and its tokenizer."""
     source, target = sides[0], sides[-1]
     library, opening, cutting, joining = source.usage
     names = ("source", "source" if source.file == target.file else "target")

@@ -75,13 +75,13 @@ def positions_of(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
     terms = [layer.self_attn.terms(span, state) for layer, state in zip(stack.layers, states)]
     _refuse_without_place(stack, states, terms)
     table = _input_table(stack, tokens)
-    bias = _common_bias(stack, terms)
+    bias = _find_common_bias(stack, terms)
     alibi = bias is not None and all(_is_alibi(each.bias, dims) for each in terms)
     if bias is not None and not alibi and reads_prompts:
         _refuse(stack, "a bias", "and CTranslate2 reads prompts with its distances wrong")
     attention = []
     for state, layer, each in zip(states, stack.layers, terms):
-        rope = None if state.rotation is None else _rope(stack, layer.self_attn.kind)
+        rope = None if state.rotation is None else _find_rope(stack, layer.self_attn.kind)
         attention.append(_attention(stack, each._replace(bias=None) if alibi else each, rope))
     rotates = any(state.rotation is not None for state in states)
     if table is not None and (rotates or any(each.changes for each in terms)):
@@ -134,8 +134,8 @@ def _input_table(stack: Any, tokens: Tensor) -> Optional[Tensor]:
     return vectors[0]
 
 
-def _common_bias(stack: Any, terms: Iterable[Terms]) -> Optional[Tensor]:
-    """Return the bias by distance, ``(heads or 1, distances)``, of the layers that have one."""
+def _find_common_bias(stack: Any, terms: Iterable[Terms]) -> Optional[Tensor]:
+    """Find the bias by distance, ``(heads or 1, distances)``, of the layers that have one."""
     found = [each.bias for each in terms if each.bias is not None]
     if any(not torch.equal(found[0], other) for other in found[1:]):
         _refuse(stack, "a bias in each layer", "and CTranslate2 adds that of the first to all")
@@ -156,8 +156,8 @@ def _is_alibi(bias: Optional[Tensor], dims: Dims) -> bool:
     )
 
 
-def _rope(stack: Any, kind: int) -> Rope:
-    """Return the encoding that rotates, in a kind of layer."""
+def _find_rope(stack: Any, kind: int) -> Rope:
+    """Find the encoding that rotates, in a kind of layer."""
     (rope,) = (each for each in stack.encodings.select(kind).each() if isinstance(each, Rope))
     return rope
 

@@ -1,0 +1,36 @@
+"""Reads a YAML file of ``finetune_configs`` or ``train_scripts/configs`` as fairseq does."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
+
+try:
+    from hydra import compose, initialize_config_dir
+
+    _RULES = {"version_base": "1.1"}
+except ImportError:  # the hydra 1.0 that the official fairseq asks for
+    from hydra.experimental import compose, initialize_config_dir  # type: ignore[assignment]
+
+    _RULES = {}
+
+
+def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
+    """Compose the configuration of a file and of those that it names.
+
+    After fairseq's ``hydra_init`` with the file's name it has fairseq's defaults too, and an
+    override of what is not there is refused.
+
+    Raises:
+        HydraException: there is no such file, or an override cannot be read.
+        OmegaConfBaseException: a value does not fit.
+    """
+    GlobalHydra.instance().clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # hydra's, about how fairseq uses it
+        with initialize_config_dir(str(path.parent.resolve()), **_RULES):
+            return compose(path.stem, list(overrides))
