@@ -131,7 +131,7 @@ def _user_dir() -> Finding:
     return Finding("--user-dir", None, f"{PACKAGE}; after `make install`, its name will do")
 
 
-OF_SOFTMAX = ("ssmax", "logn(length=2)", "sink")  # each changes 6 tokens
+SOFTMAX_SPECS = ("ssmax", "logn(length=2)", "sink")  # each changes 6 tokens
 
 
 def self_test() -> Finding:
@@ -141,7 +141,7 @@ def self_test() -> Finding:
     backends = [name for name, why in available().items() if not why and name != "flex"]
     encoders = registry.names_for(encoder=True)
     resets = [f"{name}+reset" for name in registry.names() if "reset" in registry.options(name)]
-    for spec in (*registry.names(), *resets, *OF_SOFTMAX):
+    for spec in (*registry.names(), *resets, *SOFTMAX_SPECS):
         causal = spec in registry.names() and spec not in encoders
         try:
             found = errors(spec, backends, causal)

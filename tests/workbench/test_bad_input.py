@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,17 +68,22 @@ def test_a_sequence_longer_than_learned_allows(family):
         logits(model, family, make_tokens(length=25))
 
 
-@slow
-def test_train_tells_an_unknown_encoding_in_one_line():
-    done = train("causal_lm", "--position-encoding", "rotary", fails=True).run
-    assert done.error().startswith("unknown position encoding 'rotary'; known: ")
+SPEC = "--position-encoding"
+ODD = ["--encoder-embed-dim", 36, "--encoder-attention-heads", 4]
 
 
 @slow
-def test_train_tells_odd_heads_in_one_line():
-    odd = ["--encoder-embed-dim", 36, "--encoder-attention-heads", 4]
-    done = train("masked_lm", *odd, "--position-encoding", "rope", fails=True).run
-    assert done.error().startswith("rope rotates pairs, but 1 of a head of size 9 is 9")
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("causal_lm", [SPEC, "rotary"], "unknown position encoding 'rotary'; known: "),
+        ("masked_lm", [*ODD, SPEC, "rope"], "rope rotates pairs, but 1 of a head of size 9 is 9"),
+        ("causal_lm", ["--restore-file", "typo.pt"], "--restore-file typo.pt does not exist"),
+    ],
+    ids=["unknown encoding", "odd heads", "no checkpoint"],
+)
+def test_train_tells_a_wrong_option_in_one_line(family, options, message):
+    assert train(family, *options, fails=True).run.error().startswith(message)
 
 
 # ---------------------------------------------------------------------------------- checkpoints
@@ -134,17 +140,8 @@ def test_eval_lm_and_lm_length_refuse_weights_that_are_not_numbers(tmp_path, cap
     options = ["--user-dir", USER_DIR, "--path", tmp_path / "nan.pt", "--tokens-per-sample", 16]
     done = run("fairseq-eval-lm", sentences(), *options, fails=True)
     assert done.error().endswith(told)
-    words = [
-        "lm-length",
-        "--data",
-        sentences(),
-        "--lengths",
-        "8",
-        "--stride",
-        8,
-        f"a={tmp_path / 'nan.pt'}",
-    ]
-    assert main([str(word) for word in words]) == 2
+    words = ["--lengths", 8, "--stride", 8, f"a={tmp_path / 'nan.pt'}"]
+    assert main(["lm-length", "--data", *map(str, [sentences(), *words])]) == 2
     assert told in capsys.readouterr().err
 
 
@@ -156,12 +153,6 @@ def test_eval_lm_tells_a_truncated_checkpoint_in_one_line(tmp_path):
     done = run("fairseq-eval-lm", sentences(), *options, fails=True)
     told = f"{tmp_path}/half.pt: not a whole checkpoint of fairseq ("
     assert done.error().startswith(told)
-
-
-@slow
-def test_a_checkpoint_to_restore_that_does_not_exist():
-    done = train("causal_lm", "--restore-file", "typo.pt", fails=True).run
-    assert done.error().startswith("--restore-file typo.pt does not exist")
 
 
 CONFIGURATION = """# @package _global_
@@ -339,32 +330,30 @@ def _fine_tuned(path: Path):
     return train("causal_lm", *options, "--max-epoch", 1, fails=True).run
 
 
-def _evaluated(path: Path):
-    overrides = ["--model-overrides", "{'position_encoding': 'learned+alibi'}"]
-    options = ["--user-dir", USER_DIR, "--path", path, *overrides]
-    return run("fairseq-eval-lm", sentences(), *options, fails=True)
+def _overridden(program: str, data: Callable[[], Path], option: str, value: str, *more: object):
+    """Make a command of fairseq's that reads a checkpoint with another option of its model."""
+    options = ["--user-dir", USER_DIR, "--model-overrides", {option: value}, *more]
+    return lambda path: run(program, data(), "--path", path, *options, fails=True)
 
 
-def _generated(path: Path):
-    overrides = ["--model-overrides", "{'position_encoding_decoder': 'learned+alibi'}"]
-    options = ["--user-dir", USER_DIR, "--path", path, *overrides]
-    return run("fairseq-generate", pairs(), *options, fails=True)
-
-
-def _validated(path: Path):
-    overrides = ["--model-overrides", "{'attention_directions': 'lr'}"]
-    options = ["--user-dir", USER_DIR, "--path", path, "--task", "masked_lm", *overrides]
-    return run("fairseq-validate", sentences(), *options, "--batch-size", 16, fails=True)
-
-
+ALIBI = "learned+alibi"
+MASKED = ["--task", "masked_lm", "--batch-size", 16]
 MISREAD = {
     "resume": ("causal_lm", _resumed, "trained with learned+rope, the model has learned+alibi"),
     "fine-tune": ("causal_lm", _fine_tuned, "learned+rope, the model has learned+alibi"),
-    "eval-lm": ("causal_lm", _evaluated, "learned+rope, the model has learned+alibi"),
-    "generate": ("translation", _generated, "decoder: trained with learned+rope, the model has"),
+    "eval-lm": (
+        "causal_lm",
+        _overridden("fairseq-eval-lm", sentences, "position_encoding", ALIBI),
+        "learned+rope, the model has learned+alibi",
+    ),
+    "generate": (
+        "translation",
+        _overridden("fairseq-generate", pairs, "position_encoding_decoder", ALIBI),
+        "decoder: trained with learned+rope, the model has",
+    ),
     "validate": (
         "masked_lm",
-        _validated,
+        _overridden("fairseq-validate", sentences, "attention_directions", "lr", *MASKED),
         "trained with attention directions both, the model has lr",
     ),
 }

@@ -1,4 +1,4 @@
-"""Checkpoints opened, and what they say of themselves."""
+"""Loads and writes checkpoints, and reads how far their training is."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def load_state(path: Path, what: str) -> State:
         warnings.simplefilter("ignore")  # hydra's, about fairseq's configuration
         state = open_mapped(path)
         forget_files(state)
-        upgraded = _upgraded({**state, "last_optimizer_state": None, "model": {}})
+        upgraded = _upgrade_settings({**state, "last_optimizer_state": None, "model": {}})
         upgraded.update({name: state.get(name) for name in _TENSORS})
         _ = upgraded["cfg"].model, upgraded["cfg"].task, state["model"]
     return upgraded
 
 
-def _upgraded(state: State) -> State:
+def _upgrade_settings(state: State) -> State:
     """Upgrade settings as fairseq does, which it does for files alone."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "settings.pt")

@@ -34,7 +34,7 @@ def open_stack(path: Path, data: Path | None, wanted: str | None) -> tuple[Plott
             f"--checkpoint {path}: a model of fairseq's own, of which only its attention to a text "
             "can be shown"
         )
-    return stacks[_chosen(path, list(stacks), wanted)], model
+    return stacks[_choose_stack(path, list(stacks), wanted)], model
 
 
 def attention_to_text(
@@ -52,7 +52,7 @@ def attention_to_text(
     opened = open_model(path, data)
     reading = read_text(opened, text, target)
     kinds = group_by_kind(capture_attention(opened.model, reading.run))
-    kind = _chosen(path, list(kinds), wanted)
+    kind = _choose_stack(path, list(kinds), wanted)
     queries, keys = ("decoder", "encoder") if kind == "cross" else (kind, kind)
     return kind, kinds[kind], reading.labels[queries], reading.labels[keys]
 
@@ -65,20 +65,23 @@ def attention_to_random_symbols(model: Any, length: int) -> list[CapturedAttenti
     generator = torch.Generator().manual_seed(_SEED)
     length = min([length, *(stack.dims.max_positions for stack in stacks_of_model(model).values())])
 
-    def drawn(embeddings: Any) -> Tensor:
+    def draw_tokens(embeddings: Any) -> Tensor:
         size = (_SENTENCES, length)
         return torch.randint(_SPECIAL, embeddings.num_embeddings, size, generator=generator)
 
     if isinstance(model, FairseqEncoderDecoderModel):
-        source, target = drawn(model.encoder.embed_tokens), drawn(model.decoder.embed_tokens)
+        source, target = (
+            draw_tokens(model.encoder.embed_tokens),
+            draw_tokens(model.decoder.embed_tokens),
+        )
         lengths = torch.full((_SENTENCES,), length)
         return capture_attention(model, lambda: model(source, lengths, target))
     named = dict(model.named_modules())
-    tokens = drawn(next(named[name] for name in named if name.endswith("embed_tokens")))
+    tokens = draw_tokens(next(named[name] for name in named if name.endswith("embed_tokens")))
     return capture_attention(model, lambda: model(tokens))
 
 
-def _chosen(path: Path, there: Sequence[str], wanted: str | None) -> str:
+def _choose_stack(path: Path, there: Sequence[str], wanted: str | None) -> str:
     if wanted and wanted not in there:
         raise UserError(f"--stack {wanted}: --checkpoint {path} has {' and '.join(there)} only")
     return wanted or there[0]

@@ -1,4 +1,4 @@
-"""Facts of a checkpoint: what training made it, and how good it is."""
+"""Reads from a checkpoint what training made it, and how good it is."""
 
 from __future__ import annotations
 
@@ -82,11 +82,13 @@ def read(path: Path) -> CheckpointFacts:
     """
     with readable_errors(str(path)):
         state = open_mapped(path)
-        settings = _flat(state)
+        settings = _flatten_settings(state)
         history = state["optimizer_history"][-1]
         extra = state["extra_state"]
     task, updates = str(settings.get("task")), int(history.get("num_updates", 0))
-    return CheckpointFacts(path.resolve(), task, settings, updates, _perplexity(settings, extra))
+    return CheckpointFacts(
+        path.resolve(), task, settings, updates, _best_perplexity(settings, extra)
+    )
 
 
 def read_folder(folder: Path) -> Optional[CheckpointFacts]:
@@ -95,7 +97,7 @@ def read_folder(folder: Path) -> Optional[CheckpointFacts]:
     return None if path is None else read(path)
 
 
-def _flat(state: dict[str, Any]) -> dict[str, Any]:
+def _flatten_settings(state: dict[str, Any]) -> dict[str, Any]:
     if state.get("args") is not None:
         return vars(state["args"])
     flat: dict[str, Any] = {}
@@ -106,7 +108,7 @@ def _flat(state: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _perplexity(settings: dict[str, Any], extra: dict[str, Any]) -> Optional[float]:
+def _best_perplexity(settings: dict[str, Any], extra: dict[str, Any]) -> Optional[float]:
     metric, best = settings.get("best_checkpoint_metric", "loss"), extra.get("best")
     if best is None or metric not in ("loss", "ppl"):
         return None

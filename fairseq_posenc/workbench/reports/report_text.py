@@ -20,26 +20,26 @@ def format_report(
 ) -> str:
     """Format the report in Markdown."""
     letters = sorted({table.paper.id[0] for table in tables})
-    papers = " ".join(f"{each}: {_paper(each)}." for each in letters)
+    papers = " ".join(f"{each}: {_cite_paper(each)}." for each in letters)
     legend = f"Every cell is ours / the paper's; - where there is no figure. {papers}"
     parts = [
         "# Our runs beside the papers'" if tables else "# Results",
         legend if tables else "",
-        *(_table(table) for table in tables),
-        _others(others),
-        *_records(records),
+        *(_format_table(table) for table in tables),
+        _format_unmatched_runs(others),
+        *_format_records(records),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def _paper(letter: str) -> str:
+def _cite_paper(letter: str) -> str:
     source = recipes.load()["sources"][{"A": "m4m", "B": "decbert", "C": "fr_en"}[letter]]
     if source["arxiv"] is None:
         return f"{source['title']} ({source['year']})"
     return f"{source['authors'].split(',')[0]} et al. ({source['year']}), arXiv:{source['arxiv']}"
 
 
-def _table(table: PaperTable) -> str:
+def _format_table(table: PaperTable) -> str:
     texts = list(dict.fromkeys(name for row in table.rows for name in row.texts))
     header = ["", "our run", *table.paper.columns, *(f"{name}, the paper's" for name in texts)]
     rows = []
@@ -47,17 +47,17 @@ def _table(table: PaperTable) -> str:
         for model in row.models or [[]]:
             ours = {**row.computed, **table.ours(model)}
             cells = [
-                f"{_show(ours.get(column), digits)} / {_show(row.paper.get(column), digits)}"
+                f"{_format_number(ours.get(column), digits)} / {_format_number(row.paper.get(column), digits)}"
                 for column, digits in table.paper.digits.items()
             ]
             words = [row.texts.get(name, "-") for name in texts]
-            name = _names(model) or (f"`{row.encoding}`, counted" if row.computed else "-")
+            name = _join_names(model) or (f"`{row.encoding}`, counted" if row.computed else "-")
             rows.append([row.name, name, *cells, *words])
     lines = markdown.table(header, rows, f"ll{'r' * len(table.paper.columns)}l")
     title = f"## Table {table.paper.id}: {table.paper.title}"
     note = table.paper.note and f"The paper's figures: {table.paper.note}"
     examples = _examples() if table.paper.id == "C" else ""
-    parts = (title, lines, note, _differences(table), examples)
+    parts = (title, lines, note, _format_differences(table), examples)
     return "\n\n".join(part for part in parts if part)
 
 
@@ -77,14 +77,14 @@ def _examples() -> str:
     return "\n".join(lines)
 
 
-def _names(model: Sequence[OwnRun]) -> str:
+def _join_names(model: Sequence[OwnRun]) -> str:
     return ", ".join(dict.fromkeys(f"`{markdown.plain(run.name)}`" for run in model))
 
 
-def _differences(table: PaperTable) -> str:
+def _format_differences(table: PaperTable) -> str:
     lines = [
         markdown.plain(
-            f"- {_names(model)} ({row.name}): {'; '.join(differences(model, model[0].recipe))}"
+            f"- {_join_names(model)} ({row.name}): {'; '.join(differences(model, model[0].recipe))}"
         )
         for row in table.rows
         for model in row.models
@@ -92,45 +92,48 @@ def _differences(table: PaperTable) -> str:
     return "\n".join(["What differed:", "", *lines]) if lines else ""
 
 
-def _others(runs: Sequence[OwnRun]) -> str:
+def _format_unmatched_runs(runs: Sequence[OwnRun]) -> str:
     if not runs:
         return ""
-    lines = [f"- `{run.name}` ({', '.join(_about(run))}): {_figures(run.figures)}" for run in runs]
+    lines = [
+        f"- `{run.name}` ({', '.join(_describe_run(run))}): {_format_figures(run.figures)}"
+        for run in runs
+    ]
     title = "## Runs that belong to no row of the tables"
     return "\n".join([title, "", *map(markdown.plain, lines)])
 
 
-def _about(run: OwnRun) -> list[str]:
+def _describe_run(run: OwnRun) -> list[str]:
     encoding = run.encoding or "positions not known"
     directions = "directions not known" if run.directions is None else run.directions
     return [part for part in (run.kind, run.recipe, encoding, directions, *run.notes) if part]
 
 
-def _figures(figures: Mapping[Figure, float]) -> str:
+def _format_figures(figures: Mapping[Figure, float]) -> str:
     return (
         ", ".join(f"{format_figure(key)} {value:.2f}" for key, value in figures.items())
         or "no figures"
     )
 
 
-def _show(value: Optional[float], digits: int) -> str:
+def _format_number(value: Optional[float], digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
-def _records(records: Mapping[Path, Record]) -> Iterator[str]:
+def _format_records(records: Mapping[Path, Record]) -> Iterator[str]:
     """Format the records of each kind as a section."""
     for kind in dict.fromkeys(record.kind for record in records.values()):
         chosen = {path: each for path, each in records.items() if each.kind == kind}
         yield markdown.plain(f"## Results of {kind}")
         yield "\n".join(
-            f"{n}. {_about_record(*each)}" for n, each in enumerate(chosen.items(), start=1)
+            f"{n}. {_describe_record(*each)}" for n, each in enumerate(chosen.items(), start=1)
         )
         yield _record_table(
             [(n, row) for n, each in enumerate(chosen.values(), start=1) for row in each.rows]
         )
 
 
-def _about_record(path: Path, record: Record) -> str:
+def _describe_record(path: Path, record: Record) -> str:
     """Describe a record: its command, positions, seed and data."""
     facts = {"positions": record.spec, "seed": record.seed, **record.data}
     facts_text = "; ".join(

@@ -312,17 +312,7 @@ def test_weights_that_the_options_do_not_tell_of_are_refused(
     assert message in capsys.readouterr().err
 
 
-def test_nothing_is_overwritten_unasked(source, capsys):
-    initialise(source, "roberta_m4m")
-    out = source.with_name("start.pt")
-    before = out.read_bytes()
-    words = ["--checkpoint", str(source), "--arch", "roberta_m4", "--out", str(out)]
-    assert main(["swap", *words]) == 2
-    assert "exists: name another file, or add --overwrite" in capsys.readouterr().err
-    assert out.read_bytes() == before
-
-
-def test_a_failed_write_leaves_the_old_file_alone(source, monkeypatch, capsys):
+def test_unasked_or_failed_writes_leave_the_old_file_alone(source, monkeypatch, capsys):
     initialise(source, "roberta_m4m")
     out = source.with_name("start.pt")
     before = out.read_bytes()
@@ -332,10 +322,14 @@ def test_a_failed_write_leaves_the_old_file_alone(source, monkeypatch, capsys):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("torch.save", fill_disk)
-    given = ["--checkpoint", str(source), "--arch", "roberta_m4", "--out", str(out), "--overwrite"]
-    assert main(["swap", *given]) == 2
-    assert "No space left on device" in capsys.readouterr().err
-    assert out.read_bytes() == before
+    given = ["swap", "--checkpoint", str(source), "--arch", "roberta_m4", "--out", str(out)]
+    for more, message in (
+        ([], "exists: name another file, or add --overwrite"),
+        (["--overwrite"], "No space left on device"),
+    ):
+        assert main([*given, *more]) == 2
+        assert message in capsys.readouterr().err
+        assert out.read_bytes() == before
     assert {path.name for path in out.parent.iterdir()} == {"model.pt", "start.pt"}
 
 

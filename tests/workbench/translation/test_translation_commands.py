@@ -260,12 +260,15 @@ def test_translate_knows_the_reports_example(translator, capsys):
     assert "give sentences, --input or --example" in capsys.readouterr().err
 
 
+def translate_pipe():
+    """Start ``translate --plain`` between two pipes."""
+    words = [script("fairseq-posenc"), "translate", "--checkpoint", checkpoint(), "--plain"]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
 @slow
 def test_translate_answers_each_line_of_a_pipe_before_the_next(translator):
-    command = [str(script("fairseq-posenc")), "translate", "--checkpoint", str(checkpoint())]
-    with subprocess.Popen(
-        [*command, "--plain"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with translate_pipe() as process:
         for source in ["le chat dort.", "", "le lait noir."]:
             process.stdin.write(f"{source}\n")
             process.stdin.flush()
@@ -280,10 +283,7 @@ def test_translate_answers_each_line_of_a_pipe_before_the_next(translator):
 
 @slow
 def test_translate_ends_when_nobody_reads_it(translator):
-    command = [str(script("fairseq-posenc")), "translate", "--checkpoint", str(checkpoint())]
-    with subprocess.Popen(
-        [*command, "--plain"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with translate_pipe() as process:
         process.stdout.close()
         process.stdin.write("le chat dort.\n")
         process.stdin.flush()  # and more could come

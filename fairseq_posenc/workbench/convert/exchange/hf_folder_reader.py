@@ -42,12 +42,12 @@ def read_folder(path: Path) -> HFFolder:
     """
     if not path.is_dir():
         raise UserError(f"--from {path}: no such folder")
-    config, older = _json(path / CONFIG), path / _OLDER
-    settings = config.get(FAIRSEQ) or (_json(older) if older.exists() else None)
-    return HFFolder(path, config, settings, _weights(path / WEIGHTS))
+    config, older = _read_json(path / CONFIG), path / _OLDER
+    settings = config.get(FAIRSEQ) or (_read_json(older) if older.exists() else None)
+    return HFFolder(path, config, settings, _read_weights(path / WEIGHTS))
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         _refuse_pipe(path)
         if path.stat().st_size > _LARGEST_SETTINGS:
@@ -68,7 +68,7 @@ def _refuse_pipe(path: Path) -> None:
         raise OSError("not a file")
 
 
-def _weights(path: Path) -> dict[str, Tensor]:
+def _read_weights(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a file whose header is of a size that models have."""
     try:
         _refuse_pipe(path)
