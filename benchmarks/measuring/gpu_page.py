@@ -24,7 +24,7 @@ Results = list[dict[str, Any]]
 def tables(results: Results) -> list[str]:
     """Format the results as Markdown."""
     cells = [[x["step"], x["end"], f"{x['seconds']:.0f}"] for x in results]
-    lines = [table(["step", "end", "seconds"], cells, "llr"), *_beside_published(results)]
+    lines = [table(["step", "end", "seconds"], cells, "llr"), *_compare_with_published(results)]
     for result in results:
         if rows := result.get("rows"):
             header = list(rows[0])
@@ -48,7 +48,7 @@ def keep(path: Path, kept: Path = KEPT, page: Path = PAGE) -> None:
     page.write_text(text, encoding="utf-8")
 
 
-def _beside_published(results: Results) -> list[str]:
+def _compare_with_published(results: Results) -> list[str]:
     """Format DeBERTa's layer at the published length beside the published times."""
     rows = [row for result in results for row in result.get("rows", [])]
     ours = [

@@ -72,7 +72,7 @@ def report_lines(
     families = {
         family: {name: _means(seeds) for name, seeds in of.items()} for family, of in runs.items()
     }
-    return [*_introduction(args, facts), "", _table(families), "", *_findings(families, facts)]
+    return [*_introduction(args, facts), "", _tabulate(families), "", *_findings(families, facts)]
 
 
 def _introduction(args: argparse.Namespace, facts: dict[str, Any]) -> list[str]:
@@ -99,7 +99,7 @@ def _introduction(args: argparse.Namespace, facts: dict[str, Any]) -> list[str]:
     ]
 
 
-def _table(families: Mapping[str, Mapping[str, MethodMeans]]) -> str:
+def _tabulate(families: Mapping[str, Mapping[str, MethodMeans]]) -> str:
     """Format a row for each encoding, in the order of the first family."""
     first = next(iter(families.values()))
     rows = [row for of in families.values() for row in sorted(of.values(), key=lambda row: row.end)]

@@ -66,7 +66,7 @@ def draw_attention(maps: Maps, title: str, signed: bool = False) -> Any:
     rows, columns, tgt_len, src_len = maps.weights.shape
     ratio = min(max(tgt_len / src_len, 0.5), 1.5)
     side = grids.side(columns) * (_ALONE if columns == 1 else 1.0)
-    below = max(map(len, maps.keys)) * _LETTER if _fits(maps.keys, side) else 0.0
+    below = max(map(len, maps.keys)) * _LETTER if _labels_fit(maps.keys, side) else 0.0
     figure, panels = grids.new_panels(
         rows * columns, title, columns, ratio * side / grids.side(columns), below
     )
@@ -97,11 +97,11 @@ def draw_distance(maps: Maps, title: str) -> Any:
     return figure
 
 
-def _fits(tokens: Sequence[str], room: float) -> bool:
+def _labels_fit(tokens: Sequence[str], room: float) -> bool:
     return len(tokens) * _LABEL <= room
 
 
 def _write(set_ticks: Any, tokens: Sequence[str], room: float, **how: Any) -> None:
     """Write tokens along an axis, if so many inches are enough for them."""
-    labels = tokens if _fits(tokens, room) else ()
+    labels = tokens if _labels_fit(tokens, room) else ()
     set_ticks(range(len(labels)), list(labels), fontsize=7, **how)

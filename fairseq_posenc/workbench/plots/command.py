@@ -122,7 +122,7 @@ def _check_source(args: argparse.Namespace, kind: Kind) -> None:
         raise UserError(f"--{option} goes with --encoding: a checkpoint has sizes of its own")
 
 
-def _table(args: argparse.Namespace) -> Any:
+def _tabulate(args: argparse.Namespace) -> Any:
     subject = _subject(args)
     return tables.draw_tables(subject.tables(), subject.name)
 
@@ -166,13 +166,13 @@ def _difference(args: argparse.Namespace) -> Any:
         (maps, title), (others, _) = _maps(args, path), _maps(args, other)
         title = f"{title} less {_short_path(other)}"
         return attention.draw_attention(maps.subtract(others), title, signed=True)
-    ours, theirs = (_in_checkpoint(args, each) for each in (path, other))
+    ours, theirs = (_choose_from_checkpoint(args, each) for each in (path, other))
     less = tables.subtract_tables(ours.tables(), theirs.tables())
     return tables.draw_tables(less, f"{ours.name} less {_short_path(other)}")
 
 
 KINDS = {
-    "table": Kind("heat maps of tables, by position or distance", _table),
+    "table": Kind("heat maps of tables, by position or distance", _tabulate),
     "map": Kind("tables in two dimensions, where near rows are alike", _map),
     "products": Kind(
         "dot products of input vectors against distance: themselves, after random projections, "
@@ -194,7 +194,7 @@ KINDS = {
 def _subject(args: argparse.Namespace) -> Subject:
     """Find what a picture of one stack is of: a checkpoint, or a spec as before training."""
     if args.checkpoint:
-        return _in_checkpoint(args, args.checkpoint[0])
+        return _choose_from_checkpoint(args, args.checkpoint[0])
     width, heads, length = (getattr(args, size) or default for size, default in _SIZES.items())
     stack = stack_of_spec(args.encoding, width, heads, length, args.decoder)
     if args.stack not in (None, stack.name):
@@ -203,7 +203,7 @@ def _subject(args: argparse.Namespace) -> Subject:
     return _chosen(args, stack, None, f"{stack.spec}, before training" if trains else stack.spec)
 
 
-def _in_checkpoint(args: argparse.Namespace, path: Path) -> Subject:
+def _choose_from_checkpoint(args: argparse.Namespace, path: Path) -> Subject:
     stack, model = _trained().open_stack(path, args.data, args.stack)
     return _chosen(args, stack, model, f"{stack.spec} in {_short_path(path)}")
 

@@ -73,14 +73,14 @@ def figures(trainings: Trainings) -> dict[str, list[Row]]:
             for piece in straight_pieces(training_points(curve))
         ],
         "seeds": [
-            {"training": name, "seeds": len(each), **_flat(_over_seeds(each))}
+            {"training": name, "seeds": len(each), **_flat(_average_over_seeds(each))}
             for name, each in trainings.items()
             if len(each) > 1
         ],
     }
 
 
-def _over_seeds(curves: Sequence[Curve]) -> dict[str, Interval]:
+def _average_over_seeds(curves: Sequence[Curve]) -> dict[str, Interval]:
     """Compute means of trainings that differ by seed; of the stages where all have them."""
     means = {"perplexity": interval_of_perplexity(curve.best.perplexity for curve in curves)}
     ends = [points[-1][1] for points in map(smoothed, curves) if points]
@@ -103,7 +103,7 @@ def _seeds(trainings: Trainings) -> list[str]:
     rows = []
     for name, curves in trainings.items():
         if len(curves) > 1:
-            means = _over_seeds(curves)
+            means = _average_over_seeds(curves)
             dives = sum(find_stages(curve) is not None for curve in curves)
             row = [f"`{name}`", str(len(curves)), _mean(means["perplexity"], 2)]
             row += [_mean(means.get("loss_at_the_end_nats"), 3), f"{dives} of {len(curves)}"]
@@ -164,7 +164,7 @@ def _best_table(curves: Curves) -> str:
 
 
 def _epochs(trainings: Trainings) -> list[str]:
-    found = {name: _mean_epochs(curves) for name, curves in trainings.items()}
+    found = {name: _average_epochs(curves) for name, curves in trainings.items()}
     epochs = sorted({epoch for each in found.values() for epoch in each})
     if not epochs:
         return []
@@ -172,10 +172,10 @@ def _epochs(trainings: Trainings) -> list[str]:
         [str(epoch), *(_perplexity(each.get(epoch)) for each in found.values())] for epoch in epochs
     ]
     header = ["epoch", *(f"`{name}`" for name in found)]
-    return ["## Perplexity by epoch", table(header, rows), *_reached(found)]
+    return ["## Perplexity by epoch", table(header, rows), *_format_reached(found)]
 
 
-def _mean_epochs(curves: Sequence[Curve]) -> dict[int, Entry]:
+def _average_epochs(curves: Sequence[Curve]) -> dict[int, Entry]:
     """Take the last validation of each epoch that all seeds have, with their mean perplexity."""
     first, *others = (curve.epochs for curve in curves)
     return {
@@ -197,7 +197,7 @@ def _number(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if math.isfinite(value) else "-"
 
 
-def _reached(found: Mapping[str, Mapping[int, Entry]]) -> list[str]:
+def _format_reached(found: Mapping[str, Mapping[int, Entry]]) -> list[str]:
     """Say when each reaches the lowest perplexity, at the end of an epoch, that all of them do."""
     lowest = {
         name: min(entry.perplexity for entry in each.values())

@@ -74,18 +74,18 @@ def encoding_page(name: str) -> str:
     rows = {
         "use": f'`--position-encoding {name}`; in Python `StackPositions("{name}", C, h)`',
         "works in": _families(name),
-        "shapes": _literal(page.shapes),
+        "shapes": _quote(page.shapes),
         "parameters": _parameters(name, page.parameters),
-        "operations": _literal(costs.operations(name)),
-        "memory": _literal(costs.numbers(name)),
+        "operations": _quote(costs.operations(name)),
+        "memory": _quote(costs.numbers(name)),
         "options": _options(name),
-        "source": _literal(page.source),
-        "differences": _literal(_differences(page.differs)),
+        "source": _quote(page.source),
+        "differences": _quote(_differences(page.differs)),
         "relatives": _relatives(name),
     }
-    lines = [f"# {name}", "", _literal(page.summary), "", f"$${equations.to_latex(formula)}$$", ""]
+    lines = [f"# {name}", "", _quote(page.summary), "", f"$${equations.to_latex(formula)}$$", ""]
     if prose:
-        lines += [f"where {_literal(prose)}", ""]
+        lines += [f"where {_quote(prose)}", ""]
     shown = "score against distance" if _kind(name) == "scores" else "trained tables"
     lines += [markdown.table(("", ""), rows.items(), "l"), ""]
     lines += [f"![{shown} with {name}]({name}.png)", ""]
@@ -147,6 +147,6 @@ def _option(option: Parameter) -> str:
     return " or ".join([f"`{option.name}={default}`", *others])
 
 
-def _literal(text: str) -> str:
+def _quote(text: str) -> str:
     """Convert docstring text to Markdown: its double backquotes are single there."""
     return text.replace("``", "`").replace("|", "\\|")

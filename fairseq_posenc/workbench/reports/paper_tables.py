@@ -62,14 +62,14 @@ def collect(runs: Sequence[OwnRun], wanted: Optional[str]) -> tuple[list[PaperTa
     for name in names:
         if name not in TABLES:
             raise UserError(f"--tables {wanted}: {name!r} is none of {', '.join(TABLES)}")
-    tables = {name: _table(paper, runs) for name, paper in reported().items()}
+    tables = {name: _build_table(paper, runs) for name, paper in reported().items()}
     placed = {id(run) for table in tables.values() for run in table.runs}
     others = [run for run in runs if id(run) not in placed]
     chosen = [tables[name] for name in names if wanted or tables[name].runs]
     return chosen, others
 
 
-def _table(paper: Reported, runs: Sequence[OwnRun]) -> PaperTable:
+def _build_table(paper: Reported, runs: Sequence[OwnRun]) -> PaperTable:
     released = any("released" in row for row in paper.rows)
     rows = []
     for row in paper.rows:
@@ -93,12 +93,12 @@ def _models(
     """Group the runs that belong to a row by model."""
     models: dict[str, list[OwnRun]] = {}
     for run in runs:
-        if columns & run.figures.keys() and _belongs(run, row):
+        if columns & run.figures.keys() and _belongs_to_row(run, row):
             models.setdefault(run.model, []).append(run)
     return list(models.values())
 
 
-def _belongs(run: OwnRun, row: dict[str, Any]) -> bool:
+def _belongs_to_row(run: OwnRun, row: dict[str, Any]) -> bool:
     """Whether a run has the recipe, encoding and directions of a row, released or not."""
     if run.recipe != row["recipe"] or run.encoding is None:
         return False

@@ -47,7 +47,7 @@ def _format_table(table: PaperTable) -> str:
         for model in row.models or [[]]:
             ours = {**row.computed, **table.ours(model)}
             cells = [
-                f"{_format_number(ours.get(column), digits)} / {_format_number(row.paper.get(column), digits)}"
+                f"{_number(ours.get(column), digits)} / {_number(row.paper.get(column), digits)}"
                 for column, digits in table.paper.digits.items()
             ]
             words = [row.texts.get(name, "-") for name in texts]
@@ -116,7 +116,7 @@ def _format_figures(figures: Mapping[Figure, float]) -> str:
     )
 
 
-def _format_number(value: Optional[float], digits: int) -> str:
+def _number(value: Optional[float], digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 

@@ -84,7 +84,7 @@ def read(path: Path) -> Record:
         raise RecordError(f"not a whole file of JSON ({shortened(str(error))})") from None
     except OSError as error:
         raise RecordError(f"cannot be read ({error.strerror})") from None
-    return _checked(content)
+    return _check_content(content)
 
 
 def make_folder(out: Path) -> None:
@@ -99,7 +99,7 @@ def make_folder(out: Path) -> None:
         raise UserError(f"--out {out}: {error.strerror}; name another folder") from None
 
 
-def _checked(content: Any) -> Record:
+def _check_content(content: Any) -> Record:
     if not isinstance(content, dict) or not {"kind", "version", "figures"} <= content.keys():
         raise RecordError("no record of fairseq-posenc")
     if content["version"] != VERSION:

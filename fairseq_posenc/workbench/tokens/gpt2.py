@@ -39,7 +39,7 @@ class GPT2:
     def __init__(self, encoder_json: Path, vocab_bpe: Path, dictionary: Dictionary) -> None:
         self._fairseq, self._fast = _load(encoder_json, vocab_bpe)
         self._eos = dictionary.eos()
-        self._odd = _odd_characters()
+        self._odd = _find_odd_characters()
         # The pieces by tiktoken's rank (bytes, then merges), written with one letter per byte.
         pieces = [self._fairseq.byte_encoder[byte] for byte in range(_BYTES)]
         pieces += ["".join(pair) for pair in self._fairseq.bpe_ranks]
@@ -165,7 +165,7 @@ def _check_merges(fairseq: gpt2_bpe_utils.Encoder, encoder_json: Path, vocab_bpe
 
 
 @lru_cache(maxsize=1)
-def _odd_characters() -> np.ndarray:
+def _find_odd_characters() -> np.ndarray:
     """Mark the code points that tiktoken and fairseq put into different classes, ``[0x110000]``."""
     every = "".join(chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000)
     single = {bytes([byte]): byte for byte in range(_BYTES)}

@@ -429,9 +429,9 @@ class TestStatements:
 
     def test_seeds_that_never_arrive_are_counted(self, tmp_path: Path) -> None:
         model = make_results(tmp_path, {"m4m": [(100, 70.0), (200, 40.0)]}).models[0]
-        assert statements._when(model, 40.05) == "after 200 updates (1 of 3 seeds)"
-        assert statements._when(model, 70.1) == "after 100 to 200 updates"
-        assert statements._when(model, 1.0) == "not in this run"
+        assert statements._first_update_below(model, 40.05) == "after 200 updates (1 of 3 seeds)"
+        assert statements._first_update_below(model, 70.1) == "after 100 to 200 updates"
+        assert statements._first_update_below(model, 1.0) == "not in this run"
 
     def test_without_learned_the_first_is_the_baseline(self, tmp_path: Path) -> None:
         results = make_results(tmp_path, {"decbert_diff": FOUR["learned"], "m4m": FOUR["m4m"]})

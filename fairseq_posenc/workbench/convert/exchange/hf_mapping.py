@@ -75,7 +75,7 @@ def to_hf_class(
         if why_not:
             return None, f"{layout.heads[trained.head]} {why_not}"
         scale = config[layout.style.stack]["embed_scale"]
-        mapped = _weights(weights, hf_class, layout, scale)
+        mapped = _convert_weights(weights, hf_class, layout, scale)
         heads = config[layout.style.stack]["num_heads"]
         return Export(_config(config, hf_class, layout), join_query_key_value(mapped, heads)), ""
     return None, f"transformers has no class with {stack.identity.positions} in such a model"
@@ -121,7 +121,7 @@ def _config(config: dict[str, Any], hf_class: HFClass, layout: Layout) -> dict[s
     return {**found, FAIRSEQ: {**config[FAIRSEQ], **exported_as}}
 
 
-def _weights(
+def _convert_weights(
     weights: dict[str, Tensor], hf_class: HFClass, layout: Layout, scale: float
 ) -> dict[str, Tensor]:
     found = dict(hf_class.fixed)

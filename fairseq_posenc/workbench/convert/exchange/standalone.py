@@ -176,9 +176,9 @@ def _bound(scope: ast.AST) -> set[str]:
 
 def build_standalone(title: str, wanted: Iterable[Symbol]) -> str:
     """Write a module with the wanted definitions, and what they need of the package."""
-    taken, imports = _needed(list(wanted))
+    taken, imports = _collect_needed(list(wanted))
     counts = Counter([symbol.name for symbol in taken])
-    names = {each: _distinct(each) for each in taken if counts[each.name] > 1}
+    names = {each: _make_distinct(each) for each in taken if counts[each.name] > 1}
     parts = ["\n".join([f'"""{title}"""\n', "from __future__ import annotations\n", *imports])]
     for source in _modules_in_order(taken):
         parts.append(f"{_RULE}\n# {source.title}\n{_RULE}")
@@ -186,7 +186,7 @@ def build_standalone(title: str, wanted: Iterable[Symbol]) -> str:
     return "\n\n\n".join(parts) + "\n"
 
 
-def _needed(first: list[Symbol]) -> tuple[dict[Symbol, list[Symbol]], list[str]]:
+def _collect_needed(first: list[Symbol]) -> tuple[dict[Symbol, list[Symbol]], list[str]]:
     """Collect all definitions that are needed, with what each names, and imports from elsewhere."""
     taken: dict[Symbol, list[Symbol]] = {}
     outside: dict[str, set[str]] = {}
@@ -236,6 +236,6 @@ def _import(source: str, names: set[str]) -> str:
     return "\n".join(lines)
 
 
-def _distinct(symbol: Symbol) -> str:
+def _make_distinct(symbol: Symbol) -> str:
     """Name a definition by its module, too, where another one has that name."""
     return f"{symbol.module.rpartition('.')[2]}_{symbol.name.lstrip('_')}"

@@ -58,10 +58,10 @@ def record(results: TextResults) -> Record:
         for each in compare_all(able)
     ]
     figures = {"models": models, "differences": differences, "trainings": trainings}
-    return Record("compare", figures, {**_made_of(settings), **results.data}, command=own_command())
+    return Record("compare", figures, {**_shared(settings), **results.data}, command=own_command())
 
 
-def _made_of(settings: TextSettings) -> dict[str, Any]:
+def _shared(settings: TextSettings) -> dict[str, Any]:
     """Name what all trainings of a comparison share."""
     return {
         "family": settings.family,
@@ -82,15 +82,15 @@ def check_loss(settings: TextSettings) -> None:
         old = read(settings.out / RECORD)
     except RecordError:  # there is none
         return
-    if lost := next(_lost(old, settings), ""):
+    if lost := next(_list_lost_figures(old, settings), ""):
         raise UserError(
             f"--out {settings.out}: the report there is of {lost}, which this one would leave out; "
             "name that too, name another --out, or replace the report with --overwrite"
         )
 
 
-def _lost(old: Record, settings: TextSettings) -> Iterator[str]:
-    for name, value in _made_of(settings).items():
+def _list_lost_figures(old: Record, settings: TextSettings) -> Iterator[str]:
+    for name, value in _shared(settings).items():
         if old.data.get(name, value) != value:
             yield f"{name.replace('_', ' ')} {old.data[name]!r}"
     for row in old.rows:

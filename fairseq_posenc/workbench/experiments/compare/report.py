@@ -130,12 +130,12 @@ def table(results: TextResults) -> str:
         *("encoding", "position parameters", "learning rate", "seeds", "validation perplexity"),
         *("each seed", "tokens/s", "time"),
     )
-    rows = {model.variant.name: _row(model, results.settings) for model in results.models}
+    rows = {model.variant.name: _format_row(model, results.settings) for model in results.models}
     rows |= {name: _begun_row(*each) for name, each in begun(results).items()}
     return markdown.table(header, [rows[name] for name in results.settings.names if name in rows])
 
 
-def _row(model: SeedAggregate, settings: TextSettings) -> tuple[str, ...]:
+def _format_row(model: SeedAggregate, settings: TextSettings) -> tuple[str, ...]:
     def mean(figure: Callable[[Outcome], float], show: Callable[[float], str]) -> str:
         return show(fmean(map(figure, model.undiverged))) if model.undiverged else "-"
 

@@ -73,10 +73,10 @@ def _race(models: Sequence[SeedAggregate]) -> str:
 
 def _all(models: Iterable[SeedAggregate], level: float) -> str:
     """Format who reaches a perplexity after how many updates, over the seeds."""
-    return ", ".join(f"{_code(model)} {_when(model, level)}" for model in models)
+    return ", ".join(f"{_code(model)} {_first_update_below(model, level)}" for model in models)
 
 
-def _when(model: SeedAggregate, level: float) -> str:
+def _first_update_below(model: SeedAggregate, level: float) -> str:
     arrivals = [each.curve.first_below(level) for each in model.outcomes]
     known = sorted(updates for updates in arrivals if updates is not None)
     if not known:

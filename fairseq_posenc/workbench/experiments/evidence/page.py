@@ -22,7 +22,7 @@ def page(path: Path) -> str:
         UserError: the page has no START and END lines.
     """
     parts = [part for family in FAMILIES for part in _family(family)]
-    return markdown.fill_page(path, START, "\n\n".join(["", *parts, *_cost(), ""]), END)
+    return markdown.fill_page(path, START, "\n\n".join(["", *parts, *_format_costs(), ""]), END)
 
 
 def columns(family: str) -> list[Column]:
@@ -49,13 +49,13 @@ def figures(family: str, multiples: Iterable[int]) -> list[Column]:
 
 def table(family: str, names: Sequence[str]) -> str:
     """Format the columns of a family for some encodings as a Markdown table."""
-    return _table(columns(family), names)
+    return _format_table(columns(family), names)
 
 
 def card(name: str) -> str:
     """Format an encoding's figures beside the best ones as a table; "" if it has none."""
     rows = [
-        (f"{_TITLES[family]}: {column.title}", column.show(name), _standing(column, name))
+        (f"{_TITLES[family]}: {column.title}", column.show(name), _format_cell(column, name))
         for family in FAMILIES
         for column in figures(family, measured.multiples(family)[-1:])
         if name in column.figures
@@ -66,7 +66,7 @@ def card(name: str) -> str:
     return markdown.table(("figure", name, "the best"), rows, "lrl") if rows else ""
 
 
-def _standing(column: Column, name: str) -> str:
+def _format_cell(column: Column, name: str) -> str:
     """Format an encoding's rank in a column, and whether the best differs significantly."""
     best, same, _ = column.best()
     place = f"{column.ranked().index(name) + 1} of {len(column.figures)}"
@@ -78,7 +78,7 @@ def _standing(column: Column, name: str) -> str:
     return f"{found}, {'not ' if name in same else ''}significantly different"
 
 
-def _table(found: Sequence[Column], names: Iterable[str]) -> str:
+def _format_table(found: Sequence[Column], names: Iterable[str]) -> str:
     header = ["encoding", *(column.title for column in found)]
     rows = [
         [f"`{name}`", *(column.show(name) if name in column.figures else "-" for column in found)]
@@ -126,7 +126,7 @@ def _correlations(found: Sequence[Column]) -> list[str]:
     return [markdown.table(header, rows)] if rows else []
 
 
-def _cost() -> list[str]:
+def _format_costs() -> list[str]:
     found = measured.layer_costs()
     return ["### Cost", *_part(found, found[0].ranked())]
 
@@ -136,4 +136,4 @@ def _part(found: Sequence[Column], names: Iterable[str]) -> list[str]:
         f"[{name}](results/{name})" if "*" not in name else f"`results/{name}`"
         for name in sorted({name for column in found for name in column.source.split(", ")})
     ]
-    return [_table(found, names), f"Records: {', '.join(links)}."]
+    return [_format_table(found, names), f"Records: {', '.join(links)}."]

@@ -25,7 +25,7 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of what is hidden, an equal part of the 
 def write_train_splits(task: Task, family: str, longest: int, folder: Path) -> Outputs:
     """Write the splits ``train`` and ``valid``, with lengths drawn from 1 to ``longest``."""
     for split, count in EXAMPLES.items():
-        chance = _chance(task, split)
+        chance = _new_generator(task, split)
         examples = (task.example(chance, chance.randint(1, longest)) for _ in range(count))
         _write(examples, task, family, folder, split)
     return dict(EXAMPLES)
@@ -35,7 +35,7 @@ def write_test_splits(task: Task, family: str, lengths: Sequence[int], folder: P
     """Write a test split for each length, and depth; see :func:`name_test_splits`."""
     written = {}
     for split, (length, *depth) in name_test_splits(task, lengths).items():
-        chance = _chance(task, split)
+        chance = _new_generator(task, split)
         written[split] = TEST_EXAMPLES // (len(DEPTHS) if depth else 1)
         examples = (task.example(chance, length, *depth) for _ in range(written[split]))
         _write(examples, task, family, folder, split)
@@ -51,7 +51,7 @@ def name_test_splits(
     return {f"length-{n}-depth-{d:g}": (n, d) for n in lengths for d in DEPTHS}
 
 
-def _chance(task: Task, split: str) -> random.Random:
+def _new_generator(task: Task, split: str) -> random.Random:
     return random.Random(f"{DATA_SEED} {task.name} {split}")
 
 

@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     waiting = [run for run in runs if not run.is_finished(out)]
     say(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before; results: {out}")
     with signals_as_keyboard_interrupt(CONTINUES):
-        failures = _work(waiting, out, args.jobs, cluster)
+        failures = _run_trainings(waiting, out, args.jobs, cluster)
     found = write_results(known, out, pretrained, name)
     refuse_failures(failures, len(runs))
     print(found.text() if args.json else format_report(found))
@@ -143,7 +143,9 @@ def _parse_rates(text: str | None) -> tuple[float, ...]:
     return found
 
 
-def _work(waiting: list[GlueRun], out: Path, jobs: int | None, cluster: Slurm | None) -> list[str]:
+def _run_trainings(
+    waiting: list[GlueRun], out: Path, jobs: int | None, cluster: Slurm | None
+) -> list[str]:
     """Make the runs that are not finished, here or on a cluster; return a line for each failure."""
     if not waiting:
         return []

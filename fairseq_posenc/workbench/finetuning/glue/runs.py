@@ -126,7 +126,7 @@ class TaskConfig(NamedTuple):
 
 def paper_grid(protocol: str, task: Task) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """Look up the learning rates and seeds of the paper."""
-    recipe = _recipe(protocol)
+    recipe = _find_recipe(protocol)
     given = {**recipe["not_given"], **recipe["settings"]}
     given.update(recipe.get("per_task", {}).get(task.name, {}))
     return tuple(given["lr"]), tuple(given["seeds"])
@@ -154,14 +154,14 @@ def compose_task_config(
         cfg.optimization.max_epoch * _updates_per_epoch(cfg, examples)
     )
     warmup = cfg.lr_scheduler.warmup_updates or round(
-        _recipe(protocol)["not_given"].get("warmup_ratio", 0) * max_update
+        _find_recipe(protocol)["not_given"].get("warmup_ratio", 0) * max_update
     )
     written = _compose(path, []) if overrides else cfg
     metric, model = cfg.checkpoint.best_checkpoint_metric, frozenset(written.get("model") or {})
     return TaskConfig(path.stem, metric, int(max_update), int(warmup), model)
 
 
-def _recipe(protocol: str) -> dict[str, Any]:
+def _find_recipe(protocol: str) -> dict[str, Any]:
     recipe: dict[str, Any] = recipes.load()["finetuning"]["glue"][protocol]
     return recipe
 

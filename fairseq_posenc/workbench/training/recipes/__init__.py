@@ -109,7 +109,7 @@ def training(name: str) -> Recipe:
     Raises:
         UserError: there is none of that name.
     """
-    return _recipe(name, trainings())
+    return _build_recipe(name, trainings())
 
 
 def pretraining(name: str) -> Recipe:
@@ -118,10 +118,10 @@ def pretraining(name: str) -> Recipe:
     Raises:
         UserError: there is none of that name.
     """
-    return _recipe(name, load()["pretraining"])
+    return _build_recipe(name, load()["pretraining"])
 
 
-def _recipe(name: str, known: Mapping[str, Any]) -> Recipe:
+def _build_recipe(name: str, known: Mapping[str, Any]) -> Recipe:
     if name not in known:
         raise UserError(f"no recipe is called '{name}'; there are {', '.join(known)}")
     entry = known[name]
@@ -169,10 +169,10 @@ class Reported(NamedTuple):
 @cache
 def reported() -> dict[str, Reported]:
     """Collect all tables by their short names."""
-    return {name: _table(name, load()["reported"][key]) for name, key in TABLES.items()}
+    return {name: _build_table(name, load()["reported"][key]) for name, key in TABLES.items()}
 
 
-def _table(name: str, entry: dict[str, Any]) -> Reported:
+def _build_table(name: str, entry: dict[str, Any]) -> Reported:
     columns = entry["columns"].items()
     return Reported(
         id=name,

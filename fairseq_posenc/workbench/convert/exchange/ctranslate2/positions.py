@@ -195,21 +195,21 @@ def _rotary_options(rope: Rope) -> dict[str, Any]:
     }
 
 
-def _slowness(rope: Rope) -> Tensor:
-    """Compute how much slower than unscaled ones pairs are turned, ``(rotated / 2,)``."""
+def _rope_factors(rope: Rope) -> Tensor:
+    """Compute the factors by which scaling divides the frequencies of pairs, ``(rotated / 2,)``."""
     exponents = torch.arange(0, rope.rotated, 2) / rope.rotated
     return rope.base**-exponents / rope.frequencies
 
 
 def _is_plain(rope: Rope) -> bool:
-    return torch.allclose(_slowness(rope), torch.ones(()))
+    return torch.allclose(_rope_factors(rope), torch.ones(()))
 
 
 def _set_frequencies(spec: MultiHeadAttentionSpec, rope: Rope) -> None:
     """Give each pair its frequency, whatever scaling it is of, as a factor of the form "Su"."""
     if not _is_plain(rope):
-        slowness = _slowness(rope).numpy()
-        spec.rotary_scaling_long_factor = spec.rotary_scaling_short_factor = slowness
+        factors = _rope_factors(rope).numpy()
+        spec.rotary_scaling_long_factor = spec.rotary_scaling_short_factor = factors
 
 
 def _set_tables(

@@ -74,7 +74,7 @@ def mqar(chance: random.Random, length: int) -> Example:
 def needle(chance: random.Random, length: int, depth: Optional[float] = None) -> Example:
     """Say the value of the only key in the noise (RULER's single needle)."""
     key, value = chance.choice(_KEYS), chance.choice(_VALUES)
-    return [*_hide(chance, [(key, _IS, value)], length, depth), _ASK, key], [value]
+    return [*_hide_needles(chance, [(key, _IS, value)], length, depth), _ASK, key], [value]
 
 
 @register(_HAYSTACK)
@@ -82,7 +82,7 @@ def needle_multi_key(chance: random.Random, length: int) -> Example:
     """Say the value of one of several keys in the noise (RULER's multi-key)."""
     values, needles = _draw_needles(chance, length)
     asked = chance.choice(list(values))
-    return [*_hide(chance, needles, length), _ASK, asked], [values[asked]]
+    return [*_hide_needles(chance, needles, length), _ASK, asked], [values[asked]]
 
 
 @register(_HAYSTACK)
@@ -91,7 +91,7 @@ def needle_multi_value(chance: random.Random, length: int) -> Example:
     count = _count_needles(length)
     key, values = chance.choice(_KEYS), chance.sample(_VALUES, count)
     needles = [(key, _IS, value) for value in values]
-    return [*_hide(chance, needles, length), _ASK, key], values
+    return [*_hide_needles(chance, needles, length), _ASK, key], values
 
 
 @register([*_HAYSTACK, ENDS])
@@ -103,7 +103,7 @@ def needle_multi_query(chance: random.Random, length: int) -> Example:
     values, needles = _draw_needles(chance, length)
     asked = chance.sample(list(values), len(values))
     known = [word for key in asked[:-1] for word in (key, ASKS, values[key], ENDS)]
-    hidden = _hide(chance, needles, length)
+    hidden = _hide_needles(chance, needles, length)
     return [*hidden, _ASK, *known, asked[-1]], [values[asked[-1]]]
 
 
@@ -117,7 +117,7 @@ def variable_tracking(chance: random.Random, length: int) -> Example:
     names = chance.sample(_VARIABLES, _count_needles(length, _HOPS + 1))
     value = chance.choice(_VALUES)
     chain = [(name, _ASSIGN, source) for name, source in zip(names, [value, *names])]
-    return [*_hide(chance, chain, length), _ASK, value], names
+    return [*_hide_needles(chance, chain, length), _ASK, value], names
 
 
 def _count_needles(length: int, most: int = 4) -> int:
@@ -133,7 +133,7 @@ def _draw_needles(
     return values, [(key, _IS, value) for key, value in values.items()]
 
 
-def _hide(
+def _hide_needles(
     chance: random.Random,
     needles: Sequence[Sequence[str]],
     length: int,
