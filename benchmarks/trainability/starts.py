@@ -15,10 +15,6 @@ from torch import Tensor, nn
 from fairseq_posenc.transformer.attention import PositionalAttention
 
 
-def _noise(like: Tensor, std: float, generator: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=generator) * std
-
-
 def _sigma(attention: PositionalAttention) -> float:
     """Compute the standard deviation of a query's and a key's numbers, for inputs of variance 1."""
     stds = [proj.weight.std().item() for proj in (attention.q_proj, attention.k_proj)]
@@ -27,7 +23,7 @@ def _sigma(attention: PositionalAttention) -> float:
 
 def _normal(std: Callable[[PositionalAttention], float]) -> Any:
     def draw(attention: PositionalAttention, table: Tensor, generator: torch.Generator) -> Tensor:
-        return _noise(table, std(attention), generator)
+        return torch.randn(table.shape, generator=generator) * std(attention)
 
     return draw
 

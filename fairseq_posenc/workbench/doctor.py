@@ -56,7 +56,8 @@ def findings() -> Iterator[Finding]:
     if has_fairseq:
         yield from _apex()
     yield _triton()
-    yield from _backends()
+    for name, why_not in available().items():
+        yield Finding(f"backend {name}", None if why_not else True, why_not or "can run")
     if has_fairseq:
         yield _user_dir()
     yield self_test()
@@ -112,11 +113,6 @@ def _triton() -> Finding:
     if importlib.util.find_spec("triton") is None:
         return Finding("triton", None, "not installed")
     return Finding("triton", True, importlib.metadata.version("triton"))
-
-
-def _backends() -> Iterator[Finding]:
-    for name, why_not in available().items():
-        yield Finding(f"backend {name}", None if why_not else True, why_not or "can run")
 
 
 def _user_dir() -> Finding:

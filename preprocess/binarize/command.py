@@ -51,6 +51,8 @@ _OPTIONS = (
     *("shard", "num_shards"),
 )
 
+WriteFolder = Callable[[BinarizeSettings, TextRules], None]
+
 
 def run(args: argparse.Namespace, lines: LineFormat) -> None:
     """Make the data-bin or dictionary of the options; continue where a call was interrupted.
@@ -92,10 +94,7 @@ def _run_jobs(settings: BinarizeSettings, text: TextRules, cluster: Slurm) -> No
 
 
 def _make_shards(
-    settings: BinarizeSettings,
-    text: TextRules,
-    cluster: Slurm,
-    write: Callable[[BinarizeSettings, TextRules], None],
+    settings: BinarizeSettings, text: TextRules, cluster: Slurm, write: WriteFolder
 ) -> list[Path]:
     """Have ``write`` make all shards that are not there; return their folders, which are whole."""
     plan, files = _plan(settings, text, {}), find_files(settings.inputs["train"])
@@ -109,11 +108,7 @@ def _make_shards(
     return folders
 
 
-def _as_piece(
-    settings: BinarizeSettings,
-    text: TextRules,
-    write: Callable[[BinarizeSettings, TextRules], None],
-) -> Piece:
+def _as_piece(settings: BinarizeSettings, text: TextRules, write: WriteFolder) -> Piece:
     folder = settings.folder
     return Piece(
         str(folder.relative_to(settings.out)),

@@ -37,7 +37,9 @@ def read_shards(folders: Sequence[Path], plan: dict[str, Any]) -> list[list[Inpu
         ]
         own = manifest["plan"]
         wrong = list_differences(_shared(own), _shared(plan))
-        if not _has_number(folder, own) or own["inputs"]["train"] != combine_checksums(parts):
+        number = int(folder.name.removeprefix("shard").split("-")[0])
+        given = (own["options"]["shard"], own["inputs"]["train"])
+        if given != (number, combine_checksums(parts)):
             wrong.append("parts of the text")
         for split in manifest["splits"].values():
             for name, output in split.get("outputs", {}).items():
@@ -74,7 +76,3 @@ def check_coverage(shards: Sequence[Sequence[Input]], files: Sequence[str]) -> N
 def _shared(plan: dict[str, Any]) -> dict[str, Any]:
     options = {name: value for name, value in plan["options"].items() if name != "shard"}
     return {**plan, "options": options, "inputs": None}
-
-
-def _has_number(folder: Path, plan: dict[str, Any]) -> bool:
-    return int(folder.name.removeprefix("shard").split("-")[0]) == plan["options"]["shard"]

@@ -62,8 +62,3 @@ class ExperimentSettings(ABC):
     def names(self) -> list[str]:
         """The names of the models."""
         return [variant.name for variant in self.variants]
-
-    @property
-    def validate_every(self) -> int:
-        """Updates between two points of a learning curve."""
-        return max(1, self.updates // self.points)

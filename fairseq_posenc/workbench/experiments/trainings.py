@@ -50,7 +50,8 @@ def train_command(settings: ExperimentSettings, run: Run) -> list[str]:
 
     The training can be continued at each of its validations.
     """
-    every, folder = settings.validate_every, settings.folder(run)
+    # updates between two points of a learning curve
+    every, folder = max(1, settings.updates // settings.points), settings.folder(run)
     return [
         *("fairseq-train", str(settings.data(run)), "--max-update", str(settings.updates)),
         *("--seed", str(run.seed), "--save-dir", str(folder)),

@@ -13,7 +13,7 @@ from fairseq.data import Dictionary, data_utils
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.finetuning.squad.data import Question
 from fairseq_posenc.workbench.finetuning.squad.windows import Window, WindowMaker
-from fairseq_posenc.workbench.loading.checkpoints import State, load_state
+from fairseq_posenc.workbench.loading.checkpoints import load_state
 from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import PLAIN, Computing
 from fairseq_posenc.workbench.running.progress import bar
@@ -180,7 +180,8 @@ class Predictor:
             UserError: another model, or the folder is missing.
         """
         state = load_state(path, "--checkpoint")
-        if state["cfg"].task._name != "squad" or not _has_head(state):
+        has_head = any(name.startswith("span_head.") for name in state["model"])
+        if state["cfg"].task._name != "squad" or not has_head:
             raise UserError(
                 f"--checkpoint {path}: was not fine-tuned on SQuAD; use fairseq-posenc squad train"
             )
@@ -225,10 +226,6 @@ class Predictor:
         scores = self.model(tokens.to(device), span_scores=True)
         starts, ends = (each.cpu().numpy() for each in scores)
         return [best_spans(*each) for each in zip(windows, starts, ends)]
-
-
-def _has_head(state: State) -> bool:
-    return any(name.startswith("span_head.") for name in state["model"])
 
 
 def _batches(inputs: Sequence[QuestionWindow], max_tokens: int) -> Iterator[list[QuestionWindow]]:
