@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots import attention, distances, tables
-from fairseq_posenc.workbench.plots.stacks import PlottedStack, choose_numbers, stack_of_spec
+from fairseq_posenc.workbench.plots.stacks import PlottedStack, choose_numbers, of_spec
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.running.options import add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
@@ -196,7 +196,7 @@ def _subject(args: argparse.Namespace) -> Subject:
     if args.checkpoint:
         return _choose_from_checkpoint(args, args.checkpoint[0])
     width, heads, length = (getattr(args, size) or default for size, default in _SIZES.items())
-    stack = stack_of_spec(args.encoding, width, heads, length, args.decoder)
+    stack = of_spec(args.encoding, width, heads, length, args.decoder)
     if args.stack not in (None, stack.name):
         raise UserError(f"--stack {args.stack}: --encoding has one, the {stack.name}")
     trains = any(True for _ in stack.layers[0].parameters())

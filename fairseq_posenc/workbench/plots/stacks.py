@@ -66,7 +66,7 @@ class PlottedStack(NamedTuple):
         return None
 
 
-def stack_of_spec(
+def of_spec(
     spec: str, embed_dim: int, num_heads: int, max_positions: int, causal: bool
 ) -> PlottedStack:
     """Build the layers of a spec as they are before training.
@@ -83,7 +83,7 @@ def stack_of_spec(
     return PlottedStack(layers, [])
 
 
-def stacks_of_model(model: nn.Module) -> dict[str, PlottedStack]:
+def of_model(model: nn.Module) -> dict[str, PlottedStack]:
     """Collect the stacks of a trained model by name; none for a model of fairseq's own."""
     found = [_trained_stack(module) for module in model.modules() if hasattr(module, "assembly")]
     return {stack.name: stack for stack in found}

@@ -17,7 +17,7 @@ from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.plots import attention, distances, tables, trained
 from fairseq_posenc.workbench.plots.command import KINDS
-from fairseq_posenc.workbench.plots.stacks import stack_of_spec, stacks_of_model
+from fairseq_posenc.workbench.plots.stacks import of_model, of_spec
 from tests.helpers import commands
 from tests.helpers.tiny_models import (
     ARCHITECTURES,
@@ -54,7 +54,7 @@ def assert_same(shown, tensor, **tolerance):
 
 
 def spec_stack(spec: str, causal: bool = False):
-    return stack_of_spec(spec, 32, 4, 24, causal or needs_causal(spec))
+    return of_spec(spec, 32, 4, 24, causal or needs_causal(spec))
 
 
 def tables_drawn(stack, layers=(0,)):
@@ -69,7 +69,7 @@ class TestTables:
     def test_a_models_tables_are_shown(self):
         model = make_model("masked_lm", position_encoding="learned+shaw")
         stack = model.encoder.sentence_encoder
-        found = tables_drawn(stacks_of_model(model)["encoder"], layers=(0, 2))
+        found = tables_drawn(of_model(model)["encoder"], layers=(0, 2))
         assert list(found) == ["at the input", "query table, layer 1", "query table, layer 3"]
         at_input = stack.embed_positions.encodings["learned"].table.weight
         assert_same(found["at the input"].values, at_input)
@@ -120,7 +120,7 @@ class TestTables:
 
     @pytest.mark.parametrize("family", STOCK)
     def test_models_of_fairseqs_own_have_no_stacks(self, family):
-        assert stacks_of_model(make_model(family, STOCK[family])) == {}
+        assert of_model(make_model(family, STOCK[family])) == {}
 
 
 class TestMap:
@@ -150,7 +150,7 @@ class TestProducts:
     def test_they_are_those_of_the_vectors_and_of_a_models_projections(self):
         model = make_model("masked_lm", position_encoding="learned")
         stack = model.encoder.sentence_encoder
-        figure = distances.draw_products(stacks_of_model(model)["encoder"], [1], ALL, 5, "title")
+        figure = distances.draw_products(of_model(model)["encoder"], [1], ALL, 5, "title")
         own, random, projected = panels(figure)
         vectors = stack.embed_positions.encodings["learned"].table.weight.detach().double()
         around = range(12 - 5, 12 + 6)
@@ -163,7 +163,7 @@ class TestProducts:
         assert drawn_lines(random).shape == (4, 11)
 
     def test_sinusoids_products_fall_with_the_distance_alone_until_they_are_projected(self):
-        stack = stack_of_spec("sinusoidal", 256, 4, 128, False)
+        stack = of_spec("sinusoidal", 256, 4, 128, False)
         own, random = panels(distances.draw_products(stack, [0], ALL, 40, "title"))
         (line,) = drawn_lines(own)
         np.testing.assert_allclose(line, line[::-1], atol=1e-3)  # distance-aware, not directed
@@ -180,7 +180,7 @@ class TestProducts:
 class TestDecay:
     def test_the_bound_is_roformers(self):
         """Of section 3.4.3, at head size 64 and reach 256, by plain loops."""
-        stack = stack_of_spec("rope", 256, 4, 128, False)
+        stack = of_spec("rope", 256, 4, 128, False)
         (axes,) = panels(distances.draw_decay(stack, 256, "title"))
         (line,) = drawn_lines(axes)
         frequencies = [10000 ** (-2 * t / 64) for t in range(32)]
@@ -203,7 +203,7 @@ class TestCurves:
     def test_scores_are_means_over_pairs(self, family, spec):
         model = make_model(family, position_encoding=spec)
         seen = trained.attention_to_random_symbols(model, 14)
-        for stack in stacks_of_model(model).values():
+        for stack in of_model(model).values():
             found = distances.compute_curves(stack, [1], ALL, 6, seen)
             (axes, *_) = panels(distances.draw_curves(found, ALL, "title"))
             (layer,) = (s for s in seen if (s.stack, s.cross, s.layer) == (stack.name, False, 1))
