@@ -61,12 +61,10 @@ def run(args: argparse.Namespace) -> int:
     cluster = options.parse_place(args)
     if not cluster:
         choose_device(args.device, args.fp16)
-    request = BleuRequest(
+    request = options.build_settings(
+        BleuRequest,
+        args,
         systems=parse_systems(args.systems, args.average),
-        average=args.average,
-        data=args.data,
-        reference=args.reference,
-        source=args.source,
         searches=[Search(beam, args.lenpen) for beam in sorted({1, args.beam})],
         options=Options(args.split, args.num_shards, args.max_tokens, args.device, fp16=args.fp16),
         cluster=cluster,

@@ -26,7 +26,7 @@ from fairseq_posenc.workbench.convert.swap.weights import (
 from fairseq_posenc.workbench.loading.checkpoints import write_state
 from fairseq_posenc.workbench.loading.families import stacks_of
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
-from fairseq_posenc.workbench.running.options import add_count
+from fairseq_posenc.workbench.running.options import add_count, build_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,13 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write a start checkpoint and print what became of each position parameter."""
-    choice = Choice(
-        options.position_encoding,
-        options.position_encoding_decoder,
-        options.attention_directions,
-        options.max_positions,
-        options.arch,
-    )
+    choice = build_settings(Choice, options)
     if choice == Choice():
         raise UserError("nothing to swap: give --position-encoding, --arch or --max-positions")
     if not (options.out or options.arch):
