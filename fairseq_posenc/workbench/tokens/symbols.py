@@ -41,7 +41,7 @@ class Characters(NamedTuple):
 
 
 class SymbolEncoder:
-    """Looks symbols up in a dictionary, as which ``split`` cuts lines."""
+    """Encodes lines: ``split`` cuts them into symbols, which are looked up in a dictionary."""
 
     def __init__(self, split: Splitter, dictionary: Dictionary) -> None:
         self._split = split

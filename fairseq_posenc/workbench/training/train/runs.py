@@ -62,7 +62,7 @@ def _check_data_bin(folder: Path, first: Path) -> None:
 
 LAST = "checkpoint_last.pt"
 _LONGEST = 100  # characters of a name, of the 255 that a file may have
-_AS_WRITTEN = str.maketrans({**dict.fromkeys("(:,/", "-"), "*": "x", ")": None, " ": None})
+_IN_FILE_NAMES = str.maketrans({**dict.fromkeys("(:,/", "-"), "*": "x", ")": None, " ": None})
 # Where a run continues, its length, output and speed: these do not change its result.
 _SAME_RUN = (
     *("--restore-file", "--finetune-from-model", "--reset-", "--max-update", "--max-epoch"),
@@ -122,19 +122,19 @@ def _format_change(option: str, value: str) -> str:
 
 def _escape(text: str) -> str:
     """Replace the characters that shells and fairseq treat specially."""
-    return text.translate(_AS_WRITTEN)
+    return text.translate(_IN_FILE_NAMES)
 
 
-_SAID = {"update_epoch_batch_itr"}  # by fairseq's command line as --OPTION True
+_WITH_VALUE_TRUE = {"update_epoch_batch_itr"}  # written as --OPTION True
 # fairseq finds out about ranks by itself only where there are GPUs.
-_RANK = ("--no-python", "sh", "-c", 'exec "$0" "$@" --distributed-rank "$RANK"')
+_WITH_RANK = ("--no-python", "sh", "-c", 'exec "$0" "$@" --distributed-rank "$RANK"')
 _ON_PROCESSORS = {
     "distributed_no_spawn": True,
     "distributed_init_method": "env://",
     "distributed_backend": "gloo",
     "ddp_backend": "legacy_ddp",
 }
-_ENDS = ("max_update", "max_epoch", "stop_time_hours", "stop_min_lr", "patience")
+_END_OPTIONS = ("max_update", "max_epoch", "stop_time_hours", "stop_min_lr", "patience")
 _BATCH_OPTIONS = {"--batch-size", "--max-tokens", "--update-freq"}
 
 
@@ -187,7 +187,7 @@ class RecipeTraining:
         if devices.meeting:
             processes = f"--nproc_per_node={devices.gpus}"
             torchrun = [find_command("torchrun"), *devices.meeting, processes]
-            launcher = [*torchrun, *(_RANK if devices.precision == "--cpu" else ()), *launcher]
+            launcher = [*torchrun, *(_WITH_RANK if devices.precision == "--cpu" else ()), *launcher]
         return [*launcher, *_format_arguments(self.data, options), devices.precision]
 
 
@@ -215,7 +215,7 @@ class TrainingRun(NamedTuple):
         given = {**self.training.recipe.all_settings}
         for option, value in parse_options(self.training.args.passed).items():
             given[option.lstrip("-").replace("-", "_")] = value
-        return {name: str(given[name]) for name in _ENDS if name in given}
+        return {name: str(given[name]) for name in _END_OPTIONS if name in given}
 
     def is_done(self) -> bool:
         """Whether it has run to its end, with the same options for the end."""
@@ -333,6 +333,6 @@ def _format_arguments(data: Data, options: Mapping[str, Any]) -> list[str]:
         words.append(f"--{name.replace('_', '-')}")
         if isinstance(value, list):
             words.append(",".join(map(str, value)))
-        elif value is not True or name in _SAID:
+        elif value is not True or name in _WITH_VALUE_TRUE:
             words.append(str(value))
     return words
