@@ -16,7 +16,7 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any
 
 import pytest
 import zstandard
@@ -169,7 +169,7 @@ def test_only_files_that_are_divided_are_opened_to_find_the_parts(tmp_path, monk
         path.write_text("w\n" * 5)
     opened: list[str] = []
 
-    def note(path: str, mode: str) -> BinaryIO:
+    def note(path: str, mode: str) -> IO[Any]:
         opened.append(path)
         return open(path, mode)
 

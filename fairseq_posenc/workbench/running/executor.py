@@ -134,7 +134,7 @@ class _Queue:
         self.how_to_end = f"scancel --name {self._name} ends them"
 
     def is_busy(self) -> bool:
-        """Check for jobs that wait or run; where Slurm does not answer, for locks that they hold."""
+        """Check for jobs that wait or run; if Slurm does not answer, for locks that they hold."""
         if self._ids and (states := self._ask()) is not None:
             return not all(map(_has_failed, states.values()))
         return any(is_locked(self._lock(key)) for key in self._ids)
