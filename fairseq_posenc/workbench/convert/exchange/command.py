@@ -23,20 +23,30 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         "model or causal LM to serve",
     )
     add("--out", type=Path, required=True, metavar="FOLDER", help="new or empty")
-    add_data(parser, "with the dictionaries (default: as trained)")
+    add_data(parser, "directory with the dictionaries (default: that of the training)")
     add(
         "--tokens",
         metavar="WHAT",
-        help="what cut the text: a sentencepiece model, a folder with encoder.json and vocab.bpe, "
+        help="tokenizer: a sentencepiece model, a folder with encoder.json and vocab.bpe, "
         "words, characters, or none for no tokenizer (default: what lies in the data's folder)",
     )
     add(
         "--quantization",
         choices=["float32", "float16", "int8"],
-        help="of the weights, --to ctranslate2 (default: float32)",
+        help="type of the weights, with --to ctranslate2 (default: float32)",
     )
-    add("--license", default="unknown", metavar="ID", help="of the weights, such as mit")
-    add("--language", default="", metavar="CODES", help="of the text, such as en or en,de")
+    add(
+        "--license",
+        default="unknown",
+        metavar="ID",
+        help="licence of the weights for the model card, such as mit",
+    )
+    add(
+        "--language",
+        default="",
+        metavar="CODES",
+        help="languages of the text for the model card, such as en or en,de",
+    )
 
 
 def run_export(options: argparse.Namespace) -> int:
@@ -72,10 +82,10 @@ def run_export(options: argparse.Namespace) -> int:
 def add_import_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc import``."""
     add = parser.add_argument
-    what = "of transformers: a RoBERTa, or what fairseq-posenc export wrote"
+    what = "folder of transformers: a RoBERTa, or one that fairseq-posenc export wrote"
     add("--from", dest="source", type=Path, required=True, metavar="FOLDER", help=what)
     add("--out", type=Path, required=True, metavar="FILE", help="start checkpoint of fairseq")
-    add("--overwrite", action="store_true", help="replace an older --out")
+    add("--overwrite", action="store_true", help="replace --out if it exists")
 
 
 def run_import(options: argparse.Namespace) -> int:

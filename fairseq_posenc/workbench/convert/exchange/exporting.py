@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import transformers
 from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
@@ -52,6 +53,11 @@ def export(
     Raises:
         UserError: the models differ, or a part cannot be exported.
     """
+    if target == "hf4" and int(transformers.__version__.split(".")[0]) > 4:
+        raise UserError(
+            f"--to hf4: transformers {transformers.__version__}, of this machine, has no such "
+            "positions and cannot read the model back: pip install 'transformers<5', or --to hf"
+        )
     with create_folder(out) as folder:
         unknown, notes = _write_tokenizers(trained, given, folder)
         if target == "onnx":

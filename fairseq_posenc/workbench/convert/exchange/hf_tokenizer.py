@@ -66,7 +66,7 @@ def find_tokenization(given: Optional[str], folder: Path, language: str) -> Path
         return name
     raise UserError(
         f"{place}: holds no {PIECES}, and no {ENCODER} and {MERGES}: say with --tokens "
-        "what cut the text: a sentencepiece model, the folder of those two files, words, "
+        "the tokenizer: a sentencepiece model, the folder of those two files, words, "
         "characters, or none for an export without a tokenizer"
     )
 

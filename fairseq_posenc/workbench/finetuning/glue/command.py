@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, help="pre-trained masked LM")
     add("--protocol", choices=PROTOCOLS, required=True, help="paper whose protocol is followed")
-    add_data(parser, "made by preprocess/glue.py", required=True)
+    add_data(parser, "directory made by fairseq-posenc preprocess glue", required=True)
     add("--tasks", default="all", help="tasks, separated by commas (default: all eight)")
     add("--learning-rates", help="peak learning rates, as in 1e-5,2e-5 (default: the paper's)")
     add_seeds(parser, "the paper's; one for m4m")
@@ -54,7 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_jobs(parser, "one on each GPU")
     add_on(parser)
     add("--submitit", nargs="+", action=_Submitit, dest="on", help=argparse.SUPPRESS)
-    add("--configs", type=Path, default=CONFIGS, help="folder of the YAML files")
+    add(
+        "--configs",
+        type=Path,
+        default=CONFIGS,
+        help="folder of the YAML configurations (default: the project's)",
+    )
     add("--dry-run", action="store_true", help="print the commands without running them")
     add_computing(parser)
     add_set(parser, "model.dropout=0.2")

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Optional
 
+from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.finetuning.squad.data import (
     V2,
@@ -17,9 +18,10 @@ from fairseq_posenc.workbench.finetuning.squad.data import (
 )
 from fairseq_posenc.workbench.finetuning.squad.predict import Predictor
 from fairseq_posenc.workbench.finetuning.squad.score import Figures, evaluate, unanswered
-from fairseq_posenc.workbench.finetuning.squad.train import train
+from fairseq_posenc.workbench.finetuning.squad.train import FineTuning
 from fairseq_posenc.workbench.results.record import Record, make_folder, own_command
 from fairseq_posenc.workbench.running.devices import Computing, hydra_words
+from fairseq_posenc.workbench.running.executor import run_pieces
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.options import (
@@ -27,8 +29,10 @@ from fairseq_posenc.workbench.running.options import (
     add_count,
     add_data,
     add_json,
+    add_on,
     add_out,
     add_set,
+    parse_place,
     show_examples,
 )
 from fairseq_posenc.workbench.running.progress import say
@@ -58,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 def _add_train(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the pre-trained model")
-    add_data(parser, "made by preprocess/squad.py", required=True)
+    add_data(parser, "directory made by fairseq-posenc preprocess squad", required=True)
     add_out(parser)
     add(
         "--config",
@@ -67,6 +71,8 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         help="recipe (default: finetune_configs/squadNN.yaml)",
     )
     add_computing(parser)
+    add_on(parser)
+    parser.set_defaults(jobs=None)  # it is one
     add_set(parser, "optimization.lr=[2e-5]")
 
 
@@ -74,7 +80,9 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the fine-tuned model")
     add("--questions", type=Path, required=True, metavar="JSON", help="SQuAD file")
-    add_data(parser, "folder made by preprocess/squad.py (default: the one of the training)")
+    add_data(
+        parser, "directory made by fairseq-posenc preprocess squad (default: that of the training)"
+    )
     add_out(parser)
     add_count(parser, "--max-tokens", "maximum tokens of a batch", 8192)
     add_computing(parser)
@@ -97,9 +105,12 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    changes = [*hydra_words(args), *args.changes]
+    cluster = parse_place(args)
+    changes = [*hydra_words(args, here=cluster is None), *args.changes]
     with signals_as_keyboard_interrupt(CONTINUES):
-        model = train(args.checkpoint, args.data, args.out, args.config, changes)
+        training = FineTuning(args.checkpoint, args.data, args.out, args.config, changes)
+        run_pieces([training.build_piece()], args.out, cluster)
+    model = args.out / LAST
     say(f"{model}: written; next: fairseq-posenc squad predict --checkpoint {model} ...")
     return 0
 

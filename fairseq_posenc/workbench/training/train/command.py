@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _describe(parser, {name: entry["title"] for name, entry in known.items()})
     add = parser.add_argument
     add("recipe", choices=known, metavar="RECIPE", help="one of those below")
-    add("encoding", metavar="ENCODING", help="spec of the positions (fairseq-posenc list)")
+    add("encoding", metavar="ENCODING", help="position encoding, as in rope or learned+m4m")
     _add_common(parser)
     add_out(parser, computed="checkpoints/RECIPE/DATA/, then the encoding and what was changed")
     add(
@@ -69,10 +69,18 @@ def _describe(parser: argparse.ArgumentParser, names: dict[str, str]) -> None:
 def _add_common(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("data", metavar="DATA", help="a data-bin, several joined by colons, or a folder of shards")
-    add_count(parser, "--gpus", "of this machine (default: all that are visible)")
-    add_count(parser, "--nodes", "machines (default: those of the SLURM step)")
-    add("--head", metavar="HOST:PORT", help="where they meet (default: the SLURM step's first)")
-    add_count(parser, "--per-gpu", "what a GPU takes at a time; the global batch stays what it is")
+    add_count(parser, "--gpus", "GPUs of this machine (default: all that are visible)")
+    add_count(parser, "--nodes", "number of machines (default: those of the Slurm step)")
+    add(
+        "--head",
+        metavar="HOST:PORT",
+        help="address of the first machine (default: the Slurm step's first)",
+    )
+    add_count(
+        parser,
+        "--per-gpu",
+        "a GPU's sequences (translation: tokens) at a time; the global batch stays as it is",
+    )
     add_computing(parser)
     add_on(parser, one_by_one=True)
     add("--dry-run", action="store_true", help="print the command and stop")
