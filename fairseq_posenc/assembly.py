@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import check
-from fairseq_posenc.backends.base import Mask, PerForwardCache
+from fairseq_posenc.backends.forward_cache import PerForwardCache
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import Item, Layer, Spec, build, get, name_modules
+from fairseq_posenc.registry import get
+from fairseq_posenc.specs import Item, Layer, Spec, build, name_modules
 
 
 class Assembly(NamedTuple):
@@ -37,21 +39,21 @@ class Assembly(NamedTuple):
     def build_input(self) -> Encodings | None:
         """Build the encodings that add vectors to the token embeddings; None where none does."""
         token = _one_token()
-        adds = any(self._draft(item).embed(token) is not None for item in self.spec.input)
-        return build(name_modules(self.spec.input), self._input_dims) if adds else None
+        adds = any(self._draft(item).embed(token) is not None for item in self.spec.input_items)
+        return build(name_modules(self.spec.input_items), self._input_dims) if adds else None
 
     def build_stack(self) -> Encodings:
         """Build the encodings that layers share."""
-        built, shared = build(self.spec.shared, self.dims), self.spec.shared
+        built, shared = build(self.spec.shared_modules, self.dims), self.spec.shared_modules
         built.kinds = tuple(
-            tuple(name for name, item in shared.items() if item in (*self.spec.whole, *kind))
-            for kind in self.spec.kinds
+            tuple(name for name, item in shared.items() if item in (*self.spec.whole_stack, *kind))
+            for kind in self.spec.layer_kinds
         )
         return built
 
     def build_layer(self, index: int = 0) -> Encodings:
         """Build the encodings of one layer's own, counted from 0."""
-        return build(self.spec.own(index), self.dims)
+        return build(self.spec.layer_modules(index), self.dims)
 
     def trained_at(self, length: int) -> Assembly:
         """Describe the same stack with weights that were trained at a length."""
@@ -72,18 +74,18 @@ class Assembly(NamedTuple):
         """
         self.check_size()
         token = _one_token()
-        for item in self.spec.whole:
+        for item in self.spec.whole_stack:
             if get(item.name).acts_on == "positions":
                 token = self._draft(item).number(token)
         span = Span.from_lengths(1, 1, token.tokens.device)
         kinds = []
-        for layer in self.spec.kinds:
+        for layer in self.spec.layer_kinds:
             terms = reduce(or_, (self._draft(item).terms(span, token) for item in layer), Terms())
             drafts = Encodings({str(n): self._draft(item) for n, item in enumerate(layer)})
             decay = drafts.decay(torch.empty(1, 1, self.dims.embed_dim, device="meta"), token)
             terms = terms.with_decay(decay, self.dims.num_heads)
             self._check_fit(layer, terms, token)
-            items = [*self.spec.whole, *layer]
+            items = [*self.spec.whole_stack, *layer]
             limits = reduce(and_, (self._draft(item).locality(token) for item in items), Locality())
             check(backend, terms.unprojected(self.dims.num_heads), self.dims.head_dim, limits)
             kinds.append(terms)
@@ -138,9 +140,11 @@ class Assembly(NamedTuple):
         ``layers.*`` stands for each of the layers.
         """
         sizes: Counter[str] = Counter()
-        places = [("embed_positions.", name_modules(self.spec.input))]
-        places += [("", self.spec.shared)]
-        places += [("layers.*.self_attn.", self.spec.own(index)) for index in range(layers)]
+        places = [("embed_positions.", name_modules(self.spec.input_items))]
+        places += [("", self.spec.shared_modules)]
+        places += [
+            ("layers.*.self_attn.", self.spec.layer_modules(index)) for index in range(layers)
+        ]
         for prefix, items in places:
             for module, item in items.items():
                 for name, parameter in self._draft(item).named_parameters():
@@ -148,12 +152,12 @@ class Assembly(NamedTuple):
         return dict(sizes)
 
     def _draft(self, item: Item) -> Encoding:
-        return _draft(item, self._input_dims if item in self.spec.input else self.dims)
+        return _draft(item, self._input_dims if item in self.spec.input_items else self.dims)
 
     @property
     def _input_dims(self) -> Dims:
         """The sizes for the encoding of the input, whose table holds all numbers that are drawn."""
-        drawn = (get(item.name).drawn_from(item.options) for item in self.spec.whole)
+        drawn = (get(item.name).drawn_from(item.options) for item in self.spec.whole_stack)
         limits = [limit for limit in drawn if limit is not None]
         return self.dims._replace(max_positions=limits[0]) if limits else self.dims
 
@@ -238,7 +242,7 @@ class Shared(NamedTuple):
         return states[0] if len(states) == 1 else cls(positions, kinds=tuple(states))
 
     def of_kind(self, kind: int) -> Shared:
-        """Select the state of a kind of layer (see :class:`~fairseq_posenc.registry.Spec`)."""
+        """Select the state of a kind of layer (see :class:`~fairseq_posenc.specs.Spec`)."""
         return self.kinds[kind] if self.kinds else self
 
     def with_source(self, encodings: Encodings, ids: Tensor) -> Shared:

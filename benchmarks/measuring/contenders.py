@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from fairseq_posenc import registry
+from fairseq_posenc import specs
 from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import available, choose
 from fairseq_posenc.backends.base import CallFeatures
@@ -86,8 +86,8 @@ def layer_and_shared(spec: str, dims: Dims) -> tuple[Encodings, Encodings]:
     Their parameters are drawn so that scores are neither all alike nor leave denormal numbers as
     weights, which processors are slow at.
     """
-    parsed = registry.parse(spec)
-    parts = [registry.build(items, dims) for items in (parsed.own(0), parsed.shared)]
+    parsed = specs.parse(spec)
+    parts = [specs.build(items, dims) for items in (parsed.layer_modules(0), parsed.shared_modules)]
     for part in parts:
         for parameter in part.parameters():
             torch.nn.init.normal_(parameter, std=TABLE_STD)

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import BACKENDS
-from fairseq_posenc.backends.base import AttentionCall, CallFeatures, Mask
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.positions import Span
 from fairseq_posenc.transformer.attention import PositionalAttention

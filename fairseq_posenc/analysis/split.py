@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import Mask, score_scale
+from fairseq_posenc.backends.base import score_scale
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import TERMS, Terms
 

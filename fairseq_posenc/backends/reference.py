@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import (
-    AttentionCall,
-    CallFeatures,
-    Mask,
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scale
+from fairseq_posenc.backends.by_distance import (
     expand_by_distance,
+    gather_rows,
     insert_reset,
     relative_shift,
-    score_scale,
+    row_index,
 )
-from fairseq_posenc.backends.indexed import ChannelGain, gather_rows, row_index
+from fairseq_posenc.backends.channel_gain import ChannelGain
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 

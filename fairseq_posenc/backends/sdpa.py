@@ -8,13 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import (
-    AttentionCall,
-    CallFeatures,
-    Mask,
-    expand_by_distance,
-    score_scale,
-)
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scale
+from fairseq_posenc.backends.by_distance import expand_by_distance
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Span

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import attend
-from fairseq_posenc.backends.base import DIRECTIONS, Mask
+from fairseq_posenc.backends.mask import DIRECTIONS, Mask
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
@@ -97,7 +97,7 @@ class SelfAttention(SelfAttentionCore, nn.Module):
     Args:
         positions: of the stack that the layer is in; not a part of this module.
         dropout: probability of dropping a weight in training.
-        direction: ``both``, ``lr`` or ``rl`` (see :class:`~fairseq_posenc.backends.base.Mask`); by
+        direction: ``both``, ``lr`` or ``rl`` (see :class:`~fairseq_posenc.backends.mask.Mask`); by
             default ``lr`` in a causal stack, else ``both``.
         backend: ``auto``, or the name of one that must be used.
         bias: whether the projections have biases.
@@ -135,7 +135,7 @@ class SelfAttention(SelfAttentionCore, nn.Module):
             dims, num_key_value_heads, bias, dims.embed_dim
         )
         self.encodings = positions.assembly.build_layer(layer)
-        self.kind = positions.assembly.spec.kind(layer)
+        self.kind = positions.assembly.spec.layer_kind(layer)
 
     def forward(
         self, x: Tensor, shared: Shared, cache: Optional[Cache] = None, need_weights: bool = False
@@ -241,9 +241,9 @@ class CrossAttention(SelfAttentionCore, nn.Module):
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = _projections(
             dims, num_key_value_heads, bias, source_dim or dims.embed_dim
         )
-        self.kind = spec.kind(layer)
+        self.kind = spec.layer_kind(layer)
         self.rotates = any(
-            dict(item.options).get("cross_attention") for item in spec.kinds[self.kind]
+            dict(item.options).get("cross_attention") for item in spec.layer_kinds[self.kind]
         )
 
     def forward(

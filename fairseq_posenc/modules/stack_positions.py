@@ -12,7 +12,8 @@ from fairseq_posenc.assembly import Assembly, Shared
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, may_sync
-from fairseq_posenc.registry import get, parse
+from fairseq_posenc.registry import get
+from fairseq_posenc.specs import parse
 
 PADDING, END, TOKEN = 1, 2, 3
 
@@ -96,7 +97,7 @@ class StackPositions(nn.Module):
 
     def _split_documents(self, positions: Positions, ids: Optional[Tensor]) -> Positions:
         """Let positions start anew where the number of the document changes."""
-        packed = any(item.name == "documents" for item in self.assembly.spec.whole)
+        packed = any(item.name == "documents" for item in self.assembly.spec.whole_stack)
         if packed != (ids is not None):
             raise UserError(
                 "documents: give document_ids, the number of each token's document"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import attend
-from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
@@ -35,7 +35,7 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         embed_dim: C.
         num_heads: H.
         encodings: the encodings of this layer, those of the input excepted.
-        direction: ``both``, ``lr`` or ``rl`` (see :class:`~fairseq_posenc.backends.base.Mask`).
+        direction: ``both``, ``lr`` or ``rl`` (see :class:`~fairseq_posenc.backends.mask.Mask`).
         backend: ``auto`` or the name of a backend.
         kind: which of the stack's kinds of layers this one is (see :class:`Shared`).
         **kwargs: fairseq's own.

@@ -18,7 +18,7 @@ from fairseq_posenc.checkpoints.state_dict_adapter import COPIES
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
-from fairseq_posenc.registry import Spec
+from fairseq_posenc.specs import Spec
 from fairseq_posenc.transformer.attention import IncrementalState, PositionalAttention
 from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
 from fairseq_posenc.transformer.forward_context import collect_context, current_context, set_context
@@ -83,7 +83,7 @@ class _PositionalLayer:
             getattr(cfg, side),
             encodings=Assembly(spec, dims).build_layer(self.index),
             backend=cfg.position.backend,
-            kind=spec.kind(self.index),
+            kind=spec.layer_kind(self.index),
             **kwargs,
         )
         return built
@@ -148,7 +148,7 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
         """Build fairseq's cross-attention, or the rotary one."""
-        if not rotates_source(cfg.position.decoder.keep([self.index])):
+        if not rotates_source(cfg.position.decoder.select_layers([self.index])):
             stock: nn.Module = super().build_encoder_attention(embed_dim, cfg)
             return stock
         width = cfg.encoder.embed_dim

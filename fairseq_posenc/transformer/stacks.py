@@ -244,7 +244,7 @@ def _prepare(cfg: Any, side: str, dims: Dims) -> tuple[list[int] | None, Assembl
     if kept is None:
         spec.check_length(stack.layers)
     else:
-        spec = spec.keep(kept)
+        spec = spec.select_layers(kept)
     cfg.position = cfg.position._replace(**{side: spec})  # of which layers are built
     assembly = Assembly(spec, dims)
     # With fairseq's own tables it must fit into memory.

@@ -17,7 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_posenc.backends import choose, recorded, reference
 from fairseq_posenc.backends import triton as backend
-from fairseq_posenc.backends.base import DIRECTIONS, AttentionCall, CallFeatures, Mask
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures
+from fairseq_posenc.backends.mask import DIRECTIONS, Mask
 from fairseq_posenc.backends.triton import resets
 from fairseq_posenc.encodings.terms import Terms
 from tests.helpers.programs import true_start

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from fairseq_posenc import registry
+from fairseq_posenc import registry, specs
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.positions import Positions, Span
 from tests.helpers import oracles
@@ -26,7 +26,7 @@ def make(spec: str, dims: Dims = DIMS, dtype: torch.dtype = torch.float64):
     """Build encodings with parameters of order one, so that each of them matters."""
     dims = dims._replace(causal=needs_causal(spec))
     torch.randn(2, 4, 8)  # the published vectors were drawn after so many other numbers
-    return awake(registry.build(registry.parse(spec), dims).to(dtype))
+    return awake(specs.build(specs.parse(spec), dims).to(dtype))
 
 
 def awake(built):
@@ -96,7 +96,7 @@ def their_scores(built, spec: str, query, key, inputs=INPUTS, **projections):
     ``inputs`` of the layer, one row a key, are what gates look at.
     """
     tgt_len, src_len = query.size(1), key.size(1)
-    parsed = registry.parse(spec).items
+    parsed = specs.parse(spec).items
     for item in parsed:
         if registry.get(item.name).acts_on == "rotation" and item.name not in oracles.SCORES:
             rotate, options = getattr(oracles, item.name), oracle_options(item)

@@ -18,16 +18,18 @@ from tests.helpers.formulas import INPUTS, awake, their_scores
 from tests.helpers.tiny_models import (
     COMPOSITIONS,
     assert_decoding_equals_full_pass,
+    encoding_specs,
     logits,
     make_model,
     make_tokens,
     needs_causal,
-    specs,
 )
 from tests.transformer.test_windows import visible
 
 PAD, HEADS, WIDTH, LENGTH = 1, 2, 16, 17
-SPECS = [s for s in ("none", *specs("scores", "rotation"), *COMPOSITIONS) if "values" not in s]
+SPECS = [
+    s for s in ("none", *encoding_specs("scores", "rotation"), *COMPOSITIONS) if "values" not in s
+]
 OF_SOFTMAX = [
     "ssmax",
     "logn(length=5)",

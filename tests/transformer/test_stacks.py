@@ -9,7 +9,7 @@ import pytest
 import torch
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 
-from fairseq_posenc import registry
+from fairseq_posenc import registry, specs
 from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import triton
@@ -50,7 +50,7 @@ PAD, EOS = 1, 2
 
 def has_parameters(spec: str) -> bool:
     dims = Dims(embed_dim=32, num_heads=4, max_positions=24, causal=needs_causal(spec))
-    return catalogue.count(registry.parse(spec), dims, layers=2) > 0
+    return catalogue.count(specs.parse(spec), dims, layers=2) > 0
 
 
 def awake(model):

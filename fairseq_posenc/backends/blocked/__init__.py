@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import AttentionCall, CallFeatures, Mask, score_scale
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scale
 from fairseq_posenc.backends.blocked.dropout import draw
 from fairseq_posenc.backends.blocked.function import BlockedAttention
 from fairseq_posenc.backends.blocked.geometry import Geometry, Rule
@@ -28,6 +28,7 @@ from fairseq_posenc.backends.blocked.operands import (
     reverse_queries,
 )
 from fairseq_posenc.backends.blocked.reset import find_first_tokens
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.terms import Terms
 
 # By measurement: queries of a block, and pairs of a block for each thread.

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import AttentionCall, Mask
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.blocked.geometry import Chunk, Geometry
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.precision import at_least_fp32
 

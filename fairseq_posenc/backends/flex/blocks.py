@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
-from fairseq_posenc.backends.base import Mask
 from fairseq_posenc.backends.flex.sizes import TILE, let_vary
+from fairseq_posenc.backends.mask import Mask
 
 
 def block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys: int) -> BlockMask:

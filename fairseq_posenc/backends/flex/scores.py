@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import Mask, score_scale
+from fairseq_posenc.backends.base import score_scale
 from fairseq_posenc.backends.flex.sizes import let_vary, rounded_length
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 

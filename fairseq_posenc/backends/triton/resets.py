@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import AttentionCall, Mask
+from fairseq_posenc.backends.base import AttentionCall
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.terms import Terms
 
 Kernels = Callable[[AttentionCall], tuple[Tensor, Tensor]]  # see `ForwardResult`

@@ -14,7 +14,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import parse
+from fairseq_posenc.specs import parse
 
 _TOKEN, _PADDING, _END = 3, 1, 2
 _SEED = 1
@@ -76,7 +76,7 @@ def of_spec(spec: str, embed_dim: int, num_heads: int, max_positions: int, causa
         torch.manual_seed(_SEED)
         layers = [
             PositionEncoding(layer, embed_dim, num_heads, max_positions, causal).eval()
-            for layer in map(str, parse(spec).each())
+            for layer in map(str, parse(spec).split_layers())
         ]
     return Stack(layers, [])
 
@@ -116,7 +116,7 @@ def _trained_stack(stack: Any) -> Stack:
     layers, projections = [], []
     for index in range(len(stack.layers)):  # iterating would apply LayerDrop
         attention = stack.layers[index].self_attn
-        own = spec.keep([index])
+        own = spec.select_layers([index])
         positions = PositionEncoding(
             str(own), dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
         )

@@ -10,7 +10,8 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import reference, sdpa
-from fairseq_posenc.backends.base import AttentionCall, Mask
+from fairseq_posenc.backends.base import AttentionCall
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.modules.self_attention import SelfAttentionCore
