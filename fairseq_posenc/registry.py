@@ -12,7 +12,7 @@ from fairseq_posenc import encodings
 from fairseq_posenc.encodings.base import ENCODINGS, Encoding
 from fairseq_posenc.errors import UserError, shortened
 
-_BESIDE = ("softmax", "mask", "positions")  # what goes with an encoding
+_COMPANIONS = ("softmax", "mask", "positions")  # what goes with an encoding
 
 
 @cache
@@ -24,13 +24,13 @@ def _scan() -> None:
 def names() -> list[str]:
     """List the names of all encodings, sorted; those that go with one are none."""
     _scan()
-    return sorted(name for name, cls in ENCODINGS.items() if cls.acts_on not in _BESIDE)
+    return sorted(name for name, cls in ENCODINGS.items() if cls.acts_on not in _COMPANIONS)
 
 
 def names_beside() -> list[str]:
     """List the names of what goes with an encoding, sorted: limits of the keys, temperatures."""
     _scan()
-    return sorted(name for name, cls in ENCODINGS.items() if cls.acts_on in _BESIDE)
+    return sorted(name for name, cls in ENCODINGS.items() if cls.acts_on in _COMPANIONS)
 
 
 def names_for(*, encoder: bool = False, decoder: bool = False) -> list[str]:
@@ -72,7 +72,9 @@ def module_place(cls: type[Encoding]) -> str:
 
 
 def __getattr__(name: str) -> Any:
-    """Find what moved to :mod:`~fairseq_posenc.specs`; gone with the next release."""
-    if name in ("Item", "Spec", "build", "parse"):
-        return getattr(importlib.import_module("fairseq_posenc.specs"), name)
+    """Find what moved from here; gone with the next release."""
+    moved = {"parse": ("specs", "parse"), "build": ("assembly", "build_encodings")}
+    if name in moved:
+        module, new_name = moved[name]
+        return getattr(importlib.import_module(f"fairseq_posenc.{module}"), new_name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

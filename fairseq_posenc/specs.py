@@ -1,4 +1,4 @@
-"""Specs: the grammar of position encodings, and the modules that a spec names.
+"""The grammar of specs, such as ``learned+m4m(max_distance=128)``, and their canonical form.
 
 A spec is what a user writes: names joined by ``+``, options in brackets, as in
 ``learned+m4m(max_distance=128)``. ``+reset`` is short for ``reset=true`` of the encoding before it.
@@ -17,22 +17,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from fairseq_posenc.encodings.base import Dims, Encoding, Encodings, Signed
+from fairseq_posenc.encodings.base import Encoding, Signed
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.registry import get, module_place, names, options
 
 _ITEM = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
 _REPEATED = re.compile(r"\s*(\d{1,6})\s*\*(.*)", re.DOTALL)
-_LONGEST = 5000  # characters of a spec; the lists of longrope for a head of 256 have fewer
-_MOST_LAYERS = 1000
+_MAX_CHARACTERS = 5000  # characters of a spec; the lists of longrope for a head of 256 have fewer
+_MAX_LAYERS = 1000
 # What numbers can be: beyond, tables fit into no memory, and scores into no number.
-_WHOLE = (1, 1_000_000)
-_FACTOR = (1e-6, 1e12)
+_INT_RANGE = (1, 1_000_000)
+_FLOAT_RANGE = (1e-6, 1e12)
 
 
 class Item(NamedTuple):
@@ -71,7 +71,7 @@ class Spec(NamedTuple):
     def uniform(cls, items: Layer) -> Spec:
         """Make the spec of a stack whose layers are all alike."""
         items = tuple(item for item in items if item.name != "none")
-        whole = tuple(item for item in items if _holds_for_all(item))
+        whole = tuple(item for item in items if _is_for_whole_stack(item))
         return cls(whole, (tuple(item for item in items if item not in whole),))
 
     @property
@@ -109,7 +109,9 @@ class Spec(NamedTuple):
 
     def select_layers(self, layers: Sequence[int]) -> Spec:
         """Describe the stack that has only some of the layers."""
-        return self._replace(layers=_period([self.layers[i % len(self.layers)] for i in layers]))
+        return self._replace(
+            layers=_shortest_period([self.layers[i % len(self.layers)] for i in layers])
+        )
 
     def split_layers(self) -> list[Spec]:
         """Split the list of layers into the specs of single layers."""
@@ -152,25 +154,25 @@ def parse(text: str) -> Spec:
         UserError: a syntax error, an unknown name or option, a value of the wrong type, or a
             composition that has no meaning whatever the sizes.
     """
-    if len(text) > _LONGEST:
+    if len(text) > _MAX_CHARACTERS:
         raise UserError(
-            f"position encoding {shortened(text)!r}: longer than {_LONGEST:,} characters"
+            f"position encoding {shortened(text)!r}: longer than {_MAX_CHARACTERS:,} characters"
         )
     layers: list[list[Item]] = []
     for part in re.split(r",(?![^(]*\))", text):
         repeated = _REPEATED.fullmatch(part)
         count, one = (int(repeated[1]), repeated[2]) if repeated else (1, part)
-        if not 1 <= count <= _MOST_LAYERS - len(layers):
+        if not 1 <= count <= _MAX_LAYERS - len(layers):
             raise UserError(
-                f"position encoding {shortened(text)!r}: name from 1 to {_MOST_LAYERS:,} layers"
+                f"position encoding {shortened(text)!r}: name from 1 to {_MAX_LAYERS:,} layers"
             )
         layers += [_parse_layer(one, text)] * count
     layers = [[item for item in layer if item.name != "none"] for layer in layers]
-    whole = sorted({item for item in chain(*layers) if _holds_for_all(item)}, key=_order)
-    in_layers = [sorted(set(layer).difference(whole), key=_order) for layer in layers]
+    whole = sorted({item for item in chain(*layers) if _is_for_whole_stack(item)}, key=_sort_key)
+    in_layers = [sorted(set(layer).difference(whole), key=_sort_key) for layer in layers]
     for layer in in_layers:
-        _refuse_double([*whole, *layer])
-    return Spec(tuple(whole), _period([tuple(layer) for layer in in_layers]))
+        _refuse_conflicts([*whole, *layer])
+    return Spec(tuple(whole), _shortest_period([tuple(layer) for layer in in_layers]))
 
 
 def _parse_layer(part: str, text: str) -> list[Item]:
@@ -190,49 +192,18 @@ def _parse_layer(part: str, text: str) -> list[Item]:
         else:
             items.append((name, _parse_options(name, written or "")))
     found = [Item.canonical(name, values) for name, values in items]
-    _refuse_double(found)
+    _refuse_conflicts(found)
     return found
 
 
-def build(items: Spec | Mapping[str, Item], dims: Dims) -> Encodings:
-    """Build new encodings, their parameters drawn.
-
-    Args:
-        items: by the names of their modules, or all those of a spec.
-        dims: sizes of the stack.
-
-    Raises:
-        UserError: sizes that an encoding cannot work with, or terms that cannot be combined.
-    """
-    for what, size in (
-        ("width", dims.embed_dim),
-        ("number of attention heads", dims.num_heads),
-        ("number of positions", dims.max_positions),
-        ("width of a head", 1 if dims.own_head_dim is None else dims.own_head_dim),
-    ):
-        if size < 1:
-            raise UserError(f"the {what} must be at least 1, not {size}")
-    if dims.own_head_dim is None and dims.embed_dim % dims.num_heads:
-        raise UserError(
-            f"width {dims.embed_dim} cannot be divided among {dims.num_heads} attention heads"
-        )
-    if isinstance(items, Spec):
-        items = name_modules(items.items)
-    built = Encodings(
-        {key: get(item.name)(dims, **dict(item.options)) for key, item in items.items()}
-    )
-    for encoding in built.each():
-        encoding.reset_parameters()
-    return built
-
-
-def _holds_for_all(item: Item) -> bool:
+def _is_for_whole_stack(item: Item) -> bool:
+    """Check whether an encoding holds for all layers, in whichever it is written."""
     cls = get(item.name)
     return cls.acts_on == "input" or cls.whole_stack
 
 
-def _order(item: Item) -> tuple[int, str]:
-    """Order items by place and name."""
+def _sort_key(item: Item) -> tuple[int, str]:
+    """Make the key of the canonical order: the place that an encoding acts on, then its name."""
     places = get_args(get_args(get_type_hints(Encoding)["acts_on"])[0])
     return places.index(get(item.name).acts_on), item.name
 
@@ -246,7 +217,7 @@ def name_modules(items: Iterable[Item]) -> dict[str, Item]:
     return named
 
 
-def _period(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+def _shortest_period(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """Find the shortest list of layers that gives this one when it is repeated."""
     size = len(layers)
     for period in range(1, size + 1):
@@ -272,6 +243,7 @@ def _apply_reset(items: list[tuple[str, dict[str, Any]]], text: str) -> None:
 
 
 def _parse_options(name: str, text: str) -> dict[str, Any]:
+    """Parse what stands in the brackets of an encoding."""
     known = options(name)
     parsed: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -281,11 +253,12 @@ def _parse_options(name: str, text: str) -> dict[str, Any]:
             raise UserError(f"{name} has no option {shortened(part)!r}; its options: {listed}")
         if key in parsed:
             raise UserError(f"{name}({shortened(text)}): {key} is set twice")
-        parsed[key] = _convert(name, key, value, known[key].annotation)
+        parsed[key] = _parse_value(name, key, value, known[key].annotation)
     return parsed
 
 
-def _convert(name: str, key: str, value: str, kind: Any) -> Any:
+def _parse_value(name: str, key: str, value: str, kind: Any) -> Any:
+    """Convert the text of an option to its type ``kind``."""
     if get_origin(kind) in (Union, UnionType):  # Optional[X] or X | None
         kind = next(choice for choice in get_args(kind) if choice is not NoneType)
     if get_origin(kind) is Literal:
@@ -298,10 +271,10 @@ def _convert(name: str, key: str, value: str, kind: Any) -> Any:
         if value.lower() in ("true", "false"):
             return value.lower() == "true"
         raise UserError(f"{name}({key}={shortened(value)}): write true or false")
-    return _read_number(name, key, value, kind) if kind in (int, float, Signed) else kind(value)
+    return _parse_number(name, key, value, kind) if kind in (int, float, Signed) else kind(value)
 
 
-def _read_number(name: str, key: str, text: str, kind: type) -> float:
+def _parse_number(name: str, key: str, text: str, kind: type) -> float:
     """Parse a number: sizes, distances and factors are above 0."""
     written = f"{name}({key}={shortened(text)})"
     try:
@@ -316,13 +289,14 @@ def _read_number(name: str, key: str, text: str, kind: type) -> float:
     if not 0 < number < math.inf:  # so that NaN fails
         allowed = "at least 1" if kind is int else "a finite number above 0"
         raise UserError(f"{written}: {key} must be {allowed}, not {shortened(text)}")
-    least, most = _WHOLE if kind is int else _FACTOR
+    least, most = _INT_RANGE if kind is int else _FLOAT_RANGE
     if not least <= number <= most:
         raise UserError(f"{written}: {key} must be from {least:g} to {most:,.0f}")
     return number
 
 
-def _refuse_double(items: Sequence[Item]) -> None:
+def _refuse_conflicts(items: Sequence[Item]) -> None:
+    """Refuse an encoding that is named twice, and two where only one can act."""
     seen: dict[str, str] = {}
     written = shortened("+".join(map(str, items)))
     for item in items:
@@ -339,6 +313,7 @@ def _refuse_double(items: Sequence[Item]) -> None:
 
 
 def _format_value(value: Any) -> str:
+    """Format the value of an option as it is written in a spec."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_posenc import specs
+from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
@@ -28,7 +29,7 @@ def errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
     """Measure the largest error of a tiny forward: at the input, of rotations, on each backend."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
-    encodings = specs.build(specs.parse(spec), DIMS._replace(causal=causal)).to(device)
+    encodings = build_encodings(specs.parse(spec), DIMS._replace(causal=causal)).to(device)
     for parameter in encodings.parameters():
         nn.init.normal_(parameter)  # as drawn, some would be too small for a mistake to show
     tokens = torch.arange(LENGTH, device=device)[None] + 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends.base import score_scale
 from fairseq_posenc.backends.by_distance import expand_by_distance
 from fairseq_posenc.backends.flex.scores import ScoreMod, score_mod
@@ -14,6 +13,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import Span
 from fairseq_posenc.registry import get
+from fairseq_posenc.shared import Shared
 
 
 class LayerPositions(nn.Module):

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_posenc.assembly import Assembly, Shared
+from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, may_sync
 from fairseq_posenc.registry import get
+from fairseq_posenc.shared import Shared
 from fairseq_posenc.specs import parse
 
 PADDING, END, TOKEN = 1, 2, 3

@@ -11,14 +11,14 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
-from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.modules.self_attention import SelfAttentionCore
+from fairseq_posenc.modules.attention_core import SelfAttentionCore
 from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.decoding import cached_terms, lookahead_positions, slice_for_step
 from fairseq_posenc.transformer.forward_context import current_context
 

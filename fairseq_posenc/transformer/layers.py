@@ -13,11 +13,12 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
-from fairseq_posenc.assembly import Assembly, Shared
+from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.checkpoints.state_dict_adapter import COPIES
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
+from fairseq_posenc.shared import Shared
 from fairseq_posenc.specs import Spec
 from fairseq_posenc.transformer.attention import IncrementalState, PositionalAttention
 from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention

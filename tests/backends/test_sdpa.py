@@ -10,6 +10,7 @@ from torch._dynamo.testing import CompileCounter
 
 from fairseq_posenc import registry, specs
 from fairseq_posenc.api import PositionEncoding
+from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures
 from fairseq_posenc.backends.by_distance import expand_by_distance
@@ -26,7 +27,7 @@ LENGTH = 48
 
 def terms_of(name: str) -> Terms:
     """Return an encoding's terms, with parameters large enough for an error to show."""
-    encoding = specs.build(specs.parse(name), DIMS)
+    encoding = build_encodings(specs.parse(name), DIMS)
     for parameter in encoding.parameters():
         torch.nn.init.normal_(parameter)
     tokens = torch.arange(LENGTH)[None] + 4

@@ -11,7 +11,7 @@ import torch
 from fairseq_posenc import registry, specs
 from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.api import SelfAttention, StackPositions
-from fairseq_posenc.assembly import Assembly
+from fairseq_posenc.assembly import Assembly, build_encodings
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
@@ -90,7 +90,7 @@ def test_copies_and_pickles(spec):
 @pytest.mark.parametrize("spec", encoding_specs("scores"))
 def test_initial_parameters_are_small_and_not_zero(spec):
     dims = Dims(64, 2, 64, causal=needs_causal(spec))
-    encoding = specs.build(specs.parse(spec), dims)
+    encoding = build_encodings(specs.parse(spec), dims)
     for name, parameter in encoding.named_parameters():
         assert parameter.abs().mean() < 2 or name == "fox.gate.bias"  # keeps nearly all
         assert parameter.abs().sum() > 0 or name.endswith("bias") or name == "cope.table"
@@ -101,7 +101,7 @@ def test_initial_parameters_are_small_and_not_zero(spec):
 def test_half_precision_leaves_angles_exact(spec, dtype):
     """Beyond position 2000 an angle in half precision would be off by a radian."""
     dims = Dims(16, 2, 4096, causal=needs_causal(spec))
-    built = specs.build(specs.parse(spec), dims)
+    built = build_encodings(specs.parse(spec), dims)
     query = torch.randn(1, 2, 3, 8, dtype=dtype)
     index = torch.arange(2001, 2004)[None]
     exact, _ = rotated(built, query.double(), query.double(), index)
@@ -244,7 +244,7 @@ def test_biases_of_two_encodings_add_up():
 
 def test_a_part_of_odd_heads_can_be_rotated():
     dims = Dims(18, 2, 8)
-    built = specs.build(specs.parse("rope(fraction=0.9)"), dims)
+    built = build_encodings(specs.parse("rope(fraction=0.9)"), dims)
     heads = torch.randn(3, 5, 18).view(3, 5, 2, 9).permute(1, 2, 0, 3)
     query, _ = rotated(built, heads, heads, torch.arange(3)[None])
     torch.testing.assert_close(query[..., 8], heads[..., 8])
@@ -258,7 +258,7 @@ def test_values_by_distance_go_with_any_scale():
 
 def test_xpos_is_finite_in_fp16_at_both_ends_of_a_long_sequence():
     dims = Dims(16, 2, 8192, causal=True)
-    built = specs.build(specs.parse("xpos"), dims)
+    built = build_encodings(specs.parse("xpos"), dims)
     states = torch.randn(1, 2, 8192, 8, dtype=torch.float16)
     for side in rotated(built, states, states, torch.arange(8192)[None]):
         assert side.isfinite().all()
@@ -285,14 +285,14 @@ def test_right_padding_beyond_the_table_is_no_position():
 
 @pytest.mark.parametrize("spec", ["alibi", "sandwich"])
 def test_fixed_biases_do_not_lose_precision_with_the_model(spec):
-    built = specs.build(specs.parse(spec), DIMS)
+    built = build_encodings(specs.parse(spec), DIMS)
     span, positions = Span.from_lengths(8, 8, torch.device("cpu")), positions_of(8, 8)
     exact = built.terms(span, positions).bias
     assert torch.equal(built.half().terms(span, positions).bias, exact)
 
 
 def test_sinusoids_do_not_lose_precision_with_the_model():
-    built = specs.build(specs.parse("sinusoidal"), DIMS)["sinusoidal"]
+    built = build_encodings(specs.parse("sinusoidal"), DIMS)["sinusoidal"]
     exact = built.embed(positions_of(8, 8))
     assert torch.equal(built.half().embed(positions_of(8, 8)), exact)
 
@@ -358,7 +358,7 @@ def test_large_comparisons_of_positions_do_not_overflow_half_precision(
     spec, times, reset, autocast
 ):
     """A score of 65,504 is the last that fp16 has; a model need not be near it to diverge."""
-    built = specs.build(specs.parse(spec + reset), Dims(768, 12, 64))
+    built = build_encodings(specs.parse(spec + reset), Dims(768, 12, 64))
     with torch.no_grad():
         for parameter in built.parameters():
             parameter.mul_(times)

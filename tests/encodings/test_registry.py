@@ -8,6 +8,7 @@ from typing import Optional
 import pytest
 
 from fairseq_posenc import registry, specs
+from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.encodings import base
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.errors import UserError
@@ -83,7 +84,7 @@ def test_bad_specs_are_refused_in_words(text, message):
 )
 def test_bad_values_are_refused_when_built(text, message):
     with pytest.raises(UserError, match=message):
-        specs.build(specs.parse(text), Dims(16, 2, 8))
+        build_encodings(specs.parse(text), Dims(16, 2, 8))
 
 
 def test_a_new_class_is_an_encoding_with_its_typed_options(monkeypatch):
@@ -98,7 +99,7 @@ def test_a_new_class_is_an_encoding_with_its_typed_options(monkeypatch):
             super().__init__(dims)
             self.width = width
 
-    (built,) = specs.build(specs.parse("made_up(width=3)"), Dims(16, 2, 8)).each()
+    (built,) = build_encodings(specs.parse("made_up(width=3)"), Dims(16, 2, 8)).each()
     assert built.width == 3
     assert "made_up" in registry.names()
     with pytest.raises(ValueError, match="two encodings are called 'made_up'"):
@@ -133,7 +134,7 @@ def test_a_new_class_is_an_encoding_with_its_typed_options(monkeypatch):
 )
 def test_values_without_a_meaning_are_refused_in_one_line(text, causal, allowed):
     with pytest.raises(UserError, match=allowed) as refused:
-        specs.build(specs.parse(text), Dims(16, 2, 8, causal))
+        build_encodings(specs.parse(text), Dims(16, 2, 8, causal))
     assert "\n" not in str(refused.value)
 
 
@@ -144,7 +145,7 @@ SIZES += [("positions", Dims(8, 2, 0)), ("positions", Dims(8, 2, -1))]
 @pytest.mark.parametrize(("what", "dims"), SIZES)
 def test_sizes_below_one_are_refused_in_one_line(what, dims):
     with pytest.raises(UserError, match=f"{what} must be at least 1, not"):
-        specs.build(specs.parse("learned+rope"), dims)
+        build_encodings(specs.parse("learned+rope"), dims)
 
 
 LONG = {
@@ -195,7 +196,7 @@ def test_an_option_may_be_written_as_a_union(monkeypatch):
             super().__init__(dims)
             self.width = width
 
-    (built,) = specs.build(specs.parse("united(width=3)"), Dims(16, 2, 8)).each()
+    (built,) = build_encodings(specs.parse("united(width=3)"), Dims(16, 2, 8)).each()
     assert built.width == 3
     with pytest.raises(UserError, match="expected a whole number"):
         specs.parse("united(width=wide)")
@@ -203,9 +204,9 @@ def test_an_option_may_be_written_as_a_union(monkeypatch):
 
 def test_what_fits_an_encoder_is_what_can_be_built_for_one():
     for name in registry.names():
-        specs.build(specs.parse(name), Dims(16, 2, 8, causal=True))
+        build_encodings(specs.parse(name), Dims(16, 2, 8, causal=True))
         if name in registry.names_for(encoder=True):
-            specs.build(specs.parse(name), Dims(16, 2, 8))
+            build_encodings(specs.parse(name), Dims(16, 2, 8))
         else:
             with pytest.raises(UserError, match=f"{name} is for causal models"):
-                specs.build(specs.parse(name), Dims(16, 2, 8))
+                build_encodings(specs.parse(name), Dims(16, 2, 8))

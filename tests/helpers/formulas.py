@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from fairseq_posenc import registry, specs
+from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Dims
@@ -26,7 +27,7 @@ def make(spec: str, dims: Dims = DIMS, dtype: torch.dtype = torch.float64):
     """Build encodings with parameters of order one, so that each of them matters."""
     dims = dims._replace(causal=needs_causal(spec))
     torch.randn(2, 4, 8)  # the published vectors were drawn after so many other numbers
-    return awake(specs.build(specs.parse(spec), dims).to(dtype))
+    return awake(build_encodings(specs.parse(spec), dims).to(dtype))
 
 
 def awake(built):

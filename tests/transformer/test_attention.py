@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fairseq_posenc import specs
+from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.attention import PositionalAttention
@@ -23,7 +24,7 @@ def make(spec: str, direction: str = "both", backend: str = "auto", **kwargs):
     dims = DIMS._replace(causal=needs_causal(spec))
     parsed = specs.parse(spec)
     # Shared encodings too are put into the layer here: a stack only passes their terms on.
-    built = specs.build({**parsed.layer_modules(0), **parsed.shared_modules}, dims)
+    built = build_encodings({**parsed.layer_modules(0), **parsed.shared_modules}, dims)
     attention = PositionalAttention(16, 2, built, direction, backend, **kwargs).double().eval()
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
@@ -209,4 +210,4 @@ def test_extra_keys_without_a_position_are_refused(option):
 
 def test_heads_must_divide_the_width():
     with pytest.raises(UserError, match="width 16 cannot be divided among 3"):
-        specs.build(specs.parse("m4"), Dims(16, 3, 8))
+        build_encodings(specs.parse("m4"), Dims(16, 3, 8))

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.api import PositionEncoding
-from fairseq_posenc.assembly import Shared
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.shared import Shared
 from fairseq_posenc.specs import parse
 
 _TOKEN, _PADDING, _END = 3, 1, 2

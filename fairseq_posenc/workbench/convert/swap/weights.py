@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Optional, cast
 import torch
 from torch import Tensor
 
-from fairseq_posenc import registry, specs
+from fairseq_posenc import registry
+from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.checkpoints.identity import KEY, Identity, is_identity
 from fairseq_posenc.checkpoints.state_dict_adapter import STOCK_SINUSOIDS, is_position_parameter
 from fairseq_posenc.encodings.base import Dims
@@ -190,7 +191,7 @@ def _rotary(spec: Spec, layer: int, dims: Dims) -> Optional[Rope]:
     """Build the rotary encoding of a layer, if it has one."""
     for item in spec.select_layers([layer]).items:
         if issubclass(registry.get(item.name), Rope):
-            (built,) = specs.build({item.name: item}, dims).each()
+            (built,) = build_encodings({item.name: item}, dims).each()
             return cast(Rope, built)
     return None
 

@@ -11,9 +11,9 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from fairseq_posenc.assembly import Shared
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.positions import Positions, may_sync
+from fairseq_posenc.shared import Shared
 from fairseq_posenc.workbench.convert.exchange.modeling.attention import (
     Attention,
     CrossAttention,
