@@ -69,7 +69,7 @@ class Block(NamedTuple):
 
 
 class VisibleKeys(NamedTuple):
-    """The first and the last key that each query sees, where a window or segments hide others."""
+    """The first and the last key that each of T queries sees, in a window or its segment."""
 
     first: list[int]
     last: list[int]

@@ -16,7 +16,13 @@ from fairseq_posenc.backends.blocked.dropout import multiplier
 from fairseq_posenc.backends.triton import sizes
 from fairseq_posenc.backends.triton.forward import forward_kernel
 from fairseq_posenc.backends.triton.gradients import Gradients
-from fairseq_posenc.backends.triton.problem import Dropout, Problem, Saved, Table
+from fairseq_posenc.backends.triton.problem import (
+    Dropout,
+    Problem,
+    Saved,
+    Table,
+    TrainedTables,
+)
 
 
 class Settings(NamedTuple):
@@ -53,9 +59,9 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, by_log_sums: Tensor | None) -> tuple[Tensor | None, ...]:
         """Compute the gradients of all inputs."""
         attended, log_sums, *inputs = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[4:9]
+        trained = TrainedTables(*ctx.needs_input_grad[4:9])
         found = ForwardResult(attended, log_sums)
-        return None, *run_backward(ctx.settings, inputs, found, grad, by_log_sums, wanted)
+        return None, *run_backward(ctx.settings, inputs, found, grad, by_log_sums, trained)
 
 
 class ForwardResult(NamedTuple):
@@ -83,12 +89,9 @@ def run_backward(
     found: ForwardResult,
     grad: Tensor,
     by_log_sums: Tensor | None,
-    wanted: tuple[bool, ...],
+    trained: TrainedTables,
 ) -> list[Tensor | None]:
-    """Start the backward kernels, and return the gradients of the inputs.
-
-    ``wanted`` says which of query table, key table, value table, gain and bias need one.
-    """
+    """Start the backward kernels, and return the gradients of the inputs."""
     problem = build_problem(settings, inputs)
     # Rounded before, so that the two agree: where a query sees one key alone, they cancel out.
     rows = grad.type_as(problem.query).contiguous()
@@ -97,7 +100,7 @@ def run_backward(
         dots = dots - by_log_sums / math.log(2)
     saved = Saved(rows, found.log_sums, dots * problem.scale)
     with torch.cuda.device_of(grad):
-        gradients = Gradients(problem, settings.product, wanted)
+        gradients = Gradients(problem, settings.product, trained)
         gradients.run(saved, compile_options(problem, settings))
     return gradients.cast(inputs)
 

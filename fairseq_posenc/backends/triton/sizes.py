@@ -64,13 +64,12 @@ def choose_options(problem: Problem) -> dict[str, Any]:
     ``FULL``: all tiles are full, so no load needs a mask; ``N``: side of a tile; ``W``: padded D.
     """
     width, block = pad_width(problem.query), choose_block_size(problem.query.dtype)
-    tables = any(table is not None for table in problem[3:6])
     return {
         "FULL": not (problem.tgt_len % block or problem.src_len % block or problem.width != width),
         "N": block,
         "W": width,
         "num_warps": choose_warps(spread=False),
-        "num_stages": 1 if tables and width > PIPELINED else 2,
+        "num_stages": 1 if problem.has_vectors and width > PIPELINED else 2,
     }
 
 
