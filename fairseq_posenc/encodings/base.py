@@ -169,11 +169,6 @@ class Encoding(nn.Module):
         """Limit the keys that a query may see; by default there is no limit."""
         return Locality()
 
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count the trained parameters of a stack of ``layers`` (default options)."""
-        raise NotImplementedError(f"{cls.__name__} must give its parameter count in closed form")
-
 
 ENCODINGS: dict[str, type[Encoding]] = {}  # by name; filled when their modules are imported
 EncodingClass = TypeVar("EncodingClass", bound=type[Encoding])

@@ -113,8 +113,3 @@ class DistanceEncoding(Encoding):
     def extend(self, name: str, weight: Tensor) -> Tensor:
         """Extend a loaded table to this one's reach, its end rows repeated."""
         return self.table.extend(weight) if name == "table.weight" else weight
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count m * (2n-1) * d, or m * (2n-1) for scalars."""
-        return layers * (2 * dims.max_positions - 1) * (dims.head_dim if cls.vectors else 1)

@@ -85,7 +85,7 @@ def make_zero_tiles(problem: Problem, slab: Slab, stored: StoredTiles) -> Tiles:
     layout, zeros = slab.layout, problem.query.new_zeros
     query_shape = slab.sequences, layout.queries, layout.query_stride
     key_shape = slab.sequences, layout.keys, layout.key_stride
-    shapes = StoredTiles._fields.index("key") * [query_shape] + [key_shape]
+    shapes = [query_shape] * (len(stored) - 1) + [key_shape]
     tiles: list[Any] = [zeros(shape) if x else None for shape, x in zip(shapes, stored)]
     return Tiles(*tiles)
 
