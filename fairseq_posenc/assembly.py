@@ -48,7 +48,7 @@ def build_encodings(items: Spec | Mapping[str, Item], dims: Dims) -> Encodings:
     built = Encodings(
         {key: get(item.name)(dims, **dict(item.options)) for key, item in items.items()}
     )
-    for encoding in built.each():
+    for encoding in built.as_list():
         encoding.reset_parameters()
     return built
 
@@ -195,7 +195,7 @@ class Assembly(NamedTuple):
 def _draft(item: Item, dims: Dims) -> Encoding:
     """Build an encoding once for its shapes, without memory or values."""
     with torch.device("meta"):
-        (encoding,) = build_encodings(name_modules([item]), dims).each()
+        (encoding,) = build_encodings(name_modules([item]), dims).as_list()
         return encoding
 
 

@@ -60,7 +60,7 @@ class Shared(NamedTuple):
         positions = encodings.number(positions)
         tokens = positions.tokens
         now = Span.from_lengths(positions.tgt_len, tokens.size(1), tokens.device)
-        named = encodings.named()
+        named = encodings.as_dict()
         ids = positions.queries(positions.places)
         rotations = {name: encoding.rotation(ids) for name, encoding in named.items()}
         terms = {

@@ -55,7 +55,7 @@ def errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
 
 def _input_error(encodings: Encodings, positions: Positions) -> float:
     """Check that added vectors are finite and shaped as the embeddings: 0, else infinity."""
-    vectors = [encoding.embed(positions) for encoding in encodings.each()]
+    vectors = [encoding.embed(positions) for encoding in encodings.as_list()]
     shape = (1, LENGTH, DIMS.embed_dim)
     good = all(x is None or (x.shape == shape and bool(x.isfinite().all())) for x in vectors)
     return 0.0 if good else math.inf
@@ -69,7 +69,7 @@ def _rotation_error(encodings: Encodings, query: Tensor, key: Tensor, index: Ten
         return q @ k.transpose(-1, -2)
 
     at_start, unrotated = products(0), (query @ key.transpose(-1, -2)).double().cpu()
-    rotates = any(encoding.acts_on == "rotation" for encoding in encodings.each())
+    rotates = any(encoding.acts_on == "rotation" for encoding in encodings.as_list())
     if rotates and (at_start - unrotated).abs().max() < STILL:
         return math.inf  # doing nothing would pass, too
     return float((products(moved=5) - at_start).abs().max())

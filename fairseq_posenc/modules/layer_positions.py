@@ -47,11 +47,11 @@ class LayerPositions(nn.Module):
         super().__init__()
         self.kind = positions.assembly.spec.layer_kind(layer)
         terms = positions.assembly.check("auto")[self.kind]
-        of_softmax = terms.has_temperature or terms.sink is not None
-        of_vectors = any(terms.given("table", "values")) or terms.channel_gain is not None
-        of_tokens = terms.decay is not None or terms.counted_table is not None
+        changes_softmax = terms.has_temperature or terms.sink is not None
+        has_vectors = any(terms.given("table", "values")) or terms.channel_gain is not None
+        reads_tokens = terms.decay is not None or terms.counted_table is not None
         lifts = any(get(item.name).lifts for item in positions.assembly.spec.layer_kinds[self.kind])
-        if terms.product or of_vectors or of_softmax or of_tokens or lifts:
+        if terms.product or has_vectors or changes_softmax or reads_tokens or lifts:
             raise UserError(
                 f"{positions.assembly.spec}: its scores are more than a rotated dot product, a "
                 "factor and a bias for each distance: take a SelfAttention"

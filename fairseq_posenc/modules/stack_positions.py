@@ -86,7 +86,7 @@ class StackPositions(nn.Module):
         if position_ids is not None:
             positions = self._with_ids(positions, position_ids)
         positions = self.shared.number(positions)
-        for encoding in self.input.each() if self.input is not None else ():
+        for encoding in self.input.as_list() if self.input is not None else ():
             vectors = encoding.embed(positions)
             if vectors is not None:
                 embeddings = embeddings + vectors.type_as(embeddings)

@@ -33,7 +33,7 @@ class InputPositions(nn.Module):
     def __init__(self, encodings: Encodings, padding_idx: int, eos_idx: int) -> None:
         super().__init__()
         self.encodings = encodings  # exactly one: a spec with two input encodings is refused
-        (encoding,) = encodings.each()
+        (encoding,) = encodings.as_list()
         # fairseq reads this attribute: the length of a table; 1e5 is what its sinusoids say.
         self.max_positions: int = getattr(encoding, "max_positions", int(1e5))
         self.padding_idx = padding_idx
@@ -47,7 +47,7 @@ class InputPositions(nn.Module):
         if shared is None:  # outside a stack
             tgt_len = tokens.size(1) if incremental_state is None else 1
             shared = Shared(Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len))
-        (encoding,) = self.encodings.each()
+        (encoding,) = self.encodings.as_list()
         vectors = encoding.embed(shared.positions)
         if vectors is None:
             raise AssertionError("an input encoding must add vectors")

@@ -99,7 +99,7 @@ def test_a_new_class_is_an_encoding_with_its_typed_options(monkeypatch):
             super().__init__(dims)
             self.width = width
 
-    (built,) = build_encodings(specs.parse("made_up(width=3)"), Dims(16, 2, 8)).each()
+    (built,) = build_encodings(specs.parse("made_up(width=3)"), Dims(16, 2, 8)).as_list()
     assert built.width == 3
     assert "made_up" in registry.names()
     with pytest.raises(ValueError, match="two encodings are called 'made_up'"):
@@ -196,7 +196,7 @@ def test_an_option_may_be_written_as_a_union(monkeypatch):
             super().__init__(dims)
             self.width = width
 
-    (built,) = build_encodings(specs.parse("united(width=3)"), Dims(16, 2, 8)).each()
+    (built,) = build_encodings(specs.parse("united(width=3)"), Dims(16, 2, 8)).as_list()
     assert built.width == 3
     with pytest.raises(UserError, match="expected a whole number"):
         specs.parse("united(width=wide)")

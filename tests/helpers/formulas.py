@@ -67,7 +67,7 @@ def our_scores(built, query, key):
         terms = terms._replace(content_rows=None, query_table=rows, key_table=rows)
     decay = built.decay(INPUTS[None, :src_len].to(query.dtype), positions_of(src_len, src_len))
     terms = terms.with_decay(decay, query.size(0))
-    mask = Mask("lr" if any(each.causal_only for each in built.each()) else "both")
+    mask = Mask("lr" if any(each.causal_only for each in built.as_list()) else "both")
     return reference.scores(rotated_query, rotated_key, terms, mask)[0]
 
 

@@ -23,7 +23,7 @@ COUNTED = ["cope", "rope+cope", "cope+fox"]
 
 def scores(encoding: PositionEncoding, spec: str, query, key, inputs):
     """Return the scores of one sentence by the papers' formulas, ``(heads, T, S)``."""
-    named = {**encoding.shared.named(), **encoding.layer.named()}
+    named = {**encoding.shared.as_dict(), **encoding.layer.as_dict()}
     built = torch.nn.ModuleDict(named)
     plain, total = oracles.none(query, key, {}, {}), None
     for item in encoding.assembly.spec.items:

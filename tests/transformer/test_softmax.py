@@ -93,7 +93,7 @@ def attended(spec: str, backends: Iterable[str], causal: bool, direction: str):
             encoding.attend(query, key, value, padding, direction, backend=backend, inputs=inputs)
             for backend in backends
         ]
-        modules = {**encoding.shared.named(), **encoding.layer.named()}
+        modules = {**encoding.shared.as_dict(), **encoding.layer.as_dict()}
         expected = torch.zeros_like(query)
         built = torch.nn.ModuleDict(modules)
         for b in range(3):

@@ -158,7 +158,7 @@ def test_rotary_cross_attention_equals_the_formula():
     model = make_model("translation", position_encoding="none", position_encoding_decoder=CROSS)
     attention = model.decoder.layers[0].encoder_attn.double()
     query, key = torch.randn(3, 1, 32).double(), torch.randn(5, 1, 32).double()
-    (rope,) = model.decoder.encodings.each()
+    (rope,) = model.decoder.encodings.as_list()
     at_target, at_source = (rope.rotation(torch.arange(length)[None]) for length in (3, 5))
     with set_context(Shared(None, rotation=at_target, source=at_source)):
         ours, _ = attention(query, key, key, static_kv=True, need_weights=False)

@@ -46,7 +46,7 @@ class Stack(NamedTuple):
     def differ(self) -> bool:
         """Whether layers have encodings of their own."""
         specs = {layer.assembly.spec for layer in self.layers}
-        return len(specs) > 1 or bool(self.layers[0].layer.each())
+        return len(specs) > 1 or bool(self.layers[0].layer.as_list())
 
     def where(self, layer: int) -> str:
         """Say in words whose encodings a layer's are; layers are counted from 0."""
@@ -59,7 +59,7 @@ class Stack(NamedTuple):
     def vectors(self) -> Tensor | None:
         """Compute what is added at the input, ``(max_positions, C)``; None for nothing."""
         positions = tokens(self.dims.max_positions)
-        for encoding in self.layers[0].input.each() if self.layers[0].input is not None else ():
+        for encoding in self.layers[0].input.as_list() if self.layers[0].input is not None else ():
             vectors = encoding.embed(positions)
             if vectors is not None:
                 return vectors[0]

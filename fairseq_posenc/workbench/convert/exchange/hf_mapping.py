@@ -85,7 +85,7 @@ def encodings_of(stack: Any) -> list[Encoding]:
     """List the encodings of a stack, those of its first layer for all."""
     at_input = [] if stack.embed_positions is None else [stack.embed_positions.encodings]
     places = [*at_input, stack.encodings, stack.layers[0].self_attn.encodings]
-    return [encoding for place in places for encoding in place.each()]
+    return [encoding for place in places for encoding in place.as_list()]
 
 
 def _why_not(trained: OpenModel, config: dict[str, Any], layout: Layout) -> str:

@@ -191,7 +191,7 @@ def _rotary(spec: Spec, layer: int, dims: Dims) -> Optional[Rope]:
     """Build the rotary encoding of a layer, if it has one."""
     for item in spec.select_layers([layer]).items:
         if issubclass(registry.get(item.name), Rope):
-            (built,) = build_encodings({item.name: item}, dims).each()
+            (built,) = build_encodings({item.name: item}, dims).as_list()
             return cast(Rope, built)
     return None
 

@@ -158,7 +158,7 @@ def _is_alibi(bias: Optional[Tensor], dims: Dims) -> bool:
 
 def _rope(stack: Any, kind: int) -> Rope:
     """Return the encoding that rotates, in a kind of layer."""
-    (rope,) = (each for each in stack.encodings.select(kind).each() if isinstance(each, Rope))
+    (rope,) = (each for each in stack.encodings.select(kind).as_list() if isinstance(each, Rope))
     return rope
 
 
