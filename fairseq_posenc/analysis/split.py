@@ -46,7 +46,7 @@ def split(
     key: Tensor,
     terms: Terms,
     rotation: Optional[Rotation] = None,
-    of_keys: Optional[Rotation] = None,
+    key_rotation: Optional[Rotation] = None,
     mask: Mask = ALL,
 ) -> Split:
     """Split the scores into their parts.
@@ -56,7 +56,7 @@ def split(
         key: likewise, ``(B, H, S, D)``.
         terms: with content rows projected.
         rotation: of both, if there is one.
-        of_keys: that of the keys, where they are not the queries' tokens.
+        key_rotation: that of the keys, where they are not the queries' tokens.
         mask: which keys are counted, where positions are.
     """
     query, key = query.double(), key.double()
@@ -68,7 +68,7 @@ def split(
     scores = partial(reference.scores, mask=mask)
     content = scores(query, key, bare)
     if rotation is not None:
-        query, key = rotation.rotate_queries(query), (of_keys or rotation).rotate_keys(key)
+        query, key = rotation.rotate_queries(query), (key_rotation or rotation).rotate_keys(key)
     rotated = scores(query, key, bare)
 
     def alone(*names: str) -> Tensor:

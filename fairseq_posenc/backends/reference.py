@@ -28,17 +28,17 @@ _ALL = Mask()
 
 
 def unavailable() -> str:
-    """Return no reason: it runs wherever torch does."""
+    """Explain nothing: it runs wherever torch does."""
     return ""
 
 
 def refuses(terms: Terms, call: CallFeatures) -> str:
-    """Return no reason: the reference serves everything."""
+    """Explain nothing: the reference serves everything."""
     return ""
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """See :class:`~fairseq_posenc.backends.base.Backend`."""
+    """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
     query, key, value, terms, mask, dropout, need_weights = call
     # Scores and softmax in float32 at least: the product of three terms overflows fp16.
     if torch.is_autocast_enabled(query.device.type):

@@ -20,7 +20,7 @@ from fairseq_posenc.positions import Span
 
 
 def unavailable() -> str:
-    """Return no reason: it runs wherever torch does."""
+    """Explain nothing: it runs wherever torch does."""
     return ""
 
 
@@ -38,7 +38,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """See :class:`~fairseq_posenc.backends.base.Backend`."""
+    """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
     query, key, value, terms, mask, dropout, _ = call
     tgt_len, src_len, head_dim = query.size(2), key.size(2), value.size(-1)
     earlier, later = call.decay()  # `refuses` lets only one of them through

@@ -129,6 +129,7 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
     def _step_terms(
         self, state: IncrementalState, tgt_len: int, src_len: int, shared: Shared
     ) -> Terms:
+        """Compute the terms of a call; in decoding, slice them from those of many steps."""
         positions, span = shared.positions, shared.span
         tokens = positions.tokens.size(1)
         dropped = tokens - src_len
@@ -137,11 +138,11 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
             return self.terms(span, shared).without_first_keys(dropped)
         key = self._get_full_incremental_state_key("terms")
 
-        def terms_of(span: Span) -> Terms:
+        def compute(span: Span) -> Terms:
             ahead = lookahead_positions(positions, span)
             return self.terms(span, shared._replace(positions=ahead))
 
-        steps = cached_terms(state, key, span, terms_of)
+        steps = cached_terms(state, key, span, compute)
         # Numbers for each query or token, so those of later steps are not at hand.
         now = slice_for_step(steps, tokens)._replace(
             temperature=shared.terms.temperature,

@@ -21,6 +21,8 @@ from fairseq_posenc.shared import Shared
 
 
 class _Context(threading.local):
+    """The position state of the forward pass that this thread is in."""
+
     def __init__(self) -> None:
         self.shared: Shared | None = None
 

@@ -39,7 +39,7 @@ SAVED_BYTES = 320 * 2**20
 
 
 def unavailable() -> str:
-    """Return no reason: it runs wherever torch does."""
+    """Explain nothing: it runs wherever torch does."""
     return ""
 
 
@@ -57,7 +57,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """See :class:`~fairseq_posenc.backends.base.Backend`."""
+    """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
     query, key, value, terms, mask, dropout, _ = call
     if query.size(2) == 1:
         return reference.attend(call)
@@ -86,9 +86,9 @@ def _prepare_operands(
         name: pad_table(x, geometry) for name, term, x in terms.given() if term.rows is not None
     }
     if dropout:
-        of_each, (queries, keys) = (geometry.batch, geometry.heads), geometry.padded
-        by_name["query_seeds"] = draw(*of_each, 2, queries, device=device)
-        by_name["key_seeds"] = draw(*of_each, keys, device=device)
+        batch, heads, (queries, keys) = geometry.batch, geometry.heads, geometry.padded
+        by_name["query_seeds"] = draw(batch, heads, 2, queries, device=device)
+        by_name["key_seeds"] = draw(batch, heads, keys, device=device)
     first, pair_bias = terms.first, terms.pair_bias
     given = given._replace(
         **lay_out_segments(geometry, mask),

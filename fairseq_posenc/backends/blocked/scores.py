@@ -220,8 +220,8 @@ class Scores:
         (column_factors, row_factors), (column, row) = factors, lines.take(grad)
 
         def gradients(name: str) -> tuple[Tensor, Tensor]:  # [c, M, 1] and [c, 1, W]
-            of_column = column_factors.gradient(name, column, product)
-            return of_column, row_factors.gradient(name, row, product)
+            column_grad = column_factors.gradient(name, column, product)
+            return column_grad, row_factors.gradient(name, row, product)
 
         for total, name in ((totals.bias, "bias"), (totals.gain, "gain")):
             if total is not None:
@@ -251,12 +251,12 @@ class Scores:
         if given.key_table is not None:
             terms["key_term"] = lines.products(given.key_table, given.key[:, block.keys], KEYS)
         if state.content is not None:
-            column, row = lines.reset_column, lines.reset_row
-            terms["content"] = column.select(state.content), row.select(state.content)
+            first_column, first_row = (line.select(state.content) for line in lines)
+            terms["content"] = first_column, first_row
         if given.gain is not None:
             terms["gain"] = (given.gain[:, KEY, None, None], given.gain[:, QUERY, None, None])
-        of_column, of_row = ({name: x[i] for name, x in terms.items()} for i in (0, 1))
-        return BlockState(**of_column), BlockState(**of_row)
+        column, row = ({name: x[i] for name, x in terms.items()} for i in (0, 1))
+        return BlockState(**column), BlockState(**row)
 
     def _compute_factors(self, block: Block, gain: Tensor | None) -> BlockState:
         """Compute the factors of a block's scores, as if there were no reset."""

@@ -64,7 +64,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """See :class:`~fairseq_posenc.backends.base.Backend`."""
+    """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
     value = call.value
     call = call._replace(query=call.query.type_as(value), key=call.key.type_as(value))
     with torch.autocast(value.device.type, enabled=False):
