@@ -9,13 +9,15 @@ PREPROCESS = ["preprocess", *(f"preprocess.{name}" for name in find_packages("pr
 CONFIGS = ["finetune_configs", "finetune_configs.glue"]
 RESULTS = "docs.results"
 # Links of README.md that lead into the checkout, and pictures, which a package index has not.
-PICTURE = re.compile(r"^!\[[^\]]*\]\([^)]+\)\n\n", re.MULTILINE)
+PICTURE = re.compile(r":?\n\n!\[[^\]]*\]\([^)]+\)\n\n")
 INTO_CHECKOUT = re.compile(r"\[([^\]]+)\]\((?!https?:)([^)]+)\)")
 
 
 def description() -> str:
     text = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
-    return INTO_CHECKOUT.sub(r"\1 (`\2`)", PICTURE.sub("", text))
+    return INTO_CHECKOUT.sub(
+        r"\1 (`\2`)", PICTURE.sub(lambda found: ".\n\n" if found[0][0] == ":" else "\n\n", text)
+    )
 
 
 setup(

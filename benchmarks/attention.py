@@ -35,7 +35,8 @@ from measuring.commands import (
 )
 from measuring.compare import Budget, compare
 from measuring.contenders import backend_names
-from measuring.scopes import SCOPES, Case
+from measuring.families import BASE, Case
+from measuring.scopes import SCOPES
 
 LENGTHS = [128, 512, 1024, 2048, 4096]
 FEW = ["rope", "shaw", "m4m"]
@@ -81,9 +82,9 @@ def cases(args: argparse.Namespace) -> Iterator[tuple[str, Case]]:
         for mode in args.modes:
             for length in args.lengths:
                 dropout = args.dropout if mode == "training" else 0.0
-                case = Case(mode, length, batch, dropout, DTYPES[args.dtype], args.device)
-                layered = case._replace(layers=layers if scope == "model" else 1)
-                yield scope, layered._replace(causal=scope == "causal")
+                case = Case(length, batch, dropout, DTYPES[args.dtype], args.device, mode)
+                family = "causal_lm" if scope == "causal" else "masked_lm"
+                yield scope, case._replace(family=family, size=BASE._replace(layers=layers))
 
 
 def measure(args: argparse.Namespace) -> list[results.AttentionRow]:

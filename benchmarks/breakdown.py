@@ -25,7 +25,8 @@ from fairseq_posenc.errors import UserError
 from measuring import page, timing
 from measuring.commands import DTYPES, add_common, new_parser, run_script
 from measuring.contenders import STOCK, contenders
-from measuring.scopes import SCOPES, Case
+from measuring.families import Case
+from measuring.scopes import SCOPES
 
 PARTS = {
     "products": {"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_"},
@@ -66,8 +67,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """
     if args.device.type != "cpu":
         raise UserError("the parts can be timed on a CPU only: leave --device out")
-    sizes = (args.length, args.batch or 1, args.dropout, DTYPES[args.dtype], args.device)
-    case = Case("training", *sizes)
+    case = Case(args.length, args.batch or 1, args.dropout, DTYPES[args.dtype], args.device)
     ours = contenders(args.encodings, ["auto"], case.dims, case.call)
     everyone = [STOCK, *(each for each in ours if each.encoding in args.encodings)]
     passes = [SCOPES[args.scope](contender, case) for contender in everyone]

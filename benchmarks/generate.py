@@ -28,7 +28,7 @@ from torch import Tensor
 from measuring import page, timing
 from measuring.commands import DTYPES, add_common, new_parser, run_script
 from measuring.contenders import STOCK, Contender
-from measuring.families import FAMILIES, ModelCase, build
+from measuring.families import FAMILIES, Case, build
 
 BASELINE = Contender("sinusoidal", "auto")
 BATCH = {"cpu": 4, "cuda": 64}
@@ -46,13 +46,13 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def generation(
-    contender: Contender, whole: ModelCase, beam: int, weights: dict[str, Tensor]
+    contender: Contender, case: Case, beam: int, weights: dict[str, Tensor]
 ) -> timing.Pass:
     """Build the generation of one batch.
 
     Args:
         contender: to generate with.
-        whole: its sizes.
+        case: its sizes.
         beam: of the search.
         weights: by name, shared by all; those that are not there yet are added.
 
@@ -60,28 +60,28 @@ def generation(
         AssertionError: a hypothesis has another length than it should, so that models would be
             compared at different work.
     """
-    config, task, model = build(contender, whole)
-    model.to(whole.device, whole.dtype).eval()
+    config, task, model = build(contender, case)
+    model.to(case.device, case.dtype).eval()
     for name, parameter in model.named_parameters():
         parameter.data = weights.setdefault(name, parameter.data)
     config.generation.beam = beam
     model.prepare_for_inference_(config)  # as fairseq-generate does
-    forced = whole.length - 1  # and the end of the sentence
+    forced = case.length - 1  # and the end of the sentence
     settings = GenerationConfig(beam=beam, max_len_a=0, max_len_b=forced, min_len=forced)
     generator = task.build_generator([model], settings)
     source = torch.randint(
         len(task.source_dictionary) // 2,
         len(task.source_dictionary),
-        (whole.batch, whole.length),
+        (case.batch, case.length),
         generator=torch.Generator().manual_seed(1),
-    ).to(whole.device)
+    ).to(case.device)
     source[:, -1] = task.source_dictionary.eos()
-    lengths = torch.full((whole.batch,), whole.length, device=whole.device)
+    lengths = torch.full((case.batch,), case.length, device=case.device)
     batch = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
 
     def run() -> None:
         found = task.inference_step(generator, [model], batch)
-        assert all(len(beams[0]["tokens"]) == whole.length for beams in found)
+        assert all(len(beams[0]["tokens"]) == case.length for beams in found)
 
     return run
 
@@ -90,25 +90,25 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure a row for the baseline, for stock fairseq, and for each encoding."""
     size = FAMILIES["translation"].sizes[args.size]
     batch = args.batch or BATCH[args.device.type]
-    shared = (args.length, batch, 0.0, DTYPES[args.dtype], args.device)
-    whole = ModelCase("translation", size, *shared, vocabulary=10_000)
+    shared = (args.length, batch, 0.0, DTYPES[args.dtype], args.device, "forward")
+    case = Case(*shared, family="translation", size=size, vocabulary=10_000)
     encodings = FAMILIES["translation"].encodings(args.encodings)
     ours = [Contender(spec, "auto") for spec in encodings]
     everyone = list(dict.fromkeys([BASELINE, STOCK, *ours]))
     weights: dict[str, Tensor] = {}
-    baseline, *others = (generation(each, whole, args.beam, weights) for each in everyone)
+    baseline, *others = (generation(each, case, args.beam, weights) for each in everyone)
     turns = [baseline, *(run for other in others for run in (other, baseline))]
-    rounds = timing.interleaved(turns, whole.device, args.rounds, args.seconds)
+    rounds = timing.interleaved(turns, case.device, args.rounds, args.seconds)
     return [
         {
-            "device": whole.device.type,
+            "device": case.device.type,
             "encoding": contender.encoding,
             "backend": contender.backend,
             "beam": args.beam,
-            "length": whole.length,
-            "batch": whole.batch,
+            "length": case.length,
+            "batch": case.batch,
             "dtype": args.dtype,
-            "tokens_per_second": whole.batch * whole.length / timing.median(rounds, turn),
+            "tokens_per_second": case.batch * case.length / timing.median(rounds, turn),
             "ratio": speed(rounds, turn),
         }
         for turn, contender in zip(range(-1, len(turns), 2), everyone)

@@ -29,7 +29,7 @@ from fairseq_posenc.backends.planner import BACKENDS
 from fairseq_posenc.workbench.results.markdown import table
 from measuring.commands import exit_on_error, new_parser
 from measuring.contenders import STOCK, Contender
-from measuring.families import FAMILIES, ModelCase, build
+from measuring.families import FAMILIES, Case, build
 
 ENCODINGS = ["none", "rope", "alibi", "t5", "shaw", "m4", "m4m", "deberta", "tupe"]
 LAYERS = 12
@@ -58,9 +58,9 @@ class Started(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def forward_pass(contender: Contender, whole: ModelCase) -> Counter[str]:
+def forward_pass(contender: Contender, case: Case) -> Counter[str]:
     """Count the operations that a forward pass in training starts, by name."""
-    _, task, model = build(contender, whole)
+    _, task, model = build(contender, case)
     task.load_dataset("train")
     sample = task.dataset("train").collater([0])
     model.train()
@@ -69,10 +69,10 @@ def forward_pass(contender: Contender, whole: ModelCase) -> Counter[str]:
     return started.names
 
 
-def count(contender: Contender, whole: ModelCase) -> tuple[Counter[str], Counter[str]]:
+def count(contender: Contender, case: Case) -> tuple[Counter[str], Counter[str]]:
     """Count the operations of one layer, and those of everything outside the layers."""
     one, two = (
-        forward_pass(contender, whole._replace(size=whole.size._replace(layers=layers)))
+        forward_pass(contender, case._replace(size=case.size._replace(layers=layers)))
         for layers in (1, 2)
     )
     layer = two - one
@@ -88,11 +88,12 @@ def count_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
         names = {spec: {item.name for item in specs.parse(spec).items} for spec in args.encodings}
         size = family.sizes["tiny"]
         cpu = torch.device("cpu")
-        whole = ModelCase(name, size, args.length, 1, 0.1, torch.float32, cpu, vocabulary=1_000)
-        stock, stock_once = count(STOCK, whole)
+        shared = (args.length, 1, 0.1, torch.float32, cpu)
+        case = Case(*shared, family=name, size=size, vocabulary=1_000)
+        stock, stock_once = count(STOCK, case)
         given = [Contender(spec, args.backend) for spec, parts in names.items() if parts <= known]
         for each in [STOCK, *given]:
-            layer, once = (stock, stock_once) if each == STOCK else count(each, whole)
+            layer, once = (stock, stock_once) if each == STOCK else count(each, case)
             total = once.total() + LAYERS * layer.total()
             row = {"family": name, "encoding": each.encoding, "backend": each.backend}
             row |= {"once": once.total(), "layer": layer.total(), f"of {LAYERS} layers": total}

@@ -30,7 +30,8 @@ from fairseq_posenc.errors import UserError
 from measuring import page, timing
 from measuring.commands import DTYPES, add_common, new_parser, prepare, run_script
 from measuring.contenders import Contender, contenders
-from measuring.scopes import Case, layer_and_modules
+from measuring.families import Case
+from measuring.scopes import layer_and_modules
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -67,7 +68,7 @@ def ratios(args: argparse.Namespace) -> list[tuple[Contender, float, float]]:
     """Measure each encoding; return its contender, seconds without a reset, and the time ratio."""
     prepare(args)
     batch = args.batch or (8 if args.device.type == "cuda" else 1)
-    case = Case("training", args.length, batch, args.dropout, DTYPES[args.dtype], args.device)
+    case = Case(args.length, batch, args.dropout, DTYPES[args.dtype], args.device)
     found = []
     for encoding in args.encodings:
         ours = contenders([f"{encoding}+reset"], ["auto"], case.dims, case.call)

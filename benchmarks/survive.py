@@ -41,7 +41,7 @@ from measuring.commands import (
     report,
 )
 from measuring.contenders import Contender, backend_names, contenders
-from measuring.families import FAMILIES, ModelCase, build_trainer
+from measuring.families import FAMILIES, Case, build_trainer
 
 
 def parse_args() -> argparse.Namespace:
@@ -58,10 +58,10 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def read(path: Path, whole: ModelCase) -> torch.Tensor:
+def read(path: Path, case: Case) -> torch.Tensor:
     """Convert a text to numbers of words: the most frequent ones of those that the model has."""
     words = path.read_text(encoding="utf-8").split()
-    most = Counter(words).most_common(whole.vocabulary - 10)
+    most = Counter(words).most_common(case.vocabulary - 10)
     numbers = {word: 4 + number for number, (word, _) in enumerate(most)}
     return torch.tensor([numbers.get(word, 3) for word in words])
 
@@ -91,10 +91,10 @@ def fill(batch: dict[str, Any], text: torch.Tensor, update: int) -> None:
 
 
 def survive(
-    contender: Contender, whole: ModelCase, updates: int, text: torch.Tensor | None
+    contender: Contender, case: Case, updates: int, text: torch.Tensor | None
 ) -> dict[str, Any]:
     """Train; report losses, skipped updates and whether all is finite."""
-    trainer, batch = build_trainer(contender, whole, lr=1e-3)
+    trainer, batch = build_trainer(contender, case, lr=1e-3)
     losses = []
     for update in range(updates):
         if text is not None:
@@ -105,7 +105,7 @@ def survive(
     seen = [x for x in losses if not math.isnan(x)]  # NaN: an update that was skipped
     tenth = max(1, len(seen) // 10)
     return {
-        **{"family": whole.family, "encoding": contender.encoding, "backend": contender.backend},
+        **{"family": case.family, "encoding": contender.encoding, "backend": contender.backend},
         **{"updates": updates, "skipped": updates - len(seen), "finite": finite and bool(seen)},
         **{"first": fmean(seen[:tenth]) if seen else None},
         **{"last": fmean(seen[-tenth:]) if seen else None},
@@ -118,12 +118,12 @@ def rows_table(rows: list[dict[str, Any]]) -> str:
     return table(header, ([str(x) for x in row.values()] for row in rows), "lllr")
 
 
-def requested(args: argparse.Namespace, family: str) -> tuple[ModelCase, list[Contender]]:
+def requested(args: argparse.Namespace, family: str) -> tuple[Case, list[Contender]]:
     """Build the case of a family, and its contenders."""
     shared = args.length, args.batch or 8, args.dropout, DTYPES[args.dtype], args.device
-    whole = ModelCase(family, FAMILIES[family].sizes["tiny"], *shared, vocabulary=1_000)
+    case = Case(*shared, family=family, size=FAMILIES[family].sizes["tiny"], vocabulary=1_000)
     names = FAMILIES[family].encodings(args.encodings)
-    return whole, contenders(names, backend_names(args.backends), whole.dims, whole.call)
+    return case, contenders(names, backend_names(args.backends), case.dims, case.call)
 
 
 def main() -> None:
@@ -134,15 +134,15 @@ def main() -> None:
     rows = json.loads(args.record.read_text(encoding="utf-8")) if known else []
     done = {(row["family"], row["encoding"], row["backend"]) for row in rows}
     for family in args.families:
-        whole, everyone = requested(args, family)
-        text = read(args.text, whole) if args.text else None
+        case, everyone = requested(args, family)
+        text = read(args.text, case) if args.text else None
         for contender in everyone:
             if (family, *contender) in done:
                 continue
             named = f"{family}, {contender.encoding}, {contender.backend}"
             print(f"{named} ...", file=sys.stderr, flush=True)
             torch.manual_seed(1)
-            rows.append(survive(contender, whole, args.updates, text))
+            rows.append(survive(contender, case, args.updates, text))
             if args.record:
                 lines = ",\n".join(json.dumps(row) for row in rows)
                 write_whole(args.record, f"[\n{lines}\n]\n")

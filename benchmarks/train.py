@@ -23,7 +23,7 @@ from measuring import page, timing
 from measuring.commands import DTYPES, add_backends, add_common, new_parser, run_script
 from measuring.compare import chunks
 from measuring.contenders import STOCK, Contender, backend_names, contenders
-from measuring.families import FAMILIES, ModelCase, build, training_step
+from measuring.families import FAMILIES, Case, build, training_step
 from measuring.flops import ceiling, model_flops
 
 
@@ -41,53 +41,53 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def chosen(args: argparse.Namespace) -> ModelCase:
+def chosen(args: argparse.Namespace) -> Case:
     """Build the case: the model and its batch."""
     size = FAMILIES[args.family].sizes[args.size]
     size = size._replace(layers=args.layers or size.layers)
     batch = args.batch or (8 if args.device.type == "cuda" else 1)
     shared = (args.length, batch, args.dropout, DTYPES[args.dtype], args.device)
-    return ModelCase(args.family, size, *shared)
+    return Case(*shared, family=args.family, size=size)
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure a row for stock, and one for each encoding on each backend."""
-    whole = chosen(args)
+    case = chosen(args)
     encodings = FAMILIES[args.family].encodings(args.encodings)
-    group = contenders(encodings, backend_names(args.backends), whole.dims, whole.call)
-    flops = model_flops(whole, len(build(STOCK, whole)[1].source_dictionary))
+    group = contenders(encodings, backend_names(args.backends), case.dims, case.call)
+    flops = model_flops(case, len(build(STOCK, case)[1].source_dictionary))
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for some in chunks(group):
-        for row in _rows(args, whole, [STOCK, *some], flops):
+        for row in _rows(args, case, [STOCK, *some], flops):
             rows.setdefault((row["encoding"], row["backend"]), row)
     return list(rows.values())
 
 
 def _rows(
-    args: argparse.Namespace, whole: ModelCase, everyone: list[Contender], flops: int
+    args: argparse.Namespace, case: Case, everyone: list[Contender], flops: int
 ) -> list[dict[str, Any]]:
     names = ", ".join(each.encoding for each in everyone)
-    print(f"{whole.family}: {names} ...", file=sys.stderr, flush=True)
-    product, product_flops = ceiling(whole.dtype, whole.device)
-    passes = [*(training_step(each, whole) for each in everyone), product]
-    rounds = timing.interleaved(passes, whole.device, args.rounds, args.seconds)
+    print(f"{case.family}: {names} ...", file=sys.stderr, flush=True)
+    product, product_flops = ceiling(case.dtype, case.device)
+    passes = [*(training_step(each, case) for each in everyone), product]
+    rounds = timing.interleaved(passes, case.device, args.rounds, args.seconds)
     highest = product_flops / timing.median(rounds, -1)
     rows = []
     for index, contender in enumerate(everyone):
         seconds = timing.median(rounds, index)
         rows.append(
             {
-                "family": whole.family,
-                "layers": whole.size.layers,
-                "device": whole.device.type,
+                "family": case.family,
+                "layers": case.size.layers,
+                "device": case.device.type,
                 "encoding": contender.encoding,
                 "backend": contender.backend,
-                "length": whole.length,
-                "batch": whole.batch,
-                "dropout": whole.dropout,
+                "length": case.length,
+                "batch": case.batch,
+                "dropout": case.dropout,
                 "dtype": args.dtype,
                 "seconds": seconds,
-                "tokens_per_second": whole.batch * whole.length / seconds,
+                "tokens_per_second": case.batch * case.length / seconds,
                 "ratio": timing.ratio(rounds, index, 0),
                 "flops": flops / seconds,
                 "utilisation": flops / seconds / highest,

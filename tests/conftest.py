@@ -16,6 +16,7 @@ import torch
 
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 from tests.helpers import programs
+from tests.helpers.commands import new_directory
 from tests.helpers.fork_server import hasten_hydra
 
 if importlib.util.find_spec("triton") and not torch.cuda.is_available():
@@ -32,6 +33,8 @@ hasten_hydra()
 # Tiny tensors: more threads only wait for each other, in the programs that tests start as well.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+# The code that transformers copies out of exports: by two workers at once into one file, otherwise.
+os.environ["HF_MODULES_CACHE"] = str(new_directory())
 
 
 def pytest_configure(config):

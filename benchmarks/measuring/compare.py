@@ -9,8 +9,9 @@ import torch
 
 from measuring import timing
 from measuring.contenders import STOCK, Contender, contenders
+from measuring.families import Case
 from measuring.results import AttentionRow
-from measuring.scopes import SCOPES, Case
+from measuring.scopes import SCOPES
 
 TOGETHER = 5  # whole models: each has weights, gradients, and Adam's means
 

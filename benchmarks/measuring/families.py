@@ -77,66 +77,78 @@ FAMILIES = {
 }
 
 
-class ModelCase(NamedTuple):
-    """What a model is built and fed with."""
+class Case(NamedTuple):
+    """A model, or one of its layers, and its batch; ``dropout`` is 0 in the mode ``forward``."""
 
-    family: str
-    size: Size
-    length: int
-    batch: int
+    length: int  # tokens of a sentence
+    batch: int  # sentences
     dropout: float
     dtype: torch.dtype
     device: torch.device
+    mode: str = "training"  # or ``forward``, which is evaluation
+    family: str = "masked_lm"
+    size: Size = BASE
     vocabulary: int = 50_000
+
+    @property
+    def causal(self) -> bool:
+        """Whether a layer is a causal LM's."""
+        return self.family == "causal_lm"
 
     @property
     def dims(self) -> Dims:
         """The sizes that encodings are built for."""
-        causal = self.family == "causal_lm"
-        return Dims(self.size.embed_dim, self.size.num_heads, self.length + 2, causal)
+        return Dims(self.size.embed_dim, self.size.num_heads, self.length, self.causal)
 
     @property
     def call(self) -> CallFeatures:
-        """What a backend is chosen for."""
-        sizes = (self.length, self.length, self.dims.head_dim)
-        return CallFeatures(self.device.type, self.dtype, *sizes, dropout=self.dropout > 0)
+        """The features that a backend is chosen by."""
+        return CallFeatures(
+            self.device.type,
+            self.dtype,
+            self.length,
+            self.length,
+            self.dims.head_dim,
+            dropout=self.dropout > 0,
+            learns=self.mode == "training",
+        )
 
 
-def arguments(contender: Contender, whole: ModelCase) -> list[str]:
+def arguments(contender: Contender, case: Case) -> list[str]:
     """List the options of ``fairseq-train`` for a model."""
-    family = FAMILIES[whole.family]
+    family = FAMILIES[case.family]
     words = [*family.task, "--arch", family.stock if contender == STOCK else family.ours]
     if contender != STOCK:
         words += ["--position-encoding", contender.encoding]
         words += ["--position-backend", contender.backend]
     for side in family.sides:
-        for option, value in zip(("embed-dim", "attention-heads", "ffn-embed-dim"), whole.size):
+        for option, value in zip(("embed-dim", "attention-heads", "ffn-embed-dim"), case.size):
             words += [f"--{side}-{option}", str(value)]
-        words += [f"--{side}-layers", str(whole.size.layers)]
-    words += ["--dropout", str(whole.dropout), "--attention-dropout", str(whole.dropout)]
-    words += ["--dict-size", str(whole.vocabulary), "--batch-size", str(whole.batch)]
-    words += _lengths_and_widths(whole)
+        words += [f"--{side}-layers", str(case.size.layers)]
+    words += ["--dropout", str(case.dropout), "--attention-dropout", str(case.dropout)]
+    words += ["--dict-size", str(case.vocabulary), "--batch-size", str(case.batch)]
+    words += _lengths_and_widths(case)
     words += ["--optimizer", "adam", "--lr", "1e-7", "--clip-norm", "1.0"]
-    words += ["--seed", str(SEED), "--distributed-world-size", "1", *PRECISION[whole.dtype]]
-    return words if whole.device.type == "cuda" else [*words, "--cpu"]
+    words += ["--seed", str(SEED), "--distributed-world-size", "1", *PRECISION[case.dtype]]
+    return words if case.device.type == "cuda" else [*words, "--cpu"]
 
 
-def _lengths_and_widths(whole: ModelCase) -> list[str]:
-    if whole.family == "translation":  # the task appends an end of sentence
-        sides = ["--src-len", str(whole.length - 1), "--tgt-len", str(whole.length - 1)]
-        places = str(whole.length + 2)
+def _lengths_and_widths(case: Case) -> list[str]:
+    if case.family == "translation":  # the task appends an end of sentence
+        sides = ["--src-len", str(case.length - 1), "--tgt-len", str(case.length - 1)]
+        places = str(case.length + 2)
         return [*sides, "--max-source-positions", places, "--max-target-positions", places]
-    tokens = ["--tokens-per-sample", str(whole.length)]
-    if whole.family == "masked_lm":
-        return [*tokens, "--max-positions", str(whole.length)]
-    width = str(whole.size.embed_dim)
+    tokens = ["--tokens-per-sample", str(case.length)]
+    if case.family == "masked_lm":
+        return [*tokens, "--max-positions", str(case.length)]
+    width = str(case.size.embed_dim)
     return [*tokens, "--decoder-input-dim", width, "--decoder-output-dim", width]
 
 
-def build(contender: Contender, whole: ModelCase) -> tuple[Any, Any, Any]:
+def build(contender: Contender, case: Case) -> tuple[Any, Any, Any]:
     """Build the configuration, task and model that ``fairseq-train`` would make."""
     parser = options.get_training_parser()
-    args = options.parse_args_and_arch(parser, arguments(contender, whole))
+    args = options.parse_args_and_arch(parser, arguments(contender, case))
     args.tpu = False  # which fairseq makes of --bf16
     config = convert_namespace_to_omegaconf(args)
     torch.manual_seed(SEED)
@@ -144,9 +156,9 @@ def build(contender: Contender, whole: ModelCase) -> tuple[Any, Any, Any]:
     return config, task, task.build_model(config.model)
 
 
-def training_step(contender: Contender, whole: ModelCase) -> Pass:
+def training_step(contender: Contender, case: Case) -> Pass:
     """Build a whole update: forward, backward, gradient clipping and Adam."""
-    trainer, batch = build_trainer(contender, whole)
+    trainer, batch = build_trainer(contender, case)
 
     def run() -> None:
         trainer.train_step([batch])
@@ -155,15 +167,15 @@ def training_step(contender: Contender, whole: ModelCase) -> Pass:
     return run
 
 
-def validation_step(contender: Contender, whole: ModelCase) -> Pass:
+def validation_step(contender: Contender, case: Case) -> Pass:
     """Build a forward pass with its loss, in evaluation."""
-    trainer, batch = build_trainer(contender, whole)
+    trainer, batch = build_trainer(contender, case)
     return lambda: trainer.valid_step(batch)
 
 
-def build_trainer(contender: Contender, whole: ModelCase, lr: float = 1e-7) -> tuple[Trainer, Any]:
+def build_trainer(contender: Contender, case: Case, lr: float = 1e-7) -> tuple[Trainer, Any]:
     """Build fairseq's trainer of a model, and a batch."""
-    config, task, model = build(contender, whole)
+    config, task, model = build(contender, case)
     for part in (config.optimization, config.optimizer, config.lr_scheduler):  # each has its own
         part.lr = [lr]
     trainer = Trainer(config, task, model, task.build_criterion(config.criterion))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import torch
 
-from measuring.families import ModelCase
+from measuring.families import Case
 from measuring.timing import Pass
 
 TRAINING = 3  # times the forward pass
@@ -27,20 +27,20 @@ MASKED_EVERY = 7  # fairseq's dummy task predicts tokens 2, 9, 16, ... of a bloc
 CEILING_SIZE = {"cpu": 1024, "cuda": 8192}
 
 
-def model_flops(whole: ModelCase, vocabulary: int) -> int:
+def model_flops(case: Case, vocabulary: int) -> int:
     """Count the operations of a training step; V is ``vocabulary``, as padded by the task."""
-    width, n, layers = whole.size.embed_dim, whole.length, whole.size.layers
+    width, n, layers = case.size.embed_dim, case.length, case.size.layers
     attention = 2 * 4 * width**2 + 4 * n * width
-    layer = attention + 2 * 2 * width * whole.size.ffn_dim
+    layer = attention + 2 * 2 * width * case.size.ffn_dim
     output = 2 * width * vocabulary
-    if whole.family == "masked_lm":
+    if case.family == "masked_lm":
         predicted = len(range(2, n, MASKED_EVERY))
         sentence = n * layers * layer + predicted * (output + 2 * width**2)
-    elif whole.family == "causal_lm":
+    elif case.family == "causal_lm":
         sentence = n * (layers * layer + output)
     else:
         sentence = n * (2 * layers * layer + layers * attention + output)
-    return TRAINING * whole.batch * sentence
+    return TRAINING * case.batch * sentence
 
 
 def ceiling(dtype: torch.dtype, device: torch.device) -> tuple[Pass, int]:

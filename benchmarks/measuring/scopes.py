@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from fairseq.models.roberta.model import base_architecture
@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc.backends import BACKENDS
-from fairseq_posenc.backends.base import AttentionCall, CallFeatures
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
-from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.positions import Span
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import PositionalAttention
@@ -31,46 +30,11 @@ from measuring.contenders import (
     layer_and_shared,
     make_positions,
 )
-from measuring.families import ModelCase, Size, training_step, validation_step
+from measuring.families import Case, training_step, validation_step
 from measuring.timing import Pass
 
 SEED = 1
 QUERY_STD = 0.7  # about that of a fresh layer's queries and keys
-
-
-class Case(NamedTuple):
-    """What is measured; ``dropout`` is 0 in the mode ``forward``, which is evaluation."""
-
-    mode: str
-    length: int
-    batch: int
-    dropout: float
-    dtype: torch.dtype
-    device: torch.device
-    embed_dim: int = 768
-    num_heads: int = 12
-    ffn_dim: int = 3072
-    layers: int = 1
-    vocabulary: int = 50_000
-    causal: bool = False
-
-    @property
-    def dims(self) -> Dims:
-        """The sizes that encodings are built for."""
-        return Dims(self.embed_dim, self.num_heads, self.length, self.causal)
-
-    @property
-    def call(self) -> CallFeatures:
-        """What a backend is chosen for."""
-        return CallFeatures(
-            self.device.type,
-            self.dtype,
-            self.length,
-            self.length,
-            self.dims.head_dim,
-            dropout=self.dropout > 0,
-            learns=self.mode == "training",
-        )
 
 
 def operation(contender: Contender, case: Case) -> Pass:
@@ -81,7 +45,7 @@ def operation(contender: Contender, case: Case) -> Pass:
     """
     torch.manual_seed(SEED)
     # In the order in which the projections leave them in memory.
-    shape = (case.length, case.batch, case.num_heads, case.embed_dim // case.num_heads)
+    shape = (case.length, case.batch, case.size.num_heads, case.dims.head_dim)
     query, key, value = (
         _input(case, *shape, std=QUERY_STD).permute(1, 2, 0, 3).detach() for _ in range(3)
     )
@@ -92,10 +56,10 @@ def operation(contender: Contender, case: Case) -> Pass:
 
         return _pass(plain, case, nn.ModuleList(), [query, key, value])
     layer, shared = layer_and_shared(contender.encoding, case.dims)
-    attention = PositionalAttention(case.embed_dim, case.num_heads, layer)
+    attention = PositionalAttention(case.size.embed_dim, case.size.num_heads, layer)
     modules = nn.ModuleList([attention, shared]).to(case.device, case.dtype)
     positions = make_positions(case.batch, case.length, case.device)
-    x = _input(case, case.batch, case.length, case.embed_dim, std=1.0)  # which gates look at
+    x = _input(case, case.batch, case.length, case.size.embed_dim, std=1.0)  # which gates look at
 
     def attend() -> Tensor:
         common = Shared.compute(shared, positions)
@@ -103,7 +67,7 @@ def operation(contender: Contender, case: Case) -> Pass:
         if (rotation := attention.rotation(common)) is not None:
             q, k = rotation.rotate_queries(query), rotation.rotate_keys(key)
         terms = attention.terms(Span.from_lengths(case.length, case.length, case.device), common)
-        terms = terms.with_decay(layer.decay(x, positions), case.num_heads)
+        terms = terms.with_decay(layer.decay(x, positions), case.size.num_heads)
         return BACKENDS[contender.backend].attend(
             AttentionCall(q, k, value, terms, Mask(), dropout=case.dropout)
         )[0]
@@ -122,7 +86,7 @@ def layer(contender: Contender, case: Case) -> Pass:
 def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module]:
     """Build a pass of :func:`layer`, and all the modules that take part."""
     torch.manual_seed(SEED)
-    x = _input(case, case.length, case.batch, case.embed_dim, std=1.0)
+    x = _input(case, case.length, case.batch, case.size.embed_dim, std=1.0)
     inputs: dict[str, Any] = {"encoder_padding_mask": None}
     more: dict[str, Any] = {}
     if case.causal:
@@ -156,19 +120,16 @@ def _output(found: Any) -> Tensor:
 
 def model(contender: Contender, case: Case) -> Pass:
     """Build a whole update of a RoBERTa, or a validation step, in fairseq's trainer."""
-    size = Size(case.embed_dim, case.num_heads, case.ffn_dim, case.layers)
-    shared = (case.length, case.batch, case.dropout, case.dtype, case.device)
-    whole = ModelCase("masked_lm", size, *shared, vocabulary=case.vocabulary)
     step = training_step if case.mode == "training" else validation_step
-    return step(contender, whole)
+    return step(contender, case)
 
 
 def layer_config(contender: Contender, case: Case) -> Any:
     """Build fairseq's configuration of RoBERTa-base's layer, with our options."""
     sizes = {
-        "embed_dim": case.embed_dim,
-        "attention_heads": case.num_heads,
-        "ffn_embed_dim": case.ffn_dim,
+        "embed_dim": case.size.embed_dim,
+        "attention_heads": case.size.num_heads,
+        "ffn_embed_dim": case.size.ffn_dim,
     }
     args = Namespace(
         **{f"{side}_{name}": x for side in ("encoder", "decoder") for name, x in sizes.items()},

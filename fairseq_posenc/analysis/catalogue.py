@@ -112,14 +112,20 @@ def add_describe_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_count_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc count``; the defaults are RoBERTa-base."""
-    parser.add_argument("--encoding", required=True, metavar="SPEC", help="as in learned+m4m")
-    for name, default in (
-        ("--layers", BASE_LAYERS),
-        ("--embed-dim", BASE.embed_dim),
-        ("--heads", BASE.num_heads),
-        ("--max-positions", BASE.max_positions),
+    parser.add_argument(
+        "--encoding",
+        required=True,
+        metavar="SPEC",
+        help="position-encoding spec, as in learned+m4m",
+    )
+    for name, default, meaning in (
+        ("--layers", BASE_LAYERS, "number of layers"),
+        ("--embed-dim", BASE.embed_dim, "width of the model"),
+        ("--heads", BASE.num_heads, "attention heads of a layer"),
+        ("--max-positions", BASE.max_positions, "longest input in tokens"),
     ):
-        parser.add_argument(name, type=int, default=default, metavar="N", help="%(default)s")
+        help = f"{meaning} (default: {default})"
+        parser.add_argument(name, type=int, default=default, metavar="N", help=help)
     parser.add_argument("--decoder", action="store_true", help="count for a causal stack")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -132,7 +132,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             ".convert.swap.command",
         ),
         "export": Command(
-            "write a model for Hugging Face's transformers, or ONNX",
+            "write a model for Hugging Face's transformers, ONNX or CTranslate2",
             ".convert.exchange.command",
             "export",
         ),
@@ -172,7 +172,7 @@ def _run(argv: Sequence[str] | None) -> int:
         raise UserError(_unknown(chosen))
     parser = Parser(
         prog="fairseq-posenc",
-        description="Position encodings as parts of fairseq's Transformers.",
+        description="Compare position encodings, and train fairseq's Transformers with them.",
         epilog=_listing(),
     )
     parser.add_argument("--version", action="version", version=__version__)

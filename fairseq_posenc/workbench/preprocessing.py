@@ -14,8 +14,17 @@ FOLDER = shipped("preprocess")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the name of a program, and its options."""
     programs = sorted(path.stem for path in FOLDER.glob("*.py"))
-    parser.add_argument("program", choices=programs, help="program; see PROGRAM --help")
-    parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help="its options")
+    what = "kind of text, one of those below; fairseq-posenc preprocess KIND --help has its options"
+    parser.add_argument("program", choices=programs, metavar="KIND", help=what)
+    parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help="options of KIND")
+    width = max(map(len, programs))
+    parser.epilog = "\n".join(f"  {name:<{width}}  {_summary(name)}" for name in programs)
+
+
+def _summary(program: str) -> str:
+    """Read the first line of a program's docstring."""
+    source = (FOLDER / f"{program}.py").read_text(encoding="utf-8")
+    return source.partition('"""')[2].partition("\n")[0].removesuffix('"""')
 
 
 def run(args: argparse.Namespace) -> int:

@@ -264,7 +264,7 @@ def test_the_same_seed_gives_the_same_bits(name, form):
 @pytest.mark.parametrize("name", HERE)
 def test_the_same_seed_trains_the_same_weights(name, spec):
     """Dropout and padding included, for twenty updates."""
-    if name == "sdpa" and spec != "t5":
+    if spec != "t5" and BACKENDS[name].refuses(make_terms()["two tables"], CallFeatures("cpu")):
         return
     rates = {"dropout": 0.1, "attention_dropout": 0.1}
     tokens = make_tokens(4, 12)

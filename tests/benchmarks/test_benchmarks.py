@@ -35,7 +35,7 @@ from measuring.contenders import (  # noqa: E402
     backend_names,
     contenders,
 )
-from measuring.scopes import SCOPES, Case, layer, layer_and_modules, operation  # noqa: E402
+from measuring.scopes import SCOPES, layer, layer_and_modules, operation  # noqa: E402
 from reset import parse_args, summarize, without_reset  # noqa: E402
 from survive import survive  # noqa: E402
 from tests.workbench.translation.test_translation_commands import TEST, checkpoint  # noqa: E402
@@ -44,7 +44,9 @@ from tests.workbench.translation.test_translation_commands import TEST, checkpoi
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 CPU = torch.device("cpu")
-TINY = Case("training", 16, 2, 0.1, torch.float32, CPU, 32, 4, 64, 1, 40)
+TINY = families.Case(
+    16, 2, 0.1, torch.float32, CPU, size=families.Size(32, 4, 64, 1), vocabulary=40
+)
 QUICKLY = Budget(rounds=3, seconds=60.0)
 
 
@@ -53,7 +55,9 @@ def _short(monkeypatch):
     monkeypatch.setattr(timing, "SHORTEST", 0.005)
 
 
-def rows(scope: str = "layer", case: Case = TINY, encodings=("rope", "m4m"), backends=("auto",)):
+def rows(
+    scope: str = "layer", case: families.Case = TINY, encodings=("rope", "m4m"), backends=("auto",)
+):
     return compare(scope, case, encodings, backends, QUICKLY)
 
 
@@ -82,7 +86,7 @@ def test_all_encodings_and_backends_can_compete():
 
 
 def test_stock_is_as_fast_and_as_large_as_itself():
-    case = TINY._replace(length=128, embed_dim=128, ffn_dim=256)
+    case = TINY._replace(length=128, size=families.Size(128, 4, 256, 1))
     stock = rows("layer", case)[0]
     assert 0.5 < stock.ratio < 2
     assert stock.memory_ratio == 1.0
@@ -148,7 +152,8 @@ def test_weights_have_no_denormal_numbers(name, monkeypatch):
 
     monkeypatch.setattr(reference, "softmax", noted)
     for scope in (operation, layer):
-        scope(Contender(name, "reference"), Case("forward", 256, 1, 0.0, torch.float32, CPU))
+        case = families.Case(256, 1, 0.0, torch.float32, CPU, "forward")
+        scope(Contender(name, "reference"), case)
     smallest = torch.finfo(torch.float32).tiny
     for weights in seen:
         assert not ((weights > 0) & (weights < smallest)).any()
@@ -176,11 +181,15 @@ def test_a_speed_is_told_against_the_turns_around_it():
     assert [speed(rounds, turn) for turn in (-1, 1, 3)] == [1.0, 2.0, 1.0]
 
 
+def small_model(family: str) -> families.Case:
+    size = families.Size(32, 4, 48, 3)
+    return families.Case(24, 2, 0.1, torch.float32, CPU, family=family, size=size, vocabulary=50)
+
+
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_the_models_compared_differ_in_their_positions_alone(family):
     """With fairseq's own positions a model of ours has the same parameters, in the same places."""
-    size = families.Size(32, 4, 48, 3)
-    whole = families.ModelCase(family, size, 24, 2, 0.1, torch.float32, CPU, vocabulary=50)
+    whole = small_model(family)
     positions = "learned" if family == "masked_lm" else "sinusoidal(layout=fairseq)"
     theirs, ours = (
         families.build(contender, whole)[2]
@@ -199,8 +208,7 @@ def test_the_models_compared_differ_in_their_positions_alone(family):
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_the_formula_of_model_flops_counts_the_matrix_products(family):
     """With dropout the CPU's attention is plain products, which torch's counter knows."""
-    size = families.Size(32, 4, 48, 3)
-    whole = families.ModelCase(family, size, 24, 2, 0.1, torch.float32, CPU, vocabulary=50)
+    whole = small_model(family)
     step = families.training_step(STOCK, whole)
     step()
     with FlopCounterMode(display=False) as counter:
@@ -318,8 +326,8 @@ def test_the_parts_of_a_layers_time_are_told():
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_what_survives_has_learnt(family):
-    sizes = families.FAMILIES[family].sizes["tiny"]
-    whole = families.ModelCase(family, sizes, 16, 4, 0.0, torch.bfloat16, CPU, vocabulary=100)
+    size = families.FAMILIES[family].sizes["tiny"]
+    whole = families.Case(16, 4, 0.0, torch.bfloat16, CPU, family=family, size=size, vocabulary=100)
     text = torch.tensor([4 + number % 7 for number in range(2000)])
     row = survive(Contender("rope", "reference"), whole, 40, text)
     assert row["finite"]

@@ -29,9 +29,9 @@ from fairseq_posenc.workbench.finetuning.glue.report import read_result
 from fairseq_posenc.workbench.finetuning.glue.runs import (
     CONFIGS,
     RESULT,
-    Run,
+    GlueRun,
+    compose_task_config,
     read_run,
-    read_settings,
 )
 from fairseq_posenc.workbench.finetuning.squad.data import read_odds, read_predictions, read_squad
 from fairseq_posenc.workbench.finetuning.squad.score import evaluate, unanswered
@@ -267,9 +267,9 @@ def test_files_of_gpt2(encoder, merges):
         gpt2._load(*paths)
 
 
-RUN = Run("m4m", "RTE", 1e-5, 1, "accuracy", 9, "data", "model.pt", 0, [])
+RUN = GlueRun("m4m", "RTE", 1e-5, 1, "accuracy", 9, "data", "model.pt", 0, [])
 run_files = st.one_of(
-    values, st.dictionaries(st.sampled_from(Run._fields), values), st.just(RUN._asdict())
+    values, st.dictionaries(st.sampled_from(GlueRun._fields), values), st.just(RUN._asdict())
 )
 
 
@@ -287,7 +287,7 @@ def test_what_glue_goes_on_from(run, name, nested, result):
     (folder / name).write_text(json.dumps(stamp))
     (folder / RESULT).write_text(json.dumps(result))
     with result_or_line():
-        assert read_run(folder)._fields == Run._fields
+        assert read_run(folder)._fields == GlueRun._fields
     with result_or_line():
         assert read_result(RUN, folder.parents[1])["metrics"]
 
@@ -380,4 +380,4 @@ changes = st.lists(
 @given(changes, st.sampled_from(["m4m", "decbert"]), st.integers(0, 9999))
 def test_settings_of_a_configuration(overrides, protocol, examples):
     with result_or_line():
-        read_settings(CONFIGS, protocol, TASKS["RTE"], examples, overrides)
+        compose_task_config(CONFIGS, protocol, TASKS["RTE"], examples, overrides)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from fairseq_posenc.workbench.experiments.settings import Run, Settings
+from fairseq_posenc.workbench.experiments.settings import ExperimentSettings, Run
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results.intervals import (
     Interval,
@@ -17,7 +17,7 @@ from fairseq_posenc.workbench.results.intervals import (
 from fairseq_posenc.workbench.running.logs import Curve
 from fairseq_posenc.workbench.running.stages import Outputs
 
-AnySettings = TypeVar("AnySettings", bound=Settings)
+AnySettings = TypeVar("AnySettings", bound=ExperimentSettings)
 
 
 class Outcome(NamedTuple):

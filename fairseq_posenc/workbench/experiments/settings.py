@@ -20,7 +20,7 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(ABC):
+class ExperimentSettings(ABC):
     """The user's choices for an experiment."""
 
     case: ClassVar[str]  # what messages call a run's case

@@ -10,7 +10,7 @@ from typing import ClassVar, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import parse
-from fairseq_posenc.workbench.experiments.settings import Run, Settings
+from fairseq_posenc.workbench.experiments.settings import ExperimentSettings, Run
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED
 
 # By default fairseq cuts the last batch to a multiple of 8 and drops the rest, in validation too.
@@ -70,7 +70,7 @@ RESERVED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextSettings(Settings):
+class TextSettings(ExperimentSettings):
     """The user's choices for language models that learn a text."""
 
     case: ClassVar[str] = "learning rate"

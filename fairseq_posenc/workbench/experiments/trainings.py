@@ -1,4 +1,4 @@
-"""Many small trainings side by side on the cores, each stopped and continued, each measured."""
+"""Many small trainings in parallel; each can be interrupted and continued, then is measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairseq_posenc.checkpoints.safe_loading import open_mapped
 from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.host.divergence import parse_stop_update
-from fairseq_posenc.workbench.experiments.settings import Run, Settings
+from fairseq_posenc.workbench.experiments.settings import ExperimentSettings, Run
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.devices import choose_device, cores
 from fairseq_posenc.workbench.running.host import USER_DIR
@@ -21,7 +21,6 @@ from fairseq_posenc.workbench.running.programs import run_logged, run_parallel
 from fairseq_posenc.workbench.running.progress import bar, say
 from fairseq_posenc.workbench.running.stages import Outputs, Piece, Stage
 
-Read = Callable[[list[str]], Outputs]  # parses the lines of a measurement
 LOG = "train.log"
 # Beyond any run: validation and checkpoints are counted in updates, not in rounds of the data.
 _NEVER = "1000000000"
@@ -31,13 +30,14 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class Trial(NamedTuple):
-    """A training, and how its model is measured."""
+    """A training, and the command that measures its model."""
 
     label: str  # what messages call it
     stage: Stage  # the folder of its checkpoints and log, and the updates it is to make
     train: Sequence[str]  # command of `fairseq-train`, without `--user-dir`
     measure: Sequence[str] = ()  # command that measures the model, as well, if its log does not
-    read: Read = lambda lines: {}  # parses the lines that `measure` prints into figures by name
+    # parses the lines that `measure` prints into figures by name
+    read: Callable[[list[str]], Outputs] = lambda lines: {}
 
 
 def default_jobs() -> int:
@@ -45,7 +45,7 @@ def default_jobs() -> int:
     return 1 if choose_device() == "cuda" else cores()
 
 
-def train_command(settings: Settings, run: Run) -> list[str]:
+def train_command(settings: ExperimentSettings, run: Run) -> list[str]:
     """Build the command that trains one model, without ``--user-dir``.
 
     The training can be continued at each of its validations.
@@ -80,8 +80,8 @@ def run_trials(
     """
     left = sum(map(_updates_left, trials))
     with bar("all models", left, " updates") as progress:
-        works = [_Work(trial, lock, progress.update) for trial in trials]
-        run_parallel([work.do for work in works], jobs, watch)
+        runners = [_TrialRunner(trial, lock, progress.update) for trial in trials]
+        run_parallel([each.run for each in runners], jobs, watch)
 
 
 def finished(trial: Trial) -> Optional[Outputs]:
@@ -93,7 +93,7 @@ def finished(trial: Trial) -> Optional[Outputs]:
     trained = trial.stage.outputs
     if trained is None or "diverged" in trained or not trial.measure:
         return trained
-    measured = _measuring(trial).outputs
+    measured = _measure_stage(trial).outputs
     return None if measured is None else {**trained, **measured}
 
 
@@ -103,46 +103,46 @@ def build_piece(trial: Trial) -> Piece:
     return Piece(
         trial.label,
         folder,
-        work=lambda lock: _Work(trial, lock, lambda updates: None).do(),
+        work=lambda lock: _TrialRunner(trial, lock, lambda updates: None).run(),
         is_done=lambda: finished(trial) is not None,
         progress=lambda: updates_done(folder),
     )
 
 
-def _measuring(trial: Trial) -> Stage:
+def _measure_stage(trial: Trial) -> Stage:
     stage = trial.stage
     inputs = {"model": stage.inputs, "updates": stage.max_updates, "command": list(trial.measure)}
     return Stage(stage.folder / "measured", inputs)
 
 
-class _Work:
-    """One trial, which reports its updates to ``progress``."""
+class _TrialRunner:
+    """Trains and measures one trial; reports its updates to ``progress``."""
 
     def __init__(self, trial: Trial, lock: int, progress: Callable[[int], object]) -> None:
         self._trial, self._lock, self._progress = trial, lock, progress
         self._updates = 0
 
-    def do(self) -> None:
+    def run(self) -> None:
         trained = self._trial.stage.do(self._train, keep_unfinished=True)
         if self._trial.measure and "diverged" not in trained:
-            measured = _measuring(self._trial)
-            measured.do(lambda: self._measure(measured.folder))
+            stage = _measure_stage(self._trial)
+            stage.do(lambda: self._measure(stage.folder))
 
     def _train(self) -> Outputs:
         label, stage, command = self._trial.label, self._trial.stage, self._trial.train
         log = stage.folder / LOG
         self._updates = updates_done(stage.folder)
         if self._updates == stage.max_updates and not _has_ended(log, stage.max_updates):
-            shutil.rmtree(stage.folder)  # stopped before its last line was written
+            shutil.rmtree(stage.folder)  # interrupted before its last validation was logged
             stage.claim()
             self._updates = 0
-        # Else it was stopped between the end of the training and its stamp.
+        # With all updates done, only the stamp is missing: it was interrupted before writing it.
         if self._updates < stage.max_updates:
             where = f"to continue at update {self._updates:,}" if self._updates else ""
             say(f"{label}: starting fairseq-train {where or f'for {stage.max_updates:,} updates'}")
             ensure_last_checkpoint(stage.folder)
             try:
-                self._run(command, log, self._watch)
+                self._run_command(command, log, self._watch)
             except RunError as error:
                 if not (update := parse_stop_update(str(error))):
                     raise
@@ -152,19 +152,19 @@ class _Work:
                 raise UserError(f"{command[0]} printed no last validation; see its log {log}")
         if not self._trial.measure:
             say(f"{label}: done; perplexity {read_curve_file(log).entries[-1].perplexity:,.4g}")
-        return _facts(stage.folder)
+        return _read_checkpoint_figures(stage.folder)
 
     def _measure(self, folder: Path) -> Outputs:
         lines: list[str] = []
         log = folder / "validate.log"
-        self._run(self._trial.measure, log, lines.append)
+        self._run_command(self._trial.measure, log, lines.append)
         if not (figures := self._trial.read(lines)):
             raise UserError(f"{self._trial.measure[0]} printed no figures; see its log {log}")
         shown = ", ".join(f"{name} {value:,.4g}" for name, value in figures.items())
         say(f"{self._trial.label}: done; {shown}")
         return figures
 
-    def _run(self, command: Sequence[str], log: Path, watch: Callable[[str], None]) -> None:
+    def _run_command(self, command: Sequence[str], log: Path, watch: Callable[[str], None]) -> None:
         ours = command[0] == "fairseq-posenc"  # fairseq's commands have to find the package
         more = [] if ours else ["--user-dir", str(USER_DIR)]
         run_logged([*command, *more], log, self._lock, watch, _ONE_THREAD)
@@ -181,13 +181,13 @@ def _has_ended(log: Path, updates: int) -> bool:
     return bool(entries) and entries[-1].updates == updates
 
 
-def _facts(folder: Path) -> Outputs:
-    """Read the figures of a trained model from its checkpoint.
+def _read_checkpoint_figures(folder: Path) -> Outputs:
+    """Count the position parameters of a trained model, and read the seconds of its training.
 
-    The time is fairseq's own: of training, validation and writing checkpoints, over all parts of a
-    training that was continued, without starting up.
+    The seconds are fairseq's own: training, validation and writing checkpoints, summed over all
+    parts of a continued training, without starting up.
     """
-    ensure_last_checkpoint(folder)  # it may have been stopped just while fairseq copied it
+    ensure_last_checkpoint(folder)  # it may have been interrupted while fairseq copied it
     state = open_mapped(folder / LAST)
     sizes = {key: value.numel() for key, value in state["model"].items()}
     return {

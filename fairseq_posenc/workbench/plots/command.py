@@ -90,7 +90,7 @@ def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:
         help="a masked LM, causal LM or translation model"
         + ("; twice: the second is taken from the first" if kind.checkpoints == 2 else ""),
     )
-    add_data(parser, "with its dictionaries (default: the one that it was trained on)")
+    add_data(parser, "directory with its dictionaries (default: that of the training)")
     if kind.from_spec:
         add("--encoding", metavar="SPEC", help="in place of a checkpoint: as before training")
         for size, default in _SIZES.items():

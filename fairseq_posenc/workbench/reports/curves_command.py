@@ -34,7 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what fairseq-train printed, in any --log-format; train.log of the training scripts; "
         "with commas, trainings of the same with other seeds",
     )
-    add("--title", default="Validation perplexity", help="of the picture (default: %(default)s)")
+    add(
+        "--title",
+        default="Validation perplexity",
+        help="title of the picture (default: %(default)s)",
+    )
     add(
         "--updates",
         metavar="FIRST:LAST",

@@ -21,7 +21,9 @@ _KINDS = {int: "integer", float: "number"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc docs``."""
     parser.add_argument("--root", type=Path, default=Path(), help="folder of docs/")
-    parser.add_argument("--check", action="store_true", help="only say whether all is up to date")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if a page is out of date"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

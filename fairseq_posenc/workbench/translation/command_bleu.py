@@ -11,7 +11,7 @@ from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_ke
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.translation.command_translate import add_model_arguments
-from fairseq_posenc.workbench.translation.evaluation import Request, evaluate, parse_variants
+from fairseq_posenc.workbench.translation.evaluation import BleuRequest, evaluate, parse_systems
 from fairseq_posenc.workbench.translation.generate import Options, Search
 from fairseq_posenc.workbench.translation.report import FIGURES, REPORT, record, write_report
 
@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     cluster = options.parse_place(args)
     if not cluster:
         choose_device(args.device, args.fp16)
-    request = Request(
-        variants=parse_variants(args.systems, args.average),
+    request = BleuRequest(
+        systems=parse_systems(args.systems, args.average),
         average=args.average,
         data=args.data,
         reference=args.reference,

@@ -56,7 +56,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say with what, and how, to search."""
     add_data(
         parser,
-        "with dictionaries and sentencepieces (default: the one that the model was trained on)",
+        "directory with dictionaries and sentencepiece model (default: that of the training)",
     )
     add_count(parser, "--beam", "beam size", 5)
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""An evaluation: every variant translates the test set, and all are scored alike."""
+"""Evaluation on a test set: every system translates it, and all translations are scored."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from fairseq_posenc.workbench.translation.checkpoint import (
     open_data_bin,
 )
 from fairseq_posenc.workbench.translation.generate import Generation, Options, Search
-from fairseq_posenc.workbench.translation.report import Evaluation, VariantScores
+from fairseq_posenc.workbench.translation.report import Evaluation, SystemScores
 from fairseq_posenc.workbench.translation.scores import PieceBleu, Scorer
 
 
-class Variant(NamedTuple):
-    """One trained model of the comparison, or a file of its translations."""
+class System(NamedTuple):
+    """One training of a system: its checkpoints, or a file of its translations."""
 
-    name: str  # its name in tables
+    name: str  # of the system, in tables
     # a checkpoint, several joined by `:` (an ensemble), a folder of checkpoints to average, or a
     # text file with one translation per line
     path: str
-    training: int = 1  # its number among those of the same name, which differ by seed; from 1
+    training: int = 1  # number of the training among those of the system; they differ by seed
 
     @property
     def label(self) -> str:
@@ -64,13 +64,13 @@ class Variant(NamedTuple):
         return names
 
 
-def parse_variants(texts: Sequence[str], average: int | None) -> list[Variant]:
-    """Parse the variants of a command line, each ``NAME=PATH[,PATH...]`` or a path.
+def parse_systems(texts: Sequence[str], average: int | None) -> list[System]:
+    """Parse the systems of a command line, each ``NAME=PATH[,PATH...]`` or a path.
 
     Of each folder ``average`` checkpoints are averaged.
 
     Raises:
-        UserError: a name cannot be a folder's or is given twice; one variant has more trainings
+        UserError: a name cannot be a folder's or is given twice; one system has more trainings
             than another; a folder without ``average``, or a checkpoint with it.
     """
     given = [  # a path may hold the sign itself
@@ -85,19 +85,19 @@ def parse_variants(texts: Sequence[str], average: int | None) -> list[Variant]:
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} has {count}" for name, count in counts.items())
         raise UserError(f"name as many trainings of each system: {listed}")
-    variants = [
-        Variant(name, path, number)
+    systems = [
+        System(name, path, number)
         for name, trainings in paths.items()
         for number, path in enumerate(trainings, start=1)
     ]
-    for variant in variants:
-        if not is_folder_name(variant.name):
-            raise UserError(f"{variant.name!r}: the name must be one that a folder can have")
-        if variant.is_folder and not average:
-            raise UserError(f"{variant.path} is a folder; name a checkpoint in it, or --average N")
-        if variant.is_model and not variant.is_folder and average:
-            raise UserError(f"--average {average}: {variant.path} is no folder of checkpoints")
-    return variants
+    for system in systems:
+        if not is_folder_name(system.name):
+            raise UserError(f"{system.name!r}: the name must be one that a folder can have")
+        if system.is_folder and not average:
+            raise UserError(f"{system.path} is a folder; name a checkpoint in it, or --average N")
+        if system.is_model and not system.is_folder and average:
+            raise UserError(f"--average {average}: {system.path} is no folder of checkpoints")
+    return systems
 
 
 def _derive_name(path: str) -> str:
@@ -106,27 +106,31 @@ def _derive_name(path: str) -> str:
     return name.replace("=", "-")
 
 
-class Request(NamedTuple):
-    """What the user asked for."""
+class BleuRequest(NamedTuple):
+    """The user's choices for an evaluation."""
 
-    variants: list[Variant]  # what is evaluated
+    systems: list[System]  # all trainings of all systems
     average: Optional[int]  # number of checkpoints to average in each folder, or None
     # folder with the test set; None for the one that each model was trained on
     data: Optional[Path]
     reference: Optional[Path]  # file with the references; None for the one in the data folder
     # file with the sources; None for the one in the data folder, if there is one
     source: Optional[Path]
-    searches: list[Search]  # how to search, the one to compare variants by last
+    searches: list[Search]  # settings of beam search; systems are compared by the last
     options: Options  # of all translations
     cluster: Optional[Slurm]  # that translates; None for this machine
 
 
-class _Model(NamedTuple):
+class _SystemModel(NamedTuple):
+    """The checkpoints of a system and the data-bin of the test set."""
+
     checkpoints: list[Path]
     data: DataBin
 
 
 class _Texts(NamedTuple):
+    """The references of the test set, and its sources where they are known."""
+
     path: Path  # of the references
     references: list[str]
     sources: Optional[list[str]]
@@ -139,36 +143,34 @@ class _Texts(NamedTuple):
             raise UserError(f"{what} has {count} sentences, but {self.path} has {expected}")
 
 
-def evaluate(request: Request, out: Path) -> Evaluation:
+def evaluate(request: BleuRequest, out: Path) -> Evaluation:
     """Translate what is not translated yet into a folder, and score it.
 
     Raises:
         UserError: wrong input, found before anything is translated.
         RunError: ``fairseq-generate`` failed.
     """
-    models = {
-        variant: _find_model(variant, request) for variant in request.variants if variant.is_model
-    }
+    models = {system: _find_model(system, request) for system in request.systems if system.is_model}
     texts = _read_texts(request, list(models.values()))
     written = _check_all(request, models, texts)
     scorer, piece_bleu = Scorer(texts.references), PieceBleu(texts.data, texts.references)
     generations = {each: _build_generation(each, models[each], request, out) for each in models}
     pieces = [_as_piece(each, request.searches) for each in generations.values()]
     run_pieces(pieces, out, request.cluster)
-    rows: list[VariantScores] = []
-    compared: dict[str, list[list[str]]] = {}  # all trainings of each variant, by the last search
-    for variant in request.variants:
+    rows: list[SystemScores] = []
+    compared: dict[str, list[list[str]]] = {}  # all trainings of each system, by the last search
+    for system in request.systems:
         translations = (
-            _write_translations(generations[variant], request.searches)
-            if variant in models
-            else [(None, variant.path, written[variant])]
+            _write_translations(generations[system], request.searches)
+            if system in models
+            else [(None, system.path, written[system])]
         )
         for search, path, lines in translations:
             figures = scorer.scores(lines), piece_bleu.score(lines)
             rows.append(
-                VariantScores(variant.name, variant.path, variant.training, search, path, *figures)
+                SystemScores(system.name, system.path, system.training, search, path, *figures)
             )
-        compared.setdefault(variant.name, []).append(lines)
+        compared.setdefault(system.name, []).append(lines)
     differences, test_signatures = scorer.differences(compared) if len(compared) > 1 else ({}, {})
     return Evaluation(
         subset=request.options.subset,
@@ -177,26 +179,26 @@ def evaluate(request: Request, out: Path) -> Evaluation:
         rows=rows,
         signatures=scorer.signatures(),
         piece_bleu=piece_bleu.note,
-        baseline=request.variants[0].name,
+        baseline=request.systems[0].name,
         differences=differences,
         test_signatures=test_signatures,
         groups=None if texts.sources is None else scorer.by_length(texts.sources, compared),
     )
 
 
-def _find_model(variant: Variant, request: Request) -> _Model:
-    if variant.is_folder:
-        checkpoints = last_checkpoints(Path(variant.path), request.average or 0)
+def _find_model(system: System, request: BleuRequest) -> _SystemModel:
+    if system.is_folder:
+        checkpoints = last_checkpoints(Path(system.path), request.average or 0)
     else:
-        checkpoints = [Path(path) for path in variant.paths]
-    what = f"{variant.label}:"
+        checkpoints = [Path(path) for path in system.paths]
+    what = f"{system.label}:"
     found = [
         open_data_bin(path, load_translation(path, what), request.data) for path in checkpoints
     ]
-    return _Model(checkpoints, found[0])
+    return _SystemModel(checkpoints, found[0])
 
 
-def _read_texts(request: Request, models: list[_Model]) -> _Texts:
+def _read_texts(request: BleuRequest, models: list[_SystemModel]) -> _Texts:
     """Read references and sources, by default those in a data folder."""
     reference, source = request.reference, request.source
     data = models[0].data if models else infer_data_bin(request.data) if request.data else None
@@ -216,26 +218,28 @@ def _read_texts(request: Request, models: list[_Model]) -> _Texts:
 
 
 def _check_all(
-    request: Request, models: dict[Variant, _Model], texts: _Texts
-) -> dict[Variant, list[str]]:
+    request: BleuRequest, models: dict[System, _SystemModel], texts: _Texts
+) -> dict[System, list[str]]:
     """Check that everything is as long as the references; return what is written already."""
     written = {}
-    for variant in request.variants:
-        if variant in models:
-            data = models[variant].data
-            texts.check(f"{variant.label}: {data.folder}", data.sentences(request.options.subset))
+    for system in request.systems:
+        if system in models:
+            data = models[system].data
+            texts.check(f"{system.label}: {data.folder}", data.sentences(request.options.subset))
         else:
-            written[variant] = read_lines(Path(variant.path), f"{variant.label}:")
-            texts.check(f"{variant.label}: {variant.path}", len(written[variant]))
+            written[system] = read_lines(Path(system.path), f"{system.label}:")
+            texts.check(f"{system.label}: {system.path}", len(written[system]))
     return written
 
 
-def _build_generation(variant: Variant, model: _Model, request: Request, out: Path) -> Generation:
+def _build_generation(
+    system: System, model: _SystemModel, request: BleuRequest, out: Path
+) -> Generation:
     """Build a model's translations; the average of checkpoints is made here."""
-    folder, checkpoints = out / variant.folder, model.checkpoints
-    if variant.is_folder:
+    folder, checkpoints = out / system.folder, model.checkpoints
+    if system.is_folder:
         checkpoints = [_average(checkpoints, folder / "average")]
-    return Generation(variant.label, checkpoints, model.data, request.options, folder)
+    return Generation(system.label, checkpoints, model.data, request.options, folder)
 
 
 def _as_piece(generation: Generation, searches: list[Search]) -> Piece:

@@ -14,7 +14,7 @@ from fairseq_posenc.workbench.translation.generate import Search
 from fairseq_posenc.workbench.translation.scores import METRICS, NAME, Difference, LengthGroup
 
 
-class VariantScores(NamedTuple):
+class SystemScores(NamedTuple):
     """The scores of one system, in one of its trainings, with one search."""
 
     system: str  # its name
@@ -32,7 +32,7 @@ class Evaluation(NamedTuple):
     subset: str  # name of the test set
     reference: str  # file with its references
     sentences: int  # its size
-    rows: list[VariantScores]  # the scores, in the user's order
+    rows: list[SystemScores]  # the scores, in the user's order
     signatures: dict[str, str]  # sacreBLEU's, by metric
     piece_bleu: str  # how BLEU-4 on pieces was measured, or why not
     baseline: str  # the system that the others are compared with
@@ -86,9 +86,9 @@ def record(result: Evaluation) -> Record:
     return Record("bleu", tables, data, command=own_command())
 
 
-def compute_means(rows: Sequence[VariantScores]) -> list[dict[str, Any]]:
+def compute_means(rows: Sequence[SystemScores]) -> list[dict[str, Any]]:
     """Compute the mean scores of each system and search over its trainings, with intervals."""
-    groups: dict[tuple[str, Optional[Search]], list[VariantScores]] = {}
+    groups: dict[tuple[str, Optional[Search]], list[SystemScores]] = {}
     for row in rows:
         groups.setdefault((row.system, row.search), []).append(row)
     found = []

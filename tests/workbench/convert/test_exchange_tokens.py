@@ -161,7 +161,7 @@ def test_pieces_that_the_dictionary_lacks_need_code_of_its_own(capsys):
 
 def test_a_data_folder_says_what_cut_its_text(tmp_path):
     with pytest.raises(UserError, match="say with --tokens"):
-        hf_tokenizer.find_way(None, tmp_path, "")
+        hf_tokenizer.find_tokenization(None, tmp_path, "")
     (tmp_path / "text").write_text("one two\n")
     for way in ("words", "characters"):
         made = tmp_path / way
@@ -169,7 +169,7 @@ def test_a_data_folder_says_what_cut_its_text(tmp_path):
         given = ["--train", tmp_path / "text", "--out", made, "--workers", 1]
         words = ["--words"] if way == "words" else []
         command.run(parser.parse_args([*map(str, given), *words]), formats.plain)
-        assert hf_tokenizer.find_way(None, made, "") == way
+        assert hf_tokenizer.find_tokenization(None, made, "") == way
     (tmp_path / "sentencepiece.de.model").touch()
-    assert hf_tokenizer.find_way(None, tmp_path, "de").name == "sentencepiece.de.model"
-    assert hf_tokenizer.find_way("words", tmp_path, "de") == "words"
+    assert hf_tokenizer.find_tokenization(None, tmp_path, "de").name == "sentencepiece.de.model"
+    assert hf_tokenizer.find_tokenization("words", tmp_path, "de") == "words"

@@ -13,7 +13,14 @@ from fairseq_posenc.workbench.loading.pretrained import load_state
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint
 from tests.workbench.convert import exchange_trainer
-from tests.workbench.convert.test_exchange import OTHERS, export, outside, padded, scores
+from tests.workbench.convert.test_exchange import (
+    OTHERS,
+    export,
+    exported_copy,
+    outside,
+    padded,
+    scores,
+)
 from tests.workbench.convert.test_exchange_import import import_
 from tests.workbench.finetuning.test_glue_commands import data as glue_data
 from tests.workbench.finetuning.test_squad_commands import files as squad_files
@@ -162,7 +169,7 @@ def read(family, folder, **options):
 
 @pytest.mark.parametrize(("family", "spec", "more"), HARD)
 def test_gradient_checkpointing_changes_no_gradient(family, spec, more):
-    model = read(family, export(checkpoint(family, spec, **more)))
+    model = read(family, exported_copy(family, spec, **more))
     gradients = []
     for enable in (lambda: None, model.gradient_checkpointing_enable):
         enable()
@@ -175,7 +182,7 @@ def test_gradient_checkpointing_changes_no_gradient(family, spec, more):
 
 
 def test_checkpointed_layers_refuse_caches():
-    model = read("causal_lm", export(checkpoint("causal_lm", "alibi"))).train()
+    model = read("causal_lm", exported_copy("causal_lm", "alibi")).train()
     model.gradient_checkpointing_enable()
     with pytest.raises(ValueError, match="call eval"):
         model(torch.tensor([[2, 5, 6]]), use_cache=True)
@@ -183,7 +190,7 @@ def test_checkpointed_layers_refuse_caches():
 
 @pytest.mark.parametrize(("family", "spec", "more"), HARD)
 def test_every_attention_of_transformers_that_is_allowed_computes_the_same(family, spec, more):
-    folder = export(checkpoint(family, spec, **more))
+    folder = exported_copy(family, spec, **more)
     given = batch(AUTO.get(family, MASKED))
     one, other = (
         read(family, folder, attn_implementation=name).eval()(**given) for name in ("sdpa", "eager")
@@ -201,7 +208,7 @@ def test_every_attention_of_transformers_that_is_allowed_computes_the_same(famil
 )
 @pytest.mark.parametrize("symbols", [40, 60])
 def test_resized_embeddings_are_saved_and_read(family, spec, more, symbols):
-    folder = export(checkpoint(family, spec, **more))
+    folder = exported_copy(family, spec, **more)
     model = read(family, folder).eval()
     tokens, real = padded("right", rows=3, longest=9, symbols=30)
     given = {"input_ids": tokens, "attention_mask": real.long(), "labels": tokens}
@@ -219,7 +226,7 @@ def test_resized_embeddings_are_saved_and_read(family, spec, more, symbols):
 
 
 def test_embeddings_of_two_vocabularies_are_not_resized():
-    model = read("translation", export(checkpoint("translation", "alibi")))
+    model = read("translation", exported_copy("translation", "alibi"))
     model.encoder.embed_tokens = torch.nn.Embedding(7, 32)
     with pytest.raises(ValueError, match="source and target have 7 and 44 symbols"):
         model.resize_token_embeddings(50)

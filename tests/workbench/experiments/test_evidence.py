@@ -11,10 +11,10 @@ import pytest
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.choose.answer import (
-    Question,
+    ChooseQuestion,
     answer,
     candidates,
-    deciding,
+    deciding_column,
 )
 from fairseq_posenc.workbench.experiments.evidence import measured, page
 from fairseq_posenc.workbench.experiments.evidence.measured import NOT_MEASURED, Column
@@ -39,7 +39,7 @@ def results(tmp_path, monkeypatch) -> Path:
         for seed in range(3)
     ]
     data = {"family": "causal-lm", "text": "a book", "words": 9000, "trained_length": 128}
-    path = tmp_path / measured.COMPARED["causal-lm"]
+    path = tmp_path / measured.MAIN_RECORD["causal-lm"]
     record = Record("compare", {"models": compared, "trainings": trainings}, data)
     record._replace(command="compare -- --decoder-embed-dim 64").write(path)
     for seed, change in enumerate((0.99, 1.0, 1.01)):
@@ -56,7 +56,7 @@ def results(tmp_path, monkeypatch) -> Path:
         path = tmp_path / f"causal_lm_length_seed_{seed}.json"
         Record("lm-length", {"perplexity": lines}, {}).write(path)
     monkeypatch.setattr(
-        measured, "_paths", lambda name: sorted(tmp_path.glob(name)) if name else []
+        measured, "_record_paths", lambda name: sorted(tmp_path.glob(name)) if name else []
     )
     return tmp_path
 
@@ -69,8 +69,8 @@ READ: dict[str, dict[int, float | None]] = {
 
 
 def test_figures_over_the_seeds_have_the_interval_of_their_mean_loss(results):
-    column = measured.at_length("causal-lm", 2)
-    assert column.of["rope"] == interval_of_perplexity([14.0 * 0.99, 14.0, 14.0 * 1.01])
+    column = measured.at_multiple("causal-lm", 2)
+    assert column.figures["rope"] == interval_of_perplexity([14.0 * 0.99, 14.0, 14.0 * 1.01])
     assert measured.multiples("causal-lm") == [1, 2, 4]
     assert column.show("learned") == "cannot be read"
     assert column.show("t5") == NOT_MEASURED
@@ -87,12 +87,12 @@ def test_figures_over_the_seeds_have_the_interval_of_their_mean_loss(results):
     ],
 )
 def test_the_least_multiple_that_is_as_far_decides(results, length, best, same, behind):
-    assert deciding(Question("causal-lm", length, 128)).best() == (best, same, behind)
+    assert deciding_column(ChooseQuestion("causal-lm", length, 128)).best() == (best, same, behind)
 
 
 def test_the_answer_names_all_of_the_family(results, monkeypatch):
-    monkeypatch.setattr(page, "columns", lambda family: [measured.compared(family)])
-    said = answer(Question("causal-lm", 512, 128))
+    monkeypatch.setattr(page, "columns", lambda family: [measured.at_trained_length(family)])
+    said = answer(ChooseQuestion("causal-lm", 512, 128))
     assert said.startswith(
         "Measured: causal-lm models of 2 layers of width 64, trained for 300 updates at 128 tokens "
         "on a book (9,000 words), 3 seeds; perplexity at 4 times the length of training"
@@ -100,17 +100,17 @@ def test_the_answer_names_all_of_the_family(results, monkeypatch):
     assert "- best there: `alibi`" in said
     assert "- cannot be read there: `learned`" in said
     (unknown,) = (line for line in said.splitlines() if line.startswith(f"- {NOT_MEASURED}"))
-    others = set(measured.names("causal-lm")) - set(READ)
+    others = set(measured.encoding_names("causal-lm")) - set(READ)
     assert unknown == f"- {NOT_MEASURED}: {', '.join(f'`{name}`' for name in sorted(others))}"
 
 
 def test_beyond_all_that_was_read_nothing_is_said(results):
-    assert "not measured; train" in answer(Question("causal-lm", 513, 128))
+    assert "not measured; train" in answer(ChooseQuestion("causal-lm", 513, 128))
 
 
 def test_no_winner_is_named_for_a_length_of_training_that_was_not_measured(results, monkeypatch):
-    monkeypatch.setattr(page, "columns", lambda family: [measured.compared(family)])
-    said = answer(Question("causal-lm", 1024, 512))
+    monkeypatch.setattr(page, "columns", lambda family: [measured.at_trained_length(family)])
+    said = answer(ChooseQuestion("causal-lm", 1024, 512))
     assert said.startswith("Measured: causal-lm models of 2 layers of width 64")
     assert "best" not in said
     assert "trained at 512 tokens, read at 1,024. No winner is named" in said
@@ -120,8 +120,8 @@ def test_no_winner_is_named_for_a_length_of_training_that_was_not_measured(resul
 
 def test_candidates_are_those_with_the_best_figures_then_those_of_one_seed(results, monkeypatch):
     one_seed = Column("", "", 1, {"t5": interval_of_perplexity([2.0])})
-    monkeypatch.setattr(measured, "early", lambda family: [one_seed])
-    found = candidates(Question("causal-lm", 512, 128))
+    monkeypatch.setattr(measured, "after_300_updates", lambda family: [one_seed])
+    found = candidates(ChooseQuestion("causal-lm", 512, 128))
     assert found[:4] == ["alibi", "rope", "learned", "t5"]
     assert len(found) == len(set(found)) == 8
 
@@ -141,9 +141,13 @@ def test_of_bleu_the_highest_is_best(results):
         for name, beam, bleu, *_ in rows
         for n, change in enumerate((-0.7, 0.0, 0.7))
     ]
-    path = results / measured.COMPARED["encoder-decoder"]
+    path = results / measured.MAIN_RECORD["encoder-decoder"]
     Record("bleu", {"scores": scores, "means": means}, {}).write(path)
-    assert deciding(Question("encoder-decoder", 128, 128)).best() == ("rope", ["shaw"], ["t5"])
+    assert deciding_column(ChooseQuestion("encoder-decoder", 128, 128)).best() == (
+        "rope",
+        ["shaw"],
+        ["t5"],
+    )
 
 
 def test_a_start_from_a_trained_model_is_read_from_greedy_search(results):
@@ -151,11 +155,11 @@ def test_a_start_from_a_trained_model_is_read_from_greedy_search(results):
         {"system": "rope", "beam": beam, "BLEU": bleu, "BLEU_low": bleu - 1, "BLEU_high": bleu + 1}
         for beam, bleu in ((1, 33.0), (5, 35.0))
     ]
-    assert measured.started("encoder-decoder").show("rope") == NOT_MEASURED
-    path = results / measured.STARTED["encoder-decoder"]
+    assert measured.after_switch("encoder-decoder").show("rope") == NOT_MEASURED
+    path = results / measured.SWITCH_RECORD["encoder-decoder"]
     Record("bleu", {"scores": [], "means": means}, {}).write(path)
-    assert measured.started("encoder-decoder").show("rope") == "33.00 (32.00 to 34.00)"
-    assert measured.started("causal-lm").show("rope") == NOT_MEASURED
+    assert measured.after_switch("encoder-decoder").show("rope") == "33.00 (32.00 to 34.00)"
+    assert measured.after_switch("causal-lm").show("rope") == NOT_MEASURED
 
 
 def test_scores_of_fine_tuned_models_are_a_column_for_each_task(results):
@@ -171,30 +175,30 @@ def test_scores_of_fine_tuned_models_are_a_column_for_each_task(results):
         for task in ("SST-2", "mean")
         for name, values in scores.items()
     ]
-    assert measured.tuned("masked-lm") == []
+    assert measured.fine_tuned("masked-lm") == []
     Record("starts-glue", {"models": models, "runs": runs}, {}).write(
-        results / measured.TUNED["masked-lm"]
+        results / measured.GLUE_RECORD["masked-lm"]
     )
-    first, mean = measured.tuned("masked-lm")
+    first, mean = measured.fine_tuned("masked-lm")
     assert (first.title, mean.title) == ("GLUE: SST-2, accuracy", "GLUE: mean")
     assert first.show("rope") == "71.0 (68.5 to 73.5)"
     assert first.best() == ("rope", [], ["none"])
-    assert measured.tuned("causal-lm") == []
+    assert measured.fine_tuned("causal-lm") == []
 
 
 def test_a_start_of_a_language_model_names_its_source(results):
     record = Record("compare", *_record_of({"rope": 10.0, "none": 12.0}))
     record.data.update(source="learned")
-    record.write(results / measured.STARTED["causal-lm"])
-    column = measured.started("causal-lm")
+    record.write(results / measured.SWITCH_RECORD["causal-lm"])
+    column = measured.after_switch("causal-lm")
     assert column.title.endswith("perplexity, 120 updates after `learned`")
     assert column.best() == ("rope", [], ["none"])
 
 
 def test_ranks_on_a_second_text_are_correlated_with_those_on_the_first(results, monkeypatch):
     record = Record("compare", *_record_of({"rope": 50.0, "alibi": 20.0, "learned": 30.0}))
-    record.write(results / measured.ELSEWHERE["causal-lm"][1])
-    found = [measured.compared("causal-lm"), *measured.elsewhere("causal-lm")]
+    record.write(results / measured.ANOTHER_TEXT["causal-lm"][1])
+    found = [measured.at_trained_length("causal-lm"), *measured.on_another_text("causal-lm")]
     assert page._correlations(found) == []  # of three encodings
     monkeypatch.setattr(page, "_FEW", 3)
     (table,) = page._correlations(found)  # ranks 1, 2, 3 and 3, 2, 1
@@ -219,19 +223,22 @@ def _record_of(perplexities):
 
 
 def test_one_seed_is_not_judged():
-    column = measured.early("encoder-decoder")[0]
+    column = measured.after_300_updates("encoder-decoder")[0]
     best, same, behind = column.best()
-    assert math.isinf(column.of[best].high)
+    assert math.isinf(column.figures[best].high)
     assert not behind
-    assert {best, *same} == column.of.keys() & measured.names("encoder-decoder")
+    assert {best, *same} == column.figures.keys() & measured.encoding_names("encoder-decoder")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_tables_have_every_encoding_that_was_measured_in_a_family(family):
     text = "\n".join(page._family(family))
-    names = set(measured.names(family))
+    names = set(measured.encoding_names(family))
     if family == "encoder-decoder":
-        names = measured.compared(family).of.keys() | measured.started(family).of.keys()
+        names = (
+            measured.at_trained_length(family).figures.keys()
+            | measured.after_switch(family).figures.keys()
+        )
         assert len(names) == 8
     for name in registry.names():
         assert (f"| `{name}` |" in text) == (name in names)

@@ -73,7 +73,7 @@ def test_a_training_goes_on_bit_by_bit(cluster, undisturbed, tmp_path, fault):
     with pytest.raises(SystemExit):
         compare(out, "m4m", "--on", "slurm", "time=10", "--detach", updates=LONG)
     (job,) = json.loads((out / "slurm" / "jobs.json").read_text()).values()
-    wait_until(lambda: bool(models(out)), 180)
+    wait_until(lambda: bool(models(out)))
     state, node = cluster.ask("squeue", "-hrj", job, "-o", "%T %N").split()
     assert state == "RUNNING"
     if fault == "requeued":

@@ -18,14 +18,14 @@ from fairseq_posenc.workbench.finetuning.glue import workers
 from fairseq_posenc.workbench.finetuning.glue.report import build_record, find_best, format_report
 from fairseq_posenc.workbench.finetuning.glue.runs import (
     CONFIGS,
-    Run,
+    GlueRun,
     claim_runs,
+    compose_task_config,
     config_name,
     format_override,
     list_runs,
     paper_grid,
     read_run,
-    read_settings,
 )
 from fairseq_posenc.workbench.finetuning.glue.submission import format_predictions
 from fairseq_posenc.workbench.finetuning.glue.worker import has_collapsed, measure
@@ -135,9 +135,9 @@ def test_updates_follow_from_the_data_or_the_paper():
     model = {"_name", "dropout", "attention_dropout"}  # options that the YAML files have
     overrides = ["dataset.batch_size=16", "optimization.update_freq=[2]"]
     for more in ([], overrides):  # 3668 examples are 114 batches of 32 and one of 20
-        found = read_settings(CONFIGS, "m4m", TASKS["MRPC"], 3668, more)
+        found = compose_task_config(CONFIGS, "m4m", TASKS["MRPC"], 3668, more)
         assert found == ("m4m_mrpc", "f1", 345, 21, model)
-    found = read_settings(CONFIGS, "decbert", TASKS["MRPC"], 3668, [])
+    found = compose_task_config(CONFIGS, "decbert", TASKS["MRPC"], 3668, [])
     assert found == ("decbert_mrpc", "accuracy", 2296, 137, model)
     assert paper_grid("decbert", TASKS["MRPC"]) == ((1e-5, 2e-5), (1, 2, 3, 4, 5))
     assert paper_grid("decbert", TASKS["RTE"]) == ((2e-5,), (1, 2, 3, 4, 5))
@@ -146,9 +146,9 @@ def test_updates_follow_from_the_data_or_the_paper():
 
 def test_a_wrong_override_and_a_missing_file_are_told(tmp_path):
     with pytest.raises(UserError, match=r"decbert_rte.yaml: Could not override 'model.drop'"):
-        read_settings(CONFIGS, "decbert", TASKS["RTE"], 10, ["model.drop=1"])
+        compose_task_config(CONFIGS, "decbert", TASKS["RTE"], 10, ["model.drop=1"])
     with pytest.raises(UserError, match=r"m4m_rte.yaml is not there: name the folder"):
-        read_settings(tmp_path, "m4m", TASKS["RTE"], 10, [])
+        compose_task_config(tmp_path, "m4m", TASKS["RTE"], 10, [])
 
 
 def test_hydra_reads_values_back():
@@ -235,7 +235,7 @@ def test_runs_on_this_machine_are_one_bar_of_updates(tmp_path, monkeypatch, caps
             shown.append("closed")
 
     monkeypatch.setattr(workers, "bar", Bar)
-    runs = [Run("m4m", "RTE", 2e-5, seed, "accuracy", 1000, "", "", 0, []) for seed in (1, 2)]
+    runs = [GlueRun("m4m", "RTE", 2e-5, seed, "accuracy", 1000, "", "", 0, []) for seed in (1, 2)]
     (failure,) = workers.Workers(runs, tmp_path, 1).work()
     assert failure == "RTE, learning rate 2e-05, seed 2: ended with status 1"
     assert shown == [("glue", 2000, " updates"), 400, 600, 0, 400, 600, 0, "closed"]
@@ -271,7 +271,7 @@ def test_the_report_has_both_sets_of_mnli():
 
 def test_runs_of_earlier_versions_go_on_and_refuse_others(tmp_path):
     """Their plan is run.json, which a stamp has replaced."""
-    run = Run("m4m", "RTE", 1e-5, 1, "accuracy", 9, "data", "model.pt", 0, ["train", "a=1"])
+    run = GlueRun("m4m", "RTE", 1e-5, 1, "accuracy", 9, "data", "model.pt", 0, ["train", "a=1"])
     folder = run.folder(tmp_path)
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps(run._asdict()))

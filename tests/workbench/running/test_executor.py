@@ -19,6 +19,7 @@ import pytest
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.executor import Slurm, _Job, refuse_jobs
 from fairseq_posenc.workbench.running.options import parse_place
+from tests.helpers import programs
 from tests.helpers.slurm import (
     ROOT,
     Cluster,
@@ -58,7 +59,7 @@ def command(cluster: Cluster, out: Path, *words: str) -> subprocess.Popen[str]:
 def end_of(waiting: subprocess.Popen[str], status: int = 0) -> str:
     """Return what a command printed, which ends within a bounded time."""
     try:
-        told = waiting.communicate(timeout=90)[1]
+        told = waiting.communicate(timeout=300)[1]
     except subprocess.TimeoutExpired:
         waiting.kill()
         told = waiting.communicate()[1]
@@ -66,7 +67,14 @@ def end_of(waiting: subprocess.Popen[str], status: int = 0) -> str:
     return told
 
 
+@pytest.fixture(autouse=True)
+def start_true_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have jobs be processes of their own, with the environment by which a node's are found."""
+    monkeypatch.delenv(programs.SERVER, raising=False)
+
+
 @needs_slurm
+@pytest.mark.slow
 class TestOnTwoNodes:
     def test_all_pieces_are_done_once(self, cluster, tmp_path, capsys):
         assert sweep(tmp_path, 5, pieces=3) == []
@@ -100,7 +108,7 @@ class TestOnTwoNodes:
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
     def test_a_command_that_is_stopped_leaves_its_jobs(self, cluster, tmp_path, number):
         with command(cluster, tmp_path, "30") as waiting:
-            wait_until(lambda: counted(tmp_path / "p0") > 0, 30)
+            wait_until(lambda: counted(tmp_path / "p0") > 0)
             waiting.send_signal(number)
             told = end_of(waiting, -number)
         if number == signal.SIGINT:
@@ -131,7 +139,7 @@ class TestOnTwoNodes:
 
     def test_a_cancelled_job_is_no_result(self, cluster, tmp_path):
         with command(cluster, tmp_path, "500") as waiting:
-            wait_until(lambda: counted(tmp_path / "p0") > 0, 30)
+            wait_until(lambda: counted(tmp_path / "p0") > 0)
             cluster.ask("scancel", *jobs(tmp_path).values())
             told = end_of(waiting, 2)
         assert "p0: CANCELLED " in told
@@ -147,17 +155,18 @@ class TestOnTwoNodes:
 
     def test_a_second_command_is_told_of_the_first(self, cluster, tmp_path):
         with command(cluster, tmp_path, "30") as waiting:
-            wait_until(lambda: counted(tmp_path / "p0") > 0, 30)
+            wait_until(lambda: counted(tmp_path / "p0") > 0)
             with pytest.raises(UserError, match=r"slurm: .* is at work there"):
                 sweep(tmp_path, 30)
             end_of(waiting)
 
 
 @needs_slurm
+@pytest.mark.slow
 class TestFaults:
     def test_a_requeued_job_goes_on(self, cluster, tmp_path):
         with command(cluster, tmp_path, "60") as waiting:
-            wait_until(lambda: counted(tmp_path / "p0") > 3, 30)
+            wait_until(lambda: counted(tmp_path / "p0") > 3)
             cluster.ask("scontrol", "requeue", jobs(tmp_path)["p0"])
             cluster.hasten(jobs(tmp_path)["p0"])
             end_of(waiting)
@@ -166,13 +175,9 @@ class TestFaults:
 
     def test_a_node_that_dies_loses_nothing(self, cluster, tmp_path):
         with command(cluster, tmp_path, "100") as waiting:
-            wait_until(lambda: min(counted(tmp_path / "p0"), counted(tmp_path / "p1")) > 3, 30)
+            wait_until(lambda: min(counted(tmp_path / "p0"), counted(tmp_path / "p1")) > 3)
+            job = cluster.ask("squeue", "-h", "-r", "-w", "n1", "-o", "%i").strip()
             cluster.kill("n1")
-            (job,) = [
-                line.split()[0]
-                for line in cluster.ask("squeue", "-h", "-r", "-o", "%i %N").splitlines()
-                if line.endswith("n1")
-            ]
             cluster.start("n1")
             cluster.hasten(job)
             end_of(waiting)
@@ -182,7 +187,7 @@ class TestFaults:
     def test_a_job_whose_time_is_up_goes_on_in_the_next(self, cluster, tmp_path):
         """Slurm tells it between 10 and 50 s before the end of its minute."""
         with command(cluster, tmp_path, "300", "time=1", "signal=USR2@10") as waiting:
-            wait_until(lambda: "BeginTime" in cluster.ask("squeue", "-h", "-o", "%r"), 90)
+            wait_until(lambda: "BeginTime" in cluster.ask("squeue", "-h", "-o", "%r"))
             for job in jobs(tmp_path).values():
                 cluster.hasten(job)
                 cluster.ask("scontrol", "update", f"jobid={job}", "timelimit=10")
@@ -191,9 +196,9 @@ class TestFaults:
 
     def test_a_controller_that_does_not_answer_is_waited_for(self, cluster, tmp_path):
         with command(cluster, tmp_path, "40") as waiting:
-            wait_until(lambda: counted(tmp_path / "p0") > 3, 30)
+            wait_until(lambda: counted(tmp_path / "p0") > 3)
             cluster.kill_controller()
-            wait_until(lambda: counted(tmp_path / "p0") == 40, 60)
+            wait_until(lambda: counted(tmp_path / "p0") == 40)
             cluster.start_controller()
             end_of(waiting)
         assert submissions(tmp_path) == 1
@@ -207,17 +212,19 @@ def start_accounted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setenv("SLURM_CONF", str(started.conf))
     monkeypatch.chdir(ROOT)
     yield started
+    started.clear()
     started.stop()
     shutil.rmtree(folder)
 
 
 @needs_accounting
+@pytest.mark.slow
 def test_accounting_changes_nothing(accounted, tmp_path):
     """A sweep with a job that fails and one that is requeued, as accounting has it, too."""
     (tmp_path / "p0").mkdir()
     (tmp_path / "p0" / "wrong").touch()
     with command(accounted, tmp_path, "30") as waiting:
-        wait_until(lambda: counted(tmp_path / "p1") > 3, 60)
+        wait_until(lambda: counted(tmp_path / "p1") > 3)
         accounted.ask("scontrol", "requeue", jobs(tmp_path)["p1"])
         accounted.hasten(jobs(tmp_path)["p1"])
         told = end_of(waiting, 1)
@@ -233,7 +240,7 @@ def test_accounting_changes_nothing(accounted, tmp_path):
         return sorted(found)
 
     states = ["COMPLETED", "COMPLETED", "FAILED", "REQUEUED"]
-    wait_until(lambda: noted() == states, 30)
+    wait_until(lambda: noted() == states)
 
 
 def test_options_of_sbatch_are_read():

@@ -55,7 +55,7 @@ def state(cluster: Cluster, job: str) -> str:
 
 def wait_for_end(cluster: Cluster, job: str) -> str:
     ends = ("COMPLETED", "FAILED", "NODE_FAIL", "")
-    wait_until(lambda: state(cluster, job) in ends, 240)
+    wait_until(lambda: state(cluster, job) in ends)
     return state(cluster, job)
 
 
@@ -94,7 +94,7 @@ def test_two_nodes_give_the_losses_of_one_whatever_happens(cluster, alone, tmp_p
     out = tmp_path / "out"
     job = submit(cluster, out)
     if fault != "none":
-        wait_until((out / "seed1" / "checkpoint_last.pt").exists, 120)
+        wait_until((out / "seed1" / "checkpoint_last.pt").exists)
     if fault == "a process is killed":  # the job ends: nobody waits for the other for ever
         for process in trainings_on(cluster, NODES[1]):
             os.kill(process, signal.SIGKILL)
@@ -103,7 +103,6 @@ def test_two_nodes_give_the_losses_of_one_whatever_happens(cluster, alone, tmp_p
         job = submit(cluster, out)
     elif fault == "a node dies":
         cluster.kill(NODES[1])
-        wait_until(lambda: state(cluster, job) == "PENDING", 60)  # Slurm has given it up
         cluster.start(NODES[1])
         time.sleep(8)  # Slurm 22.05 takes a node that has just come back out of the next job
         cluster.hasten(job)

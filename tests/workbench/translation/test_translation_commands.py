@@ -32,7 +32,7 @@ from fairseq_posenc.workbench.translation import Translator
 from fairseq_posenc.workbench.translation import checkpoint as checkpoints
 from fairseq_posenc.workbench.translation.average import average_checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import infer_data_bin
-from fairseq_posenc.workbench.translation.evaluation import parse_variants
+from fairseq_posenc.workbench.translation.evaluation import parse_systems
 from fairseq_posenc.workbench.translation.scores import NAME, PieceBleu
 from tests.helpers.commands import USER_DIR, new_directory, run, script, trained
 
@@ -529,10 +529,10 @@ def test_a_folder_that_train_names_is_a_path_and_no_list(folder, tmp_path):
         path.touch()
     one, two = map(str, paths)
     several = [f"a={one},{two}", f"b={one}:{two},{two}"]
-    found = [(each.name, each.path) for each in parse_variants(several, None)]
+    found = [(each.name, each.path) for each in parse_systems(several, None)]
     assert found == [("a", one), ("a", two), ("b", f"{one}:{two}"), ("b", two)]
-    assert [(each.name, each.path) for each in parse_variants([one], None)] == [("seed1", one)]
-    averaged = parse_variants([str(tmp_path / folder)], 2)
+    assert [(each.name, each.path) for each in parse_systems([one], None)] == [("seed1", one)]
+    averaged = parse_systems([str(tmp_path / folder)], 2)
     assert [(each.name, each.path) for each in averaged] == [
         (folder.replace("=", "-"), str(tmp_path / folder))
     ]

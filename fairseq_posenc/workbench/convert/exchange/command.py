@@ -23,29 +23,39 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         "model or causal LM to serve",
     )
     add("--out", type=Path, required=True, metavar="FOLDER", help="new or empty")
-    add_data(parser, "with the dictionaries (default: as trained)")
+    add_data(parser, "directory with the dictionaries (default: that of the training)")
     add(
         "--tokens",
         metavar="WHAT",
-        help="what cut the text: a sentencepiece model, a folder with encoder.json and vocab.bpe, "
+        help="tokenizer: a sentencepiece model, a folder with encoder.json and vocab.bpe, "
         "words, characters, or none for no tokenizer (default: what lies in the data's folder)",
     )
     add(
         "--quantization",
         choices=["float32", "float16", "int8"],
-        help="of the weights, --to ctranslate2 (default: float32)",
+        help="type of the weights, with --to ctranslate2 (default: float32)",
     )
-    add("--license", default="unknown", metavar="ID", help="of the weights, such as mit")
-    add("--language", default="", metavar="CODES", help="of the text, such as en or en,de")
+    add(
+        "--license",
+        default="unknown",
+        metavar="ID",
+        help="licence of the weights for the model card, such as mit",
+    )
+    add(
+        "--language",
+        default="",
+        metavar="CODES",
+        help="languages of the text for the model card, such as en or en,de",
+    )
 
 
 def run_export(options: argparse.Namespace) -> int:
     """Write a folder that others read, and say how equal the two models are."""
-    _ask_for("hf", "transformers", "tokenizers", "safetensors")
+    _require("hf", "transformers", "tokenizers", "safetensors", "google.protobuf")
     if options.to == "onnx":
-        _ask_for("onnx", "onnx", "onnxruntime", "onnxscript")
+        _require("onnx", "onnx", "onnxruntime", "onnxscript")
     if options.to == "ctranslate2":
-        _ask_for("ctranslate2", "ctranslate2")
+        _require("ctranslate2", "ctranslate2")
     elif options.quantization:
         raise UserError("--quantization is for --to ctranslate2")
     from fairseq_posenc.workbench.convert.exchange.card import Labels
@@ -72,15 +82,15 @@ def run_export(options: argparse.Namespace) -> int:
 def add_import_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc import``."""
     add = parser.add_argument
-    what = "of transformers: a RoBERTa, or what fairseq-posenc export wrote"
+    what = "folder of transformers: a RoBERTa, or one that fairseq-posenc export wrote"
     add("--from", dest="source", type=Path, required=True, metavar="FOLDER", help=what)
     add("--out", type=Path, required=True, metavar="FILE", help="start checkpoint of fairseq")
-    add("--overwrite", action="store_true", help="replace an older --out")
+    add("--overwrite", action="store_true", help="replace --out if it exists")
 
 
 def run_import(options: argparse.Namespace) -> int:
     """Write a start checkpoint, and say how a training goes on from it."""
-    _ask_for("hf", "safetensors")
+    _require("hf", "safetensors")
     from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import read_folder
     from fairseq_posenc.workbench.convert.exchange.importing import build, load
     from fairseq_posenc.workbench.convert.start_checkpoint import (
@@ -111,8 +121,18 @@ def run_import(options: argparse.Namespace) -> int:
     return 0
 
 
-def _ask_for(extra: str, *libraries: str) -> None:
-    """Refuse to begin without libraries that nothing else needs."""
-    missing = [name for name in libraries if find_spec(name) is None]
-    if missing:
+def _require(extra: str, *libraries: str) -> None:
+    """Check that the libraries of an extra are installed.
+
+    Raises:
+        UserError: names the missing ones.
+    """
+    if missing := [name for name in libraries if not _is_installed(name)]:
         raise UserError(f"needs {', '.join(missing)}: pip install 'fairseq-posenc[{extra}]'")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it is in
+        return False

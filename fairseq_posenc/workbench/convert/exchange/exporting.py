@@ -1,4 +1,4 @@
-"""A folder that transformers reads, made of a trained model."""
+"""Export of a trained model to a folder that transformers or onnxruntime reads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import transformers
 from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
@@ -37,21 +38,26 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel
 def export(
     trained: OpenModel, target: str, given: str | None, out: Path, labels: Labels
 ) -> list[str]:
-    """Write a folder that transformers reads, and compare the two models.
+    """Write a folder that transformers or onnxruntime reads, and compare the two models.
 
     Args:
         trained: the model.
         target: ``hf``, ``hf4`` for the last version before 5, or ``onnx``.
-        given: what cut its text, as a user says it.
+        given: value of ``--tokens``; None to search the folder of the data.
         out: the folder.
-        labels: of the model card.
+        labels: license and languages for the model card.
 
     Returns:
-        The class, and what a user should know.
+        Lines for the user: the class, and notes.
 
     Raises:
         UserError: the models differ, or a part cannot be exported.
     """
+    if target == "hf4" and int(transformers.__version__.split(".")[0]) > 4:
+        raise UserError(
+            f"--to hf4: transformers {transformers.__version__}, of this machine, has no such "
+            "positions and cannot read the model back: pip install 'transformers<5', or --to hf"
+        )
     with create_folder(out) as folder:
         unknown, notes = _write_tokenizers(trained, given, folder)
         if target == "onnx":
@@ -62,7 +68,7 @@ def export(
 
 
 def _write_graph(trained: OpenModel, folder: Path, notes: list[str], labels: Labels) -> str:
-    """Write an ONNX graph with its card; describe what it gives."""
+    """Write an ONNX graph with its card; describe its outputs."""
     # Its libraries are an extra.
     from fairseq_posenc.workbench.convert.exchange.onnx_graph import GRAPH, write_graph
 
@@ -77,7 +83,7 @@ def _write_graph(trained: OpenModel, folder: Path, notes: list[str], labels: Lab
 def _write_for_transformers(
     trained: OpenModel, target: str, unknown: int, folder: Path, notes: list[str], labels: Labels
 ) -> str:
-    """Write what transformers reads, and what the way back needs; name the class."""
+    """Write what transformers reads, and what an import needs; name the class."""
     config = _write_model(trained, target, unknown, folder, notes)
     if trained.family.name != "masked_lm":
         write_json(folder / "generation_config.json", generation(trained))
@@ -92,9 +98,9 @@ def _write_for_transformers(
 def _write_model(
     trained: OpenModel, target: str, unknown: int, folder: Path, notes: list[str]
 ) -> dict[str, Any]:
-    """Write configuration, weights, and code if transformers has none; return the configuration."""
+    """Write config.json, weights, and code if no class of transformers fits; return the config."""
     config, weights = configuration(trained), exported(trained)
-    config[FAIRSEQ] = _options(trained)
+    config[FAIRSEQ] = _fairseq_options(trained)
     version = 4 if target == "hf4" else None
     hf_export, why_not = to_hf_class(trained, config, weights, version)
     if unknown:
@@ -113,7 +119,7 @@ def _write_model(
 
 
 def _compare(trained: OpenModel, folder: Path, config: dict[str, Any], notes: list[str]) -> str:
-    """Note how equal a written model is to the trained one; say why it is not, or nothing."""
+    """Compare a written model with the trained one; note it, or return the reason why not."""
     (name,) = config["architectures"]
     difference = largest_difference(trained, read_back(folder, name))
     if difference > ALLOWED:
@@ -126,38 +132,38 @@ def _compare(trained: OpenModel, folder: Path, config: dict[str, Any], notes: li
 
 
 def _write_tokenizers(trained: OpenModel, given: str | None, folder: Path) -> tuple[int, list[str]]:
-    """Write a tokenizer for each language; return how many pieces have no symbol, and notes."""
+    """Write a tokenizer for each dictionary; return the number of unknown pieces, and notes."""
     notes, unknown = [], 0
     template = trained.family.name
     if template == "causal_lm" and trained.settings.task.get("add_bos_token"):
         template = "causal_lm with <s>"
     pads = "left" if trained.family.name == "causal_lm" else "right"
     longest = min(stack.max_positions() for stack in trained.stacks.values())
-    for name, place in _places(trained, folder).items():
+    for name, place in _tokenizer_folders(trained, folder).items():
         language = "" if trained.family.name != "translation" else name.split(".")[1]
-        way = hf_tokenizer.find_way(given, trained.data, language)
-        if way == "none":
+        tokenization = hf_tokenizer.find_tokenization(given, trained.data, language)
+        if tokenization == "none":
             return 0, ["no tokenizer"]
-        text = hf_tokenizer.build(way, trained.dictionaries[name], template)
-        write_tokenizer(place, text, longest, pads)
-        unknown += text.unknown
-        if text.unknown:
+        tokenizer, more = hf_tokenizer.build(tokenization, trained.dictionaries[name], template)
+        write_tokenizer(place, tokenizer, longest, pads)
+        unknown += more
+        if more:
             notes.append(
-                f"{text.unknown:,} pieces are not in {name}: the tokenizer gives them numbers "
+                f"{more:,} pieces are not in {name}: the tokenizer gives them numbers "
                 "behind its symbols, and the model reads them as <unk>, as fairseq does"
             )
     return unknown, notes
 
 
-def _places(trained: OpenModel, folder: Path) -> dict[str, Path]:
-    """Choose the folder of the tokenizer of each dictionary that there is need of."""
+def _tokenizer_folders(trained: OpenModel, folder: Path) -> dict[str, Path]:
+    """Choose the tokenizer folder of each dictionary; equal dictionaries share the first one."""
     first, *more = trained.dictionaries
     symbols = trained.dictionaries[first].symbols
     others = [name for name in more if trained.dictionaries[name].symbols != symbols]
     return {first: folder, **{name: folder / TARGET for name in others}}
 
 
-def _options(trained: OpenModel) -> dict[str, Any]:
+def _fairseq_options(trained: OpenModel) -> dict[str, Any]:
     """Collect what an import needs, in config.json, which every save of transformers keeps."""
     model, task = (_plain(trained.settings[name]) for name in ("model", "task"))
     if trained.family.name != "causal_lm":  # whose configuration has no other options
@@ -173,7 +179,7 @@ def _options(trained: OpenModel) -> dict[str, Any]:
 
 
 def _plain(options: Any) -> dict[str, Any]:
-    """Convert options to JSON values, without paths, which are nobody's business elsewhere."""
+    """Convert options to JSON values; leave out paths, which mean nothing on another machine."""
     if OmegaConf.is_config(options):
         options = OmegaConf.to_container(options, resolve=True, enum_to_str=True)
     values = options if isinstance(options, dict) else vars(options)

@@ -14,7 +14,7 @@ from fairseq_posenc.specs import Spec, parse
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.workbench.convert.exchange.config_json import ACTIVATIONS, ARCHITECTURES
 from fairseq_posenc.workbench.convert.exchange.encoding_maps import parse_positions
-from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import Folder
+from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import HFFolder
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import EXPORTED_AS
 from fairseq_posenc.workbench.convert.exchange.param_names import (
     BERT,
@@ -82,7 +82,7 @@ def settings_of(config: dict[str, Any], path: Path) -> dict[str, Any]:
     }
 
 
-def retrained(settings: dict[str, Any], folder: Folder) -> dict[str, Any]:
+def retrained(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]:
     """Update the options of an export to a folder's model as it is now, perhaps trained on.
 
     Raises:
@@ -116,7 +116,7 @@ def retrained(settings: dict[str, Any], folder: Folder) -> dict[str, Any]:
     }
 
 
-def _changed_rotation(settings: dict[str, Any], folder: Folder) -> dict[str, Any]:
+def _changed_rotation(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]:
     """Find the options of rotations that a GPT-NeoX of a folder has other than when exported.
 
     One encoding can have several specs there: ``ntk`` is a larger base. So an export keeps the spec
@@ -141,7 +141,7 @@ def _changed_rotation(settings: dict[str, Any], folder: Folder) -> dict[str, Any
     return {} if spec == exported else {"position_encoding": spec, "max_target_positions": size}
 
 
-def _untied(model: dict[str, Any], folder: Folder) -> dict[str, bool]:
+def _untied(model: dict[str, Any], folder: HFFolder) -> dict[str, bool]:
     """Find the options of tied embeddings that the two tensors of a folder no longer are."""
     weights = folder.weights
     if model.get("share_all_embeddings"):
@@ -160,7 +160,7 @@ def _untied(model: dict[str, Any], folder: Folder) -> dict[str, bool]:
     return {} if same else untied
 
 
-def _head(folder: Folder) -> tuple[str, Any]:
+def _head(folder: HFFolder) -> tuple[str, Any]:
     """Find the head of a folder's class, and its activation if it has one of its own.
 
     Raises:

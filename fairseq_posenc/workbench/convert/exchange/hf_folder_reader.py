@@ -18,7 +18,7 @@ _LARGEST_HEADER = 20_000_000  # bytes
 _LARGEST_SETTINGS = 10_000_000
 
 
-class Folder(NamedTuple):
+class HFFolder(NamedTuple):
     """What a folder of transformers holds."""
 
     path: Path  # the folder
@@ -34,7 +34,7 @@ class Folder(NamedTuple):
         return self.path / (CONFIG if FAIRSEQ in self.config or not self.settings else _OLDER)
 
 
-def read_folder(path: Path) -> Folder:
+def read_folder(path: Path) -> HFFolder:
     """Read a folder; no code in it is run.
 
     Raises:
@@ -44,7 +44,7 @@ def read_folder(path: Path) -> Folder:
         raise UserError(f"--from {path}: no such folder")
     config, older = _json(path / CONFIG), path / _OLDER
     settings = config.get(FAIRSEQ) or (_json(older) if older.exists() else None)
-    return Folder(path, config, settings, _weights(path / WEIGHTS))
+    return HFFolder(path, config, settings, _weights(path / WEIGHTS))
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.convert.exchange.config_json import parse_layers
-from fairseq_posenc.workbench.convert.exchange.hf_tokenizer import Text
 from fairseq_posenc.workbench.convert.exchange.standalone import (
     Symbol,
     build_standalone,
@@ -83,21 +83,21 @@ def generate_code(config: dict[str, Any]) -> str:
     return build_standalone(_TITLE.format(spec=spec, version=__version__), wanted)
 
 
-def write_tokenizer(folder: Path, text: Text, max_length: int, padding_side: str) -> None:
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int, padding_side: str) -> None:
     """Write a tokenizer.
 
     Args:
         folder: created if missing.
-        text: the tokenizer.
+        tokenizer: of the text.
         max_length: positions of the model.
         padding_side: ``left`` or ``right``.
     """
     folder.mkdir(exist_ok=True)
-    text.tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     names = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>", "cls": "<s>"}
     settings: dict[str, Any] = {f"{name}_token": token for name, token in names.items()}
     settings["sep_token"] = "</s>"
-    if text.tokenizer.token_to_id("<mask>") is not None:
+    if tokenizer.token_to_id("<mask>") is not None:
         flags = {"lstrip": True, "rstrip": False, "single_word": False, "normalized": False}
         settings["mask_token"] = {"__type": "AddedToken", "content": "<mask>", **flags}
     settings |= {

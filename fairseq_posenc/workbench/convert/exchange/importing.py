@@ -14,7 +14,7 @@ from fairseq_posenc.checkpoints.trusted_settings import check_settings, refuse_f
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.convert.exchange.config_json import by_layer, parse_layers
 from fairseq_posenc.workbench.convert.exchange.from_hf_config import retrained, settings_of
-from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import Folder
+from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import HFFolder
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
     CODE,
     CONFIG,
@@ -45,7 +45,7 @@ class Built(NamedTuple):
     changed: dict[str, Any]  # options that are other than when it was exported
 
 
-def build(folder: Folder) -> Built:
+def build(folder: HFFolder) -> Built:
     """Build the model that a folder's weights are for.
 
     Raises:
@@ -84,7 +84,7 @@ def build(folder: Folder) -> Built:
     return Built(model.eval(), family.name, config, str(own.get("head") or family.name), changed)
 
 
-def _refuse_other_code(folder: Folder) -> None:
+def _refuse_other_code(folder: HFFolder) -> None:
     """Refuse a folder whose code is not what this version writes: it may compute something else.
 
     The version in its title may be another one. Nothing of the code is run.
@@ -116,7 +116,7 @@ def _add_head(model: Any, own: dict[str, Any]) -> None:
         model.register_classification_head(str(own["head_name"]), num_classes=int(own["classes"]))
 
 
-def _symbols(folder: Folder) -> list[int]:
+def _symbols(folder: HFFolder) -> list[int]:
     """Read the number of symbols of each stack."""
     stacks = [folder.config.get(key) for key in ("encoder_stack", "decoder_stack")]
     sizes = [each.get("vocab_size") for each in stacks if isinstance(each, dict)]
@@ -126,7 +126,7 @@ def _symbols(folder: Folder) -> list[int]:
     return found
 
 
-def _refuse_other_sizes(values: dict[str, Any], folder: Folder) -> None:
+def _refuse_other_sizes(values: dict[str, Any], folder: HFFolder) -> None:
     """Refuse settings of a model that is far larger than the weights, before it is built."""
     there = sum(weight.numel() for weight in folder.weights.values())
     numbers = [size for size in _symbols(folder)]
@@ -144,7 +144,7 @@ def _refuse_other_sizes(values: dict[str, Any], folder: Folder) -> None:
         )
 
 
-def load(folder: Folder, built: Built) -> dict[str, Any]:
+def load(folder: HFFolder, built: Built) -> dict[str, Any]:
     """Give a model its weights; return its state.
 
     Raises:
@@ -194,7 +194,7 @@ def _unused(built: Built, own: dict[str, Any]) -> list[str]:
     return [name for name in names if not (tied and name == f"{_UNUSED}weight")]
 
 
-def _restate(folder: Folder, built: Built) -> None:
+def _restate(folder: HFFolder, built: Built) -> None:
     """Take over the length that the weights were trained at, the dictionary and the language.
 
     Raises:

@@ -41,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--position-encoding-decoder",
         metavar="SPEC",
-        help="those of the decoder (default: the same)",
+        help="positions of a translation model's decoder (default: the same)",
     )
     add("--attention-directions", metavar="LIST", help=f"as in lr,rl ({defaults} ones)")
-    add_count(parser, "--max-positions", "default: the source's")
+    add_count(parser, "--max-positions", "longest input of the new model (default: the old one's)")
     add("--extend", choices=RULES, help="how tables by position become longer (default: refuse)")
     add("--out", type=Path, metavar="FILE", help="start checkpoint (default with --arch: NAME.pt)")
     add(
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="random seed of new parameters (default: 1)",
     )
-    add("--overwrite", action="store_true", help="replace an older file")
+    add("--overwrite", action="store_true", help="replace --out if it exists")
 
 
 def run(options: argparse.Namespace) -> int:

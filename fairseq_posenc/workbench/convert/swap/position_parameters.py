@@ -39,7 +39,7 @@ def lengthened(table: Tensor, before: int, rows: int, rule: Rule) -> Tensor:
     return torch.cat([table[:before], longer])
 
 
-class Stack(NamedTuple):
+class StackPair(NamedTuple):
     """A stack of the start, and what the source has in its place."""
 
     prefix: str  # of the names of its parameters
@@ -53,7 +53,7 @@ def find(
     drawn: Tensor,
     theirs: Mapping[str, Tensor],
     source: Pretrained,
-    stack: Stack,
+    stack: StackPair,
     extend: Optional[Rule],
 ) -> tuple[Optional[Tensor], str]:
     """Find the source's values for a position parameter, None if it has none; and the note."""
@@ -79,7 +79,7 @@ def find(
     return longer, f" from {origin}, {old.size(0)} rows: --extend {extend} {RULES[extend]}"
 
 
-def _extended(name: str, old: Tensor, stack: Stack) -> Tensor:
+def _extended(name: str, old: Tensor, stack: StackPair) -> Tensor:
     """Repeat the ends of a table by distance; any other parameter stays as it is."""
     before, _, after = f".{name.removeprefix(stack.prefix)}".rpartition(OWN)
     encoding, _, parameter = after.partition(".")

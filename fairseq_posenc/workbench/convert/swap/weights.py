@@ -17,7 +17,12 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import Item, Layer, Spec
-from fairseq_posenc.workbench.convert.swap.position_parameters import Rule, Stack, find, original
+from fairseq_posenc.workbench.convert.swap.position_parameters import (
+    Rule,
+    StackPair,
+    find,
+    original,
+)
 from fairseq_posenc.workbench.loading.families import stacks_of
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 
@@ -72,11 +77,11 @@ def match(source: Pretrained, model: Any, extend: Optional[Rule]) -> Start:
     return Start(weights, still, list(permuted), accounts, heads)
 
 
-def _stacks(source: Pretrained, model: Any) -> list[Stack]:
+def _stacks(source: Pretrained, model: Any) -> list[StackPair]:
     names = {id(module): name for name, module in model.named_modules()}
     more = getattr(model, "positions_for_bos", 0)  # its tables may have room for <s> already
     return [
-        Stack(
+        StackPair(
             f"{names[id(stack)]}.",
             stack,
             source.specs[side],
@@ -103,7 +108,7 @@ def _is_apart(name: str) -> bool:
     return _is_position(name) or is_identity(name)
 
 
-def _identity(stack: Stack, theirs: Mapping[str, Tensor]) -> Identity:
+def _identity(stack: StackPair, theirs: Mapping[str, Tensor]) -> Identity:
     """Combine the settings of the source's weights with the positions of the start.
 
     Of encodings that the source had, what depends on the trained length, such as a scaling's ramp,

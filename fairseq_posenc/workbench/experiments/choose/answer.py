@@ -12,7 +12,7 @@ from fairseq_posenc.workbench.experiments.evidence.measured import Column
 _FEW = 8  # candidates to train where a user names none
 
 
-class Question(NamedTuple):
+class ChooseQuestion(NamedTuple):
     """What a user asks."""
 
     family: str  # of models
@@ -20,7 +20,7 @@ class Question(NamedTuple):
     trained: int  # the length of training
 
 
-def deciding(question: Question) -> Optional[Column]:
+def deciding_column(question: ChooseQuestion) -> Optional[Column]:
     """Choose the figures that decide an answer; None if nothing was measured.
 
     Beyond the length of training they are those at the least multiple that is as far or further;
@@ -30,14 +30,17 @@ def deciding(question: Question) -> Optional[Column]:
         multiples = measured.multiples(question.family)
         wanted = question.length / question.trained
         return next(
-            (measured.at_length(question.family, n) for n in multiples if n >= wanted), None
+            (measured.at_multiple(question.family, n) for n in multiples if n >= wanted), None
         )
-    return measured.compared(question.family) or measured.early(question.family)[0]
+    return (
+        measured.at_trained_length(question.family)
+        or measured.after_300_updates(question.family)[0]
+    )
 
 
-def answer(question: Question) -> str:
+def answer(question: ChooseQuestion) -> str:
     """Answer in Markdown: what was measured first, then no more than follows from it."""
-    column, setting = deciding(question), measured.setting(question.family)
+    column, setting = deciding_column(question), measured.setting(question.family)
     asked = f"trained at {question.trained:,} tokens, read at {question.length:,}"
     if column is None:
         return f"Asked: {asked}. This was {measured.NOT_MEASURED}; {_own_text(question)}"
@@ -53,8 +56,10 @@ def answer(question: Question) -> str:
             "small models suggest whom to try:"
         )
         front = _line("in front there, without a significant difference", [best, *same])
-    unread = [name for name in column.of if math.isinf(column.of[name].mean)]
-    unknown = [name for name in measured.names(question.family) if name not in column.of]
+    unread = [name for name in column.figures if math.isinf(column.figures[name].mean)]
+    unknown = [
+        name for name in measured.encoding_names(question.family) if name not in column.figures
+    ]
     better = "higher" if column.higher else "lower"
     lines = [
         f"Measured: {models}; {column.title} ({column.source}), where {better} is better.",
@@ -71,19 +76,19 @@ def answer(question: Question) -> str:
     return "\n".join([*lines, "", page.table(question.family, [best, *same, *behind, *unread])])
 
 
-def candidates(question: Question) -> list[str]:
+def candidates(question: ChooseQuestion) -> list[str]:
     """Choose what to train where a user names none: those with the best figures.
 
     Those that decide come first, then those of one seed.
     """
-    columns = (deciding(question), measured.early(question.family)[0])
+    columns = (deciding_column(question), measured.after_300_updates(question.family)[0])
     ranked = [name for column in columns if column for name in column.ranked()]
-    known = measured.names(question.family)
+    known = measured.encoding_names(question.family)
     first = [name for name in dict.fromkeys(ranked) if name in known]
     return [*first, *(name for name in known if name not in first)][:_FEW]
 
 
-def _own_text(question: Question) -> str:
+def _own_text(question: ChooseQuestion) -> str:
     if question.family == measured.BOTH:
         return "train candidates on it: `fairseq-posenc train-recipe translation_iwslt17`."
     lengths = f"--length {question.length} --trained {question.trained}"

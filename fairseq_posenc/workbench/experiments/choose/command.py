@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments.choose.answer import Question, answer, candidates
+from fairseq_posenc.workbench.experiments.choose.answer import ChooseQuestion, answer, candidates
 from fairseq_posenc.workbench.experiments.choose.halving import Halving
 from fairseq_posenc.workbench.experiments.choose.report import (
     RECORD,
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input, or a fairseq command that failed.
     """
-    question = Question(args.family, args.length, args.trained or args.length)
+    question = ChooseQuestion(args.family, args.length, args.trained or args.length)
     _check(question, args)
     if args.text is None:
         print(answer(question))
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(question: Question, args: argparse.Namespace) -> None:
+def _check(question: ChooseQuestion, args: argparse.Namespace) -> None:
     if question.length < question.trained:
         raise UserError(
             f"--trained {question.trained}: more than --length {question.length}, which is read; "
@@ -115,7 +115,7 @@ def _check(question: Question, args: argparse.Namespace) -> None:
         raise UserError("--trained: candidates of masked-lm are read at the length of training")
 
 
-def _settings(question: Question, args: argparse.Namespace) -> TextSettings:
+def _settings(question: ChooseQuestion, args: argparse.Namespace) -> TextSettings:
     listed = args.encodings or ",".join(candidates(question))
     variants = parse_variants(listed)
     if len(variants) < 2:

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--open", action="store_true", help="show the page of the run in a browser as it grows"
     )
     parser.add_argument(
-        "--overwrite", action="store_true", help="replace a report of more than this"
+        "--overwrite", action="store_true", help="replace a report of more seeds or encodings"
     )
     options.add_json(parser)
 

@@ -1,7 +1,5 @@
-"""What was measured of each encoding, read from the records in ``docs/results``.
+"""The tables and pictures of ``docs/choose.md``, made of the records in ``docs/results``.
 
-``measured`` finds the figure of an encoding for a question; ``page`` makes ``docs/choose.md``, and
-``picture`` its pictures.
-
-A figure that no record has is "not measured", here and in what is made of it.
+``measured`` reads the figures; ``page`` writes the tables, ``picture`` draws them. A figure that no
+record has is "not measured".
 """

@@ -1,4 +1,7 @@
-"""Figures of encodings, each from a record in ``docs/results``."""
+"""Columns of figures by encoding, each read from the records in ``docs/results``.
+
+Each function reads one column: None, or an empty list, where nothing was measured in a family.
+"""
 
 from __future__ import annotations
 
@@ -21,132 +24,131 @@ from fairseq_posenc.workbench.results.record import Record, Row, read
 from fairseq_posenc.workbench.running.files import shipped
 
 NOT_MEASURED = "not measured"
-COMPARED = {MASKED: "masked_lm.json", CAUSAL: "causal_lm.json", BOTH: "translation.json"}
-# Models trained later, alike; one that is in the first record too is left out here.
-NEWER = {MASKED: "masked_lm_newer.json", CAUSAL: "causal_lm_newer.json"}
-# Models trained on another text: it, the record, and those of other lengths, if any.
-ELSEWHERE = {
+# By family, the records of models trained for choose.md, and patterns of several records.
+MAIN_RECORD = {MASKED: "masked_lm.json", CAUSAL: "causal_lm.json", BOTH: "translation.json"}
+# Encodings added later, trained alike; one that is in the main record too is left out here.
+NEWER_RECORD = {MASKED: "masked_lm_newer.json", CAUSAL: "causal_lm_newer.json"}
+# Models trained on another text: its name, their record, and the records of longer inputs.
+ANOTHER_TEXT = {
     MASKED: ("WikiText-2", "masked_lm_wikitext2.json", None),
     CAUSAL: ("WikiText-2, 4 layers", "patterns.json", "patterns_length_seed_*.json"),
 }
-LENGTHS = {CAUSAL: "causal_lm*_length_seed_*.json"}  # a record for each seed
-PROBED = {CAUSAL: "probe_causal_lm.json"}
-STARTED = {
+LENGTH_RECORDS = {CAUSAL: "causal_lm*_length_seed_*.json"}  # a record for each seed
+PROBE_RECORD = {CAUSAL: "probe_causal_lm.json"}
+# Models that were trained with one encoding and go on with another.
+SWITCH_RECORD = {
     MASKED: "masked_lm_start.json",
     CAUSAL: "causal_lm_start.json",
     BOTH: "translation_swap.json",
 }
-TUNED = {MASKED: "glue.json"}
-EARLY = "trainability.json"  # of one seed
-COSTS = "benchmark_layer_one_thread_cpu.json"
+GLUE_RECORD = {MASKED: "glue.json"}
+EARLY_RECORD = "trainability.json"  # one seed
+COST_RECORD = "benchmark_layer_one_thread_cpu.json"
 _BLEU, _SCORE = Scale("BLEU", higher=True), Scale("score", higher=True)
-_TRANSLATED = (  # docs/results/multi30k.md
+_TRANSLATION_MODELS = (  # docs/results/multi30k.md
     "encoder-decoder models of 2 + 2 layers of width 128, trained for 1,000 updates on Multi30k, "
     "French to English, 3 seeds"
 )
 
 
 class Setting(NamedTuple):
-    """What the figures of a family were measured on."""
+    """The models of a family that were measured, and the lengths of their inputs."""
 
     models: str  # size, text, updates and seeds, in words
-    trained: int  # the length of training, in tokens; 0 where texts have their own lengths
-    longest: int  # that was read, in tokens; in words where texts have their own lengths
+    trained: int  # input length in training, in tokens; 0 where each sentence has its own
+    longest: int  # longest input in evaluation, in tokens; in words for sentences
 
     def covers(self, length: int, trained: int) -> bool:
-        """Whether models trained and read at these lengths were measured."""
+        """Whether models were trained at one length and evaluated at the other."""
         return length <= self.longest and self.trained in (0, trained)
 
 
 class Column(NamedTuple):
-    """A figure of every encoding for which there is one."""
+    """One figure of every encoding that has it."""
 
-    title: str  # what it is
-    source: str  # the files that it is from
-    digits: int  # that are shown behind the point
-    of: Mapping[str, Interval]  # the figures by encoding; infinite where one cannot be read
-    higher: bool = False  # whether the highest is the best one, and not the lowest
-    seeds: Mapping[str, Values] = {}  # the figures by encoding and seed, where there are several
+    title: str  # name of the figure, heading of the column
+    source: str  # file names of the records
+    digits: int  # decimals in tables
+    figures: Mapping[str, Interval]  # by encoding; infinite where the model cannot read the input
+    higher: bool = False  # whether higher is better
+    by_seed: Mapping[str, Values] = {}  # by encoding and seed, where there are several seeds
     scale: Scale = PERPLEXITY  # on which differences are taken
 
     def show(self, name: str) -> str:
-        """Format the figure of an encoding as tables have it."""
-        found = self.of.get(name)
+        """Format the figure of an encoding for a table."""
+        found = self.figures.get(name)
         if found is None:
             return NOT_MEASURED
         return "cannot be read" if math.isinf(found.mean) else found.show(self.digits)
 
     def best(self) -> tuple[str, list[str], list[str]]:
-        """Find the best, those not significantly different from it, and those behind it."""
-        best, *others = (name for name in self.ranked() if math.isfinite(self.of[name].mean))
-        seeds = {name: self.seeds.get(name, {}) for name in others}
-        found = behind(self.seeds.get(best, {}), seeds, self.scale)
-        same, worse = (
-            [n for n in others if (n in found) == is_worse] for is_worse in (False, True)
-        )
-        return best, same, worse
+        """Find the best encoding, those not significantly different from it, and those behind."""
+        best, *others = (name for name in self.ranked() if math.isfinite(self.figures[name].mean))
+        seeds = {name: self.by_seed.get(name, {}) for name in others}
+        worse = behind(self.by_seed.get(best, {}), seeds, self.scale)
+        return best, [n for n in others if n not in worse], [n for n in others if n in worse]
 
     def ranked(self) -> list[str]:
-        """Sort names from the best figure on."""
+        """Sort the encodings, best first; NaN last."""
         sign = -1 if self.higher else 1
-        means = {name: sign * found.mean for name, found in self.of.items()}
+        means = {name: sign * found.mean for name, found in self.figures.items()}
         return sorted(means, key=lambda name: (math.isnan(means[name]), means[name]))
 
 
-def names(family: str) -> list[str]:
-    """List the encodings that have a meaning in a family."""
+def encoding_names(family: str) -> list[str]:
+    """List the encodings that work in a family."""
     return registry.names_for(encoder=family != CAUSAL, decoder=family != MASKED)
 
 
-def compared(family: str) -> Optional[Column]:
-    """Read perplexities at the length of training, or BLEU; None if there are none."""
-    record = _record(COMPARED[family])
+def at_trained_length(family: str) -> Optional[Column]:
+    """Read perplexities at the length of training; of translation, BLEU."""
+    record = _read_record(MAIN_RECORD[family])
     if record is None:
         return None
     if family == BOTH:
-        of, rows = _bleu(record, greedy=False), record.rows
-        seeds = _by_seed([row for row in rows if row["beam"] != 1], "system", "training", "BLEU")
-        return Column("BLEU", COMPARED[family], 2, of, higher=True, seeds=seeds, scale=_BLEU)
-    source, (found, seeds) = COMPARED[family], _perplexities(record)
-    if more := _record(NEWER[family]):
-        source = f"{source}, {NEWER[family]}"
+        found, rows = _bleu(record, greedy=False), [row for row in record.rows if row["beam"] != 1]
+        seeds = _by_seed(rows, "system", "training", "BLEU")
+        return Column("BLEU", MAIN_RECORD[family], 2, found, True, seeds, _BLEU)
+    source, (found, seeds) = MAIN_RECORD[family], _perplexities(record)
+    if more := _read_record(NEWER_RECORD[family]):
+        source = f"{source}, {NEWER_RECORD[family]}"
         newer, newer_seeds = _perplexities(more)
         found, seeds = {**newer, **found}, {**newer_seeds, **seeds}
-    return Column("perplexity", source, 2, found, seeds=seeds)
+    return Column("perplexity", source, 2, found, by_seed=seeds)
 
 
-def elsewhere(family: str) -> list[Column]:
-    """Read perplexities of models that were trained on another text, and far beyond its length."""
-    text, name, lengths = ELSEWHERE.get(family, ("", None, None))
-    record = _record(name)
+def on_another_text(family: str) -> list[Column]:
+    """Read perplexities of models of another text, at the length of training and far beyond."""
+    text, name, lengths = ANOTHER_TEXT.get(family, ("", None, None))
+    record = _read_record(name)
     if record is None or name is None:
         return []
     found, seeds = _perplexities(record)
-    columns = [Column(f"perplexity on {text}", name, 2, found, seeds=seeds)]
-    if times := max(_by_times(lengths), default=0):
-        further = at_length(family, times, lengths)
+    columns = [Column(f"perplexity on {text}", name, 2, found, by_seed=seeds)]
+    if times := max(_perplexities_by_multiple(lengths), default=0):
+        further = at_multiple(family, times, lengths)
         columns += [further._replace(title=f"{text}, {times} times the length")] if further else []
     return columns
 
 
-def tuned(family: str) -> list[Column]:
-    """Read the scores of models that were fine-tuned: a column for each task, and their mean."""
-    record = _record(TUNED.get(family))
+def fine_tuned(family: str) -> list[Column]:
+    """Read the scores of fine-tuned models: a column for each task of GLUE, and their mean."""
+    record = _read_record(GLUE_RECORD.get(family))
     if record is None:
         return []
-    source, columns = TUNED[family], []
+    columns = []
     for task in dict.fromkeys(row["task"] for row in record.rows):
         rows = [row for row in record.rows if row["task"] == task]
         runs = [run for run in record.figures["runs"] if run["task"] == task]
         found = {str(row["model"]): _interval(row, "score") for row in rows}
         title = "GLUE: " + ", ".join(filter(None, (task, runs[0]["metric"])))
         seeds = _by_seed(runs, "model", "seed", "score")
-        columns.append(Column(title, source, 1, found, higher=True, seeds=seeds, scale=_SCORE))
+        columns.append(Column(title, GLUE_RECORD[family], 1, found, True, seeds, _SCORE))
     return columns
 
 
 def _perplexities(record: Record) -> tuple[dict[str, Interval], dict[str, dict[int, float]]]:
-    """Read the perplexities of models, at their best learning rates; those of all seeds, too."""
+    """Read the perplexities at the best learning rates: over the seeds, and by seed."""
     found = {str(row["model"]): _interval(row, "perplexity") for row in record.rows}
     rates = {row["model"]: row["lr"] for row in record.rows}
     rows = [row for row in record.figures["trainings"] if row["lr"] == rates[row["model"]]]
@@ -154,13 +156,13 @@ def _perplexities(record: Record) -> tuple[dict[str, Interval], dict[str, dict[i
 
 
 def setting(family: str) -> Optional[Setting]:
-    """Describe what the figures of a family were measured on; None if there are none."""
-    record = _record(COMPARED[family])
+    """Describe the models of :func:`at_trained_length`."""
+    record = _read_record(MAIN_RECORD[family])
     if record is None:
         return None
     if family == BOTH:
         groups = [row["words"] for row in record.figures["lengths"]]
-        return Setting(_TRANSLATED, 0, max(int(group.split("-")[-1]) for group in groups))
+        return Setting(_TRANSLATION_MODELS, 0, max(int(group.split("-")[-1]) for group in groups))
     data, row, words = record.data, record.rows[0], shlex.split(record.command)
     options = words[words.index("--") + 1 :] if "--" in words else []
     layers, width = (
@@ -183,27 +185,28 @@ def _by_seed(rows: Iterable[Row], name: str, seed: str, figure: str) -> dict[str
     return found
 
 
-def at_length(family: str, times: int, records: Optional[str] = None) -> Optional[Column]:
-    """Read perplexities at a number of times the length of training, None if not measured.
+def at_multiple(family: str, times: int, records: Optional[str] = None) -> Optional[Column]:
+    """Read perplexities at a multiple of the length of training.
 
-    ``records`` are others than those of the family's table.
+    ``records`` is another pattern of files than the family's.
     """
-    source = records or LENGTHS.get(family)
-    found = _by_times(source).get(times, {})  # a value for each record, so for each seed
-    of = {name: interval_of_perplexity(values) for name, values in found.items()}
-    seeds = {name: dict(enumerate(values)) for name, values in found.items()}
+    source = records or LENGTH_RECORDS.get(family)
+    values_of = _perplexities_by_multiple(source).get(times, {})
+    found = {name: interval_of_perplexity(values) for name, values in values_of.items()}
+    seeds = {name: dict(enumerate(values)) for name, values in values_of.items()}
     title = f"perplexity at {times} times the length of training"
-    return Column(title, source, 2, of, seeds=seeds) if source and of else None
+    return Column(title, source, 2, found, by_seed=seeds) if source and found else None
 
 
 def multiples(family: str) -> list[int]:
-    """List the multiples of the length of training that were read."""
-    return sorted(_by_times(LENGTHS.get(family)))
+    """List the multiples of the length of training at which models were evaluated."""
+    return sorted(_perplexities_by_multiple(LENGTH_RECORDS.get(family)))
 
 
-def _by_times(records: Optional[str]) -> dict[int, dict[str, list[float]]]:
+def _perplexities_by_multiple(records: Optional[str]) -> dict[int, dict[str, list[float]]]:
+    """Read perplexities by multiple of the trained length and encoding, one for each seed."""
     found: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for path in _paths(records):
+    for path in _record_paths(records):
         for row in read(path).rows:
             times, rest = divmod(row["length"], row["trained_length"])
             if times and not rest:
@@ -212,28 +215,30 @@ def _by_times(records: Optional[str]) -> dict[int, dict[str, list[float]]]:
     return found
 
 
-def probed(family: str) -> Optional[Column]:
-    """Read the ranks on tasks with known answers, longer than in training."""
-    record = _record(PROBED.get(family))
+def probe_ranks(family: str) -> Optional[Column]:
+    """Read the mean reciprocal ranks on probe tasks with longer inputs than in training."""
+    record = _read_record(PROBE_RECORD.get(family))
     if record is None:
         return None
     rows = record.figures["ranks"]
     found = {str(row["model"]): _interval(row, "mean_reciprocal_rank") for row in rows}
     title = "mean reciprocal rank on tasks, longer than trained"
-    return Column(title, PROBED[family], 2, found, higher=True)
+    return Column(title, PROBE_RECORD[family], 2, found, higher=True)
 
 
-def started(family: str) -> Column:
-    """Read BLEU or perplexity after a short training that began from another encoding's model."""
-    title, record = "start from a trained model", _record(STARTED.get(family))
+def after_switch(family: str) -> Column:
+    """Read BLEU or perplexity after a short training from a model of another encoding."""
+    title, record = "start from a trained model", _read_record(SWITCH_RECORD.get(family))
     if record is None:
         return Column(title, "", 0, {})
     if family != BOTH:
         found, seeds = _perplexities(record)
         after = f"{record.rows[0]['updates']} updates after `{record.data['source']}`"
-        return Column(f"{title}: perplexity, {after}", STARTED[family], 2, found, seeds=seeds)
+        return Column(
+            f"{title}: perplexity, {after}", SWITCH_RECORD[family], 2, found, by_seed=seeds
+        )
     title += ": BLEU, 120 updates after `sinusoidal`, greedily"
-    return Column(title, STARTED[family], 2, _bleu(record, greedy=True), higher=True)
+    return Column(title, SWITCH_RECORD[family], 2, _bleu(record, greedy=True), higher=True)
 
 
 def _bleu(record: Record, greedy: bool) -> dict[str, Interval]:
@@ -241,12 +246,12 @@ def _bleu(record: Record, greedy: bool) -> dict[str, Interval]:
     return {str(row["system"]): _interval(row, "BLEU") for row in rows}
 
 
-def early(family: str) -> list[Column]:
-    """Read losses after a few updates of one seed, so without intervals, and what they cost."""
+def after_300_updates(family: str) -> list[Column]:
+    """Read training losses and processor times of one seed, so without intervals."""
     called = {MASKED: "masked LM", CAUSAL: "causal LM", BOTH: "translation"}[family]
     runs = {
         run["encoding"]: run
-        for path in _paths(EARLY)
+        for path in _record_paths(EARLY_RECORD)
         for run in json.loads(path.read_text(encoding="utf-8"))["runs"]
         if (run["family"], run["updates"], run["start"]) == (called, 300, "plain")
     }
@@ -254,34 +259,35 @@ def early(family: str) -> list[Column]:
     none = runs["none"]["cpu_seconds_per_100"]
     times = {name: interval([run["cpu_seconds_per_100"] / none]) for name, run in runs.items()}
     return [
-        Column("loss after 300 updates, bits, one seed", EARLY, 2, losses),
-        Column("processor time of an update / `none`, 64 tokens", EARLY, 2, times),
+        Column("loss after 300 updates, bits, one seed", EARLY_RECORD, 2, losses),
+        Column("processor time of an update / `none`, 64 tokens", EARLY_RECORD, 2, times),
     ]
 
 
-def costs() -> list[Column]:
-    """Read time and peak of memory of a layer in training, as shares of those of ``none``."""
-    record = _record(COSTS)
+def layer_costs() -> list[Column]:
+    """Read time and peak memory of a training step of a layer, divided by those of ``none``."""
+    record = _read_record(COST_RECORD)
     rows = {str(row["encoding"]): row for row in record.rows} if record else {}
     if "none" not in rows:
         return []
-    of = {name: row for name, row in rows.items() if row["backend"] == rows["none"]["backend"]}
-    time = {name: interval([row["ratio_to_none"]]) for name, row in of.items()}
-    memory = {name: interval([row["memory"] / rows["none"]["memory"]]) for name, row in of.items()}
+    none = rows["none"]
+    same = {name: row for name, row in rows.items() if row["backend"] == none["backend"]}
+    time = {name: interval([row["ratio_to_none"]]) for name, row in same.items()}
+    memory = {name: interval([row["memory"] / none["memory"]]) for name, row in same.items()}
     return [
-        Column("time of a layer / `none`, 512 tokens", COSTS, 2, time),
-        Column("memory of a layer / `none`, 512 tokens", COSTS, 2, memory),
+        Column("time of a layer / `none`, 512 tokens", COST_RECORD, 2, time),
+        Column("memory of a layer / `none`, 512 tokens", COST_RECORD, 2, memory),
     ]
 
 
-def parameters() -> Column:
-    """Count the trained numbers at base size."""
+def parameter_counts() -> Column:
+    """Count the position parameters of a base-size model."""
     counts = {name: interval([catalogue.count_at_base_size(name)]) for name in registry.names()}
     return Column("position parameters, base size", "", 0, counts)
 
 
 def _interval(row: Row, name: str) -> Interval:
-    """Read a figure of a record, in which there is no infinity."""
+    """Read a figure of a record; JSON has no infinity and writes null."""
     mean, low, high = (row[key] for key in (name, f"{name}_low", f"{name}_high"))
     return Interval(
         math.nan if mean is None else mean,
@@ -290,11 +296,11 @@ def _interval(row: Row, name: str) -> Interval:
     )
 
 
-def _record(name: Optional[str]) -> Optional[Record]:
-    paths = _paths(name)
+def _read_record(name: Optional[str]) -> Optional[Record]:
+    paths = _record_paths(name)
     return read(paths[0]) if paths else None
 
 
 @cache
-def _paths(pattern: Optional[str]) -> list[Path]:
+def _record_paths(pattern: Optional[str]) -> list[Path]:
     return sorted(shipped("docs/results").glob(pattern)) if pattern else []

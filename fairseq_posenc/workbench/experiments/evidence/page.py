@@ -16,10 +16,10 @@ _TITLES = {measured.MASKED: "Masked LM", measured.CAUSAL: "Causal LM", measured.
 
 
 def page(path: Path) -> str:
-    """Fill a page with the tables, and the names of their pictures.
+    """Fill a page with the tables and pictures of all families.
 
     Raises:
-        UserError: it has no place for them.
+        UserError: the page has no START and END lines.
     """
     parts = [part for family in FAMILIES for part in _family(family)]
     return markdown.fill_page(path, START, "\n\n".join(["", *parts, *_cost(), ""]), END)
@@ -27,25 +27,24 @@ def page(path: Path) -> str:
 
 def columns(family: str) -> list[Column]:
     """Collect the table columns of a family: results of models, then costs and parameters."""
-    probed = measured.probed(family)
     return [
         *figures(family, measured.multiples(family)),
-        *([probed] if probed else []),
-        *measured.costs(),
-        measured.parameters(),
+        *filter(None, [measured.probe_ranks(family)]),
+        *measured.layer_costs(),
+        measured.parameter_counts(),
     ]
 
 
 def figures(family: str, multiples: Iterable[int]) -> list[Column]:
-    """Collect the columns of models' results, at the trained length and at its multiples."""
+    """Collect the columns of models' results; ``multiples`` of the length of training."""
     found = [
-        measured.compared(family),
-        *(measured.at_length(family, times) for times in multiples if times > 1),
-        *measured.elsewhere(family),
-        *measured.tuned(family),
-        measured.started(family),
+        measured.at_trained_length(family),
+        *(measured.at_multiple(family, times) for times in multiples if times > 1),
+        *measured.on_another_text(family),
+        *measured.fine_tuned(family),
+        measured.after_switch(family),
     ]
-    return [column for column in found if column and column.of]
+    return [column for column in found if column and column.figures]
 
 
 def table(family: str, names: Sequence[str]) -> str:
@@ -54,25 +53,27 @@ def table(family: str, names: Sequence[str]) -> str:
 
 
 def card(name: str) -> str:
-    """Make a table of what was measured of an encoding, and of the best; "" if nothing was."""
+    """Format an encoding's figures beside the best ones as a table; "" if it has none."""
     rows = [
         (f"{_TITLES[family]}: {column.title}", column.show(name), _standing(column, name))
         for family in FAMILIES
         for column in figures(family, measured.multiples(family)[-1:])
-        if name in column.of
+        if name in column.figures
     ]
-    rows += [(each.title, each.show(name), "") for each in measured.costs() if name in each.of]
+    rows += [
+        (each.title, each.show(name), "") for each in measured.layer_costs() if name in each.figures
+    ]
     return markdown.table(("figure", name, "the best"), rows, "lrl") if rows else ""
 
 
 def _standing(column: Column, name: str) -> str:
-    """Say where an encoding stands in a column, and whether the best differs significantly."""
+    """Format an encoding's rank in a column, and whether the best differs significantly."""
     best, same, _ = column.best()
-    place = f"{column.ranked().index(name) + 1} of {len(column.of)}"
+    place = f"{column.ranked().index(name) + 1} of {len(column.figures)}"
     if name == best:
         return f"{place}: the best"
     found = f"{place}: `{best}` {column.show(best)}"
-    if not column.seeds:
+    if not column.by_seed:
         return found
     return f"{found}, {'not ' if name in same else ''}significantly different"
 
@@ -80,17 +81,17 @@ def _standing(column: Column, name: str) -> str:
 def _table(found: Sequence[Column], names: Iterable[str]) -> str:
     header = ["encoding", *(column.title for column in found)]
     rows = [
-        [f"`{name}`", *(column.show(name) if name in column.of else "-" for column in found)]
+        [f"`{name}`", *(column.show(name) if name in column.figures else "-" for column in found)]
         for name in names
     ]
     return markdown.table(header, rows)
 
 
 def draw(folder: Path) -> None:
-    """Draw the figures of each family that have intervals, of some encodings, into PNG files."""
+    """Draw the columns of each family that have seeds into a PNG file in a folder."""
     for family in FAMILIES:
         columns = figures(family, measured.multiples(family)[-1:])
-        found = [each for each in columns if each.seeds and len(each.of) >= _FEW]
+        found = [each for each in columns if each.by_seed and len(each.figures) >= _FEW]
         picture.draw(found, folder / picture_name(family))
 
 
@@ -107,16 +108,16 @@ def _family(family: str) -> list[str]:
 
 
 def _correlations(found: Sequence[Column]) -> list[str]:
-    """Tabulate how far each column ranks encodings as the first one does (Spearman)."""
+    """Format a table of Spearman's correlation of each column with the first."""
     from scipy import stats  # a second to import
 
     rows = []
     for column in found[1:]:
-        both = [name for name in column.of if name in found[0].of]
+        both = [name for name in column.figures if name in found[0].figures]
         if len(both) < _FEW:
             continue
         values = [
-            [(-1) ** each.higher * each.of[name].mean for name in both]
+            [(-1) ** each.higher * each.figures[name].mean for name in both]
             for each in (found[0], column)
         ]
         rho = stats.spearmanr(*values).statistic
@@ -126,7 +127,7 @@ def _correlations(found: Sequence[Column]) -> list[str]:
 
 
 def _cost() -> list[str]:
-    found = measured.costs()
+    found = measured.layer_costs()
     return ["### Cost", *_part(found, found[0].ranked())]
 
 

@@ -22,7 +22,9 @@ def draw(columns: Sequence[Column], path: Path) -> None:
     names = [
         name
         for name in dict.fromkeys(name for column in columns for name in column.ranked())
-        if any(math.isfinite(column.of[name].mean) for column in columns if name in column.of)
+        if any(
+            math.isfinite(column.figures[name].mean) for column in columns if name in column.figures
+        )
     ]
     size = 2.2 + 3.6 * len(columns), 0.9 + 0.24 * len(names)
     figure = pictures.new_figure(*size, dpi=110)
@@ -30,14 +32,14 @@ def draw(columns: Sequence[Column], path: Path) -> None:
     for axes, column in zip(panels, columns):
         best, same, _ = column.best()
         for row, name in enumerate(names):
-            found = column.of.get(name)
+            found = column.figures.get(name)
             if found is None or not math.isfinite(found.mean):
                 continue
             colour = _BEST if name == best else _SAME if name in same else _BEHIND
             if math.isfinite(found.high - found.low):
                 axes.plot([found.low, found.high], [row, row], color=colour, linewidth=1.6)
             axes.plot(found.mean, row, "o", color=colour, markersize=5)
-            seeds = [*column.seeds.get(name, {}).values()]
+            seeds = [*column.by_seed.get(name, {}).values()]
             axes.plot(seeds, [row] * len(seeds), "|", color=colour, markersize=7)
         axes.set_title(column.title, loc="left", fontsize=10)
         if column.scale == PERPLEXITY:

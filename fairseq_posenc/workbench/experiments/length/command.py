@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "models",
         nargs="+",
         metavar="NAME=CHECKPOINT[@SPEC]",
-        help="a checkpoint and what to call it; with @SPEC it is read with other options of its "
+        help="a name for the report, and a checkpoint; with @SPEC it gets other options of its "
         "position encoding, as in 'yarn=model.pt@rope(scaling=yarn:4)'",
     )
     options.add_data(parser, "data that fairseq-preprocess --only-source made", required=True)
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mode",
         choices=(*report.MODES, "both"),
         default="both",
-        help="how texts are cut (default: both)",
+        help="windows: each token once, or overlapping by all but --stride tokens (default: both)",
     )
     options.add_count(parser, "--stride", "tokens that the sliding window moves", 64)
     options.add_count(parser, "--max-tokens", "tokens to read at a time", 4096)

@@ -9,7 +9,7 @@ from typing import ClassVar
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.probe.data import ANSWER, QUESTION
 from fairseq_posenc.workbench.experiments.probe.tasks.base import Task
-from fairseq_posenc.workbench.experiments.settings import Run, Settings
+from fairseq_posenc.workbench.experiments.settings import ExperimentSettings, Run
 from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED
 
 POSITIONS = 1024  # of learned tables: a text is at most two questions of LONGEST words, and </s>
@@ -52,7 +52,7 @@ TRAIN_OPTIONS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSettings(Settings):
+class TaskSettings(ExperimentSettings):
     """The user's choices for models that learn tasks with known answers.
 
     Attributes:

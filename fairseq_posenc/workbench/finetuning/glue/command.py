@@ -12,8 +12,8 @@ from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, parse_tasks
 from fairseq_posenc.workbench.finetuning.glue.report import format_report, write_results
 from fairseq_posenc.workbench.finetuning.glue.runs import (
     CONFIGS,
-    Request,
-    Run,
+    GlueRequest,
+    GlueRun,
     claim_runs,
     plan_runs,
 )
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, help="pre-trained masked LM")
     add("--protocol", choices=PROTOCOLS, required=True, help="paper whose protocol is followed")
-    add_data(parser, "made by preprocess/glue.py", required=True)
+    add_data(parser, "directory made by fairseq-posenc preprocess glue", required=True)
     add("--tasks", default="all", help="tasks, separated by commas (default: all eight)")
     add("--learning-rates", help="peak learning rates, as in 1e-5,2e-5 (default: the paper's)")
     add_seeds(parser, "the paper's; one for m4m")
@@ -54,7 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_jobs(parser, "one on each GPU")
     add_on(parser)
     add("--submitit", nargs="+", action=_Submitit, dest="on", help=argparse.SUPPRESS)
-    add("--configs", type=Path, default=CONFIGS, help="folder of the YAML files")
+    add(
+        "--configs",
+        type=Path,
+        default=CONFIGS,
+        help="folder of the YAML configurations (default: the project's)",
+    )
     add("--dry-run", action="store_true", help="print the commands without running them")
     add_computing(parser)
     add_set(parser, "model.dropout=0.2")
@@ -84,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     pretrained = pretrained._replace(path=pretrained.path.resolve())
     name = args.name or pretrained.path.parent.name
     out = (args.out or Path(f"glue-{name}-{args.protocol}")).resolve()
-    request = Request(
+    request = GlueRequest(
         protocol=args.protocol,
         tasks=parse_tasks(args.tasks),
         data=args.data,
@@ -138,7 +143,7 @@ def _parse_rates(text: str | None) -> tuple[float, ...]:
     return found
 
 
-def _work(waiting: list[Run], out: Path, jobs: int | None, cluster: Slurm | None) -> list[str]:
+def _work(waiting: list[GlueRun], out: Path, jobs: int | None, cluster: Slurm | None) -> list[str]:
     """Make the runs that are not finished, here or on a cluster; return a line for each failure."""
     if not waiting:
         return []

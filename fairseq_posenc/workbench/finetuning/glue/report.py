@@ -14,7 +14,7 @@ from typing import Any
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS
-from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, Run
+from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
@@ -34,7 +34,7 @@ _REPORTED = {"m4m": "best", "decbert": "mean"}
 Result = dict[str, Any]  # a run's learning rate, seed, metrics and folder
 
 
-def write_results(runs: Sequence[Run], out: Path, pretrained: Pretrained, name: str) -> Record:
+def write_results(runs: Sequence[GlueRun], out: Path, pretrained: Pretrained, name: str) -> Record:
     """Write ``results.json``, ``results.md`` and the submission; return the record.
 
     Args:
@@ -66,7 +66,7 @@ def write_results(runs: Sequence[Run], out: Path, pretrained: Pretrained, name: 
     return found
 
 
-def read_result(run: Run, out: Path) -> Result:
+def read_result(run: GlueRun, out: Path) -> Result:
     """Read the result of a finished run.
 
     Raises:

@@ -33,8 +33,8 @@ _NAMES = {"modified": "version of the checkpoint"}  # of fields, in messages
 _PLAIN = re.compile(r"[A-Za-z_./][\w./+-]*")
 
 
-class Run(NamedTuple):
-    """One fine-tuning, as its folder's stamp has it.
+class GlueRun(NamedTuple):
+    """One fine-tuning: a task, a learning rate and a seed; its fields are its folder's stamp.
 
     Attributes:
         protocol: name of the protocol.
@@ -79,8 +79,8 @@ class Run(NamedTuple):
         return (self.folder(out) / RESULT).exists()
 
 
-class Request(NamedTuple):
-    """What the user asked for.
+class GlueRequest(NamedTuple):
+    """The user's choices for the fine-tunings of a model.
 
     Attributes:
         protocol: name of the protocol.
@@ -105,8 +105,8 @@ class Request(NamedTuple):
     overrides: Sequence[str]
 
 
-class Settings(NamedTuple):
-    """Settings of a task's configuration, composed of a YAML file and the user's overrides.
+class TaskConfig(NamedTuple):
+    """The settings of a task: its YAML file with the user's overrides.
 
     Attributes:
         name: name of the YAML file without its ending.
@@ -131,9 +131,9 @@ def paper_grid(protocol: str, task: Task) -> tuple[tuple[float, ...], tuple[int,
     return tuple(given["lr"]), tuple(given["seeds"])
 
 
-def read_settings(
+def compose_task_config(
     configs: Path, protocol: str, task: Task, examples: int, overrides: Sequence[str]
-) -> Settings:
+) -> TaskConfig:
     """Compose a task's configuration, with the updates that depend on the data.
 
     Args:
@@ -157,7 +157,7 @@ def read_settings(
     )
     written = _compose(path, []) if overrides else cfg
     metric, model = cfg.checkpoint.best_checkpoint_metric, frozenset(written.get("model") or {})
-    return Settings(path.stem, metric, int(max_update), int(warmup), model)
+    return TaskConfig(path.stem, metric, int(max_update), int(warmup), model)
 
 
 def _recipe(protocol: str) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def _compose(path: Path, overrides: Sequence[str]) -> Any:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
 
 
-def plan_runs(request: Request) -> list[Run]:
+def plan_runs(request: GlueRequest) -> list[GlueRun]:
     """Plan the runs of all tasks.
 
     Raises:
@@ -194,12 +194,12 @@ def plan_runs(request: Request) -> list[Run]:
         pretrained.check_dictionary(data.dictionary)
         data.check_lengths(pretrained.max_positions, pretrained.path)
         examples = data.splits["train"]["examples"]
-        settings = read_settings(
+        settings = compose_task_config(
             request.configs, request.protocol, task, examples, request.overrides
         )
         rates, seeds = paper_grid(request.protocol, task)
         for rate, seed in product(request.rates or rates, request.seeds or seeds):
-            run = Run(
+            run = GlueRun(
                 protocol=request.protocol,
                 task=task.name,
                 learning_rate=rate,
@@ -215,7 +215,7 @@ def plan_runs(request: Request) -> list[Run]:
     return runs
 
 
-def _command(run: Run, settings: Settings, request: Request) -> list[str]:
+def _command(run: GlueRun, settings: TaskConfig, request: GlueRequest) -> list[str]:
     model, folder = request.pretrained, run.folder(request.out)
     chosen = {word.lstrip("+").partition("=")[0] for word in request.overrides}
     values: dict[str, Any] = {
@@ -252,7 +252,7 @@ def format_override(name: str, value: Any) -> str:
     return f"{name}={json.dumps(value)}"
 
 
-def claim_runs(runs: Sequence[Run], out: Path) -> list[Run]:
+def claim_runs(runs: Sequence[GlueRun], out: Path) -> list[GlueRun]:
     """Note the runs in their folders; return all runs of ``out``, also those of earlier commands.
 
     Raises:
@@ -275,7 +275,7 @@ def has_begun(folder: Path) -> bool:
     return (folder / RESULT).exists() or updates_done(folder) > 0
 
 
-def list_runs(out: Path, like: Run) -> list[Run]:
+def list_runs(out: Path, like: GlueRun) -> list[GlueRun]:
     """List the runs of a folder, also those of earlier commands.
 
     Runs of another model or protocol that have not begun are left out.
@@ -300,13 +300,13 @@ def list_runs(out: Path, like: Run) -> list[Run]:
     return runs
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> GlueRun:
     """Read the plan of a run.
 
     Raises:
         UserError: its file holds none.
     """
     inputs = read_inputs(folder)
-    if not isinstance(inputs, dict) or inputs.keys() != set(Run._fields):
+    if not isinstance(inputs, dict) or inputs.keys() != set(GlueRun._fields):
         raise UserError(f"{folder}: has no run of glue; delete it")
-    return Run(**inputs)
+    return GlueRun(**inputs)

@@ -29,7 +29,7 @@ from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.tasks.glue.data import open_data
 from fairseq_posenc.tasks.glue.definitions import Task
-from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, Run, format_override, read_run
+from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun, format_override, read_run
 from fairseq_posenc.workbench.finetuning.glue.submission import write_submission
 from fairseq_posenc.workbench.loading.checkpoints import read_updates, updates_done, write_state
 from fairseq_posenc.workbench.loading.open_model import open_model
@@ -70,7 +70,7 @@ def work(folder: Path, report: Report) -> None:
     report(run.max_update, f"{run.label}: finished, {scores}")
 
 
-def _train(run: Run, folder: Path, lock: int, report: Report) -> None:
+def _train(run: GlueRun, folder: Path, lock: int, report: Report) -> None:
     ensure_last_checkpoint(folder)
     done = updates_done(folder)
     how = f"going on from update {done:,}" if done else f"starting, {run.max_update:,} updates"
@@ -99,7 +99,7 @@ def _train(run: Run, folder: Path, lock: int, report: Report) -> None:
     run_logged([*run.command, *machine, start], folder / LOG, lock, read)
 
 
-def evaluate(run: Run, folder: Path) -> None:
+def evaluate(run: GlueRun, folder: Path) -> None:
     """Write ``submission/`` and ``result.json``, and shrink the checkpoints.
 
     The model runs in float32, whatever the training ran in. The best checkpoint loses the
@@ -162,7 +162,7 @@ def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> boo
     return not outputs.isfinite().all() or one_class or figures.get("matthews") == 0
 
 
-def build_piece(run: Run, out: Path) -> Piece:
+def build_piece(run: GlueRun, out: Path) -> Piece:
     """Build the piece of work that a run is on a cluster."""
     folder = run.folder(out)
     return Piece(

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fairseq_posenc.workbench.finetuning.glue.runs import Run
+from fairseq_posenc.workbench.finetuning.glue.runs import GlueRun
 from fairseq_posenc.workbench.running.programs import run_parallel, run_watched
 from fairseq_posenc.workbench.running.progress import bar, say
 
@@ -29,10 +29,10 @@ class Workers:
         jobs: runs at a time; None for one on each GPU.
     """
 
-    def __init__(self, runs: Sequence[Run], out: Path, jobs: int | None) -> None:
+    def __init__(self, runs: Sequence[GlueRun], out: Path, jobs: int | None) -> None:
         gpus = visible_gpus()
         self._runs, self._out = runs, out
-        self._ended: list[Run] = []
+        self._ended: list[GlueRun] = []
         self._jobs = min(jobs or len(gpus) or 1, len(runs))
         self._free: SimpleQueue[dict[str, str]] = SimpleQueue()  # environments of the runs to come
         for slot in range(self._jobs):
@@ -51,7 +51,7 @@ class Workers:
             self._bar.close()
         return [failure for failure in failures if failure]
 
-    def _work(self, run: Run) -> str:
+    def _work(self, run: GlueRun) -> str:
         """Work on a run; return a line about its failure, "" without one."""
         updates, error = 0, ""
 

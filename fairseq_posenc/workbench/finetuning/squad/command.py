@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 def _add_train(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the pre-trained model")
-    add_data(parser, "made by preprocess/squad.py", required=True)
+    add_data(parser, "directory made by fairseq-posenc preprocess squad", required=True)
     add_out(parser)
     add(
         "--config",
@@ -74,7 +74,9 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the fine-tuned model")
     add("--questions", type=Path, required=True, metavar="JSON", help="SQuAD file")
-    add_data(parser, "folder made by preprocess/squad.py (default: the one of the training)")
+    add_data(
+        parser, "directory made by fairseq-posenc preprocess squad (default: that of the training)"
+    )
     add_out(parser)
     add_count(parser, "--max-tokens", "maximum tokens of a batch", 8192)
     add_computing(parser)

@@ -19,8 +19,8 @@ from fairseq_posenc.workbench.running.progress import bar
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.plan.probe import (
     Measurements,
+    PlannedTraining,
     ProbeLog,
-    Training,
     largest_process,
     read_training,
 )
@@ -77,13 +77,15 @@ def _refuse_without_gpu(command: list[str]) -> None:
         )
 
 
-def record(training: Training, plan: dict[str, Any]) -> Record:
+def record(training: PlannedTraining, plan: dict[str, Any]) -> Record:
     """Build the record of a probe."""
     spec, data = training.position_encoding, {"training": shlex.join(training.command)}
     return Record("plan", {"plan": [plan]}, data, spec, training.seed, own_command())
 
 
-def run_probe(training: Training, updates: int, log: Optional[Path] = None) -> dict[str, Any]:
+def run_probe(
+    training: PlannedTraining, updates: int, log: Optional[Path] = None
+) -> dict[str, Any]:
     """Run a probe of a training and return its figures, and what follows from them.
 
     The first fifth of its updates, at most 10, does not count. Without a file of its own the log is
@@ -120,7 +122,7 @@ def run_probe(training: Training, updates: int, log: Optional[Path] = None) -> d
     }
 
 
-def _compute_duration(training: Training, figures: Measurements) -> dict[str, Any]:
+def _compute_duration(training: PlannedTraining, figures: Measurements) -> dict[str, Any]:
     """Format the duration of the training and of the paper's."""
     ends = [training.max_update] if training.max_update else []
     if training.max_epoch:

@@ -1,4 +1,4 @@
-"""The planned training, a short run of it, and what its log tells."""
+"""The training that is planned, a short run of it (the probe), and the figures of its log."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TRAIN = "fairseq-train"
 _NEVER = "1000000000"
 
 
-class Training(NamedTuple):
-    """A command that trains."""
+class PlannedTraining(NamedTuple):
+    """The command of a training, and the options that the plan needs."""
 
-    command: list[str]  # its words
+    command: list[str]  # ``fairseq-train`` and its arguments
     script: Optional[str]  # name of the script that it is from, None if there is none
     max_update: Optional[int]  # its last update, None if it does not say
     max_epoch: Optional[int]  # its last epoch, likewise
@@ -48,7 +48,7 @@ class Training(NamedTuple):
         return command
 
 
-def read_training(words: Sequence[str]) -> Training:
+def read_training(words: Sequence[str]) -> PlannedTraining:
     """Read the words that a user gave: a ``fairseq-train`` command, or a script and its arguments.
 
     Raises:
@@ -64,7 +64,7 @@ def read_training(words: Sequence[str]) -> Training:
     given = _parse_options([*words[position + 1 :]])
     ends = given.max_update or None, given.max_epoch or None  # 0 is no limit
     start = Path(given.save_dir), given.restore_file is not None
-    return Training(list(words), script, *ends, *start, given.position_encoding, given.seed)
+    return PlannedTraining(list(words), script, *ends, *start, given.position_encoding, given.seed)
 
 
 def _is_training(words: Sequence[str]) -> bool:
@@ -113,7 +113,7 @@ _WANTED = ("wpb", "bsz", "gb_free")
 
 
 class Measurements(NamedTuple):
-    """What a probe gave."""
+    """The figures of a probe."""
 
     seconds_per_update: float  # median
     tokens_per_second: float  # median, of all GPUs together

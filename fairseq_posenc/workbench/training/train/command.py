@@ -23,7 +23,7 @@ from fairseq_posenc.workbench.running.options import (
 from fairseq_posenc.workbench.running.programs import run_logged, run_watched
 from fairseq_posenc.workbench.running.stages import Piece
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.train.request import Run, Training
+from fairseq_posenc.workbench.training.train.runs import RecipeTraining, TrainingRun
 
 LOG = "train.log"
 _MORE = """
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _describe(parser, {name: entry["title"] for name, entry in known.items()})
     add = parser.add_argument
     add("recipe", choices=known, metavar="RECIPE", help="one of those below")
-    add("encoding", metavar="ENCODING", help="spec of the positions (fairseq-posenc list)")
+    add("encoding", metavar="ENCODING", help="position encoding, as in rope or learned+m4m")
     _add_common(parser)
     add_out(parser, computed="checkpoints/RECIPE/DATA/, then the encoding and what was changed")
     add(
@@ -69,10 +69,18 @@ def _describe(parser: argparse.ArgumentParser, names: dict[str, str]) -> None:
 def _add_common(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("data", metavar="DATA", help="a data-bin, several joined by colons, or a folder of shards")
-    add_count(parser, "--gpus", "of this machine (default: all that are visible)")
-    add_count(parser, "--nodes", "machines (default: those of the SLURM step)")
-    add("--head", metavar="HOST:PORT", help="where they meet (default: the SLURM step's first)")
-    add_count(parser, "--per-gpu", "what a GPU takes at a time; the global batch stays what it is")
+    add_count(parser, "--gpus", "GPUs of this machine (default: all that are visible)")
+    add_count(parser, "--nodes", "number of machines (default: those of the Slurm step)")
+    add(
+        "--head",
+        metavar="HOST:PORT",
+        help="address of the first machine (default: the Slurm step's first)",
+    )
+    add_count(
+        parser,
+        "--per-gpu",
+        "a GPU's sequences (translation: tokens) at a time; the global batch stays as it is",
+    )
     add_computing(parser)
     add_on(parser, one_by_one=True)
     add("--dry-run", action="store_true", help="print the command and stop")
@@ -88,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model and not recipe.has_models:
         raise UserError(f"{recipe.name} has no models to choose from: leave --model out")
     model = args.model or ("bert" if recipe.has_models else "")
-    found = Training(recipe, args.encoding, args, model).runs
+    found = RecipeTraining(recipe, args.encoding, args, model).runs
     code = _run_all(found, args)
     if not (code or args.dry_run) and len(found) > 1:
         _print_best(found[0].folder.parent)
@@ -123,15 +131,15 @@ def run_ablation(args: argparse.Namespace) -> int:
     """
     ablation = recipes.load()["ablations"][args.name]
     recipe = recipes.training(ablation["recipe"])
-    found: list[Run] = []
+    found: list[TrainingRun] = []
     for row in ablation["runs"]:
         directions = row.get("attention_directions", "both")
         model = recipes.model_of(directions) if recipe.has_models else ""
-        found += Training(recipe, row["position_encoding"], args, model).runs
+        found += RecipeTraining(recipe, row["position_encoding"], args, model).runs
     return _run_all(found, args)
 
 
-def _run_all(found: list[Run], args: argparse.Namespace) -> int:
+def _run_all(found: list[TrainingRun], args: argparse.Namespace) -> int:
     """Train all that are not done: as jobs of a cluster, or here, until one fails.
 
     Returns:
@@ -165,7 +173,7 @@ def _run_all(found: list[Run], args: argparse.Namespace) -> int:
     return 0
 
 
-def _as_piece(run: Run) -> Piece:
+def _as_piece(run: TrainingRun) -> Piece:
     """Build the piece of work that a run is on a cluster."""
 
     def work(lock: int) -> None:

@@ -15,7 +15,7 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel
 _LONGEST = 512
 
 
-class Difference(NamedTuple):
+class LogProbDifference(NamedTuple):
     """How far apart the log probabilities of two models are.
 
     Attributes:
@@ -28,7 +28,9 @@ class Difference(NamedTuple):
 
 
 @torch.no_grad()
-def difference(trained: OpenModel, folder: Path, vocabularies: list[list[str]]) -> Difference:
+def difference(
+    trained: OpenModel, folder: Path, vocabularies: list[list[str]]
+) -> LogProbDifference:
     """Compare the log probabilities of random sentences of three lengths, one batch in CTranslate2.
 
     Args:
@@ -53,7 +55,7 @@ def difference(trained: OpenModel, folder: Path, vocabularies: list[list[str]]) 
     theirs = torch.cat([torch.tensor(each.log_probs) for each in found])
     ours = torch.cat([_log_probabilities(trained, end, *sentence) for sentence in zip(*sides)])
     apart = (ours - theirs).abs()
-    return Difference(float(apart.max() / ours.abs().max()), float(apart.mean()))
+    return LogProbDifference(float(apart.max() / ours.abs().max()), float(apart.mean()))
 
 
 def _sentences(stack: object) -> list[list[int]]:

@@ -8,9 +8,12 @@ from tempfile import TemporaryDirectory
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.convert.exchange.card import Labels, card
 from fairseq_posenc.workbench.convert.exchange.config_json import generation
-from fairseq_posenc.workbench.convert.exchange.ctranslate2.comparison import Difference, difference
+from fairseq_posenc.workbench.convert.exchange.ctranslate2.comparison import (
+    LogProbDifference,
+    difference,
+)
 from fairseq_posenc.workbench.convert.exchange.ctranslate2.specification import specification
-from fairseq_posenc.workbench.convert.exchange.ctranslate2.text import Side, write_sides
+from fairseq_posenc.workbench.convert.exchange.ctranslate2.text import TextSide, write_sides
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import create_folder
 from fairseq_posenc.workbench.convert.random_comparison import ALLOWED
 from fairseq_posenc.workbench.loading.open_model import OpenModel
@@ -37,15 +40,15 @@ def serve(
     Args:
         trained: the model.
         quantization: of the weights: ``float32``, ``float16`` or ``int8``.
-        given: what cut its text, as a user says it.
+        given: value of ``--tokens``; None to search the folder of the data.
         out: the folder.
-        labels: of the model card.
+        labels: license and languages for the model card.
 
     Returns:
-        What was written, and what a user should know.
+        Lines for the user.
 
     Raises:
-        UserError: see the parts' own; or the models differ.
+        UserError: CTranslate2 cannot compute the model, or computes something else.
     """
     if trained.head not in ("translation", "causal_lm"):
         raise UserError(
@@ -79,7 +82,7 @@ def serve(
 
 def _write(
     trained: OpenModel, vocabularies: list[list[str]], quantization: str, folder: Path
-) -> Difference:
+) -> LogProbDifference:
     """Write the model and its vocabularies; compare what CTranslate2 reads."""
     spec = specification(trained, vocabularies)
     spec.optimize(quantization)
@@ -87,7 +90,7 @@ def _write(
     return difference(trained, folder, vocabularies)
 
 
-def _usage(trained: OpenModel, sides: list[Side]) -> str:
+def _usage(trained: OpenModel, sides: list[TextSide]) -> str:
     """Return lines of Python that need CTranslate2 and what cuts the text."""
     source, target = sides[0], sides[-1]
     library, opening, cutting, joining = source.usage

@@ -41,7 +41,7 @@ _WITHOUT_PLACE = {
 _ONE_PLACE = "and CTranslate2 reads one of them"
 
 
-class StackPositions(NamedTuple):
+class PlacedPositions(NamedTuple):
     """The positions of a stack.
 
     Attributes:
@@ -57,7 +57,7 @@ class StackPositions(NamedTuple):
 
 
 @torch.no_grad()
-def positions_of(stack: Any, *, reads_prompts: bool) -> StackPositions:
+def positions_of(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
     """Find places for the positions of a stack.
 
     Args:
@@ -88,7 +88,7 @@ def positions_of(stack: Any, *, reads_prompts: bool) -> StackPositions:
         _refuse(stack, "positions both at the input and in the attention", _ONE_PLACE)
     if table is None:
         table = torch.zeros(dims.max_positions, dims.embed_dim)
-    return StackPositions(table, attention, alibi)
+    return PlacedPositions(table, attention, alibi)
 
 
 def _refuse(stack: Any, what: str, why: str = "which CTranslate2 has not") -> NoReturn:

@@ -20,7 +20,7 @@ from torch import Tensor
 from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.convert.exchange.ctranslate2.positions import (
-    StackPositions,
+    PlacedPositions,
     positions_of,
 )
 from fairseq_posenc.workbench.loading.open_model import OpenModel
@@ -158,7 +158,7 @@ def _fill(
     stack: Any,
     spec: Any,
     embeddings: LayerSpec,
-    placed: StackPositions,
+    placed: PlacedPositions,
 ) -> None:
     """Set what encoder and decoder have in common."""
     embeddings.weight = weights.take(f"{name}.embed_tokens.weight")

@@ -1,4 +1,4 @@
-"""How the text of a served model is cut into symbols and put together again."""
+"""The tokenizers of a served model, and the Python lines that use them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _TOKENIZERS = (
 _NOTHING = ("", "", '"{text}".split()', '" ".join({found})')
 
 
-class Side(NamedTuple):
-    """The text of a dictionary's language.
+class TextSide(NamedTuple):
+    """The source or the target: a dictionary and the tokenizer of its text.
 
     Attributes:
-        symbols: by their numbers, as what cuts the text writes them.
-        file: that cuts it; "" for none.
-        usage: Python: the library, what opens the file, cuts a text, and joins what was found.
+        symbols: of the dictionary, in order, as the tokenizer writes them.
+        file: name of the tokenizer's file; "" for none.
+        usage: lines of Python: import, opening the file, tokenizing a text, joining pieces.
     """
 
     symbols: list[str]
@@ -40,36 +40,38 @@ class Side(NamedTuple):
     usage: tuple[str, str, str, str]
 
 
-def write_sides(trained: OpenModel, given: str | None, folder: Path) -> list[Side]:
-    """Write what cuts the text of each dictionary of a model.
+def write_sides(trained: OpenModel, given: str | None, folder: Path) -> list[TextSide]:
+    """Write the tokenizer of each dictionary of a model into a folder.
 
     Args:
         trained: the model.
-        given: what cut its text, as a user says it.
+        given: value of ``--tokens``; None to search the folder of the data.
         folder: for the files.
 
     Raises:
-        UserError: nothing tells, or a file cannot be read.
+        UserError: the tokenization is not known, or a file cannot be read.
     """
     translates = trained.family.name == "translation"
-    found: list[Side] = []
+    found: list[TextSide] = []
     for name, dictionary in trained.dictionaries.items():
         language = name.split(".")[1] if translates else ""
-        way = hf_tokenizer.find_way(given, trained.data, language)
-        if isinstance(way, Path) and way.is_file():
-            shutil.copyfile(way, folder / way.name)
-            found.append(Side(list(dictionary.symbols), way.name, _SENTENCEPIECE))
-        elif way == "none":
-            found.append(Side(list(dictionary.symbols), "", _NOTHING))
+        tokenization = hf_tokenizer.find_tokenization(given, trained.data, language)
+        if isinstance(tokenization, Path) and tokenization.is_file():
+            shutil.copyfile(tokenization, folder / tokenization.name)
+            found.append(TextSide(list(dictionary.symbols), tokenization.name, _SENTENCEPIECE))
+        elif tokenization == "none":
+            found.append(TextSide(list(dictionary.symbols), "", _NOTHING))
         else:
             file = f"tokenizer.{language}.json" if translates else "tokenizer.json"
-            found.append(_with_tokenizer(way, dictionary, folder / file, trained.family.name))
+            found.append(_write_json(tokenization, dictionary, folder / file, trained.family.name))
     return found
 
 
-def _with_tokenizer(way: Path | str, dictionary: Dictionary, path: Path, template: str) -> Side:
-    """Write a tokenizer, in whose words a dictionary of numbers becomes one of pieces."""
-    tokenizer = hf_tokenizer.build(way, dictionary, template).tokenizer
+def _write_json(
+    tokenization: Path | str, dictionary: Dictionary, path: Path, template: str
+) -> TextSide:
+    """Write a tokenizer.json; the symbols of GPT-2's dictionary, numbers, become its pieces."""
+    tokenizer = hf_tokenizer.build(tokenization, dictionary, template).tokenizer
     tokenizer.save(str(path))
     symbols = [tokenizer.id_to_token(number) for number in range(len(dictionary))]
-    return Side(symbols, path.name, _TOKENIZERS)
+    return TextSide(symbols, path.name, _TOKENIZERS)

@@ -1,4 +1,4 @@
-"""A requested training: its data, its identity, and the command of each of its runs."""
+"""A training of a recipe: its data, its identity, and the command of each of its runs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Data(NamedTuple):
     """One data-bin, or the shards of one."""
 
     path: str  # of the folder, or of several, joined by colons
-    name: str  # a word for it
+    name: str  # of the folder
 
 
 def find_data(given: str) -> Data:
-    """Find what a user named: a data-bin, several joined by colons, or a folder of shards.
+    """Find the data of a training: a data-bin, several joined by colons, or a folder of shards.
 
     Raises:
         UserError: there is no such folder, or one that is no data-bin, not finished, or of another
@@ -73,11 +73,11 @@ _SAME_RUN = (
 
 
 class RunIdentity(NamedTuple):
-    """What the result of a run depends on."""
+    """Everything that the result of a training depends on; it names the folder."""
 
     recipe: str  # its name
     encoding: str  # the spec, in its canonical form
-    data: str  # a word for it
+    data: str  # the name of its folder
     model: str  # one of DecBERT's, or empty
     # the user's options for fairseq-train that change its result, with their values
     changes: dict[str, str]
@@ -138,8 +138,8 @@ _ENDS = ("max_update", "max_epoch", "stop_time_hours", "stop_min_lr", "patience"
 _BATCH_OPTIONS = {"--batch-size", "--max-tokens", "--update-freq"}
 
 
-class Training:
-    """A training of a recipe with an encoding, of which each seed is a run.
+class RecipeTraining:
+    """A recipe with an encoding, trained once for each seed.
 
     Args:
         recipe: its hyper-parameters.
@@ -161,11 +161,11 @@ class Training:
         self._seeds: Sequence[int] = args.seeds or recipe.seeds
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[TrainingRun]:
         """The runs, one for each seed."""
         if not self._seeds:
-            return [Run(self, self._folder, None)]
-        return [Run(self, self._folder / f"seed{seed}", seed) for seed in self._seeds]
+            return [TrainingRun(self, self._folder, None)]
+        return [TrainingRun(self, self._folder / f"seed{seed}", seed) for seed in self._seeds]
 
     @cached_property
     def words(self) -> list[str]:
@@ -191,16 +191,16 @@ class Training:
         return [*launcher, *_format_arguments(self.data, options), devices.precision]
 
 
-class Run(NamedTuple):
-    """One start of fairseq-train.
+class TrainingRun(NamedTuple):
+    """One run of a training, with one seed.
 
     Attributes:
-        training: what it is of.
-        folder: of its checkpoints and its log.
-        seed: of everything random; None for that of the recipe.
+        training: the recipe, encoding and options.
+        folder: its checkpoints and its log.
+        seed: the random seed; None for fairseq's default.
     """
 
-    training: Training
+    training: RecipeTraining
     folder: Path
     seed: Optional[int]
 
@@ -211,14 +211,14 @@ class Run(NamedTuple):
 
     @property
     def until(self) -> dict[str, str]:
-        """The options that say when it ends, with their values."""
+        """The options that end a training, such as ``max_update``, with their values."""
         given = {**self.training.recipe.all_settings}
         for option, value in parse_options(self.training.args.passed).items():
             given[option.lstrip("-").replace("-", "_")] = value
         return {name: str(given[name]) for name in _ENDS if name in given}
 
     def is_done(self) -> bool:
-        """Whether it has ended by itself, with the same options for its end."""
+        """Whether it has run to its end, with the same options for the end."""
         return (self.stage.outputs or {}).get("until") == self.until
 
     def updates_done(self) -> int:
@@ -235,13 +235,13 @@ class Run(NamedTuple):
         return command
 
     def finish(self) -> None:
-        """Note that it has ended by itself."""
+        """Note in the stamp that it has run to its end."""
         self.stage.finish({"until": self.until})
 
     def command(self) -> list[str]:
-        """Build the whole command, and say what the weights start from.
+        """Build the whole command, and print what the weights start from.
 
-        They are never random by mistake, and a second call never starts again.
+        A model that starts from a released one never starts from random weights by mistake.
 
         Raises:
             UserError: see :meth:`choose_start`.
@@ -254,7 +254,7 @@ class Run(NamedTuple):
         return [*words, *start, *args.passed]
 
     def choose_start(self) -> str:
-        """Say what the weights start from.
+        """Describe what the weights start from.
 
         Raises:
             UserError: the folder has another run, or there is nothing to start from.

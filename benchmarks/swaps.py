@@ -1,0 +1,130 @@
+"""Short trainings that start from a comparison's trained models with other positions.
+
+    python benchmarks/swaps.py compare-wiki --source rope --encodings rope,none,m4m --updates 120 \
+        --lr 0.002 --out masked_lm_start.json
+
+The folder is one of `fairseq-posenc compare`. `fairseq-posenc swap` gives the source's model of
+each seed every one of the encodings, and it is trained on the same text with the same seed; the
+source's own encoding among them shows what the change costs. Options behind two dashes go to
+`fairseq-train`. The same command continues after a stop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from fairseq_posenc.checkpoints.recovery import LAST
+from fairseq_posenc.workbench.experiments.compare.record import RECORD, record
+from fairseq_posenc.workbench.experiments.settings import Run
+from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
+from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TextSettings
+from fairseq_posenc.workbench.experiments.trainings import Trial
+from fairseq_posenc.workbench.experiments.variants import Variant, parse_variants
+from fairseq_posenc.workbench.results.record import Record, read
+from fairseq_posenc.workbench.running.locks import lock_output_folder
+from fairseq_posenc.workbench.running.options import add_seeds
+from fairseq_posenc.workbench.running.programs import run_logged
+from fairseq_posenc.workbench.running.stages import Outputs
+from measuring.commands import exit_on_error, new_parser, own_command
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapSettings(TextSettings):
+    """The user's choices for trainings that start from trained models."""
+
+    source: Variant  # the encoding of the models that are changed
+    source_lr: str  # the learning rate at which they were trained
+    models: Path  # the folder of trainings; `out` is that of the comparison, which has the data
+
+    def folder(self, run: Run) -> Path:
+        """Name the folder of a training."""
+        return self.models / run.variant.folder / f"lr-{run.case}-seed-{run.seed}"
+
+    def start(self, run: Run) -> Path:
+        """Name the start checkpoint of a training."""
+        return self.models / run.variant.folder / f"seed-{run.seed}.pt"
+
+    def options(self, run: Run) -> list[str]:
+        """List the options of `fairseq-train`, with the checkpoint to start from."""
+        return [*super().options(run), "--finetune-from-model", str(self.start(run))]
+
+
+class Swaps(TextExperiment):
+    """Trainings from models whose positions were changed, on the data of a comparison."""
+
+    settings: SwapSettings
+
+    def prepare(self) -> Outputs:
+        """Read the figures of the data, which the comparison made."""
+        return {"source": self.settings.source.name, "source_updates": self._source_updates()}
+
+    def trial(self, run: Run) -> Trial:
+        """Change the positions of the source's model, and build the training."""
+        settings, start = self.settings, self.settings.start(run)
+        trained = Run(settings.source, run.seed, settings.source_lr)
+        source = super(SwapSettings, settings).folder(trained) / LAST
+        if not start.exists():
+            start.parent.mkdir(parents=True, exist_ok=True)
+            command = ["fairseq-posenc", "swap", "--checkpoint", str(source), "--out", str(start)]
+            command += ["--seed", str(run.seed), *run.variant.options]
+            run_logged(command, start.with_suffix(".swap.log"), self._lock)
+        return super().trial(run)
+
+    def _source_updates(self) -> int:
+        rows = read(self.settings.out / RECORD).rows
+        return next(row["updates"] for row in rows if row["model"] == self.settings.source.name)
+
+
+def parse_args(words: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = new_parser(__doc__)
+    add = parser.add_argument
+    add("comparison", type=Path, help="folder of the comparison")
+    add("--source", required=True, help="the encoding of the trained models, as named there")
+    add("--source-lr", default=LEARNING_RATE, help="their learning rate (default: %(default)s)")
+    add("--encodings", required=True, help="to change to")
+    add("--updates", type=int, default=120, help="of each training (default: %(default)s)")
+    add("--lr", default="0.002", help="learning rate (default: %(default)s)")
+    add_seeds(parser, (1, 2, 3))
+    add("--out", type=Path, required=True, metavar="FILE", help="the record; runs lie beside it")
+    cut = words.index("--") if "--" in words else len(words)
+    args = parser.parse_args(words[:cut])
+    args.passed = words[cut + 1 :]
+    return args
+
+
+def train(args: argparse.Namespace) -> Record:
+    """Change the models' positions, train them, and collect the figures as a comparison does."""
+    made = read(args.comparison / RECORD).data
+    (source,) = parse_variants(args.source)
+    settings = SwapSettings(
+        out=args.comparison,
+        source=source,
+        source_lr=args.source_lr,
+        models=args.out.with_suffix(""),
+        variants=parse_variants(args.encodings),
+        seeds=args.seeds,
+        updates=args.updates,
+        family=made["family"],
+        lrs=(args.lr,),
+        vocab_size=made["vocab_size"],
+        train_args=(*shlex.split(made["options"]), *args.passed),
+    )
+    with lock_output_folder(settings.models) as lock:
+        found = record(Swaps(settings, lock).run())
+    return found._replace(data={**found.data, "text": made["text"]})
+
+
+def main() -> None:
+    """Train, and write the record."""
+    args = parse_args(sys.argv[1:])
+    found = train(args)
+    found._replace(command=own_command()).write(args.out)
+
+
+if __name__ == "__main__":
+    exit_on_error(main)
