@@ -78,6 +78,7 @@ def _rotation_error(encodings: Encodings, query: Tensor, key: Tensor, index: Ten
 def _rotated(
     encodings: Encodings, query: Tensor, key: Tensor, ids: Tensor
 ) -> tuple[Tensor, Tensor]:
+    """Rotate query and key at positions ``ids``."""
     rotation = encodings.rotation(ids)
     if rotation is None:
         return query, key

@@ -1,4 +1,8 @@
-"""Attention as one differentiable step: starts the kernels, forward and backward."""
+"""Attention as one differentiable step: starts the kernels, forward and backward.
+
+B batch, H heads, T queries, S keys, D head size, G heads of a table (1 or H), R distances, N side
+of a tile, W power of 2 that D is padded to.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +30,15 @@ from fairseq_posenc.backends.triton.problem import (
 
 
 class Settings(NamedTuple):
-    """The arguments of a call beside the tensors that have gradients; see :class:`Problem`.
+    """The arguments of a call beside the tensors that have gradients."""
 
-    ``exact`` leaves the attended values in float32, for more to be added to them.
-    """
-
-    padding: Tensor | None
-    pairs: Tensor | None
-    dropout: Dropout | None
-    scale: float
-    direction: str
-    product: bool
-    exact: bool
+    padding: Tensor | None  # `(B, S)` of uint8, 1 for keys that nobody may see
+    pairs: Tensor | None  # `(T, S)` of uint8, 1 where a query must not see a key
+    dropout: Dropout | None  # None for no dropout
+    scale: float  # factor of the combined dot products
+    direction: str  # see Mask
+    product: bool  # whether terms are multiplied, else added
+    exact: bool  # whether attended values stay in float32, for more to be added to them
 
 
 class Attention(torch.autograd.Function):
@@ -113,26 +114,37 @@ def _pad_table(table: Tensor, query: Tensor) -> Tensor:
 
 
 def build_problem(settings: Settings, inputs: Sequence[Any]) -> Problem:
-    """Build the arguments of the kernels."""
+    """Build the arguments of the kernels.
+
+    Args:
+        settings: of the call.
+        inputs: query, key, value; tables of queries, keys and values; gain and bias.
+    """
     contiguous: list[Any] = [None if x is None else x.contiguous() for x in inputs]
     query, key, value, *tables = contiguous
     vectors = [None if x is None else _pad_table(x, query) for x in tables[:3]]
     if _are_same(inputs[3], inputs[4]):
         vectors[1] = vectors[0]
     scalars = [None if x is None else x.float() for x in tables[3:]]
-    values: dict[str, Any] = dict(zip(Problem._fields, (query, key, value)))
-    values.update(zip(Problem._fields[3:], map(Table.from_rows, vectors + scalars)))
+    query_table, key_table, value_table, gain, bias = map(Table.from_rows, vectors + scalars)
     return Problem(
-        **values,
+        query,
+        key,
+        value,
+        query_table,
+        key_table,
+        value_table,
+        gain,
+        bias,
         padding=settings.padding,
         pairs=settings.pairs,
         drop=None if settings.dropout is None else settings.dropout.for_kernels(),
         dropout_scale=1.0 if settings.dropout is None else multiplier(settings.dropout.rate),
         scale=settings.scale,
-        heads=values["query"].size(1),
-        tgt_len=values["query"].size(2),
-        src_len=values["key"].size(2),
-        width=values["query"].size(3),
+        heads=query.size(1),
+        tgt_len=query.size(2),
+        src_len=key.size(2),
+        width=query.size(3),
     )
 
 
