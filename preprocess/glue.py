@@ -49,7 +49,7 @@ _SHORTEST_LIMIT = 8  # tokens of an example
 
 
 @dataclass(frozen=True)
-class Settings:
+class GlueSettings:
     """The settings of all data-bins; fields are named as the options."""
 
     raw: Path
@@ -60,7 +60,7 @@ class Settings:
     max_tokens: int
 
     @classmethod
-    def from_args(cls, args: argparse.Namespace) -> Settings:
+    def from_args(cls, args: argparse.Namespace) -> GlueSettings:
         """Build the settings from the parsed options.
 
         Raises:
@@ -109,7 +109,7 @@ class Settings:
 
 def main() -> None:
     """Run the program."""
-    settings = Settings.from_args(_parser().parse_args())
+    settings = GlueSettings.from_args(_parser().parse_args())
     files = {task.name: settings.find_files(task) for task in settings.tasks}  # before any work
     dictionary = settings.vocabulary.load_dictionary()
     encoder = settings.vocabulary.load_encoder(dictionary)
@@ -124,7 +124,7 @@ def main() -> None:
 def _write_task(
     task: Task,
     files: dict[str, Path],
-    settings: Settings,
+    settings: GlueSettings,
     encoder: Encoder,
     dictionary: Dictionary,
 ) -> None:
@@ -144,7 +144,7 @@ def _write_task(
         folder.finish({"glue_task": task.name, DICTIONARY: summary, "splits": splits})
 
 
-def _write_majority(settings: Settings) -> None:
+def _write_majority(settings: GlueSettings) -> None:
     """Write the predictions for WNLI: its majority class."""
     found = settings.find_files(WNLI)
     train, test = (read_examples(found[split], WNLI, split) for split in ("train", "test"))

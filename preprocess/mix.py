@@ -34,8 +34,8 @@ from fairseq_posenc.workbench.running.exit_codes import (
 from fairseq_posenc.workbench.running.folders import Folder
 from fairseq_posenc.workbench.running.options import Parser, add_workers, positive_int
 from fairseq_posenc.workbench.running.progress import format_counts
-from mixing.draw import DOCUMENTS, LINES, Corpus, parse_corpus
-from mixing.mixture import Mixture, Rules
+from mixing.draw import DOCUMENTS, LINES, CorpusRequest, parse_corpus
+from mixing.mixture import Mixture, MixtureRules
 
 _FORMAT = 2  # of manifest.json
 _checksum = cache(Input.from_part)  # once for several corpora of one file, as with the Pile
@@ -46,7 +46,9 @@ def main() -> None:
     args = _parser().parse_args()
     corpora = [(corpus, _find_inputs(corpus)) for corpus in map(parse_corpus, args.corpus)]
     skip_invalid = args.invalid_lines == "skip"
-    rules = Rules(args.seed, args.sentences, args.unit, args.files, skip_invalid, args.workers)
+    rules = MixtureRules(
+        args.seed, args.sentences, args.unit, args.files, skip_invalid, args.workers
+    )
     folder = Folder(args.out, _plan(corpora, rules))
     if folder.is_done():
         return
@@ -57,13 +59,13 @@ def main() -> None:
         print(f"{corpus.name}: {format_counts(counts)}")
 
 
-def _find_inputs(corpus: Corpus) -> list[Input]:
+def _find_inputs(corpus: CorpusRequest) -> list[Input]:
     parts = parts_of_shard(find_files(corpus.paths), 0, 1)
     check_format(corpus.lines, [part.path for part in parts])
     return list(map(_checksum, parts))
 
 
-def _plan(corpora: list[tuple[Corpus, list[Input]]], rules: Rules) -> dict[str, Any]:
+def _plan(corpora: list[tuple[CorpusRequest, list[Input]]], rules: MixtureRules) -> dict[str, Any]:
     """List everything that the text depends on."""
     return {
         "format": _FORMAT,

@@ -43,7 +43,7 @@ _NAMES = {  # names of the vocabulary's files in the folder
 
 
 @dataclass(frozen=True)
-class Settings:
+class SquadSettings:
     """The settings of the folder."""
 
     inputs: dict[str, Path]  # SQuAD's file of each split
@@ -52,7 +52,7 @@ class Settings:
     limits: Limits  # sizes in tokens
 
     @classmethod
-    def from_args(cls, args: argparse.Namespace) -> Settings:
+    def from_args(cls, args: argparse.Namespace) -> SquadSettings:
         """Build the settings from the parsed options.
 
         Raises:
@@ -88,7 +88,7 @@ class Settings:
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
     """Run the program."""
-    settings = Settings.from_args(_parser().parse_args(arguments))
+    settings = SquadSettings.from_args(_parser().parse_args(arguments))
     squads = {split: read_squad(path) for split, path in settings.inputs.items()}
     folder = Folder(settings.out, settings.plan(squads))
     if folder.is_done():

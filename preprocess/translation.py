@@ -29,12 +29,12 @@ from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.folders import Folder
 from fairseq_posenc.workbench.running.options import Parser, add_workers, positive_int
 from parallel.iwslt import TESTS
-from parallel.preparation import Preparation, Settings
+from parallel.preparation import ParallelSettings, Preparation
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
     """Run the program."""
-    settings = Settings.from_args(make_parser().parse_args(arguments))
+    settings = ParallelSettings.from_args(make_parser().parse_args(arguments))
     corpus = settings.read_corpus()
     folder = Folder(settings.out, settings.plan(corpus), plan_key="request")
     if "," in str(folder.partial):

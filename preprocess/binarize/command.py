@@ -33,12 +33,12 @@ from fairseq_posenc.workbench.tokens.tokenizer import Symbols
 
 from .coverage import check_coverage, read_shards
 from .formats import LineFormat, check_format, describe_format
-from .items import Text, check_invalid, count_symbols, make_items
-from .options import Settings
+from .items import TextRules, check_invalid, count_symbols, make_items
+from .options import BinarizeSettings
 from .pool import Pool
 from .shards import Part, find_files, parts_of_shard
 from .sources import Input, Reader, combine_checksums
-from .split import Split, State
+from .split import Split, SplitState
 from .vocabulary import PACKAGES
 
 _FORMAT = 2  # of manifest.json
@@ -57,8 +57,8 @@ def run(args: argparse.Namespace, lines: LineFormat) -> None:
 
     ``args`` are of :func:`options.make_parser`, ``lines`` is the format of the corpus.
     """
-    settings = Settings.from_args(args)
-    text = Text(lines, settings.sentences, settings.empty_lines)
+    settings = BinarizeSettings.from_args(args)
+    text = TextRules(lines, settings.sentences, settings.empty_lines)
     with signals_as_keyboard_interrupt(CONTINUES):
         if settings.cluster:
             _run_jobs(settings, text, settings.cluster)
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace, lines: LineFormat) -> None:
             _write_folder(settings, text)
 
 
-def _run_jobs(settings: Settings, text: Text, cluster: Slurm) -> None:
+def _run_jobs(settings: BinarizeSettings, text: TextRules, cluster: Slurm) -> None:
     """Make all shards as jobs of a cluster, and before them their dictionary, in the same way."""
     # There the modules are found as the program finds them, beside it.
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
@@ -92,7 +92,10 @@ def _run_jobs(settings: Settings, text: Text, cluster: Slurm) -> None:
 
 
 def _make_shards(
-    settings: Settings, text: Text, cluster: Slurm, write: Callable[[Settings, Text], None]
+    settings: BinarizeSettings,
+    text: TextRules,
+    cluster: Slurm,
+    write: Callable[[BinarizeSettings, TextRules], None],
 ) -> list[Path]:
     """Have ``write`` make all shards that are not there; return their folders, which are whole."""
     plan, files = _plan(settings, text, {}), find_files(settings.inputs["train"])
@@ -106,7 +109,11 @@ def _make_shards(
     return folders
 
 
-def _as_piece(settings: Settings, text: Text, write: Callable[[Settings, Text], None]) -> Piece:
+def _as_piece(
+    settings: BinarizeSettings,
+    text: TextRules,
+    write: Callable[[BinarizeSettings, TextRules], None],
+) -> Piece:
     folder = settings.folder
     return Piece(
         str(folder.relative_to(settings.out)),
@@ -117,7 +124,7 @@ def _as_piece(settings: Settings, text: Text, write: Callable[[Settings, Text], 
     )
 
 
-def _write_counts(settings: Settings, text: Text) -> None:
+def _write_counts(settings: BinarizeSettings, text: TextRules) -> None:
     """Write how often each symbol occurs in a shard."""
     inputs = _find_inputs(settings)["train"]
     folder = Folder(settings.folder, _plan(settings, text, {"train": inputs}))
@@ -130,7 +137,7 @@ def _write_counts(settings: Settings, text: Text) -> None:
         folder.finish({"splits": {"train": described}})
 
 
-def _write_folder(settings: Settings, text: Text) -> None:
+def _write_folder(settings: BinarizeSettings, text: TextRules) -> None:
     inputs = _find_inputs(settings)
     check_format(text.lines, [one.part.path for given in inputs.values() for one in given])
     folder = Folder(settings.folder, _plan(settings, text, inputs))
@@ -151,7 +158,7 @@ def _write_folder(settings: Settings, text: Text) -> None:
 def _write_split(
     name: str,
     inputs: list[Input],
-    settings: Settings,
+    settings: BinarizeSettings,
     folder: Folder,
     symbols: Symbols,
     opened: Pool,
@@ -160,11 +167,11 @@ def _write_split(
     """Write a split unless it is done; ``done`` holds results, and states of unfinished splits."""
     if "outputs" not in done.get(name, {}):
 
-        def save(state: State) -> None:
+        def save(state: SplitState) -> None:
             folder.save({**done, name: vars(state)})
             say(f"{name}: {state.counts['tokens']:,} tokens")
 
-        state = State.from_json(done[name]) if name in done else State()
+        state = SplitState.from_json(done[name]) if name in done else SplitState()
         split = Split(folder.partial / name, inputs, symbols, settings, state, save)
         done[name] = split.write(opened)
         folder.save(done)
@@ -175,7 +182,7 @@ def _write_split(
         say(f"warning: {name} has {special:,} words that fairseq takes for <s>, </s> or <pad>")
 
 
-def _find_inputs(settings: Settings) -> dict[str, list[Input]]:
+def _find_inputs(settings: BinarizeSettings) -> dict[str, list[Input]]:
     """Find the parts of each split; fairseq reads valid and test from the first shard alone."""
     found = {}
     for split, given in settings.inputs.items():
@@ -186,7 +193,9 @@ def _find_inputs(settings: Settings) -> dict[str, list[Input]]:
     return found
 
 
-def _plan(settings: Settings, text: Text, inputs: dict[str, list[Input]]) -> dict[str, Any]:
+def _plan(
+    settings: BinarizeSettings, text: TextRules, inputs: dict[str, list[Input]]
+) -> dict[str, Any]:
     return {
         "format": _FORMAT,
         "options": {name: getattr(settings, name) for name in _OPTIONS},
@@ -197,7 +206,7 @@ def _plan(settings: Settings, text: Text, inputs: dict[str, list[Input]]) -> dic
     }
 
 
-def _make_dictionary(settings: Settings, text: Text, path: Path) -> Dictionary:
+def _make_dictionary(settings: BinarizeSettings, text: TextRules, path: Path) -> Dictionary:
     """Load the dictionary that an earlier call wrote, or make and write it."""
     if not path.exists():
         given = settings.vocabulary.dict_txt or settings.vocabulary.sentencepiece_model
@@ -214,12 +223,12 @@ def _save(dictionary: Dictionary, path: Path) -> None:
         dictionary.save(str(temporary))
 
 
-def _count_dictionary(settings: Settings, text: Text) -> Dictionary:
+def _count_dictionary(settings: BinarizeSettings, text: TextRules) -> Dictionary:
     parts = parts_of_shard(find_files(settings.inputs["train"]), 0, 1)
     return _build_dictionary(settings, _count(settings, text, parts))
 
 
-def _count(settings: Settings, text: Text, parts: Sequence[Part]) -> Counter[str]:
+def _count(settings: BinarizeSettings, text: TextRules, parts: Sequence[Part]) -> Counter[str]:
     counter: Counter[str] = Counter()
     with Pool(settings.workers, count_symbols, text, settings.splitter) as opened:
         for (part, line), (counts, read) in opened.map(_chunks(parts)):
@@ -228,7 +237,7 @@ def _count(settings: Settings, text: Text, parts: Sequence[Part]) -> Counter[str
     return counter
 
 
-def _build_dictionary(settings: Settings, counter: Counter[str]) -> Dictionary:
+def _build_dictionary(settings: BinarizeSettings, counter: Counter[str]) -> Dictionary:
     """Build the dictionary of the training text, equal to that of ``fairseq-preprocess``."""
     dictionary = Dictionary()
     for symbol, count in sorted(counter.items()):

@@ -15,13 +15,13 @@ from fairseq_posenc.workbench.tokens.symbols import Splitter
 from fairseq_posenc.workbench.tokens.tokenizer import Encoder, Symbols
 
 from .formats import LineFormat, split_lines
-from .options import Settings
+from .options import BinarizeSettings
 from .sentences import split_sentences
 from .shards import Part
 
 
 @dataclass(frozen=True)
-class Text:
+class TextRules:
     """Rules that turn the lines of a corpus, in a format, into the lines that are encoded."""
 
     lines: LineFormat  # format of the corpus
@@ -51,7 +51,7 @@ class Lines(NamedTuple):
     invalid: list[tuple[int, str]]
 
 
-def read_lines(data: bytes, text: Text) -> Lines:
+def read_lines(data: bytes, text: TextRules) -> Lines:
     """Read the lines of a chunk: stripped, split into sentences if wanted, empty ones as ""."""
     lines: list[str] = []
     invalid: list[tuple[int, str]] = []
@@ -77,7 +77,7 @@ def read_lines(data: bytes, text: Text) -> Lines:
 
 
 def make_items(
-    data: bytes, text: Text, encoder: Encoder, symbols: Symbols, settings: Settings
+    data: bytes, text: TextRules, encoder: Encoder, symbols: Symbols, settings: BinarizeSettings
 ) -> Items:
     """Encode a chunk of a file as items."""
     lines, counts, invalid = read_lines(data, text)
@@ -107,7 +107,7 @@ def _count_symbols(tokens: np.ndarray, sizes: np.ndarray, symbols: Symbols) -> d
     return {"unknown_tokens": int((tokens == symbols.unk).sum()), "special_tokens": special + ends}
 
 
-def count_symbols(data: bytes, text: Text, split: Splitter) -> tuple[Counter[str], Lines]:
+def count_symbols(data: bytes, text: TextRules, split: Splitter) -> tuple[Counter[str], Lines]:
     """Count the symbols of a chunk."""
     read = read_lines(data, text)
     counter: Counter[str] = Counter()

@@ -27,7 +27,7 @@ _SHORTEST_LIMIT = 4  # tokens
 
 
 @dataclass(frozen=True)
-class Settings:
+class BinarizeSettings:
     """The settings of one data-bin; fields are named as the options."""
 
     inputs: dict[str, list[str]]  # files and folders of each split that was given
@@ -50,7 +50,7 @@ class Settings:
     cluster: Optional[Slurm]
 
     @classmethod
-    def from_args(cls, args: argparse.Namespace) -> Settings:
+    def from_args(cls, args: argparse.Namespace) -> BinarizeSettings:
         """Build the settings from the options of :func:`make_parser`.
 
         Raises:

@@ -16,7 +16,7 @@ from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.tokens.tokenizer import Symbols
 
 from .items import Items, check_invalid
-from .options import Settings
+from .options import BinarizeSettings
 from .pool import Pool
 from .sources import Input, Mark, Place, describe_file, read_chunks
 from .store import SIZE, Position, Store
@@ -26,7 +26,7 @@ _SHOWN = 10  # messages about invalid lines; the counts are complete
 
 
 @dataclass
-class State:
+class SplitState:
     """Progress of a split; everything before it is safely on disk."""
 
     place: Place = field(default_factory=Place)  # beginning of the next chunk
@@ -37,7 +37,7 @@ class State:
     messages: list[str] = field(default_factory=list)  # messages about the first invalid lines
 
     @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> State:
+    def from_json(cls, saved: dict[str, Any]) -> SplitState:
         """Build a state from its ``vars``, saved as JSON."""
         place, position = Place(*saved["place"]), Position(*saved["position"])
         counts = Counter(saved["counts"])
@@ -61,9 +61,9 @@ class Split:
         prefix: Path,
         inputs: Sequence[Input],
         symbols: Symbols,
-        settings: Settings,
-        state: State,
-        save: Callable[[State], None],
+        settings: BinarizeSettings,
+        state: SplitState,
+        save: Callable[[SplitState], None],
     ) -> None:
         self._inputs, self._skip_invalid = inputs, settings.skips_invalid
         self._documents = settings.empty_lines == "documents"  # an empty item between them

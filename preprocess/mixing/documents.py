@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from binarize.items import Text, check_invalid, read_lines
+from binarize.items import TextRules, check_invalid, read_lines
 from binarize.pool import Pool
 from binarize.sources import Input, Mark, Place, read_chunks
 from binarize.store import open_at
@@ -27,7 +27,7 @@ class Parts(NamedTuple):
     invalid: list[tuple[int, str]]
 
 
-def cut_documents(data: bytes, text: Text) -> Parts:
+def cut_documents(data: bytes, text: TextRules) -> Parts:
     """Cut a chunk of a file where documents end: what a worker process does."""
     lines, counts, invalid = read_lines(data, text)
     texts = [b""]

@@ -29,7 +29,7 @@ _FORMATS: dict[str, LineFormat] = {
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
-class Corpus(NamedTuple):
+class CorpusRequest(NamedTuple):
     """A corpus to draw from."""
 
     name: str  # what a message calls it
@@ -40,7 +40,7 @@ class Corpus(NamedTuple):
     hold_out: int  # how many sentences or documents are for validation
 
 
-def parse_corpus(words: Sequence[str]) -> Corpus:
+def parse_corpus(words: Sequence[str]) -> CorpusRequest:
     """Parse ``FORMAT PATH ... [SETTING=VALUE ...]``.
 
     Raises:
@@ -64,7 +64,7 @@ def parse_corpus(words: Sequence[str]) -> Corpus:
         raise UserError(f"{called}: field= and where= are for json")
     size, unit = _parse_amount(called, settings)
     hold_out = _parse_number(called, "hold-out", settings.get("hold-out", "0"))
-    return Corpus(called, lines, paths, size, unit, hold_out)
+    return CorpusRequest(called, lines, paths, size, unit, hold_out)
 
 
 def _parse_amount(called: str, settings: dict[str, str]) -> tuple[Optional[int], str]:
@@ -105,7 +105,7 @@ class Drawn(NamedTuple):
 class Draw:
     """Draws from one corpus."""
 
-    corpus: Corpus  # what is wanted
+    corpus: CorpusRequest  # what is wanted
     seed: str  # of the chance
     unit: str  # what is held out, `documents` or `lines`
     there: Counter[str]  # how many documents, lines and bytes the corpus has

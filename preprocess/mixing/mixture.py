@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from binarize.items import Text
+from binarize.items import TextRules
 from binarize.pool import Pool
 from binarize.sources import Input, Place, describe_file
 from fairseq_posenc.errors import UserError
@@ -15,12 +15,12 @@ from fairseq_posenc.workbench.running.folders import Folder
 from fairseq_posenc.workbench.running.progress import say
 
 from .documents import Documents, Texts, cut_documents
-from .draw import BYTES, Corpus, Draw, measure
+from .draw import BYTES, CorpusRequest, Draw, measure
 
 SECONDS_BETWEEN_SAVES = 10.0
 
 
-class Rules(NamedTuple):
+class MixtureRules(NamedTuple):
     """What holds for all corpora."""
 
     seed: int  # of the chance
@@ -32,7 +32,7 @@ class Rules(NamedTuple):
 
 
 @dataclass
-class State:
+class MixtureState:
     """How far the work is; everything before it is safely on disk."""
 
     step: int = 0  # every corpus is counted, then every one is drawn from: which of these is next
@@ -44,7 +44,7 @@ class State:
     sizes: list[int] = field(default_factory=list)  # of the files
 
     @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> State:
+    def from_json(cls, saved: dict[str, Any]) -> MixtureState:
         """Build a state from its ``vars``, saved as JSON."""
         counts = {name: [Counter[str](each) for each in saved[name]] for name in ("there", "done")}
         return cls(**{**saved, **counts, "place": Place(*saved["place"])})
@@ -58,15 +58,15 @@ class Mixture:
 
     def __init__(
         self,
-        corpora: list[tuple[Corpus, list[Input]]],
-        rules: Rules,
+        corpora: list[tuple[CorpusRequest, list[Input]]],
+        rules: MixtureRules,
         folder: Folder,
         saved: dict[str, Any],
     ) -> None:
         none = [Counter[str]() for _ in corpora]
-        fresh = State(there=none, done=[counts.copy() for counts in none])
+        fresh = MixtureState(there=none, done=[counts.copy() for counts in none])
         self._corpora, self._rules, self._folder = corpora, rules, folder
-        self._state = State.from_json(saved) if saved else fresh
+        self._state = MixtureState.from_json(saved) if saved else fresh
         self._texts = Texts(folder.partial, rules.files, self._state.sizes)
         self._saved = time.monotonic()
 
@@ -97,7 +97,7 @@ class Mixture:
         draw = self._draw(number)
         skip = self._rules.skip_invalid
         documents = Documents(inputs, state.place, state.pending.encode(), skip)
-        text = Text(corpus.lines, self._rules.sentences, "keep")
+        text = TextRules(corpus.lines, self._rules.sentences, "keep")
         with Pool(self._rules.workers, cut_documents, text) as opened:
             for found in documents.read(opened):
                 for document in found:

@@ -18,7 +18,15 @@ from xml.sax.saxutils import unescape
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import checksum
-from parallel.texts import Corpus, Split, Text, check_split, decode, join_splits, read_bytes
+from parallel.texts import (
+    NumberedLines,
+    ParallelCorpus,
+    ParallelSplit,
+    check_split,
+    decode,
+    join_splits,
+    read_bytes,
+)
 
 # Lines about a talk; all other lines of a train file are its text. Titles and descriptions are
 # left out, too: others write them, and they are not always translated.
@@ -35,7 +43,7 @@ _ENTITIES = {"&quot;": '"', "&apos;": "'"}
 class _Talks(NamedTuple):
     """The text of one side of the training data, and where its talks start."""
 
-    text: Text  # lines of text
+    text: NumberedLines  # lines of text
     # for each talk, the number of lines of text before it, and its line in the file
     starts: list[tuple[int, int]]
     tags: Counter[str]  # number of lines about the talks, by tag
@@ -50,7 +58,7 @@ class _Release:
         self._contents = {} if path.is_dir() else _read_archive(path)
         self.inputs = {} if path.is_dir() else {path.name: checksum(path)}
 
-    def read(self, pattern: str, languages: tuple[str, str], language: str) -> Text:
+    def read(self, pattern: str, languages: tuple[str, str], language: str) -> NumberedLines:
         """Read one side of a file; its name may have the languages in either order."""
         source, target = languages
         names = [pattern.format(f"{a}-{b}.{language}") for a, b in (languages, (target, source))]
@@ -69,7 +77,7 @@ class _Release:
 
 def read_iwslt(
     path: Path, languages: tuple[str, str], valid: Sequence[str], test: Sequence[str]
-) -> Corpus:
+) -> ParallelCorpus:
     """Read a release of IWSLT 2017, a ``.tgz`` file or a folder with its files.
 
     Sets to validate and test on have names such as ``dev2010``; ``tst2014+tst2015`` is both as one.
@@ -81,7 +89,7 @@ def read_iwslt(
     sides = [_parse_talks(release.read("train.tags.{}", languages, side)) for side in languages]
     _check_alignment(*sides)
 
-    def split(names: str) -> Split:
+    def split(names: str) -> ParallelSplit:
         parts = []
         for name in names.split("+"):
             pattern = f"IWSLT17.TED.{name}.{{}}.xml"
@@ -89,8 +97,8 @@ def read_iwslt(
             parts.append(check_split(_read_segments(name, *texts), keep_all=True))
         return join_splits(names, parts)
 
-    return Corpus(
-        check_split(Split("train", sides[0].text, sides[1].text), keep_all=False),
+    return ParallelCorpus(
+        check_split(ParallelSplit("train", sides[0].text, sides[1].text), keep_all=False),
         [split(name) for name in valid],
         [split(name) for name in test],
         release.inputs,
@@ -118,7 +126,7 @@ def _read_archive(path: Path) -> dict[str, bytes]:
     return contents
 
 
-def _parse_talks(text: Text) -> _Talks:
+def _parse_talks(text: NumberedLines) -> _Talks:
     lines: list[str] = []
     numbers, starts = [], []
     tags: Counter[str] = Counter()
@@ -130,7 +138,7 @@ def _parse_talks(text: Text) -> _Talks:
         else:
             lines.append(unescape(line, _ENTITIES))
             numbers.append(number)
-    return _Talks(Text(text.origin, lines, numbers), starts, tags)
+    return _Talks(NumberedLines(text.origin, lines, numbers), starts, tags)
 
 
 def _check_alignment(source: _Talks, target: _Talks) -> None:
@@ -144,7 +152,7 @@ def _check_alignment(source: _Talks, target: _Talks) -> None:
             )
 
 
-def _read_segments(name: str, *texts: Text) -> Split:
+def _read_segments(name: str, *texts: NumberedLines) -> ParallelSplit:
     sides, places = zip(*map(_parse_segments, texts))
     for index, (here, there) in enumerate(zip(*places)):
         if here != there:
@@ -153,10 +161,10 @@ def _read_segments(name: str, *texts: Text) -> Split:
                 f"{sides[1].where(index)}: segment {there[1]} of document {there[0]}; both files "
                 "must have the same segments"
             )
-    return Split(name, *sides)
+    return ParallelSplit(name, *sides)
 
 
-def _parse_segments(text: Text) -> tuple[Text, list[tuple[int, str]]]:
+def _parse_segments(text: NumberedLines) -> tuple[NumberedLines, list[tuple[int, str]]]:
     """Parse the segments of an XML file; return them with the numbers of document and segment."""
     lines, numbers, places = [], [], []
     document = 0
@@ -174,4 +182,4 @@ def _parse_segments(text: Text) -> tuple[Text, list[tuple[int, str]]]:
             places.append((document, found[1]))
     if not lines:
         raise UserError(f"{text.origin}: there is no <seg> in it; give an IWSLT file")
-    return Text(text.origin, lines, numbers), places
+    return NumberedLines(text.origin, lines, numbers), places

@@ -49,7 +49,7 @@ def train_model(lines: Iterable[str], vocab_size: int, model_type: str) -> bytes
     return model.getvalue()
 
 
-class Encoder:
+class SubwordEncoder:
     """Encodes text with a trained model.
 
     Args:
@@ -124,8 +124,8 @@ class GivenPieces:
             raise UserError(f"{path}: not a vocabulary, which gives each piece a number from 0 on")
         return pieces
 
-    def _encoder(self, path: Path) -> Encoder:
-        encoder = Encoder(path, self.pieces)
+    def _encoder(self, path: Path) -> SubwordEncoder:
+        encoder = SubwordEncoder(path, self.pieces)
         if not encoder.knows_pieces:
             raise UserError(f"{path}: none of its pieces is in {self.paths[-1]}")
         return encoder

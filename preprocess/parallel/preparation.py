@@ -16,14 +16,14 @@ from fairseq_posenc.workbench.running.options import build_settings
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 from parallel.iwslt import read_iwslt
-from parallel.pieces import Encoder, GivenPieces, Pieces, train_model
-from parallel.texts import Corpus, Split, read_files
+from parallel.pieces import GivenPieces, Pieces, SubwordEncoder, train_model
+from parallel.texts import ParallelCorpus, ParallelSplit, read_files
 
 _DEFAULTS = {"vocab_size": 16384, "model_type": "bpe", "separate": False}  # of learnt pieces
 
 
 @dataclass(frozen=True)
-class Settings:
+class ParallelSettings:
     """The settings of one data-bin; fields are named as the options."""
 
     corpus: str
@@ -44,7 +44,7 @@ class Settings:
     workers: int
 
     @classmethod
-    def from_args(cls, args: argparse.Namespace) -> Settings:
+    def from_args(cls, args: argparse.Namespace) -> ParallelSettings:
         """Build the settings from the parsed options.
 
         Raises:
@@ -73,7 +73,7 @@ class Settings:
         """Source and target language."""
         return self.source_lang, self.target_lang
 
-    def read_corpus(self) -> Corpus:
+    def read_corpus(self) -> ParallelCorpus:
         """Read the corpus, and add the files of given pieces to its inputs."""
         if self.train is None:
             assert self.path
@@ -84,7 +84,7 @@ class Settings:
             corpus.inputs.update({str(path): checksum(path) for path in self.given.paths})
         return corpus
 
-    def plan(self, corpus: Corpus) -> dict[str, Any]:
+    def plan(self, corpus: ParallelCorpus) -> dict[str, Any]:
         """List everything that the data-bin depends on."""
         names = ["source_lang", "target_lang", *_DEFAULTS, "max_length", "max_ratio"]
         return {
@@ -98,7 +98,7 @@ class Settings:
         }
 
 
-class Limits(NamedTuple):
+class PairLimits(NamedTuple):
     """Limits of a training pair."""
 
     max_length: int  # maximum pieces of either side
@@ -117,7 +117,7 @@ class Limits(NamedTuple):
 
 
 def filter_pairs(
-    source: Pieces, target: Pieces, limits: Limits
+    source: Pieces, target: Pieces, limits: PairLimits
 ) -> tuple[Pieces, Pieces, dict[str, int]]:
     """Filter pairs; return both sides of those kept, and counts of those dropped by reason."""
     reasons = [limits.reason(*pair) for pair in zip(source, target)]
@@ -133,7 +133,9 @@ class Preparation:
     ``lock`` is an open file that ``fairseq-preprocess`` keeps open while it runs.
     """
 
-    def __init__(self, corpus: Corpus, settings: Settings, work: Path, lock: int) -> None:
+    def __init__(
+        self, corpus: ParallelCorpus, settings: ParallelSettings, work: Path, lock: int
+    ) -> None:
         self._settings, self._languages = settings, settings.languages
         self._splits = {"train": corpus.train}
         for kind, splits in (("valid", corpus.valid), ("test", corpus.test)):
@@ -153,7 +155,7 @@ class Preparation:
         shutil.rmtree(self._text)
         return results
 
-    def _train_pieces(self) -> tuple[Encoder, Encoder]:
+    def _train_pieces(self) -> tuple[SubwordEncoder, SubwordEncoder]:
         settings, split = self._settings, self._splits["train"]
         names = [f"sentencepiece.{language}.model" for language in self._languages]
         if settings.given is not None:
@@ -169,16 +171,16 @@ class Preparation:
         for name, lines in zip(names if settings.separate else ["sentencepiece.model"], texts):
             model = train_model(lines, settings.vocab_size, settings.model_type)
             (self._work / name).write_bytes(model)
-            encoders.append(Encoder(self._work / name))
+            encoders.append(SubwordEncoder(self._work / name))
         return encoders[0], encoders[-1]
 
     def _write_split(
-        self, name: str, split: Split, encoders: tuple[Encoder, Encoder]
+        self, name: str, split: ParallelSplit, encoders: tuple[SubwordEncoder, SubwordEncoder]
     ) -> dict[str, Any]:
         sides = [encoder.encode(side.lines) for encoder, side in zip(encoders, split[1:])]
         figures: dict[str, Any] = {"set": split.name, "read": len(sides[0])}
         if name == "train":
-            limits = Limits(self._settings.max_length, self._settings.max_ratio)
+            limits = PairLimits(self._settings.max_length, self._settings.max_ratio)
             *sides, figures["dropped"] = filter_pairs(sides[0], sides[1], limits)
             self._write_dictionaries(encoders, sides)
         figures["kept"] = len(sides[0])
@@ -195,7 +197,9 @@ class Preparation:
                 (self._work / f"{name}.raw.{language}").write_text(raw, encoding="utf-8")
         return figures
 
-    def _write_dictionaries(self, encoders: tuple[Encoder, Encoder], sides: list[Pieces]) -> None:
+    def _write_dictionaries(
+        self, encoders: tuple[SubwordEncoder, SubwordEncoder], sides: list[Pieces]
+    ) -> None:
         texts = [[side] for side in sides] if self._settings.separate else [sides] * 2
         for language, encoder, text in zip(self._languages, encoders, texts):
             encoder.write_dictionary(self._text / f"dict.{language}.txt", chain(*text))

@@ -14,7 +14,7 @@ from fairseq_posenc.workbench.tokens.files import DAMAGED, decode_text, decompre
 _REFUSED = {b"\0": "a NUL byte", b"\r": "a carriage return inside a line"}
 
 
-class Text(NamedTuple):
+class NumberedLines(NamedTuple):
     """Lines in one language."""
 
     origin: str  # name of the file in messages
@@ -26,26 +26,26 @@ class Text(NamedTuple):
         return f"{self.origin}, line {self.numbers[index]}"
 
 
-class Split(NamedTuple):
+class ParallelSplit(NamedTuple):
     """The two sides of one part of a corpus, line by line translations of each other."""
 
     name: str
-    source: Text
-    target: Text
+    source: NumberedLines
+    target: NumberedLines
 
 
-class Corpus(NamedTuple):
+class ParallelCorpus(NamedTuple):
     """A corpus: text for training, validation and test."""
 
-    train: Split  # training pairs
-    valid: list[Split]  # one or several validation sets
-    test: list[Split]  # one or several test sets
+    train: ParallelSplit  # training pairs
+    valid: list[ParallelSplit]  # one or several validation sets
+    test: list[ParallelSplit]  # one or several test sets
     inputs: dict[str, str]  # SHA-256 of each file that was read, by name
     # for each language, the number of training lines that were no text, by tag
     left_out: dict[str, dict[str, int]]
 
 
-def decode(content: bytes, origin: str) -> Text:
+def decode(content: bytes, origin: str) -> NumberedLines:
     """Decode a UTF-8 file into lines.
 
     Only line feeds, with or without a carriage return before them, end a line.
@@ -57,10 +57,10 @@ def decode(content: bytes, origin: str) -> Text:
         raise UserError(f"{origin}: the file is empty; give one with text in it")
     text = decode_text(content.replace(b"\r\n", b"\n"), origin, _REFUSED)
     found = text.removesuffix("\n").split("\n")
-    return Text(origin, found, range(1, len(found) + 1))
+    return NumberedLines(origin, found, range(1, len(found) + 1))
 
 
-def check_split(split: Split, keep_all: bool) -> Split:
+def check_split(split: ParallelSplit, keep_all: bool) -> ParallelSplit:
     """Check that both sides of a split have the same number of lines; return the split.
 
     With ``keep_all`` empty lines are refused, because none may be left out.
@@ -86,16 +86,18 @@ def check_split(split: Split, keep_all: bool) -> Split:
     return split
 
 
-def join_splits(name: str, splits: Sequence[Split]) -> Split:
+def join_splits(name: str, splits: Sequence[ParallelSplit]) -> ParallelSplit:
     """Concatenate several splits, each checked."""
     if len(splits) == 1:
         return splits[0]
 
-    def side(texts: Sequence[Text]) -> Text:
+    def side(texts: Sequence[NumberedLines]) -> NumberedLines:
         every = [line for text in texts for line in text.lines]
-        return Text(" and ".join(text.origin for text in texts), every, range(1, len(every) + 1))
+        return NumberedLines(
+            " and ".join(text.origin for text in texts), every, range(1, len(every) + 1)
+        )
 
-    return Split(name, side([s.source for s in splits]), side([s.target for s in splits]))
+    return ParallelSplit(name, side([s.source for s in splits]), side([s.target for s in splits]))
 
 
 def read_bytes(path: Path) -> bytes:
@@ -112,7 +114,7 @@ def read_bytes(path: Path) -> bytes:
 
 def read_files(
     train: str, valid: Sequence[str], test: Sequence[str], languages: tuple[str, str]
-) -> Corpus:
+) -> ParallelCorpus:
     """Read a corpus of text files, one for each language, compressed with gzip or not.
 
     Each set is named by its files before ``.LANGUAGE`` or ``.LANGUAGE.gz``.
@@ -122,14 +124,16 @@ def read_files(
     """
     inputs: dict[str, str] = {}
 
-    def split(prefix: str, keep_all: bool = True) -> Split:
+    def split(prefix: str, keep_all: bool = True) -> ParallelSplit:
         source, target = (_read_side(prefix, language, inputs) for language in languages)
-        return check_split(Split(Path(prefix).name, source, target), keep_all)
+        return check_split(ParallelSplit(Path(prefix).name, source, target), keep_all)
 
-    return Corpus(split(train, False), [*map(split, valid)], [*map(split, test)], inputs, {})
+    return ParallelCorpus(
+        split(train, False), [*map(split, valid)], [*map(split, test)], inputs, {}
+    )
 
 
-def _read_side(prefix: str, language: str, inputs: dict[str, str]) -> Text:
+def _read_side(prefix: str, language: str, inputs: dict[str, str]) -> NumberedLines:
     plain, packed = Path(f"{prefix}.{language}"), Path(f"{prefix}.{language}.gz")
     found = [path for path in (plain, packed) if path.exists()]
     if len(found) > 1:

@@ -5,7 +5,7 @@ equations of the papers line by line: plain loops over heads, queries, keys and 
 sentence at a time, no padding, no broadcasting. They import nothing from the package. Every loop
 works on tensor elements, so autograd gives the reference gradients too.
 
-Score oracles share one signature, `name(q, k, params, options)`:
+Score oracles share one signature, `name(q, k, params, options)`, and loop over `pairs`:
 
 * `q` [heads, tgt_len, head_dim] and `k` [heads, src_len, head_dim]: float64 projections, before
   any scaling.
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import cmath
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -74,6 +75,20 @@ def scale(head_dim: int, options: dict, default: float) -> float:
     return math.sqrt(options.get("scale_factor", default) * head_dim)
 
 
+def zeros(q: Tensor, k: Tensor) -> Tensor:
+    """Return scores of 0, [heads, tgt_len, src_len]."""
+    return torch.zeros(q.shape[0], q.shape[1], k.shape[1], dtype=torch.float64)
+
+
+def pairs(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, int, int]]:
+    """Yield head h, query t with its position i, and key j, which stands at position j."""
+    heads, tgt_len, src_len = zeros(q, k).shape
+    for h in range(heads):
+        for t in range(tgt_len):
+            for j in range(src_len):
+                yield h, t, src_len - tgt_len + t, j
+
+
 # ---------------------------------------------------------------------------------------------
 # Scores
 # ---------------------------------------------------------------------------------------------
@@ -81,42 +96,31 @@ def scale(head_dim: int, options: dict, default: float) -> float:
 
 def none(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """Plain attention: e_ij = q_i.k_j / sqrt(c d), c = 1 (Vaswani et al. 2017)."""
-    heads, tgt_len, head_dim = q.shape
-    src_len = k.shape[1]
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for h in range(heads):
-        for t in range(tgt_len):
-            for j in range(src_len):
-                scores[h, t, j] = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
+    head_dim = q.shape[-1]
+    scores = zeros(q, k)
+    for h, t, _, j in pairs(q, k):
+        scores[h, t, j] = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
     return scores
 
 
 def shaw(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = (q_i.k_j + q_i.a_r) / sqrt(c d), c = 1 (Shaw et al. 2018)."""
-    heads, tgt_len, head_dim = q.shape
-    src_len = k.shape[1]
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for h in range(heads):
-        for t in range(tgt_len):
-            i = src_len - tgt_len + t
-            for j in range(src_len):
-                a_r = of_head(params["table"], h)[row(i, j, options)]
-                total = dot(q[h, t], k[h, j]) + dot(q[h, t], a_r)
-                scores[h, t, j] = total / scale(head_dim, options, 1)
+    head_dim = q.shape[-1]
+    scores = zeros(q, k)
+    for h, t, i, j in pairs(q, k):
+        a_r = of_head(params["table"], h)[row(i, j, options)]
+        total = dot(q[h, t], k[h, j]) + dot(q[h, t], a_r)
+        scores[h, t, j] = total / scale(head_dim, options, 1)
     return scores
 
 
 def raffel(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = (q_i.k_j + a_r) / sqrt(c d), a_r scalar, c = 1 (Huang et al. on Raffel et al.)."""
-    heads, tgt_len, head_dim = q.shape
-    src_len = k.shape[1]
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for h in range(heads):
-        for t in range(tgt_len):
-            i = src_len - tgt_len + t
-            for j in range(src_len):
-                a_r = of_head(params["table"], h)[row(i, j, options)]
-                scores[h, t, j] = (dot(q[h, t], k[h, j]) + a_r) / scale(head_dim, options, 1)
+    head_dim = q.shape[-1]
+    scores = zeros(q, k)
+    for h, t, i, j in pairs(q, k):
+        a_r = of_head(params["table"], h)[row(i, j, options)]
+        scores[h, t, j] = (dot(q[h, t], k[h, j]) + a_r) / scale(head_dim, options, 1)
     return scores
 
 
@@ -152,21 +156,17 @@ def t5(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     params["table"] is [heads, buckets]. Distances are bucketed, not clipped. Options:
     `bidirectional` (True), `num_buckets` (32), `max_distance` (128, that of the buckets).
     """
-    heads, tgt_len, head_dim = q.shape
-    src_len = k.shape[1]
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for h in range(heads):
-        for t in range(tgt_len):
-            i = src_len - tgt_len + t
-            for j in range(src_len):
-                bucket = t5_bucket(
-                    j - i,
-                    bidirectional=options.get("bidirectional", True),
-                    num_buckets=options.get("num_buckets", 32),
-                    max_distance=options.get("max_distance", 128),
-                )
-                content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
-                scores[h, t, j] = content + params["table"][h, bucket]
+    head_dim = q.shape[-1]
+    scores = zeros(q, k)
+    for h, t, i, j in pairs(q, k):
+        bucket = t5_bucket(
+            j - i,
+            bidirectional=options.get("bidirectional", True),
+            num_buckets=options.get("num_buckets", 32),
+            max_distance=options.get("max_distance", 128),
+        )
+        content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
+        scores[h, t, j] = content + params["table"][h, bucket]
     return scores
 
 
@@ -194,17 +194,13 @@ def alibi(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     mode = options.get("mode", "symmetric")
     if mode not in ("symmetric", "causal", "asymmetric"):
         raise ValueError(f"mode {mode!r} is none of 'symmetric', 'causal', 'asymmetric'")
-    heads, tgt_len, head_dim = q.shape
-    src_len = k.shape[1]
+    heads, _, head_dim = q.shape
     slopes = alibi_slopes(heads)
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for h in range(heads):
-        for t in range(tgt_len):
-            i = src_len - tgt_len + t
-            for j in range(src_len):
-                content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
-                slope = slopes[heads - 1 - h] if mode == "asymmetric" and j > i else slopes[h]
-                scores[h, t, j] = content - slope * abs(j - i)
+    scores = zeros(q, k)
+    for h, t, i, j in pairs(q, k):
+        content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
+        slope = slopes[heads - 1 - h] if mode == "asymmetric" and j > i else slopes[h]
+        scores[h, t, j] = content - slope * abs(j - i)
     return scores
 
 
@@ -215,76 +211,56 @@ def m1(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """
     if options.get("reset", False):
         raise ValueError("no reset is defined for m1")
-    heads, tgt_len, head_dim = q.shape
-    src_len = k.shape[1]
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for h in range(heads):
-        for t in range(tgt_len):
-            i = src_len - tgt_len + t
-            for j in range(src_len):
-                a_r = of_head(params["table"], h)[abs(clip(j - i, options["max_distance"]))]
-                scores[h, t, j] = dot(q[h, t], k[h, j]) * a_r / scale(head_dim, options, 1)
+    head_dim = q.shape[-1]
+    scores = zeros(q, k)
+    for h, t, i, j in pairs(q, k):
+        a_r = of_head(params["table"], h)[abs(clip(j - i, options["max_distance"]))]
+        scores[h, t, j] = dot(q[h, t], k[h, j]) * a_r / scale(head_dim, options, 1)
     return scores
 
 
 def m2(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = (q_i.k_j a_r) / sqrt(c d), a_r scalar, c = 1 (Huang et al. 2020, method 2)."""
-    heads, tgt_len, head_dim = q.shape
-    src_len = k.shape[1]
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for h in range(heads):
-        for t in range(tgt_len):
-            i = src_len - tgt_len + t
-            for j in range(src_len):
-                a_r = of_head(params["table"], h)[row(i, j, options)]
-                scores[h, t, j] = dot(q[h, t], k[h, j]) * a_r / scale(head_dim, options, 1)
+    head_dim = q.shape[-1]
+    scores = zeros(q, k)
+    for h, t, i, j in pairs(q, k):
+        a_r = of_head(params["table"], h)[row(i, j, options)]
+        scores[h, t, j] = dot(q[h, t], k[h, j]) * a_r / scale(head_dim, options, 1)
     return scores
 
 
 def m3(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = sum_s q_is k_js a_rs / sqrt(c d), a_r vector, c = 1 (Huang et al. 2020, method 3)."""
-    heads, tgt_len, head_dim = q.shape
-    src_len = k.shape[1]
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for h in range(heads):
-        for t in range(tgt_len):
-            i = src_len - tgt_len + t
-            for j in range(src_len):
-                a_r = of_head(params["table"], h)[row(i, j, options)]
-                total = torch.zeros((), dtype=torch.float64)
-                for s in range(head_dim):
-                    total = total + q[h, t, s] * k[h, j, s] * a_r[s]
-                scores[h, t, j] = total / scale(head_dim, options, 1)
+    head_dim = q.shape[-1]
+    scores = zeros(q, k)
+    for h, t, i, j in pairs(q, k):
+        a_r = of_head(params["table"], h)[row(i, j, options)]
+        total = torch.zeros((), dtype=torch.float64)
+        for s in range(head_dim):
+            total = total + q[h, t, s] * k[h, j, s] * a_r[s]
+        scores[h, t, j] = total / scale(head_dim, options, 1)
     return scores
 
 
 def m4(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = (q_i.k_j + q_i.a_r + k_j.a_r) / sqrt(c d), c = 1 (Huang et al. 2020, method 4)."""
-    heads, tgt_len, head_dim = q.shape
-    src_len = k.shape[1]
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for h in range(heads):
-        for t in range(tgt_len):
-            i = src_len - tgt_len + t
-            for j in range(src_len):
-                a_r = of_head(params["table"], h)[row(i, j, options)]
-                total = dot(q[h, t], k[h, j]) + dot(q[h, t], a_r) + dot(k[h, j], a_r)
-                scores[h, t, j] = total / scale(head_dim, options, 1)
+    head_dim = q.shape[-1]
+    scores = zeros(q, k)
+    for h, t, i, j in pairs(q, k):
+        a_r = of_head(params["table"], h)[row(i, j, options)]
+        total = dot(q[h, t], k[h, j]) + dot(q[h, t], a_r) + dot(k[h, j], a_r)
+        scores[h, t, j] = total / scale(head_dim, options, 1)
     return scores
 
 
 def m4m(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = (q_i.k_j) (q_i.a_r) (k_j.a_r) / sqrt(c d), c = 1 (Huang et al. 2021, M4M)."""
-    heads, tgt_len, head_dim = q.shape
-    src_len = k.shape[1]
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for h in range(heads):
-        for t in range(tgt_len):
-            i = src_len - tgt_len + t
-            for j in range(src_len):
-                a_r = of_head(params["table"], h)[row(i, j, options)]
-                total = dot(q[h, t], k[h, j]) * dot(q[h, t], a_r) * dot(k[h, j], a_r)
-                scores[h, t, j] = total / scale(head_dim, options, 1)
+    head_dim = q.shape[-1]
+    scores = zeros(q, k)
+    for h, t, i, j in pairs(q, k):
+        a_r = of_head(params["table"], h)[row(i, j, options)]
+        total = dot(q[h, t], k[h, j]) * dot(q[h, t], a_r) * dot(k[h, j], a_r)
+        scores[h, t, j] = total / scale(head_dim, options, 1)
     return scores
 
 
@@ -295,20 +271,16 @@ def deberta(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     options["tie_projections"]: W_R serves as W_T too. Theta_1 and theta_2 of the reset are rows
     of the table, so they pass through the projections like the others.
     """
-    heads, tgt_len, head_dim = q.shape
-    src_len = k.shape[1]
+    head_dim = q.shape[-1]
     w_r = params["query_projection"]
     w_t = w_r if options.get("tie_projections", False) else params["key_projection"]
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for h in range(heads):
-        for t in range(tgt_len):
-            i = src_len - tgt_len + t
-            for j in range(src_len):
-                a_r = of_head(params["table"], h)[row(i, j, options)]
-                total = dot(q[h, t], k[h, j])
-                total = total + dot(q[h, t], row_times_matrix(a_r, w_r))
-                total = total + dot(k[h, j], row_times_matrix(a_r, w_t))
-                scores[h, t, j] = total / scale(head_dim, options, 3)
+    scores = zeros(q, k)
+    for h, t, i, j in pairs(q, k):
+        a_r = of_head(params["table"], h)[row(i, j, options)]
+        total = dot(q[h, t], k[h, j])
+        total = total + dot(q[h, t], row_times_matrix(a_r, w_r))
+        total = total + dot(k[h, j], row_times_matrix(a_r, w_t))
+        scores[h, t, j] = total / scale(head_dim, options, 3)
     return scores
 
 
@@ -320,24 +292,20 @@ def tupe(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     too. With the reset, theta replaces everything but the content term:
     e_ij = q_i.k_j / sqrt(c d) + theta.
     """
-    heads, tgt_len, head_dim = q.shape
-    src_len = k.shape[1]
+    head_dim = q.shape[-1]
     p = params["positions"]
     u_q = params["query_projection"]
     u_k = u_q if options.get("tie_projections", False) else params["key_projection"]
     reset = options.get("reset", False)
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for h in range(heads):
-        for t in range(tgt_len):
-            i = src_len - tgt_len + t
-            for j in range(src_len):
-                content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 2)
-                b_r = of_head(params["table"], h)[row(i, j, options)]
-                if reset and (i == 0 or j == 0):
-                    scores[h, t, j] = content + b_r
-                    continue
-                absolute = dot(row_times_matrix(p[i], u_q), row_times_matrix(p[j], u_k))
-                scores[h, t, j] = content + absolute / scale(head_dim, options, 2) + b_r
+    scores = zeros(q, k)
+    for h, t, i, j in pairs(q, k):
+        content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 2)
+        b_r = of_head(params["table"], h)[row(i, j, options)]
+        if reset and (i == 0 or j == 0):
+            scores[h, t, j] = content + b_r
+            continue
+        absolute = dot(row_times_matrix(p[i], u_q), row_times_matrix(p[j], u_k))
+        scores[h, t, j] = content + absolute / scale(head_dim, options, 2) + b_r
     return scores
 
 
@@ -350,21 +318,18 @@ def transformer_xl(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     applied as W s (s a column, as a linear layer with weight W does); head h owns the coordinates
     h * head_dim to (h + 1) * head_dim of the result; "u" and "v" [heads, head_dim].
     """
-    heads, tgt_len, head_dim = q.shape
+    heads, _, head_dim = q.shape
     src_len = k.shape[1]
     u, v = params["u"], params["v"]
     projected = {}
     for distance in range(-src_len, src_len + 1):  # i - j
         s = sinusoid(distance, heads * head_dim)
         projected[distance] = matrix_times_column(params["projection"], s)
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for h in range(heads):
-        for t in range(tgt_len):
-            i = src_len - tgt_len + t
-            for j in range(src_len):
-                w_s = projected[i - j][h * head_dim : (h + 1) * head_dim]
-                total = dot(q[h, t] + u[h], k[h, j]) + dot(q[h, t] + v[h], w_s)
-                scores[h, t, j] = total / scale(head_dim, options, 1)
+    scores = zeros(q, k)
+    for h, t, i, j in pairs(q, k):
+        w_s = projected[i - j][h * head_dim : (h + 1) * head_dim]
+        total = dot(q[h, t] + u[h], k[h, j]) + dot(q[h, t] + v[h], w_s)
+        scores[h, t, j] = total / scale(head_dim, options, 1)
     return scores
 
 
@@ -373,16 +338,12 @@ def kerple(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
 
     params: "r1" and "r2" [heads], positive. The distance is not clipped.
     """
-    heads, tgt_len, head_dim = q.shape
-    src_len = k.shape[1]
+    head_dim = q.shape[-1]
     r1, r2 = params["r1"], params["r2"]
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for h in range(heads):
-        for t in range(tgt_len):
-            i = src_len - tgt_len + t
-            for j in range(src_len):
-                content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
-                scores[h, t, j] = content - r1[h] * torch.log(1 + r2[h] * abs(i - j))
+    scores = zeros(q, k)
+    for h, t, i, j in pairs(q, k):
+        content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
+        scores[h, t, j] = content - r1[h] * torch.log(1 + r2[h] * abs(i - j))
     return scores
 
 
@@ -393,22 +354,18 @@ def sandwich(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     that p_i.p_j = sum_s cos((i - j) / 10000^(2s/w)): 0 lies at i = j, all other biases are
     negative. h = 1 .. H numbers the heads. The distance is not clipped.
     """
-    heads, tgt_len, head_dim = q.shape
-    src_len = k.shape[1]
+    heads, _, head_dim = q.shape
     width = options.get("width", 128)
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for h in range(heads):
+    scores = zeros(q, k)
+    for h, t, i, j in pairs(q, k):
         compression = 8 * (h + 1) / heads
-        for t in range(tgt_len):
-            i = src_len - tgt_len + t
-            for j in range(src_len):
-                product = 0.0
-                for s in range(1, width // 2 + 1):
-                    frequency = 1 / 10000 ** (2 * s / width)
-                    product += math.sin(i * frequency) * math.sin(j * frequency)
-                    product += math.cos(i * frequency) * math.cos(j * frequency)
-                content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
-                scores[h, t, j] = content + (product - width / 2) / compression
+        product = 0.0
+        for s in range(1, width // 2 + 1):
+            frequency = 1 / 10000 ** (2 * s / width)
+            product += math.sin(i * frequency) * math.sin(j * frequency)
+            product += math.cos(i * frequency) * math.cos(j * frequency)
+        content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
+        scores[h, t, j] = content + (product - width / 2) / compression
     return scores
 
 
@@ -420,8 +377,7 @@ def tupe_shared(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     over heads; "buckets" [heads, num_buckets + 1], T5's for both directions. With the reset:
     theta_1 = (row 0 with row 0) + bucket 16, theta_2 = (row 1 with row 1) + the extra bucket.
     """
-    heads, tgt_len, head_dim = q.shape
-    src_len = k.shape[1]
+    head_dim = q.shape[-1]
     buckets, furthest = options.get("num_buckets", 32), options.get("max_distance", 128)
     queries, keys = [], []
     for p in params["positions"]:
@@ -430,20 +386,17 @@ def tupe_shared(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
         normed = normed * params["norm_weight"] + params["norm_bias"]
         queries.append(matrix_times_column(params["query_weight"], normed) + params["query_bias"])
         keys.append(matrix_times_column(params["key_weight"], normed) + params["key_bias"])
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for h in range(heads):
+    scores = zeros(q, k)
+    for h, t, i, j in pairs(q, k):
         own = slice(h * head_dim, (h + 1) * head_dim)
-        for t in range(tgt_len):
-            i = src_len - tgt_len + t
-            for j in range(src_len):
-                rows, bucket = (i + 1, j + 1), t5_bucket(j - i, True, buckets, furthest)
-                if options.get("reset", False) and i == 0:
-                    rows, bucket = (0, 0), buckets // 2
-                elif options.get("reset", False) and j == 0:
-                    rows, bucket = (1, 1), buckets
-                total = dot(q[h, t], k[h, j]) + dot(queries[rows[0]][own], keys[rows[1]][own])
-                scores[h, t, j] = total / scale(head_dim, options, 2)
-                scores[h, t, j] = scores[h, t, j] + params["buckets"][h, bucket]
+        rows, bucket = (i + 1, j + 1), t5_bucket(j - i, True, buckets, furthest)
+        if options.get("reset", False) and i == 0:
+            rows, bucket = (0, 0), buckets // 2
+        elif options.get("reset", False) and j == 0:
+            rows, bucket = (1, 1), buckets
+        total = dot(q[h, t], k[h, j]) + dot(queries[rows[0]][own], keys[rows[1]][own])
+        scores[h, t, j] = total / scale(head_dim, options, 2)
+        scores[h, t, j] = scores[h, t, j] + params["buckets"][h, bucket]
     return scores
 
 
@@ -516,25 +469,22 @@ def fox(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     where there are any. params: "gate" [heads or 2 heads, C] and "gate.bias"; options: "inputs", x
     of all tokens [S, C] (zeros).
     """
-    heads, tgt_len, head_dim = q.shape
+    heads, _, head_dim = q.shape
     src_len = k.shape[1]
     w, b = params["gate"], params["gate.bias"]
     x = options.get("inputs")
     if x is None:
         x = torch.zeros(src_len, w.shape[1], dtype=torch.float64)
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for h in range(heads):
-        for n in range(tgt_len):
-            i = src_len - tgt_len + n
-            for j in range(src_len):
-                kept = torch.zeros((), dtype=torch.float64)
-                for t in range(min(i, j) + 1, max(i, j) + 1):
-                    row = h + heads if j > i and len(b) > heads else h
-                    gate = torch.sigmoid(dot(w[row], x[t]) + b[row])
-                    kept = kept + torch.log(gate)
-                if j > i and len(b) == heads:  # which no query of a causal model sees
-                    kept = -kept
-                scores[h, n, j] = dot(q[h, n], k[h, j]) / math.sqrt(head_dim) + kept
+    scores = zeros(q, k)
+    for h, n, i, j in pairs(q, k):
+        kept = torch.zeros((), dtype=torch.float64)
+        for t in range(min(i, j) + 1, max(i, j) + 1):
+            row = h + heads if j > i and len(b) > heads else h
+            gate = torch.sigmoid(dot(w[row], x[t]) + b[row])
+            kept = kept + torch.log(gate)
+        if j > i and len(b) == heads:  # which no query of a causal model sees
+            kept = -kept
+        scores[h, n, j] = dot(q[h, n], k[h, j]) / math.sqrt(head_dim) + kept
     return scores
 
 
@@ -544,20 +494,16 @@ def pope(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     mu = softplus, theta_t = base^(-t / d) for t = 0 .. d - 1, delta clamped to [-2 pi, 0].
     params: "delta" [heads, d]; options: "base" (10000).
     """
-    heads, tgt_len, head_dim = q.shape
-    src_len = k.shape[1]
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for h in range(heads):
-        for n in range(tgt_len):
-            i = src_len - tgt_len + n
-            for j in range(src_len):
-                total = torch.zeros((), dtype=torch.float64)
-                for t in range(head_dim):
-                    theta = options.get("base", 10000) ** (-t / head_dim)
-                    delta = params["delta"][h, t].clamp(-2 * math.pi, 0)
-                    lengths = torch.log1p(q[h, n, t].exp()) * torch.log1p(k[h, j, t].exp())
-                    total = total + lengths * torch.cos((j - i) * theta + delta)
-                scores[h, n, j] = total / math.sqrt(head_dim)
+    head_dim = q.shape[-1]
+    scores = zeros(q, k)
+    for h, n, i, j in pairs(q, k):
+        total = torch.zeros((), dtype=torch.float64)
+        for t in range(head_dim):
+            theta = options.get("base", 10000) ** (-t / head_dim)
+            delta = params["delta"][h, t].clamp(-2 * math.pi, 0)
+            lengths = torch.log1p(q[h, n, t].exp()) * torch.log1p(k[h, j, t].exp())
+            total = total + lengths * torch.cos((j - i) * theta + delta)
+        scores[h, n, j] = total / math.sqrt(head_dim)
     return scores
 
 

@@ -21,8 +21,8 @@ import translation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from parallel.iwslt import read_iwslt
-from parallel.pieces import Encoder, train_model
-from parallel.preparation import Limits, filter_pairs
+from parallel.pieces import SubwordEncoder, train_model
+from parallel.preparation import PairLimits, filter_pairs
 from parallel.texts import read_files
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -230,7 +230,7 @@ def test_the_same_again_does_nothing_and_anything_else_is_refused(iwslt, capsys)
 def test_iwslts_test_set_is_all_years_and_each_by_itself(tmp_path):
     folder = release(tmp_path)
     args = translation.make_parser().parse_args(["iwslt17", str(folder), "--out", "bin"])
-    corpus = translation.Settings.from_args(args).read_corpus()
+    corpus = translation.ParallelSettings.from_args(args).read_corpus()
     together, *years = corpus.test
     assert [split.name for split in years] == [f"tst{year}" for year in range(2010, 2016)]
     assert together.name == "tst2010+tst2011+tst2012+tst2013+tst2014+tst2015"
@@ -433,7 +433,7 @@ def test_pieces_joined_are_the_text(tmp_path):
     lines = [*french, *english, *strange]
     for model_type, size in (("bpe", 90), ("unigram", 60)):
         (tmp_path / "model").write_bytes(train_model(lines, size, model_type))
-        encoder = Encoder(tmp_path / "model")
+        encoder = SubwordEncoder(tmp_path / "model")
         processor = sentencepiece.SentencePieceProcessor(
             model_proto=train_model(lines, size, model_type)  # the same again: it is deterministic
         )
@@ -538,7 +538,7 @@ def test_vocabularies_that_the_text_cannot_have():
 def test_filters_count_what_they_drop():
     lengths = [(3, 4), (0, 4), (4, 0), (0, 0), (9, 10), (9, 11), (11, 9), (2, 6), (2, 7), (7, 2)]
     source, target = ([[5] * pair[side] for pair in lengths] for side in (0, 1))
-    kept_source, kept_target, dropped = filter_pairs(source, target, Limits(10, 3.0))
+    kept_source, kept_target, dropped = filter_pairs(source, target, PairLimits(10, 3.0))
     kept = [(len(a), len(b)) for a, b in zip(kept_source, kept_target)]
     assert kept == [(3, 4), (9, 10), (2, 6)]
     assert dropped == {"empty": 3, "too long": 2, "lengths too different": 2}

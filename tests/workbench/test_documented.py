@@ -114,7 +114,7 @@ def test_the_site_is_built_without_a_warning(tmp_path):
 RECORDS = {
     "benchmarks.md": "measures for minutes, into docs/results; test_benchmarks.py",
     "gpu.md": "as benchmarks.md",
-    "reliability.md": "as benchmarks.md; test_kills.py",
+    "reliability.md": "as benchmarks.md; make test-trust",
     "results/demo.md": "the record of a run; compare runs on other pages",
 }
 

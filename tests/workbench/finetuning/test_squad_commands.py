@@ -179,7 +179,7 @@ def test_nothing_is_written_once_a_training_was_killed(tmp_path, capsys):
             assert process.poll() is None
             time.sleep(0.02)
         second = told(capsys, *train_words(tmp_path))
-        assert second.startswith(f"--out {tmp_path}: process {process.pid} on ")
+        assert second.startswith(f"run {tmp_path}: process {process.pid} on ")
     finally:
         process.kill()
         process.wait()
@@ -295,8 +295,7 @@ def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
 # --------------------------------------------------------------------------------------- the recipe
 
 
-def configured(monkeypatch, gpus=1, spec="m4m", version="1.1", *set_to):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+def configured(gpus=1, spec="m4m", version="1.1", *set_to):
     model = Namespace(encoder_layers=7)
     data_bin = DataBin(Path("bin"), version, Limits(), 87_777)
     pretrained = Pretrained(
@@ -314,12 +313,12 @@ def configured(monkeypatch, gpus=1, spec="m4m", version="1.1", *set_to):
     )
     path = find_recipe(data_bin)
     assert path.name == RECIPES[version]
-    return compose(pretrained, data_bin, Path("run"), path, set_to)
+    return compose(pretrained, data_bin, Path("run"), path, set_to, gpus)
 
 
 @pytest.mark.parametrize("version", RECIPES)
-def test_the_recipe_is_the_papers(monkeypatch, version):
-    found = configured(monkeypatch, version=version)
+def test_the_recipe_is_the_papers(version):
+    found = configured(version=version)
     assert (found.optimization.lr, found.optimization.max_epoch) == ([3e-5], 2)
     assert found.dataset.batch_size * found.optimization.update_freq[0] == 48
     updates = 2 * math.ceil(math.ceil(87_777 / 12) / 4)
@@ -333,41 +332,41 @@ def test_the_recipe_is_the_papers(monkeypatch, version):
 
 @pytest.mark.parametrize("version", RECIPES)
 @pytest.mark.parametrize("encoding", ["raffel", "tupe", "tupe(tie_projections=true)"])
-def test_what_diverges_at_the_usual_rate_has_one_of_its_own(monkeypatch, encoding, version):
+def test_what_diverges_at_the_usual_rate_has_one_of_its_own(encoding, version):
     """M4M's paper, section 5.3: Raffel diverged at 3e-5, and TUPE "suffers from the same issue"."""
-    assert configured(monkeypatch, 1, encoding, version).optimization.lr == [2.5e-5]
+    assert configured(1, encoding, version).optimization.lr == [2.5e-5]
 
 
-def test_the_user_has_the_last_word_on_the_rate(monkeypatch):
-    assert configured(monkeypatch, 1, "raffel(per_head=true)+learned").optimization.lr == [2.5e-5]
-    mine = configured(monkeypatch, 1, "raffel", "1.1", "optimization.lr=[1e-4]", "common.seed=7")
+def test_the_user_has_the_last_word_on_the_rate():
+    assert configured(1, "raffel(per_head=true)+learned").optimization.lr == [2.5e-5]
+    mine = configured(1, "raffel", "1.1", "optimization.lr=[1e-4]", "common.seed=7")
     assert (mine.optimization.lr, mine.common.seed) == ([1e-4], 7)
 
 
 @pytest.mark.parametrize(("gpus", "each"), [(2, (12, 2)), (3, (8, 2)), (4, (12, 1)), (8, (6, 1))])
-def test_several_gpus_share_the_batch(monkeypatch, gpus, each):
-    found = configured(monkeypatch, gpus)
+def test_several_gpus_share_the_batch(gpus, each):
+    found = configured(gpus)
     assert (found.dataset.batch_size, *found.optimization.update_freq) == each
     assert found.distributed_training.distributed_world_size == gpus
     batches = math.ceil(87_777 / each[0])
     assert found.optimization.max_update == 2 * math.ceil(batches / (gpus * each[1]))
 
 
-def test_settings_that_do_not_fit_are_told(monkeypatch):
+def test_settings_that_do_not_fit_are_told():
     with pytest.raises(UserError, match="a batch of 48 windows cannot be shared by 5 GPUs"):
-        configured(monkeypatch, 5)
+        configured(5)
     with pytest.raises(UserError, match=r"set optimization.max_update too"):
-        configured(monkeypatch, 1, "m4m", "1.1", "dataset.max_tokens=4000")
+        configured(1, "m4m", "1.1", "dataset.max_tokens=4000")
     with pytest.raises(
         UserError, match=r"windows of 512 tokens, but .*model.pt has 500 positions: m"
     ):
-        configured(monkeypatch, 1, "m4m", "1.1", "model.max_positions=500")
+        configured(1, "m4m", "1.1", "model.max_positions=500")
     with pytest.raises(UserError, match=r"squad11.yaml, --set: "):
-        configured(monkeypatch, 1, "m4m", "1.1", "optimization.lr=[")
+        configured(1, "m4m", "1.1", "optimization.lr=[")
     for change in ("optimization", "=3", ""):
         with pytest.raises(UserError, match=f"--set {change}: write NAME=VALUE"):
-            configured(monkeypatch, 1, "m4m", "1.1", change)
-    processor = configured(monkeypatch, 0)
+            configured(1, "m4m", "1.1", change)
+    processor = configured(0)
     assert (processor.common.cpu, processor.common.fp16) == (True, False)
 
 
@@ -376,9 +375,9 @@ WRONG_TYPES += ["optimization.max_epoch=[]", "model=3", "model.max_positions=far
 
 
 @pytest.mark.parametrize("change", WRONG_TYPES)
-def test_settings_of_another_type_are_told_in_one_line(monkeypatch, change):
+def test_settings_of_another_type_are_told_in_one_line(change):
     with pytest.raises(UserError, match=r"squad11.yaml, --set: ") as told:
-        configured(monkeypatch, 1, "m4m", "1.1", change)
+        configured(1, "m4m", "1.1", change)
     assert "\n" not in str(told.value)
 
 

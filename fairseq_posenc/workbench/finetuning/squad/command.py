@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Optional
 
+from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.finetuning.squad.data import (
     V2,
@@ -17,9 +18,10 @@ from fairseq_posenc.workbench.finetuning.squad.data import (
 )
 from fairseq_posenc.workbench.finetuning.squad.predict import Predictor
 from fairseq_posenc.workbench.finetuning.squad.score import Figures, evaluate, unanswered
-from fairseq_posenc.workbench.finetuning.squad.train import train
+from fairseq_posenc.workbench.finetuning.squad.train import FineTuning
 from fairseq_posenc.workbench.results.record import Record, make_folder, own_command
 from fairseq_posenc.workbench.running.devices import Computing, hydra_words
+from fairseq_posenc.workbench.running.executor import run_pieces
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.options import (
@@ -27,8 +29,10 @@ from fairseq_posenc.workbench.running.options import (
     add_count,
     add_data,
     add_json,
+    add_on,
     add_out,
     add_set,
+    parse_place,
     show_examples,
 )
 from fairseq_posenc.workbench.running.progress import say
@@ -67,6 +71,8 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         help="recipe (default: finetune_configs/squadNN.yaml)",
     )
     add_computing(parser)
+    add_on(parser)
+    parser.set_defaults(jobs=None)  # it is one
     add_set(parser, "optimization.lr=[2e-5]")
 
 
@@ -99,9 +105,12 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    changes = [*hydra_words(args), *args.changes]
+    cluster = parse_place(args)
+    changes = [*hydra_words(args, here=cluster is None), *args.changes]
     with signals_as_keyboard_interrupt(CONTINUES):
-        model = train(args.checkpoint, args.data, args.out, args.config, changes)
+        training = FineTuning(args.checkpoint, args.data, args.out, args.config, changes)
+        run_pieces([training.build_piece()], args.out, cluster)
+    model = args.out / LAST
     say(f"{model}: written; next: fairseq-posenc squad predict --checkpoint {model} ...")
     return 0
 

@@ -9,23 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional, cast
+from typing import Any, NamedTuple, Optional, cast
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_posenc.checkpoints.recovery import LAST, ensure_last_checkpoint
+from fairseq_posenc.checkpoints.recovery import ensure_last_checkpoint
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.squad.databin import DataBin, open_data_bin
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.files import shipped, write_whole
 from fairseq_posenc.workbench.running.host import USER_DIR
-from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.running.logs import format_progress
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Stage
+from fairseq_posenc.workbench.running.stages import Piece, Stage
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.yaml_files import compose_file
 
@@ -46,7 +45,8 @@ def compose(
     data_bin: DataBin,
     out: Path,
     yaml_file: Path,
-    changes: Sequence[str] = (),
+    changes: Sequence[str],
+    gpus: int,
 ) -> DictConfig:
     """Compose the configuration of a fine-tuning.
 
@@ -56,11 +56,11 @@ def compose(
         out: folder of the results.
         yaml_file: the recipe.
         changes: ``key=value`` that override everything else.
+        gpus: how many train; 0 for the processor.
 
     Raises:
         UserError: the recipe or a change cannot be read, or sizes do not fit.
     """
-    gpus = torch.cuda.device_count()
     here: dict[str, Any] = {
         "common": {"user_dir": str(USER_DIR), **({} if gpus else {"cpu": True, "fp16": False})},
         "task": {"data": str(data_bin.path.resolve())},
@@ -155,33 +155,67 @@ def _count_updates(config: Any, data_bin: DataBin) -> None:
 CONFIG, LOG = "finetune.yaml", "train.log"
 
 
-def train(
-    checkpoint: Path, data: Path, out: Path, yaml_file: Optional[Path], changes: Sequence[str]
-) -> Path:
-    """Fine-tune a model, or continue; return the path of the fine-tuned model.
+class FineTuning(NamedTuple):
+    """A fine-tuning as the user asked for it.
 
-    Args:
+    Attributes:
         checkpoint: the pre-trained model.
         data: folder made by ``preprocess/squad.py``.
         out: folder of the results.
         yaml_file: the recipe; None for that of the data.
         changes: ``key=value`` that override the recipe.
-
-    Raises:
-        UserError: wrong input, or fairseq failed.
     """
-    pretrained, data_bin = read_pretrained(checkpoint, "--checkpoint"), open_data_bin(data)
-    pretrained.check_dictionary(data_bin.dictionary)
-    config = compose(pretrained, data_bin, out, yaml_file or find_recipe(data_bin), changes)
-    with lock_folder(out) as lock:
-        stage = Stage(out, cast("dict[str, Any]", OmegaConf.to_container(config)))
-        stage.refuse_others(lambda: updates_done(out) > 0)
+
+    checkpoint: Path
+    data: Path
+    out: Path
+    yaml_file: Optional[Path]
+    changes: Sequence[str]
+
+    def compose(self, gpus: int) -> DictConfig:
+        """Compose the configuration for a number of GPUs; see :func:`compose`.
+
+        Raises:
+            UserError: wrong input.
+        """
+        pretrained = read_pretrained(self.checkpoint, "--checkpoint")
+        data_bin = open_data_bin(self.data)
+        pretrained.check_dictionary(data_bin.dictionary)
+        yaml_file = self.yaml_file or find_recipe(data_bin)
+        return compose(pretrained, data_bin, self.out, yaml_file, self.changes, gpus)
+
+    def build_piece(self) -> Piece:
+        """Build the piece of work that it is, here or on a cluster.
+
+        Raises:
+            UserError: wrong input.
+        """
+        # The settings of one GPU, whatever a machine has: the training may go on on another.
+        inputs = OmegaConf.to_container(self.compose(gpus=1))
+        stage = Stage(self.out, cast("dict[str, Any]", inputs))
+        return Piece(
+            label=str(self.out),
+            folder=self.out,
+            work=lambda lock: self._train(stage, lock),
+            is_done=lambda: stage.outputs is not None,
+            progress=lambda: updates_done(self.out),
+        )
+
+    def _train(self, stage: Stage, lock: int) -> None:
+        """Train, or go on with it, on the devices of this machine.
+
+        Raises:
+            UserError: the folder has another fine-tuning, or the batch cannot be shared.
+            RunError: fairseq failed.
+        """
+        stage.refuse_others(lambda: updates_done(self.out) > 0)
+        config = self.compose(torch.cuda.device_count())
         stage.claim()
-        write_whole(out / CONFIG, f"# @package _group_\n{OmegaConf.to_yaml(config)}")
-        ensure_last_checkpoint(out)
-        where = ["--config-dir", str(out.resolve()), "--config-name", Path(CONFIG).stem]
-        run_logged(["fairseq-hydra-train", *where], out / LOG, lock, _show)
-    return out / LAST
+        write_whole(self.out / CONFIG, f"# @package _group_\n{OmegaConf.to_yaml(config)}")
+        ensure_last_checkpoint(self.out)
+        where = ["--config-dir", str(self.out.resolve()), "--config-name", Path(CONFIG).stem]
+        run_logged(["fairseq-hydra-train", *where], self.out / LOG, lock, _show)
+        stage.finish({})
 
 
 def _show(line: str) -> None:
