@@ -45,7 +45,8 @@ def share_temporary_folder() -> None:
         delete_temporary_folders()
         new = folder / f"{_ALIVE}.new"
         lock = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)  # until the process ends
-        os.register_at_fork(after_in_child=lambda: os.close(lock))
+        held = [lock]  # not in a fork of a fork, where the number may be another file's
+        os.register_at_fork(after_in_child=lambda: _close(held))
         _lock(lock)
         new.rename(folder / _ALIVE)  # locked already: nobody takes the folder for abandoned
 
@@ -70,6 +71,12 @@ def _make(folder: Path, name: str) -> tuple[Path, int]:
 def _lock(file: int) -> None:
     with suppress(OSError):  # a file system without locks
         fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _close(files: list[int]) -> None:
+    """Close files, and forget them."""
+    while files:
+        os.close(files.pop())
 
 
 def _delete_abandoned(locked: Path, path: Path) -> None:

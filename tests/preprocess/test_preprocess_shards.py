@@ -16,6 +16,7 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 import zstandard
@@ -160,6 +161,24 @@ def test_compressed_files_are_dealt_out_whole(tmp_path):
     assert parts == [[shards.Part(name, 0, os.path.getsize(name))] for name in names]
     with pytest.raises(UserError, match="shard 0 of 5 would be empty"):
         shards.parts_of_shard(names, 0, 5)
+
+
+def test_only_files_that_are_divided_are_opened_to_find_the_parts(tmp_path, monkeypatch):
+    paths = [tmp_path / name for name in "abcd"]
+    for path in paths:
+        path.write_text("w\n" * 5)
+    opened: list[str] = []
+
+    def note(path: str, mode: str) -> IO[Any]:
+        opened.append(path)
+        return open(path, mode)
+
+    monkeypatch.setattr(shards, "open", note, raising=False)
+    names = [str(path) for path in paths]
+    assert shards.parts_of_shard(names, 1, 2) == [shards.Part(each, 0, 10) for each in names[2:]]
+    assert not opened
+    assert shards.parts_of_shard(names, 0, 3)[-1] == shards.Part(names[1], 0, 4)
+    assert opened == [names[1]]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped"])

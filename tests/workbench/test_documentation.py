@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue, costs, equations
@@ -190,3 +193,30 @@ def test_every_pinned_package_has_hashes():
     assert sorted(packages) == sorted(wanted)
     after = [next_line for line, next_line in zip(hashed, hashed[1:]) if line[0].isalnum()]
     assert all(line.startswith("    --hash=sha256:") for line in after)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=str)
+def test_workflows_call_what_is_there(path):
+    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert workflow["name"] == path.stem
+    assert workflow[True]  # YAML 1.1 reads `on` so
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    for job in workflow["jobs"].values():
+        assert job["runs-on"]
+        assert job.get("needs", next(iter(workflow["jobs"]))) in workflow["jobs"]
+        for step in job["steps"]:
+            if "uses" in step:
+                assert re.fullmatch(r"[\w.-]+/[\w.-]+@[\w./-]+", step["uses"])
+                continue
+            program, *words = step["run"].split()
+            assert words[0] in targets if program == "make" else os.access(ROOT / program, os.X_OK)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")), ids=str)
+def test_issue_forms_have_what_a_form_needs(path):
+    form = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert form["name"]
+    assert form["description"]
+    for field in form["body"]:
+        assert field["type"] in {"markdown", "input", "textarea", "dropdown", "checkboxes"}
+        assert field["attributes"].get("value" if field["type"] == "markdown" else "label")

@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with_parent(command: list[str]) -> list[str]:
-    """Return the words that run a command (its program by path) tied to this process.
+    """Build the command line that ties a command (its program by path) to this process.
 
     The thread that starts it has to live as long.
     """

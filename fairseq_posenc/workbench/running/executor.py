@@ -35,7 +35,7 @@ _FAILED = {
 _SHORTEST, _LONGEST = 1.0, 10.0  # seconds between two questions to Slurm
 # A node that Slurm gave up may still be writing for a while, as may a job that is being requeued.
 _PATIENCE = 300.0  # seconds
-_EARLY = 60  # seconds by which Slurm may tell a job too early that its time is up
+_EARLY = 60  # seconds by which Slurm may send a job its signal too early
 _NO_LIMIT = 10**6  # how often a job may run out of time; see _Job.checkpoint
 
 
@@ -134,7 +134,7 @@ class _Queue:
         self.how_to_end = f"scancel --name {self._name} ends them"
 
     def is_busy(self) -> bool:
-        """Whether jobs wait or run; where Slurm does not answer, whether one holds its lock."""
+        """Check for jobs that wait or run; if Slurm does not answer, for locks that they hold."""
         if self._ids and (states := self._ask()) is not None:
             return not all(map(_has_failed, states.values()))
         return any(is_locked(self._lock(key)) for key in self._ids)
@@ -160,7 +160,11 @@ class _Queue:
             say(f"{piece.label:{width}}  {job:9} {self._look(piece, states)}")
 
     def wait(self, pieces: Sequence[Piece], watch: Optional[Callable[[], None]]) -> list[str]:
-        """Wait until all pieces are done or have failed; return a line for each that failed."""
+        """Wait until all pieces are done or have failed; say each change of a state.
+
+        Returns:
+            A line for each piece that failed.
+        """
         states = self._ask() or {}
         left = {each: self._look(each, states).split()[0] for each in pieces}
         failures, pause = [], _SHORTEST
@@ -226,8 +230,8 @@ class _Job:
 
     def __init__(self, piece: Piece, lock: Path, notice: int) -> None:
         self._piece, self._lock = piece, lock
-        self._notice = notice  # seconds before the end of its time at which a job is told
-        self._reached: object = None  # when the time was up before
+        self._notice = notice  # seconds between Slurm's signal and the end of the job's time
+        self._reached: object = None  # the progress when its time was up before
 
     def __call__(self) -> None:
         """Work on the piece, from where it was."""

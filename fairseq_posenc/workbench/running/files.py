@@ -51,7 +51,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     """Yield where to write a file, which gets its name once it is whole and on the disk.
 
     An interruption leaves the old file or the new one, never half of it. Each writer has a
-    :func:`~fairseq_posenc.checkpoints.leftovers.temporary` file of its own: of two with one path,
+    :func:`~fairseq_posenc.checkpoints.leftovers.temporary_file` of its own: of two with one path,
     the last wins. An older file's permissions are kept. A link is replaced, and what it points to
     stays as it is. A device or a pipe is written in place.
     """

@@ -18,7 +18,7 @@ _held: set[int] = set()
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, what: str = "--out") -> Iterator[int]:
-    """Hold a folder for one run; yield the open lock, for the programs that the run starts.
+    """Lock a folder for one run; yield the open lock, for the programs that the run starts.
 
     A program that outlives the run keeps the lock, so that nobody writes beside it: ``flock``
     belongs to the open file, which a program inherits. The locks of kept libraries (filelock,
@@ -60,6 +60,7 @@ def lock_folder(folder: Path, what: str = "--out") -> Iterator[int]:
 
 
 def _let_go() -> None:
+    """Close the locks of the parent process, in a fork."""
     for lock in _held:
         os.close(lock)
     _held.clear()
@@ -70,7 +71,7 @@ os.register_at_fork(after_in_child=_let_go)
 
 @contextlib.contextmanager
 def lock_output_folder(folder: Path, known: Collection[str] = ()) -> Iterator[int]:
-    """Hold a folder that has nothing but what runs put there, as their steps may delete it.
+    """Lock a folder that has nothing but what runs put there, as their stages may delete it.
 
     Args:
         folder: the folder; made if it does not exist.
@@ -90,7 +91,7 @@ def lock_output_folder(folder: Path, known: Collection[str] = ()) -> Iterator[in
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a run is at work in a folder; no where the file system has no locks."""
+    """Check whether a run is at work in a folder; False on a file system without locks."""
     try:
         lock = os.open(folder / LOCK, os.O_RDWR)
     except OSError:

@@ -166,7 +166,7 @@ def add_on(parser: _ActionsContainer, one_by_one: bool = False) -> None:
         default=["local"],
         metavar="WHERE",
         help="local (default), or slurm and options of sbatch, as in slurm partition=gpu gpus=1 "
-        "time=12:00:00: a job for each training, --jobs of them at a time",
+        "time=12:00:00: a job for each run, --jobs of them at a time",
     )
     parser.add_argument(
         "--detach",

@@ -61,7 +61,7 @@ class Stage:
 
     @property
     def can_continue(self) -> bool:
-        """Whether the folder holds a beginning that leads to this result."""
+        """Whether a run with the same inputs has begun there, and is no longer than this one."""
         return self.is_claimed and self._read().get("goal", 0) <= self.max_updates
 
     @property

@@ -89,3 +89,17 @@ def test_a_training_goes_on_bit_by_bit(cluster, undisturbed, tmp_path, fault):
     assert "starting fairseq-train to continue at update" in logs
     torch.testing.assert_close(models(out), models(undisturbed), rtol=0, atol=0)
     assert perplexities(out) == perplexities(undisturbed)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_choose_ends_a_round_before_it_submits_the_next(tmp_path, capsys):
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    small_text(text)
+    given = ["choose", "--family", "causal-lm", "--length", "16", "--text", str(text)]
+    given += ["--encodings", "none,learned", "--vocab-size", "60", "--seeds", "1"]
+    given += ["--budget", "30s", "--out", str(out), "--on", "slurm", "time=10"]
+    tiny = ["--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16", "--max-tokens", "1024"]
+    assert main([*given, "--", *tiny]) == 0
+    first, *rounds = capsys.readouterr().err.split("round ")[1:]
+    assert len(rounds) == len(list((out / "rounds").iterdir())) - 1 > 0
+    assert all("[2 of 2 ended]" in each for each in (first, *rounds))

@@ -567,6 +567,23 @@ class TestPrograms:
         assert len(seen) == 2  # one for the program and its worker
         assert [path.name for path in tmp_path.glob("pymp-*")] == ["pymp-of-others"]
 
+    def test_a_fork_of_a_fork_keeps_its_files(self, tmp_path: Path) -> None:
+        """The first fork closes a lock, whose number its next file gets."""
+        code = (
+            "import os; from fairseq_posenc.checkpoints.leftovers import share_temporary_folder\n"
+            "def fork(work):\n"
+            "    if not (child := os.fork()):\n"
+            "        os._exit(work())\n"
+            "    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+            "def reopen():\n"
+            "    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]\n"
+            "    return fork(lambda: not all(map(os.fstat, files)))\n"
+            "share_temporary_folder(); raise SystemExit(fork(reopen))"
+        )
+        environment = {**os.environ, "TMPDIR": str(tmp_path)}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+        assert done.returncode == 0, done.stderr.decode()
+
     def test_missing_command(self) -> None:
         with pytest.raises(UserError, match="fairseq-nonsense"):
             programs.find_command("fairseq-nonsense")
