@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_posenc import registry
+from fairseq_posenc import specs
 from fairseq_posenc.backends.planner import BACKENDS
 from fairseq_posenc.workbench.results.markdown import table
 from measuring.commands import exit_on_error, new_parser
@@ -85,15 +85,13 @@ def count_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
     for name in args.families:
         family = FAMILIES[name]
         known = {"none", *family.encodings(["all"])}
-        specs = {
-            spec: {item.name for item in registry.parse(spec).items} for spec in args.encodings
-        }
+        names = {spec: {item.name for item in specs.parse(spec).items} for spec in args.encodings}
         size = family.sizes["tiny"]
         cpu = torch.device("cpu")
         shared = (args.length, 1, 0.1, torch.float32, cpu)
         case = Case(*shared, family=name, size=size, vocabulary=1_000)
         stock, stock_once = count(STOCK, case)
-        given = [Contender(spec, args.backend) for spec, parts in specs.items() if parts <= known]
+        given = [Contender(spec, args.backend) for spec, parts in names.items() if parts <= known]
         for each in [STOCK, *given]:
             layer, once = (stock, stock_once) if each == STOCK else count(each, case)
             total = once.total() + LAYERS * layer.total()

@@ -26,9 +26,11 @@ torch.Size([12, 129])
 
 from __future__ import annotations
 
+from fairseq_posenc.modules.attention_core import Cache
+from fairseq_posenc.modules.cross_attention import CrossAttention
 from fairseq_posenc.modules.layer_positions import LayerPositions
 from fairseq_posenc.modules.position_encoding import PositionEncoding
-from fairseq_posenc.modules.self_attention import Cache, CrossAttention, SelfAttention
+from fairseq_posenc.modules.self_attention import SelfAttention
 from fairseq_posenc.modules.stack_positions import StackPositions
 
 __all__ = [

@@ -1,153 +1,18 @@
-"""Names, specs and construction of position encodings.
-
-A spec is what a user writes: names joined by ``+``, options in brackets, as in
-``learned+m4m(max_distance=128)``. ``+reset`` is short for ``reset=true`` of the encoding before it.
-
-Layers may differ: specs joined by ``,`` are those of successive layers, ``3*`` repeats one, and the
-list is repeated over the stack. In ``3*rope,none`` every fourth layer has no positions. An encoding
-of the input and ``documents`` hold for the whole stack, wherever they are written.
-
-Specs of one meaning have one canonical form, which checkpoints carry: options in the order of the
-constructor, without those that have their default; encodings of the input first, then rotations,
-those of the scores and limits of attention, by name; ``none`` only where nothing else is; the
-shortest list of layers, and what holds for the whole stack with the first of them.
-"""
+"""The registered encodings: their names, classes and options."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import math
 import pkgutil
-import re
-from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import chain, groupby
-from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from fairseq_posenc import encodings
-from fairseq_posenc.encodings.base import ENCODINGS, Dims, Encoding, Encodings, Signed
+from fairseq_posenc.encodings.base import ENCODINGS, Encoding
 from fairseq_posenc.errors import UserError, shortened
 
-# DecBERT's named settings: directions of the first layers, each with learned positions or without.
-DECBERT = {"decbert_same": "lr,lr", "decbert_diff": "lr,rl"}
-_ITEM = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
-_REPEATED = re.compile(r"\s*(\d{1,6})\s*\*(.*)", re.DOTALL)
-_LONGEST = 5000  # characters of a spec; the lists of longrope for a head of 256 have fewer
-_MOST_LAYERS = 1000
-# What numbers can be: beyond, tables fit into no memory, and scores into no number.
-_WHOLE = (1, 1_000_000)
-_FACTOR = (1e-6, 1e12)
-_BESIDE = ("softmax", "mask", "positions")  # what goes with an encoding
-
-
-class Item(NamedTuple):
-    """One encoding of a spec with the options that were set."""
-
-    name: str
-    options: tuple[tuple[str, Any], ...] = ()
-
-    @classmethod
-    def canonical(cls, name: str, values: dict[str, Any]) -> Item:
-        """Make the canonical item of an encoding with some options."""
-        known = options(name).items()
-        changed = (k for k, option in known if values.get(k, option.default) != option.default)
-        return cls(name, tuple((key, values[key]) for key in changed))
-
-    def __str__(self) -> str:
-        values = ",".join(f"{key}={_format_value(value)}" for key, value in self.options)
-        return f"{self.name}({values})" if values else self.name
-
-
-Layer = tuple[Item, ...]  # the encodings of one layer, those of the input excepted
-
-
-class Spec(NamedTuple):
-    """A parsed spec; ``str()`` gives its canonical form.
-
-    Attributes:
-        whole: what holds for the whole stack: encodings of the input, and documents.
-        layers: the encodings of successive layers, repeated over the stack.
-    """
-
-    whole: Layer
-    layers: tuple[Layer, ...]
-
-    @classmethod
-    def uniform(cls, items: Layer) -> Spec:
-        """Make the spec of a stack whose layers are all alike."""
-        items = tuple(item for item in items if item.name != "none")
-        whole = tuple(item for item in items if _holds_for_all(item))
-        return cls(whole, (tuple(item for item in items if item not in whole),))
-
-    @property
-    def items(self) -> Layer:
-        """All encodings, each once; ``none`` only where nothing else is."""
-        return tuple(dict.fromkeys([*self.whole, *chain(*self.layers)])) or (Item("none"),)
-
-    @property
-    def input(self) -> Layer:
-        """The encodings of the input."""
-        return tuple(item for item in self.whole if module_place(get(item.name)) == "input")
-
-    @property
-    def kinds(self) -> tuple[Layer, ...]:
-        """The layers that differ, each once."""
-        return tuple(dict.fromkeys(self.layers))
-
-    @property
-    def shared(self) -> dict[str, Item]:
-        """The encodings of which all layers share one module, by its name in the stack."""
-        return name_modules(item for item in self.items if module_place(get(item.name)) == "stack")
-
-    def own(self, index: int) -> dict[str, Item]:
-        """Select the encodings of which a layer has a module of its own, by name.
-
-        Args:
-            index: of the layer, from 0.
-        """
-        layer = self.layers[index % len(self.layers)]
-        return name_modules(item for item in layer if module_place(get(item.name)) == "layer")
-
-    def kind(self, index: int) -> int:
-        """Look up which of :attr:`kinds` a layer is of."""
-        return self.kinds.index(self.layers[index % len(self.layers)])
-
-    def keep(self, layers: Sequence[int]) -> Spec:
-        """Describe the stack that has only some of the layers."""
-        return self._replace(layers=_period([self.layers[i % len(self.layers)] for i in layers]))
-
-    def each(self) -> list[Spec]:
-        """Split the list of layers into the specs of single layers."""
-        return [self.keep([index]) for index in range(len(self.layers))]
-
-    def check_length(self, layers: int) -> None:
-        """Refuse a list of layers that is longer than the stack.
-
-        Raises:
-            UserError: states both lengths.
-        """
-        if len(self.layers) > layers:
-            raise UserError(
-                f"position encoding {shortened(str(self))!r} is a list of {len(self.layers)} "
-                f"layers, but the stack has {layers}: shorten it to what is repeated"
-            )
-
-    def __str__(self) -> str:
-        runs = []
-        for index, (layer, same) in enumerate(groupby(self.layers)):
-            items = (*self.input, *layer, *self.whole[len(self.input) :]) if index == 0 else layer
-            text, count = "+".join(map(str, items)) or "none", len(list(same))
-            runs.append(f"{count}*{text}" if count > 1 else text)
-        return ",".join(runs)
-
-
-def module_place(cls: type[Encoding]) -> str:
-    """Name what has a module of an encoding: the ``input``, the ``stack``, or each ``layer``."""
-    if cls.acts_on == "input":
-        return "input"
-    return "stack" if cls.shared else "layer"
+_COMPANIONS = ("softmax", "mask", "positions")  # what goes with an encoding
 
 
 @cache
@@ -159,13 +24,13 @@ def _scan() -> None:
 def names() -> list[str]:
     """List the names of all encodings, sorted; those that go with one are none."""
     _scan()
-    return sorted(name for name, cls in ENCODINGS.items() if cls.acts_on not in _BESIDE)
+    return sorted(name for name, cls in ENCODINGS.items() if cls.acts_on not in _COMPANIONS)
 
 
 def names_beside() -> list[str]:
     """List the names of what goes with an encoding, sorted: limits of the keys, temperatures."""
     _scan()
-    return sorted(name for name, cls in ENCODINGS.items() if cls.acts_on in _BESIDE)
+    return sorted(name for name, cls in ENCODINGS.items() if cls.acts_on in _COMPANIONS)
 
 
 def names_for(*, encoder: bool = False, decoder: bool = False) -> list[str]:
@@ -199,205 +64,17 @@ def options(name: str) -> dict[str, inspect.Parameter]:
     }
 
 
-def parse(text: str) -> Spec:
-    """Parse a spec such as ``learned+m4m(max_distance=128)``.
-
-    >>> str(parse("m4m(max_distance=128)+learned"))  # one form for all ways to write it
-    'learned+m4m(max_distance=128)'
-    >>> str(parse("rope,rope,rope,none"))
-    '3*rope,none'
-
-    Raises:
-        UserError: a syntax error, an unknown name or option, a value of the wrong type, or a
-            composition that has no meaning whatever the sizes.
-    """
-    if len(text) > _LONGEST:
-        raise UserError(
-            f"position encoding {shortened(text)!r}: longer than {_LONGEST:,} characters"
-        )
-    layers: list[list[Item]] = []
-    for part in re.split(r",(?![^(]*\))", text):
-        repeated = _REPEATED.fullmatch(part)
-        count, one = (int(repeated[1]), repeated[2]) if repeated else (1, part)
-        if not 1 <= count <= _MOST_LAYERS - len(layers):
-            raise UserError(
-                f"position encoding {shortened(text)!r}: name from 1 to {_MOST_LAYERS:,} layers"
-            )
-        layers += [_parse_layer(one, text)] * count
-    layers = [[item for item in layer if item.name != "none"] for layer in layers]
-    whole = sorted({item for item in chain(*layers) if _holds_for_all(item)}, key=_order)
-    in_layers = [sorted(set(layer).difference(whole), key=_order) for layer in layers]
-    for layer in in_layers:
-        _refuse_double([*whole, *layer])
-    return Spec(tuple(whole), _period([tuple(layer) for layer in in_layers]))
+def module_place(cls: type[Encoding]) -> str:
+    """Name what has a module of an encoding: the ``input``, the ``stack``, or each ``layer``."""
+    if cls.acts_on == "input":
+        return "input"
+    return "stack" if cls.shared else "layer"
 
 
-def _parse_layer(part: str, text: str) -> list[Item]:
-    """Parse the spec of one layer, a part of ``text``."""
-    items: list[tuple[str, dict[str, Any]]] = []
-    for one in re.split(r"\+(?![^(]*\))", part):
-        match = _ITEM.fullmatch(one)
-        if match is None:
-            raise UserError(
-                f"cannot read position encoding {shortened(text)!r}: expected names joined by '+', "
-                "each with options as in m4m(max_distance=128); layers that differ joined by ',' "
-                "as in 3*rope,none"
-            )
-        name, written = match.groups()
-        if name == "reset":
-            _apply_reset(items, text)
-        else:
-            items.append((name, _parse_options(name, written or "")))
-    found = [Item.canonical(name, values) for name, values in items]
-    _refuse_double(found)
-    return found
-
-
-def build(items: Spec | Mapping[str, Item], dims: Dims) -> Encodings:
-    """Build new encodings, their parameters drawn.
-
-    Args:
-        items: by the names of their modules, or all those of a spec.
-        dims: sizes of the stack.
-
-    Raises:
-        UserError: sizes that an encoding cannot work with, or terms that cannot be combined.
-    """
-    for what, size in (
-        ("width", dims.embed_dim),
-        ("number of attention heads", dims.num_heads),
-        ("number of positions", dims.max_positions),
-        ("width of a head", 1 if dims.own_head_dim is None else dims.own_head_dim),
-    ):
-        if size < 1:
-            raise UserError(f"the {what} must be at least 1, not {size}")
-    if dims.own_head_dim is None and dims.embed_dim % dims.num_heads:
-        raise UserError(
-            f"width {dims.embed_dim} cannot be divided among {dims.num_heads} attention heads"
-        )
-    if isinstance(items, Spec):
-        items = name_modules(items.items)
-    built = Encodings(
-        {key: get(item.name)(dims, **dict(item.options)) for key, item in items.items()}
-    )
-    for encoding in built.each():
-        encoding.reset_parameters()
-    return built
-
-
-def _holds_for_all(item: Item) -> bool:
-    cls = get(item.name)
-    return cls.acts_on == "input" or cls.whole_stack
-
-
-def _order(item: Item) -> tuple[int, str]:
-    """Order items by place and name."""
-    places = get_args(get_args(get_type_hints(Encoding)["acts_on"])[0])
-    return places.index(get(item.name).acts_on), item.name
-
-
-def name_modules(items: Iterable[Item]) -> dict[str, Item]:
-    """Name the modules of items, which may be of one encoding with other options: rope, rope_2."""
-    named: dict[str, Item] = {}
-    for item in items:
-        same = sum(other.name == item.name for other in named.values())
-        named[f"{item.name}_{same + 1}" if same else item.name] = item
-    return named
-
-
-def _period(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Find the shortest list of layers that gives this one when it is repeated."""
-    size = len(layers)
-    for period in range(1, size + 1):
-        if size % period == 0 and list(layers[:period]) * (size // period) == list(layers):
-            break
-    return tuple(layers[:period])
-
-
-def _apply_reset(items: list[tuple[str, dict[str, Any]]], text: str) -> None:
-    """Set the reset of the last encoding that has it."""
-    for name, values in reversed(items):
-        if "reset" in options(name):
-            if values.get("reset") is False:
-                raise UserError(
-                    f"{shortened(text)!r}: {name}(reset=false) and +reset contradict each other"
-                )
-            values["reset"] = True
-            return
-    able = [name for name in names() if "reset" in options(name)]
-    raise UserError(
-        f"{shortened(text)!r}: reset must follow an encoding that has it: {', '.join(able)}"
-    )
-
-
-def _parse_options(name: str, text: str) -> dict[str, Any]:
-    known = options(name)
-    parsed: dict[str, Any] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if key not in known or not equals:
-            listed = ", ".join(known) or "none"
-            raise UserError(f"{name} has no option {shortened(part)!r}; its options: {listed}")
-        if key in parsed:
-            raise UserError(f"{name}({shortened(text)}): {key} is set twice")
-        parsed[key] = _convert(name, key, value, known[key].annotation)
-    return parsed
-
-
-def _convert(name: str, key: str, value: str, kind: Any) -> Any:
-    if get_origin(kind) in (Union, UnionType):  # Optional[X] or X | None
-        kind = next(choice for choice in get_args(kind) if choice is not NoneType)
-    if get_origin(kind) is Literal:
-        if value in get_args(kind):
-            return value
-        raise UserError(
-            f"{name}({key}={shortened(value)}): choose one of {', '.join(get_args(kind))}"
-        )
-    if kind is bool:
-        if value.lower() in ("true", "false"):
-            return value.lower() == "true"
-        raise UserError(f"{name}({key}={shortened(value)}): write true or false")
-    return _read_number(name, key, value, kind) if kind in (int, float, Signed) else kind(value)
-
-
-def _read_number(name: str, key: str, text: str, kind: type) -> float:
-    """Parse a number: sizes, distances and factors are above 0."""
-    written = f"{name}({key}={shortened(text)})"
-    try:
-        number: float = kind(text)
-    except ValueError:
-        wanted = {int: "a whole number", Signed: "a finite number"}.get(kind, "a number")
-        raise UserError(f"{written}: expected {wanted}") from None
-    if kind is Signed:
-        if not math.isfinite(number):
-            raise UserError(f"{written}: expected a finite number")
-        return number
-    if not 0 < number < math.inf:  # so that NaN fails
-        allowed = "at least 1" if kind is int else "a finite number above 0"
-        raise UserError(f"{written}: {key} must be {allowed}, not {shortened(text)}")
-    least, most = _WHOLE if kind is int else _FACTOR
-    if not least <= number <= most:
-        raise UserError(f"{written}: {key} must be from {least:g} to {most:,.0f}")
-    return number
-
-
-def _refuse_double(items: Sequence[Item]) -> None:
-    seen: dict[str, str] = {}
-    written = shortened("+".join(map(str, items)))
-    for item in items:
-        place = get(item.name).acts_on
-        if item.name in seen.values():
-            raise UserError(f"{written}: {item.name} is named twice")
-        several = place in ("scores", "softmax", "mask")
-        if not several and place in seen:
-            raise UserError(
-                f"{written}: {seen[place]} and {item.name} both act on the {place}; "
-                "choose one of them"
-            )
-        seen[item.name if several else place] = item.name
-
-
-def _format_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+def __getattr__(name: str) -> Any:
+    """Find what moved from here; gone with the next release."""
+    moved = {"parse": ("specs", "parse"), "build": ("assembly", "build_encodings")}
+    if name in moved:
+        module, new_name = moved[name]
+        return getattr(importlib.import_module(f"fairseq_posenc.{module}"), new_name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,9 +9,9 @@ from fairseq_posenc.api import PositionEncoding
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
 from tests.helpers.formulas import IN_FLOAT32, awake, oracle_options, oracle_params
-from tests.helpers.tiny_models import needs_causal, specs
+from tests.helpers.tiny_models import encoding_specs, needs_causal
 
-SPECS = ["none", "learned+m4m", "rope+shaw", *specs("scores", "rotation")]
+SPECS = ["none", "learned+m4m", "rope+shaw", *encoding_specs("scores", "rotation")]
 
 
 def make(spec: str) -> PositionEncoding:

@@ -18,7 +18,7 @@ from fairseq_posenc.workbench.cli import COMMANDS, Command
 PACKAGE = Path(fairseq_posenc.__file__).resolve().parent
 PREPROCESS = PACKAGE.parent / "preprocess"
 LIBRARY = {
-    *("api", "assembly", "positions", "registry", "errors", "version"),
+    *("api", "assembly", "positions", "registry", "specs", "shared", "errors", "version"),
     *("encodings", "backends", "modules", "analysis"),
 }
 PLUGIN = {"transformer", "checkpoints", "host", "models", "tasks"}

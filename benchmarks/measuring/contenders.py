@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from fairseq_posenc import registry
-from fairseq_posenc.assembly import Shared
+from fairseq_posenc import specs
+from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.backends import available, choose
 from fairseq_posenc.backends.base import CallFeatures
 from fairseq_posenc.backends.planner import BACKENDS
@@ -18,6 +18,7 @@ from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import PositionalAttention
 
 
@@ -86,8 +87,10 @@ def layer_and_shared(spec: str, dims: Dims) -> tuple[Encodings, Encodings]:
     Their parameters are drawn so that scores are neither all alike nor leave denormal numbers as
     weights, which processors are slow at.
     """
-    parsed = registry.parse(spec)
-    parts = [registry.build(items, dims) for items in (parsed.own(0), parsed.shared)]
+    parsed = specs.parse(spec)
+    parts = [
+        build_encodings(items, dims) for items in (parsed.layer_modules(0), parsed.shared_modules)
+    ]
     for part in parts:
         for parameter in part.parameters():
             torch.nn.init.normal_(parameter, std=TABLE_STD)

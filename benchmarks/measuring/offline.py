@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from fairseq_posenc.backends import triton as backend
-from fairseq_posenc.backends.base import AttentionCall, Mask
+from fairseq_posenc.backends.base import AttentionCall
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.terms import Terms
 from measuring.machine_code import Kernel
 

@@ -15,10 +15,11 @@ from fairseq.modules.transformer_layer import (
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import BACKENDS
-from fairseq_posenc.backends.base import AttentionCall, Mask
+from fairseq_posenc.backends.base import AttentionCall
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.positions import Span
+from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import inject_context, set_context
 from fairseq_posenc.transformer.layers import PositionalDecoderLayer, PositionalEncoderLayer

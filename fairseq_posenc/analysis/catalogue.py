@@ -8,9 +8,10 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from fairseq_posenc import registry
+from fairseq_posenc import registry, specs
 from fairseq_posenc.analysis import costs
 from fairseq_posenc.assembly import Assembly
+from fairseq_posenc.backends.mask import DECBERT
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 
@@ -53,11 +54,11 @@ def page(name: str) -> Page:
 
 def families(spec: str) -> str:
     """Name the stacks that a spec works in: decoders, or encoders and decoders."""
-    causal = any(registry.get(item.name).causal_only for item in registry.parse(spec).items)
+    causal = any(registry.get(item.name).causal_only for item in specs.parse(spec).items)
     return "decoders" if causal else "encoders and decoders"
 
 
-def count(spec: registry.Spec, dims: Dims, layers: int) -> int:
+def count(spec: specs.Spec, dims: Dims, layers: int) -> int:
     """Count the position parameters of a stack, from real modules."""
     return sum(Assembly(spec, dims).parameters(layers).values())
 
@@ -65,12 +66,12 @@ def count(spec: registry.Spec, dims: Dims, layers: int) -> int:
 def count_at_base_size(name: str) -> int:
     """Count an encoding's parameters in RoBERTa-base with 512 positions."""
     dims = BASE._replace(causal="encoders" not in families(name))
-    return count(registry.parse(name), dims, BASE_LAYERS)
+    return count(specs.parse(name), dims, BASE_LAYERS)
 
 
 def run_describe(args: argparse.Namespace) -> int:
     """Print an encoding's sections, options, costs, and number of parameters."""
-    if directions := registry.DECBERT.get(args.name):
+    if directions := DECBERT.get(args.name):
         print(_DECBERT.format(name=args.name, directions=directions))
         return 0
     described = page(args.name)
@@ -88,7 +89,7 @@ def run_describe(args: argparse.Namespace) -> int:
 
 def run_count(args: argparse.Namespace) -> int:
     """Print the number of position parameters, in total and by name."""
-    spec = registry.parse(args.encoding)
+    spec = specs.parse(args.encoding)
     dims = Dims(args.embed_dim, args.heads, args.max_positions, args.decoder)
     if args.layers < 1:
         raise UserError(f"--layers {args.layers}: must be at least 1")

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from fairseq_posenc import registry
+from fairseq_posenc import registry, specs
 from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.terms import Cost, Terms
@@ -63,4 +63,4 @@ def _parts(name: str) -> list[Cost]:
 def terms_of(name: str) -> Terms:
     """Compute the terms of a single token."""
     dims = Dims(8, 2, 4, causal=bool(registry.get(name).causal_only))
-    return Assembly(registry.parse(name), dims).check("auto")[0]
+    return Assembly(specs.parse(name), dims).check("auto")[0]

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_posenc import registry
+from fairseq_posenc import specs
+from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.backends import BACKENDS
-from fairseq_posenc.backends.base import AttentionCall, Mask
+from fairseq_posenc.backends.base import AttentionCall
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
@@ -27,7 +29,7 @@ def errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
     """Measure the largest error of a tiny forward: at the input, of rotations, on each backend."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
-    encodings = registry.build(registry.parse(spec), DIMS._replace(causal=causal)).to(device)
+    encodings = build_encodings(specs.parse(spec), DIMS._replace(causal=causal)).to(device)
     for parameter in encodings.parameters():
         nn.init.normal_(parameter)  # as drawn, some would be too small for a mistake to show
     tokens = torch.arange(LENGTH, device=device)[None] + 4
@@ -53,7 +55,7 @@ def errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
 
 def _input_error(encodings: Encodings, positions: Positions) -> float:
     """Check that added vectors are finite and shaped as the embeddings: 0, else infinity."""
-    vectors = [encoding.embed(positions) for encoding in encodings.each()]
+    vectors = [encoding.embed(positions) for encoding in encodings.as_list()]
     shape = (1, LENGTH, DIMS.embed_dim)
     good = all(x is None or (x.shape == shape and bool(x.isfinite().all())) for x in vectors)
     return 0.0 if good else math.inf
@@ -67,7 +69,7 @@ def _rotation_error(encodings: Encodings, query: Tensor, key: Tensor, index: Ten
         return q @ k.transpose(-1, -2)
 
     at_start, unrotated = products(0), (query @ key.transpose(-1, -2)).double().cpu()
-    rotates = any(encoding.acts_on == "rotation" for encoding in encodings.each())
+    rotates = any(encoding.acts_on == "rotation" for encoding in encodings.as_list())
     if rotates and (at_start - unrotated).abs().max() < STILL:
         return math.inf  # doing nothing would pass, too
     return float((products(moved=5) - at_start).abs().max())
@@ -76,6 +78,7 @@ def _rotation_error(encodings: Encodings, query: Tensor, key: Tensor, index: Ten
 def _rotated(
     encodings: Encodings, query: Tensor, key: Tensor, ids: Tensor
 ) -> tuple[Tensor, Tensor]:
+    """Rotate query and key at positions ``ids``."""
     rotation = encodings.rotation(ids)
     if rotation is None:
         return query, key

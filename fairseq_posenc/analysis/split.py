@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import Mask, score_scale
+from fairseq_posenc.backends.base import score_scale
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import TERMS, Terms
 
@@ -45,7 +46,7 @@ def split(
     key: Tensor,
     terms: Terms,
     rotation: Optional[Rotation] = None,
-    of_keys: Optional[Rotation] = None,
+    key_rotation: Optional[Rotation] = None,
     mask: Mask = ALL,
 ) -> Split:
     """Split the scores into their parts.
@@ -55,7 +56,7 @@ def split(
         key: likewise, ``(B, H, S, D)``.
         terms: with content rows projected.
         rotation: of both, if there is one.
-        of_keys: that of the keys, where they are not the queries' tokens.
+        key_rotation: that of the keys, where they are not the queries' tokens.
         mask: which keys are counted, where positions are.
     """
     query, key = query.double(), key.double()
@@ -67,7 +68,7 @@ def split(
     scores = partial(reference.scores, mask=mask)
     content = scores(query, key, bare)
     if rotation is not None:
-        query, key = rotation.rotate_queries(query), (of_keys or rotation).rotate_keys(key)
+        query, key = rotation.rotate_queries(query), (key_rotation or rotation).rotate_keys(key)
     rotated = scores(query, key, bare)
 
     def alone(*names: str) -> Tensor:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import blocked, flex, recorded, reference, sdpa, triton
-from fairseq_posenc.backends.base import AttentionCall, Backend, CallFeatures, Mask
+from fairseq_posenc.backends.base import AttentionCall, Backend, CallFeatures
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.rotation import is_exporting
 from fairseq_posenc.encodings.terms import Terms

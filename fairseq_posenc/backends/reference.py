@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import (
-    AttentionCall,
-    CallFeatures,
-    Mask,
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scale
+from fairseq_posenc.backends.by_distance import (
     expand_by_distance,
+    gather_rows,
     insert_reset,
     relative_shift,
-    score_scale,
+    row_index,
 )
-from fairseq_posenc.backends.indexed import ChannelGain, gather_rows, row_index
+from fairseq_posenc.backends.channel_gain import ChannelGain
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 
@@ -28,17 +28,17 @@ _ALL = Mask()
 
 
 def unavailable() -> str:
-    """Return no reason: it runs wherever torch does."""
+    """Explain nothing: it runs wherever torch does."""
     return ""
 
 
 def refuses(terms: Terms, call: CallFeatures) -> str:
-    """Return no reason: the reference serves everything."""
+    """Explain nothing: the reference serves everything."""
     return ""
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """See :class:`~fairseq_posenc.backends.base.Backend`."""
+    """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
     query, key, value, terms, mask, dropout, need_weights = call
     # Scores and softmax in float32 at least: the product of three terms overflows fp16.
     if torch.is_autocast_enabled(query.device.type):

@@ -1,4 +1,7 @@
-"""torch's fused attention, for terms that are a plain dot product with or without a bias."""
+"""torch's fused attention, for terms that are a plain dot product with or without a bias.
+
+B batch, H heads, T queries, S keys, D head size, G heads of a bias (1 or H), R distances.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import (
-    AttentionCall,
-    CallFeatures,
-    Mask,
-    expand_by_distance,
-    score_scale,
-)
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scale
+from fairseq_posenc.backends.by_distance import expand_by_distance
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Span
 
 
 def unavailable() -> str:
-    """Return no reason: it runs wherever torch does."""
+    """Explain nothing: it runs wherever torch does."""
     return ""
 
 
@@ -39,48 +38,55 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """See :class:`~fairseq_posenc.backends.base.Backend`."""
+    """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
     query, key, value, terms, mask, dropout, _ = call
-    sizes, width = (query.size(2), key.size(2)), value.size(-1)
-    decay = next((c for c in call.decay() if c is not None), None)
+    tgt_len, src_len, head_dim = query.size(2), key.size(2), value.size(-1)
+    earlier, later = call.decay()  # `refuses` lets only one of them through
+    decay = later if earlier is None else earlier
     if decay is not None:
-        query, key, value, terms = _lift(query, key, value, terms, decay)
+        query, key, value, terms = _append_decay(query, key, value, terms, decay)
     temperature = call.temperature()
     if temperature is not None:
         query = (at_least_fp32(query) * temperature[..., None]).type_as(query)
-    masks = (*mask[:3], *mask.locality)
-    of = (terms.bias, terms.pair_bias, terms.first, *masks, *sizes, query.dtype, query.device)
-    ready = mask.cached("sdpa", of, lambda: _prepare_mask(terms, mask, query, *sizes))
+    deps = (
+        *(terms.bias, terms.pair_bias, terms.first, *mask[:3], *mask.locality),
+        *(tgt_len, src_len, query.dtype, query.device),
+    )
+    prepared = mask.cached(
+        "sdpa", deps, lambda: _prepare_mask(terms, mask, query, tgt_len, src_len)
+    )
     if terms.sink is not None:
-        ready = _add_sink(ready, terms.sink, query, *sizes)
+        prepared = _add_sink(prepared, terms.sink, query, tgt_len, src_len)
         key, value = (F.pad(x, (0, 0, 0, 1)) for x in (key, value))
     if terms.bias is None and terms.pair_bias is None:
-        attended = _attend(query, key, value, ready, terms, dropout)
-        return attended[..., :width].to(call.value.dtype), None
+        attended = _attend(query, key, value, prepared, terms, dropout)
+        return attended[..., :head_dim].to(call.value.dtype), None
     # Scores in float32. With 16-bit queries torch adds such a bias on some devices only, and there
     # no faster on the whole (fp16 on a CPU: several times slower). Autocast would round it again.
     query, key, value = (at_least_fp32(x) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
-        attended = _attend(query, key, value, ready, terms, dropout)
-        return attended[..., :width].to(call.value.dtype), None
+        attended = _attend(query, key, value, prepared, terms, dropout)
+        return attended[..., :head_dim].to(call.value.dtype), None
 
 
-def _lift(
+def _append_decay(
     query: Tensor, key: Tensor, value: Tensor, terms: Terms, decay: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Terms]:
-    """Make c_i - c_j a part of the dot product: [q_i, c_i, 1].[k_j, 1, -c_j].
+    """Append the decay c, ``(B or 1, H, S)``, to queries and keys as two more channels.
 
+    Its part c_i - c_j of the score is then one of the dot product: [q_i, c_i, 1].[k_j, 1, -c_j].
     In float32, whatever the precision: c falls by up to 1 with each token. Values get as wide, as
     torch's fused kernels want it.
     """
     tgt_len, src_len = query.size(2), key.size(2)
     query, key, value = (at_least_fp32(x) for x in (query, key, value))
-    own = decay.to(query.dtype).expand(query.size(0), query.size(1), src_len)[..., None]
-    one = torch.ones_like(own)
+    decay = decay.to(query.dtype).expand(*query.shape[:2], src_len)[..., None]  # [B, H, S, 1]
+    one = torch.ones_like(decay)
     query = query * score_scale(terms, query.size(-1))
-    lifted = torch.cat([query, own[:, :, src_len - tgt_len :], one[:, :, :tgt_len]], -1)
-    rest = terms._replace(scale_factor=1 / lifted.size(-1))
-    return lifted, torch.cat([key, one, -own], -1), F.pad(value, (0, 2)), rest
+    query = torch.cat([query, decay[:, :, src_len - tgt_len :], one[:, :, :tgt_len]], -1)
+    key = torch.cat([key, one, -decay], -1)  # [B, H, S, D + 2]
+    terms = terms._replace(scale_factor=1 / query.size(-1))  # the query is scaled already
+    return query, key, F.pad(value, (0, 2)), terms
 
 
 class _PreparedMask(NamedTuple):
@@ -100,6 +106,7 @@ class _PreparedMask(NamedTuple):
 def _prepare_mask(
     terms: Terms, mask: Mask, query: Tensor, tgt_len: int, src_len: int
 ) -> _PreparedMask:
+    """Combine biases and mask into what torch's attention takes."""
     bias, mask = _sum_biases(terms, mask, tgt_len, src_len)
     if bias is not None:
         # torch does not check: with float64 queries it reads a float32 bias as float64.
@@ -122,24 +129,29 @@ def _prepare_mask(
 
 
 def _add_sink(
-    ready: _PreparedMask, sink: Tensor, query: Tensor, tgt_len: int, src_len: int
+    prepared: _PreparedMask, sink: Tensor, query: Tensor, tgt_len: int, src_len: int
 ) -> _PreparedMask:
     """Add a key of zeros whose bias is the sink, and which every query sees."""
-    bias = ready.bias
+    bias = prepared.bias
     if bias is None:
         bias = torch.zeros((), dtype=query.dtype, device=query.device)
     bias = bias.expand(query.size(0), query.size(1), tgt_len, src_len)
-    if ready.causal:
+    if prepared.causal:
         future = torch.ones(tgt_len, src_len, dtype=torch.bool, device=query.device).triu(1)
         bias = bias.masked_fill(future, -torch.inf)
     column = sink.to(bias.dtype)[None, :, None, None].expand(*bias.shape[:3], 1)
-    return _PreparedMask(torch.cat([bias, column], -1), False, ready.fully_masked)
+    return _PreparedMask(torch.cat([bias, column], -1), False, prepared.fully_masked)
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, ready: _PreparedMask, terms: Terms, dropout: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    prepared: _PreparedMask,
+    terms: Terms,
+    dropout: float,
 ) -> Tensor:
-    bias, causal, fully_masked = ready
+    bias, causal, fully_masked = prepared
     scale = score_scale(terms, query.size(-1))
     attended = F.scaled_dot_product_attention(query, key, value, bias, dropout, causal, scale=scale)
     return attended if fully_masked is None else attended.masked_fill(fully_masked, 0.0)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fairseq_posenc.checkpoints.dictionary import fingerprint
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.registry import Spec, parse
+from fairseq_posenc.specs import Spec, parse
 
 _PHRASES = {
     "heads": "{} heads",
@@ -150,7 +150,7 @@ class Identity(NamedTuple):
         """
         positions, directions = self.positions, self.directions
         if layers is not None:
-            positions = str(parse(positions).keep(layers))
+            positions = str(parse(positions).select_layers(layers))
             old = directions.split(",")
             kept = tuple(old[i] if i < len(old) else "both" for i in layers)
             directions = ",".join(_strip_both(kept))

@@ -91,8 +91,10 @@ class PositionCheckpoints(nn.Module):
     def _extend_tables(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
         """Let tables by distance grow with ``--max-positions``: beyond its end a table is clipped.
 
-        Its last rows are repeated, so that every distance keeps the row that it had. Return what
-        grew, in words.
+        Its last rows are repeated, so that every distance keeps the row that it had.
+
+        Returns:
+            A description of each table that grew.
         """
         changes = []
         for name, module in self.named_modules(prefix=prefix.rstrip(".")):

@@ -72,11 +72,6 @@ class Alibi(Encoding):
             scale_factor=self.scale_factor,
         )
 
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count none."""
-        return 0
-
 
 def head_slopes(heads: int) -> list[float]:
     """Compute each head's slope: 2^(-8/p), 2^(-16/p), ... for p heads, a power of two.

@@ -169,11 +169,6 @@ class Encoding(nn.Module):
         """Limit the keys that a query may see; by default there is no limit."""
         return Locality()
 
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count the trained parameters of a stack of ``layers`` (default options)."""
-        raise NotImplementedError(f"{cls.__name__} must give its parameter count in closed form")
-
 
 ENCODINGS: dict[str, type[Encoding]] = {}  # by name; filled when their modules are imported
 EncodingClass = TypeVar("EncodingClass", bound=type[Encoding])
@@ -208,22 +203,22 @@ class Encodings(nn.ModuleDict):
         super().__init__(encodings)
         self.kinds: tuple[tuple[str, ...], ...] = (tuple(encodings),)
 
-    def named(self) -> dict[str, Encoding]:
+    def as_dict(self) -> dict[str, Encoding]:
         """Look up the encodings by name, in the order of their spec."""
         return {name: each for name, each in self.items() if isinstance(each, Encoding)}
 
-    def each(self) -> list[Encoding]:
+    def as_list(self) -> list[Encoding]:
         """List the encodings in the order of their spec."""
-        return list(self.named().values())
+        return list(self.as_dict().values())
 
     def select(self, kind: int) -> Encodings:
         """Select the encodings of a kind of layer; the modules are the same."""
-        named = self.named()
+        named = self.as_dict()
         return Encodings({name: named[name] for name in self.kinds[kind]})
 
     def rotation(self, ids: Tensor, kind: int = 0) -> Rotation | None:
         """Compute the rotation of a kind of layer (see :meth:`Encoding.rotation`), or None."""
-        named = self.named()
+        named = self.as_dict()
         found = (named[name].rotation(ids) for name in self.kinds[kind])
         return next((rotation for rotation in found if rotation is not None), None)
 
@@ -238,7 +233,7 @@ class Encodings(nn.ModuleDict):
         Returns:
             ``(B, G, S)`` in float64, where G is H, and 2 H in an encoder.
         """
-        found = (encoding.forget_gates(x) for encoding in self.each())
+        found = (encoding.forget_gates(x) for encoding in self.as_list())
         gates = next((gates for gates in found if gates is not None), None)
         if gates is None:
             return None
@@ -250,8 +245,10 @@ class Encodings(nn.ModuleDict):
 
     def number(self, positions: Positions) -> Positions:
         """Number the tokens of a call (see :meth:`Encoding.number`)."""
-        return reduce(lambda found, each: each.number(found), self.each(), positions)
+        return reduce(lambda found, each: each.number(found), self.as_list(), positions)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Combine the terms of all encodings (see :meth:`Encoding.terms`)."""
-        return reduce(or_, (encoding.terms(span, positions) for encoding in self.each()), Terms())
+        return reduce(
+            or_, (encoding.terms(span, positions) for encoding in self.as_list()), Terms()
+        )

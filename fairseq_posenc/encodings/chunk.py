@@ -36,8 +36,3 @@ class Chunk(Encoding):
     def locality(self, positions: Positions) -> Locality:
         """Number the chunk of each token."""
         return Locality(segments=positions.common_ids() // self.size, longest=self.size)
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count none."""
-        return 0

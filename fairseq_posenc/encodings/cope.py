@@ -46,8 +46,3 @@ class Cope(Encoding):
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Bring the table; positions are counted where the scores are known."""
         return Terms(counted_table=self.table)
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count m * P * d."""
-        return layers * 64 * dims.head_dim

@@ -71,8 +71,3 @@ class Deberta(DistanceEncoding):
             scale_factor=self.scale_factor,
             first=self.table.first(positions),
         )
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count m * ((2n-1) * d + 2 * d^2)."""
-        return super().parameter_count(dims, layers) + layers * 2 * dims.head_dim**2

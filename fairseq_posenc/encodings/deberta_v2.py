@@ -73,8 +73,3 @@ class DebertaV2(Encoding):
         logarithmic = exact + ((steps / exact).log() / reach * (exact - 1)).ceil()
         far = (logarithmic * distances.sign()).long()
         return torch.where(distances.abs() <= exact, distances, far)
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count 2 * 256 * C + 2 * C."""
-        return (2 * 256 + 2) * dims.embed_dim

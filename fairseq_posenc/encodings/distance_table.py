@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
@@ -86,6 +87,9 @@ class DistanceEncoding(Encoding):
 
     acts_on: ClassVar[Literal["scores"]] = "scores"
     vectors: ClassVar[bool] = True  # rows of D numbers, else of one
+    start: ClassVar[Optional[float]] = None  # of all rows; None draws them
+    term_fields: ClassVar[tuple[str, ...]] = ()  # of `Terms`, that are the rows
+    product: ClassVar[bool] = False  # see `Terms`
 
     def __init__(
         self,
@@ -106,15 +110,22 @@ class DistanceEncoding(Encoding):
         )
 
     def reset_parameters(self) -> None:
-        """Draw the table: normal, standard deviation 0.02."""
+        """Set the table to its start, or draw it: normal, standard deviation 0.02."""
         for parameter in self.table.parameters():
-            nn.init.normal_(parameter, std=INIT_STD)
+            if self.start is None:
+                nn.init.normal_(parameter, std=INIT_STD)
+            else:
+                nn.init.constant_(parameter, self.start)
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Select the rows, ``(G, R, D)`` or ``(G, R)``, as the fields that the class names."""
+        return Terms(
+            **dict.fromkeys(self.term_fields, self.table.rows(span)),
+            product=self.product,
+            scale_factor=self.scale_factor,
+            first=self.table.first(positions),
+        )
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
         """Extend a loaded table to this one's reach, its end rows repeated."""
         return self.table.extend(weight) if name == "table.weight" else weight
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count m * (2n-1) * d, or m * (2n-1) for scalars."""
-        return layers * (2 * dims.max_positions - 1) * (dims.head_dim if cls.vectors else 1)

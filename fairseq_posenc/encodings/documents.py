@@ -46,8 +46,3 @@ class Documents(Encoding):
     def locality(self, positions: Positions) -> Locality:
         """Limit attention to the tokens of one document."""
         return Locality(segments=positions.document_starts, documents=True)
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count none."""
-        return 0

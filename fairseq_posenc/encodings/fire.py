@@ -73,8 +73,3 @@ class Fire(Encoding):
         hidden = torch.relu(hidden)  # [B or 1, T, S, width]
         bias = hidden @ self.output_weight.to(kind).T + self.output_bias  # [B or 1, T, S, H]
         return Terms(pair_bias=bias.permute(0, 3, 1, 2), scale_factor=self.scale_factor)
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count m * (2 * 32 + h * 32 + h + 2)."""
-        return layers * (2 * 32 + dims.num_heads * 33 + 2)

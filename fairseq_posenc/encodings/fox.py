@@ -46,8 +46,3 @@ class Fox(Encoding):
         """Project the layer's input to gates, ``(B, T, H or 2 H)``."""
         gates: Tensor = self.gate(x)
         return gates
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count m * h * (C + 1) for each direction."""
-        return layers * dims.num_heads * (dims.embed_dim + 1) * (1 if dims.causal else 2)

@@ -50,8 +50,3 @@ class Kerple(Encoding):
         r1, r2 = (r.clamp(min=SMALLEST)[:, None] for r in (self.r1, self.r2))  # each [H, 1]
         distances = span.distances().abs().to(torch.promote_types(r1.dtype, torch.float32))
         return Terms(bias=-r1 * torch.log1p(r2 * distances), scale_factor=self.scale_factor)
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count m * 2 * h."""
-        return layers * 2 * dims.num_heads

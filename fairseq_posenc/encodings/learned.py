@@ -54,8 +54,3 @@ class Learned(Encoding):
         """
         positions.check_limit(self.dims.max_positions, self.name)
         return F.embedding(positions.queries(positions.places), self.table.weight)
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count n * C."""
-        return dims.max_positions * dims.embed_dim

@@ -58,8 +58,3 @@ class M1(Encoding):
         """Select the rows as gain, ``(G, R)``."""
         rows = self.table[:, span.distances().abs().clamp(max=self.max_distance)]  # [G, R]
         return Terms(gain=rows, scale_factor=self.scale_factor)
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count m * n."""
-        return layers * dims.max_positions

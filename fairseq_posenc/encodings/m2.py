@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from torch import nn
+from typing import ClassVar, Optional
 
 from fairseq_posenc.encodings.base import register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
-from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.positions import Positions, Span
 
 
 @register("m2")
@@ -30,16 +26,5 @@ class M2(DistanceEncoding):
     """
 
     vectors: ClassVar[bool] = False
-
-    def reset_parameters(self) -> None:
-        """Start from plain attention."""
-        for parameter in self.table.parameters():
-            nn.init.ones_(parameter)
-
-    def terms(self, span: Span, positions: Positions) -> Terms:
-        """Select the rows as gain, ``(G, R)``."""
-        return Terms(
-            gain=self.table.rows(span),
-            scale_factor=self.scale_factor,
-            first=self.table.first(positions),
-        )
+    start: ClassVar[Optional[float]] = 1.0
+    term_fields: ClassVar[tuple[str, ...]] = ("gain",)

@@ -6,8 +6,6 @@ from typing import ClassVar
 
 from fairseq_posenc.encodings.base import register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
-from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.positions import Positions, Span
 
 
 @register("m4")
@@ -27,15 +25,4 @@ class M4(DistanceEncoding):
         nothing with the default options.
     """
 
-    product: ClassVar[bool] = False
-
-    def terms(self, span: Span, positions: Positions) -> Terms:
-        """Select the same rows as query and key table, ``(G, R, D)``."""
-        rows = self.table.rows(span)  # [G, R, D]
-        return Terms(
-            query_table=rows,
-            key_table=rows,
-            product=self.product,
-            scale_factor=self.scale_factor,
-            first=self.table.first(positions),
-        )
+    term_fields: ClassVar[tuple[str, ...]] = ("query_table", "key_table")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.base import Encoding, register
 
 
 @register("none")
@@ -25,8 +25,3 @@ class NoEncoding(Encoding):
     """
 
     acts_on: ClassVar[Literal["input"]] = "input"
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count none."""
-        return 0

@@ -80,8 +80,3 @@ class Pope(Encoding):
         exponents = torch.arange(width, dtype=torch.float32, device=ids.device) / width
         angles = ids[:, None, :, None] * self.base**-exponents  # [B or 1, 1, T, D]
         return PolarRotation(angles, self.delta.clamp(-2 * math.pi, 0)[:, None])
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count m * h * d."""
-        return layers * dims.heads_dim

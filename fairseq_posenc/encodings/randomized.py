@@ -91,8 +91,3 @@ class Randomized(Encoding):
         """Read the limit."""
         limit: int = dict(options).get("limit", LIMIT)
         return limit
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count none."""
-        return 0

@@ -102,8 +102,3 @@ class Rope(Encoding):
 
     def _frequencies(self) -> Tensor:
         return self.scaling.frequencies(self.base, self.rotated, self.dims)
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count none."""
-        return 0

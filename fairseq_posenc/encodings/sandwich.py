@@ -52,8 +52,3 @@ class Sandwich(Encoding):
         heads = torch.arange(1, self.dims.num_heads + 1, device=span.device)[:, None]
         bias = (angles.cos().sum(-1) - half) * self.dims.num_heads / (8 * heads)  # [H, R]
         return Terms(bias=bias.float(), scale_factor=self.scale_factor)
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count none."""
-        return 0

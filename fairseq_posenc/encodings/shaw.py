@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from fairseq_posenc.encodings.base import register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
-from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.positions import Positions, Span
 
 
 @register("shaw")
@@ -25,10 +25,4 @@ class Shaw(DistanceEncoding):
         the vectors that Shaw et al. also add to the values are in ``shaw_values``.
     """
 
-    def terms(self, span: Span, positions: Positions) -> Terms:
-        """Select the rows as query table, ``(G, R, D)``."""
-        return Terms(
-            query_table=self.table.rows(span),
-            scale_factor=self.scale_factor,
-            first=self.table.first(positions),
-        )
+    term_fields: ClassVar[tuple[str, ...]] = ("query_table",)

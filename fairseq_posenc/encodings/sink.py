@@ -48,8 +48,3 @@ class Sink(Encoding):
             return Terms(sink=self.score)
         device, heads = positions.tokens.device, self.dims.num_heads
         return Terms(sink=torch.full((heads,), float(self.value), device=device))
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count m * h."""
-        return layers * dims.num_heads

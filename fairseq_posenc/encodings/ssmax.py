@@ -46,8 +46,3 @@ class Ssmax(Encoding):
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Bring the factor; the keys are counted where the mask is known."""
         return Terms(log_visible=self.factor)
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count m * h."""
-        return layers * dims.num_heads

@@ -63,11 +63,6 @@ class T5(Encoding):
         )
         return Terms(bias=self.table[:, index], scale_factor=self.scale_factor)
 
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count 32 * h."""
-        return 32 * dims.num_heads
-
 
 def check_buckets(name: str, buckets: int, max_distance: int, both_sides: bool) -> None:
     """Refuse numbers for which :func:`bucket_distances` has no meaning.

@@ -1,4 +1,4 @@
-"""What temperatures that grow with the position have in common."""
+"""Base of the temperatures that grow with the position."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fairseq_posenc.encodings.base import Dims, Encoding
+from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
 
@@ -25,8 +25,3 @@ class Temperature(Encoding):
         """Multiply all scores of a query."""
         factors = self.factors(positions.queries(positions.ids).float())
         return Terms(temperature=factors.unsqueeze(1))
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count none."""
-        return 0

@@ -58,8 +58,3 @@ class TransformerXL(Encoding):
             bias=bias,
             scale_factor=self.scale_factor,
         )
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count m * (C^2 + 2 * C)."""
-        return layers * (dims.embed_dim + 2) * dims.heads_dim

@@ -97,9 +97,3 @@ class Tupe(DistanceEncoding):
             scale_factor=self.scale_factor,
             first=first,
         )
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count m * (n * d + 2 * d^2 + 2n-1)."""
-        own = dims.max_positions * dims.head_dim + 2 * dims.head_dim**2
-        return super().parameter_count(dims, layers) + layers * own

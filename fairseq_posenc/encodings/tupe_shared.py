@@ -120,9 +120,3 @@ class TupeShared(Encoding):
     def _heads(self, x: Tensor) -> Tensor:
         """Split ``(n+1, C)`` into heads, ``(H, n+1, D)``."""
         return x.unflatten(-1, (self.dims.num_heads, self.dims.head_dim)).transpose(0, 1)
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count (n+1) * C + 2 * C + 2 * (C^2 + C) + 33 * h."""
-        projections = 2 * (dims.embed_dim + 1) * dims.heads_dim
-        return (dims.max_positions + 3) * dims.embed_dim + projections + 33 * dims.num_heads

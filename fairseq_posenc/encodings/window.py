@@ -37,8 +37,3 @@ class Window(Encoding):
     def locality(self, positions: Positions) -> Locality:
         """Limit the distance of keys. Padding lies outside of sentences and moves no token."""
         return Locality(window=self.size)
-
-    @classmethod
-    def parameter_count(cls, dims: Dims, layers: int) -> int:
-        """Count none."""
-        return 0

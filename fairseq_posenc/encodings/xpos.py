@@ -1,4 +1,4 @@
-"""PairRotation with exponential decay (xPos)."""
+"""Rotary position embedding with exponential decay (xPos)."""
 
 from __future__ import annotations
 

@@ -85,11 +85,11 @@ def _describe_largest_score(trainer: Trainer, samples: list[Any]) -> str:
 
 
 def _largest_scores(model: nn.Module, sentence: dict[str, Any]) -> Iterator[_LargestScore]:
+    """Yield the largest score of each attention for a sentence."""
     for attention in capture_attention(model, lambda: model(**sentence)):
-        if attention.split is not None:
-            by_head = attention.split.scores.abs().amax((0, 2, 3))  # [B, H, T, S] -> [H]
-            score, head = by_head.max(0)  # NaN is the largest
-            yield _LargestScore(attention.stack, attention.layer, int(head), float(score))
+        by_head = attention.split.scores.abs().amax((0, 2, 3))  # [B, H, T, S] -> [H]
+        score, head = by_head.max(0)  # NaN is the largest
+        yield _LargestScore(attention.stack, attention.layer, int(head), float(score))
 
 
 def _sentences(inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:

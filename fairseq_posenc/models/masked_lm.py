@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from fairseq_posenc import registry
+from fairseq_posenc.backends.mask import DECBERT
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.transformer.document_ends import check_document_ends
 from fairseq_posenc.transformer.dropout import RetainedDropout
@@ -177,6 +178,6 @@ for _encoding in registry.names_for(encoder=True):
 for _name, _spec in HYBRIDS.items():
     _register(_name, _spec)
 _register("roberta_modern", MODERN, sizes=("", "_large"))  # a tiny one has only two layers
-for _name, _directions in registry.DECBERT.items():
+for _name, _directions in DECBERT.items():
     _register(_name, "learned", _directions)
     _register(f"{_name}_nope", "none", _directions)

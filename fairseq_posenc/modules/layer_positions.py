@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fairseq_posenc.assembly import Shared
-from fairseq_posenc.backends.base import expand_by_distance, score_scale
+from fairseq_posenc.backends.base import score_scale
+from fairseq_posenc.backends.by_distance import expand_by_distance
 from fairseq_posenc.backends.flex.scores import ScoreMod, score_mod
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
@@ -13,6 +13,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import Span
 from fairseq_posenc.registry import get
+from fairseq_posenc.shared import Shared
 
 
 class LayerPositions(nn.Module):
@@ -44,13 +45,13 @@ class LayerPositions(nn.Module):
 
     def __init__(self, positions: StackPositions, layer: int = 0) -> None:
         super().__init__()
-        self.kind = positions.assembly.spec.kind(layer)
+        self.kind = positions.assembly.spec.layer_kind(layer)
         terms = positions.assembly.check("auto")[self.kind]
-        of_softmax = terms.has_temperature or terms.sink is not None
-        of_vectors = any(terms.given("table", "values")) or terms.channel_gain is not None
-        of_tokens = terms.decay is not None or terms.counted_table is not None
-        lifts = any(get(item.name).lifts for item in positions.assembly.spec.kinds[self.kind])
-        if terms.product or of_vectors or of_softmax or of_tokens or lifts:
+        changes_softmax = terms.has_temperature or terms.sink is not None
+        has_vectors = any(terms.given("table", "values")) or terms.channel_gain is not None
+        reads_tokens = terms.decay is not None or terms.counted_table is not None
+        lifts = any(get(item.name).lifts for item in positions.assembly.spec.layer_kinds[self.kind])
+        if terms.product or has_vectors or changes_softmax or reads_tokens or lifts:
             raise UserError(
                 f"{positions.assembly.spec}: its scores are more than a rotated dot product, a "
                 "factor and a bias for each distance: take a SelfAttention"

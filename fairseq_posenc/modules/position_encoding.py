@@ -7,12 +7,12 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import attend, reference
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.stack_positions import StackPositions, positions_from_padding
 from fairseq_posenc.positions import Span
+from fairseq_posenc.shared import Shared
 
 
 class PositionEncoding(StackPositions):

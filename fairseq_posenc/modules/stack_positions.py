@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_posenc.assembly import Assembly, Shared
+from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, may_sync
-from fairseq_posenc.registry import get, parse
+from fairseq_posenc.registry import get
+from fairseq_posenc.shared import Shared
+from fairseq_posenc.specs import parse
 
 PADDING, END, TOKEN = 1, 2, 3
 
@@ -84,7 +86,7 @@ class StackPositions(nn.Module):
         if position_ids is not None:
             positions = self._with_ids(positions, position_ids)
         positions = self.shared.number(positions)
-        for encoding in self.input.each() if self.input is not None else ():
+        for encoding in self.input.as_list() if self.input is not None else ():
             vectors = encoding.embed(positions)
             if vectors is not None:
                 embeddings = embeddings + vectors.type_as(embeddings)
@@ -96,7 +98,7 @@ class StackPositions(nn.Module):
 
     def _split_documents(self, positions: Positions, ids: Optional[Tensor]) -> Positions:
         """Let positions start anew where the number of the document changes."""
-        packed = any(item.name == "documents" for item in self.assembly.spec.whole)
+        packed = any(item.name == "documents" for item in self.assembly.spec.whole_stack)
         if packed != (ids is not None):
             raise UserError(
                 "documents: give document_ids, the number of each token's document"

@@ -11,14 +11,14 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
-from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import attend
-from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.modules.self_attention import SelfAttentionCore
+from fairseq_posenc.modules.attention_core import SelfAttentionCore
 from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.decoding import cached_terms, lookahead_positions, slice_for_step
 from fairseq_posenc.transformer.forward_context import current_context
 
@@ -35,7 +35,7 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         embed_dim: C.
         num_heads: H.
         encodings: the encodings of this layer, those of the input excepted.
-        direction: ``both``, ``lr`` or ``rl`` (see :class:`~fairseq_posenc.backends.base.Mask`).
+        direction: ``both``, ``lr`` or ``rl`` (see :class:`~fairseq_posenc.backends.mask.Mask`).
         backend: ``auto`` or the name of a backend.
         kind: which of the stack's kinds of layers this one is (see :class:`Shared`).
         **kwargs: fairseq's own.
@@ -129,6 +129,7 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
     def _step_terms(
         self, state: IncrementalState, tgt_len: int, src_len: int, shared: Shared
     ) -> Terms:
+        """Compute the terms of a call; in decoding, slice them from those of many steps."""
         positions, span = shared.positions, shared.span
         tokens = positions.tokens.size(1)
         dropped = tokens - src_len
@@ -137,11 +138,11 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
             return self.terms(span, shared).without_first_keys(dropped)
         key = self._get_full_incremental_state_key("terms")
 
-        def terms_of(span: Span) -> Terms:
+        def compute(span: Span) -> Terms:
             ahead = lookahead_positions(positions, span)
             return self.terms(span, shared._replace(positions=ahead))
 
-        steps = cached_terms(state, key, span, terms_of)
+        steps = cached_terms(state, key, span, compute)
         # Numbers for each query or token, so those of later steps are not at hand.
         now = slice_for_step(steps, tokens)._replace(
             temperature=shared.terms.temperature,

@@ -36,8 +36,8 @@ class RotaryCrossAttention(MultiheadAttention):
                 "rope(cross_attention=true) does not work with --quant-noise-pq: quantised "
                 "projections would not rotate"
             )
-        for name, of_source in (("q_proj", False), ("k_proj", True)):
-            setattr(self, name, RotatedProjection(getattr(self, name), self.head_dim, of_source))
+        for name, is_key in (("q_proj", False), ("k_proj", True)):
+            setattr(self, name, RotatedProjection(getattr(self, name), self.head_dim, is_key))
 
     def forward(
         self,
@@ -66,17 +66,20 @@ class RotaryCrossAttention(MultiheadAttention):
 
 
 class RotatedProjection(nn.Linear):
-    """A projection to queries or keys, rotated by the current position state.
+    """Projects to queries or keys, and rotates them by the current position state.
 
-    It takes over the parameters of the plain one. Heads may be pruned.
+    Args:
+        plain: the projection whose parameters it takes over; heads may be pruned.
+        head_dim: D.
+        is_key: whether it projects the source's keys, else the target's queries.
     """
 
-    def __init__(self, plain: nn.Linear, head_dim: int, of_source: bool) -> None:
+    def __init__(self, plain: nn.Linear, head_dim: int, is_key: bool) -> None:
         # No numbers are drawn for parameters on "meta".
         super().__init__(plain.in_features, plain.out_features, device="meta")
         self.weight, self.bias = plain.weight, plain.bias
         self.head_dim = head_dim
-        self.of_source = of_source
+        self.is_key = is_key
 
     def forward(self, x: Tensor) -> Tensor:
         """Project ``(T, B, C)`` and rotate each head."""
@@ -85,11 +88,12 @@ class RotatedProjection(nn.Linear):
         return self._rotate(heads).permute(2, 0, 1, 3).reshape(projected.shape)  # [T, B, C]
 
     def _rotate(self, heads: Tensor) -> Tensor:
+        """Rotate heads ``(B, H, T, D)``."""
         shared = current_context()
-        rotation = None if shared is None else shared.source if self.of_source else shared.rotation
+        rotation = None if shared is None else shared.source if self.is_key else shared.rotation
         if rotation is None:
             raise UserError("rotary encoder-decoder attention works only inside a decoder")
         assert isinstance(rotation, PairRotation), "of rope"
         # fairseq projects one key for all beams of a sentence.
         rotation = rotation.select_sentences(heads.size(0))
-        return rotation.rotate_keys(heads) if self.of_source else rotation.rotate_queries(heads)
+        return rotation.rotate_keys(heads) if self.is_key else rotation.rotate_queries(heads)

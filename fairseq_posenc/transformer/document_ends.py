@@ -11,7 +11,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.registry import Spec
+from fairseq_posenc.specs import Spec
 
 
 def check_document_ends(spec: Spec, task: Any) -> None:
@@ -23,7 +23,11 @@ def check_document_ends(spec: Spec, task: Any) -> None:
         UserError: a masked LM would not see masked ends, no line of the text is empty, or no line
             ends with ``</s>``.
     """
-    ends = [dict(item.options).get("end", "eos") for item in spec.whole if item.name == "documents"]
+    ends = [
+        dict(item.options).get("end", "eos")
+        for item in spec.whole_stack
+        if item.name == "documents"
+    ]
     if not ends or not isinstance(task, (LanguageModelingTask, MaskedLMTask)):
         return
     settings: Any = getattr(task, "cfg", None) or getattr(task, "args", None)

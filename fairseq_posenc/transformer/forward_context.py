@@ -15,12 +15,14 @@ from typing import Any, cast
 
 from torch import nn
 
-from fairseq_posenc.assembly import Shared
 from fairseq_posenc.encodings.terms import TERMS
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.shared import Shared
 
 
 class _Context(threading.local):
+    """The position state of the forward pass that this thread is in."""
+
     def __init__(self) -> None:
         self.shared: Shared | None = None
 

@@ -13,12 +13,13 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
-from fairseq_posenc.assembly import Assembly, Shared
+from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.checkpoints.state_dict_adapter import COPIES
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
-from fairseq_posenc.registry import Spec
+from fairseq_posenc.shared import Shared
+from fairseq_posenc.specs import Spec
 from fairseq_posenc.transformer.attention import IncrementalState, PositionalAttention
 from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
 from fairseq_posenc.transformer.forward_context import collect_context, current_context, set_context
@@ -32,7 +33,7 @@ class InputPositions(nn.Module):
     def __init__(self, encodings: Encodings, padding_idx: int, eos_idx: int) -> None:
         super().__init__()
         self.encodings = encodings  # exactly one: a spec with two input encodings is refused
-        (encoding,) = encodings.each()
+        (encoding,) = encodings.as_list()
         # fairseq reads this attribute: the length of a table; 1e5 is what its sinusoids say.
         self.max_positions: int = getattr(encoding, "max_positions", int(1e5))
         self.padding_idx = padding_idx
@@ -46,7 +47,7 @@ class InputPositions(nn.Module):
         if shared is None:  # outside a stack
             tgt_len = tokens.size(1) if incremental_state is None else 1
             shared = Shared(Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len))
-        (encoding,) = self.encodings.each()
+        (encoding,) = self.encodings.as_list()
         vectors = encoding.embed(shared.positions)
         if vectors is None:
             raise AssertionError("an input encoding must add vectors")
@@ -83,7 +84,7 @@ class _PositionalLayer:
             getattr(cfg, side),
             encodings=Assembly(spec, dims).build_layer(self.index),
             backend=cfg.position.backend,
-            kind=spec.kind(self.index),
+            kind=spec.layer_kind(self.index),
             **kwargs,
         )
         return built
@@ -148,7 +149,7 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
         """Build fairseq's cross-attention, or the rotary one."""
-        if not rotates_source(cfg.position.decoder.keep([self.index])):
+        if not rotates_source(cfg.position.decoder.select_layers([self.index])):
             stock: nn.Module = super().build_encoder_attention(embed_dim, cfg)
             return stock
         width = cfg.encoder.embed_dim

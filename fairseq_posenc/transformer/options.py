@@ -16,10 +16,10 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.utils import safe_getattr
 from omegaconf import OmegaConf
 
-from fairseq_posenc.backends.base import DIRECTIONS
+from fairseq_posenc.backends.mask import DIRECTIONS
 from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.registry import Spec, parse
+from fairseq_posenc.specs import Spec, parse
 
 
 @dataclass

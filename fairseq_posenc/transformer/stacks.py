@@ -12,12 +12,13 @@ from typing import Any, cast
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from torch import Tensor, nn
 
-from fairseq_posenc.assembly import Assembly, Shared
+from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.checkpoints.identity import Identity, WeightSettings
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span, may_sync
+from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import IncrementalState
 from fairseq_posenc.transformer.decoding import cached_terms, lookahead_positions, span_of_step
 from fairseq_posenc.transformer.forward_context import current_context, inject_context, set_context
@@ -244,7 +245,7 @@ def _prepare(cfg: Any, side: str, dims: Dims) -> tuple[list[int] | None, Assembl
     if kept is None:
         spec.check_length(stack.layers)
     else:
-        spec = spec.keep(kept)
+        spec = spec.select_layers(kept)
     cfg.position = cfg.position._replace(**{side: spec})  # of which layers are built
     assembly = Assembly(spec, dims)
     # With fairseq's own tables it must fit into memory.

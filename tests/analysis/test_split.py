@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from fairseq_posenc.analysis.split import split
-from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.positions import Span
 from tests.helpers.formulas import INPUTS, make, our_scores, positions_of, their_scores
-from tests.helpers.tiny_models import COMPOSITIONS, specs
+from tests.helpers.tiny_models import COMPOSITIONS, encoding_specs
 
 LENGTH = 6
 
 
-SPECS = [*specs("scores", "rotation"), *COMPOSITIONS, "none"]
+SPECS = [*encoding_specs("scores", "rotation"), *COMPOSITIONS, "none"]
 
 
 def parts(spec: str, dtype: torch.dtype = torch.float64):

@@ -10,15 +10,11 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_posenc.backends import BACKENDS, available, blocked, check, choose
-from fairseq_posenc.backends.base import (
-    DIRECTIONS,
-    AttentionCall,
-    CallFeatures,
-    Mask,
-    PerForwardCache,
-)
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures
 from fairseq_posenc.backends.blocked import dropout as hashed
 from fairseq_posenc.backends.blocked import geometry
+from fairseq_posenc.backends.forward_cache import PerForwardCache
+from fairseq_posenc.backends.mask import DIRECTIONS, Mask
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from tests.helpers.tiny_models import logits, make_model, make_tokens

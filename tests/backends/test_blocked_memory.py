@@ -12,8 +12,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.autograd.graph import saved_tensors_hooks
 
 from fairseq_posenc.backends import blocked
-from fairseq_posenc.backends.base import AttentionCall, Mask
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.blocked import geometry
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.terms import Terms
 from tests.backends.test_backends import inputs as small_inputs
 from tests.backends.test_backends import make_terms, masks

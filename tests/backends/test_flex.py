@@ -8,8 +8,9 @@ from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import flex_attention
 
 from fairseq_posenc.backends import choose, flex, reference
-from fairseq_posenc.backends.base import AttentionCall, CallFeatures, Mask
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures
 from fairseq_posenc.backends.flex.sizes import rounded_length
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.position_encoding import PositionEncoding

@@ -8,16 +8,13 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from fairseq_posenc import registry
+from fairseq_posenc import registry, specs
 from fairseq_posenc.api import PositionEncoding
+from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.backends import BACKENDS
-from fairseq_posenc.backends.base import (
-    DIRECTIONS,
-    AttentionCall,
-    CallFeatures,
-    Mask,
-    expand_by_distance,
-)
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures
+from fairseq_posenc.backends.by_distance import expand_by_distance
+from fairseq_posenc.backends.mask import DIRECTIONS, Mask
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
@@ -30,7 +27,7 @@ LENGTH = 48
 
 def terms_of(name: str) -> Terms:
     """Return an encoding's terms, with parameters large enough for an error to show."""
-    encoding = registry.build(registry.parse(name), DIMS)
+    encoding = build_encodings(specs.parse(name), DIMS)
     for parameter in encoding.parameters():
         torch.nn.init.normal_(parameter)
     tokens = torch.arange(LENGTH)[None] + 4

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fairseq_posenc.backends import BACKENDS
-from fairseq_posenc.backends.base import AttentionCall, Mask
+from fairseq_posenc.backends.base import AttentionCall
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.terms import Terms
 from tests.backends.test_backends import ROWS, B, D, H, T, inputs, leaves_of, make_terms, masks
 

@@ -17,8 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_posenc.backends import choose, recorded, reference
 from fairseq_posenc.backends import triton as backend
-from fairseq_posenc.backends.base import DIRECTIONS, AttentionCall, CallFeatures, Mask
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures
+from fairseq_posenc.backends.mask import DIRECTIONS, Mask
 from fairseq_posenc.backends.triton import resets
+from fairseq_posenc.backends.triton.problem import StoredTiles
 from fairseq_posenc.encodings.terms import Terms
 from tests.helpers.programs import true_start
 from tests.helpers.tiny_models import logits, make_model, make_tokens
@@ -352,7 +354,7 @@ class Largest(TorchDispatchMode):
 
 def test_nothing_grows_with_the_square_of_the_length(monkeypatch):
     """The backward pass stores tiles, but only so many numbers at a time."""
-    monkeypatch.setattr(slabs, "NUMBERS", 4_000)
+    monkeypatch.setattr(slabs, "MAX_VALUES", 4_000)
     length = 64
     rows = 2 * length - 1
     query, key, value = (leaf(1, 1, length, 4) for _ in range(3))
@@ -370,7 +372,7 @@ def test_nothing_grows_with_the_square_of_the_length(monkeypatch):
 @pytest.mark.parametrize("numbers", [4 * 3 * 4_000, 14_000, 6_000])
 @pytest.mark.parametrize(("direction", "product"), [("both", False), ("lr", True), ("rl", True)])
 def test_slabs_of_any_size(direction, product, numbers, monkeypatch):
-    monkeypatch.setattr(slabs, "NUMBERS", numbers)
+    monkeypatch.setattr(slabs, "MAX_VALUES", numbers)
     mask = Mask(direction, padding("left", 2, 37))
     form = {**EVERYTHING, "product": product}
     terms = make_terms(form, 20, 37, first_of(mask.key_padding))
@@ -382,11 +384,12 @@ def test_slabs_cover_every_pair_once():
         attention.Settings(None, None, None, 1.0, "both", product=False, exact=False),
         [torch.zeros(3, H, n, D) for n in (20, 37, 37)] + [None] * 5,
     )
+    stored = StoredTiles(True, False, False, False, False, key=True)
     for numbers in (10**6, 6_000, 2_000, 1):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(slabs, "NUMBERS", numbers)
+            patch.setattr(slabs, "MAX_VALUES", numbers)
             seen = torch.zeros(3 * H, 37)
-            for slab in slabs.split_slabs(problem, 16, (True, False, False, False, False, True)):
+            for slab in slabs.split_slabs(problem, 16, stored):
                 span = slice(slab.layout.start, slab.layout.end)
                 seen[slab.sequence : slab.sequence + slab.sequences, span] += 1
             assert seen.eq(1).all()

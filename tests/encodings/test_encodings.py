@@ -8,12 +8,13 @@ import pickle
 import pytest
 import torch
 
-from fairseq_posenc import registry
+from fairseq_posenc import registry, specs
 from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.api import SelfAttention, StackPositions
-from fairseq_posenc.assembly import Assembly
+from fairseq_posenc.assembly import Assembly, build_encodings
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import AttentionCall, Mask
+from fairseq_posenc.backends.base import AttentionCall
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.distance_table import DistanceTable
 from fairseq_posenc.encodings.terms import Terms
@@ -33,21 +34,21 @@ from tests.helpers.formulas import (
     rotated,
     their_scores,
 )
-from tests.helpers.tiny_models import COMPOSITIONS, needs_causal, specs
+from tests.helpers.tiny_models import COMPOSITIONS, encoding_specs, needs_causal
 
 
 @pytest.mark.parametrize(("tgt_len", "src_len"), [(5, 5), (1, 5), (2, 6), (8, 8), (17, 17)])
-@pytest.mark.parametrize("spec", [*specs("scores", "rotation"), *COMPOSITIONS, "none"])
+@pytest.mark.parametrize("spec", [*encoding_specs("scores", "rotation"), *COMPOSITIONS, "none"])
 def test_scores_equal_the_formula(spec, tgt_len, src_len):
     built = make(spec)
     query = torch.randn(2, tgt_len, 8, dtype=torch.float64)
     key = torch.randn(2, src_len, 8, dtype=torch.float64)
     ours, theirs = our_scores(built, query, key), their_scores(built, spec, query, key)
-    tolerance = 1e-5 if IN_FLOAT32 & {i.name for i in registry.parse(spec).items} else 1e-12
+    tolerance = 1e-5 if IN_FLOAT32 & {i.name for i in specs.parse(spec).items} else 1e-12
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("spec", [s for s in specs("scores") if "shaw_values" not in s])
+@pytest.mark.parametrize("spec", [s for s in encoding_specs("scores") if "shaw_values" not in s])
 def test_gradients_equal_those_of_the_formula(spec):
     built = make(spec)
     query = torch.randn(2, 4, 8, dtype=torch.float64, requires_grad=True)
@@ -65,8 +66,7 @@ def test_gradients_equal_those_of_the_formula(spec):
 def test_parameter_count_has_a_closed_form(name):
     causal = needs_causal(name)
     dims, layers = Dims(embed_dim=24, num_heads=3, max_positions=7, causal=causal), 5
-    counted = catalogue.count(registry.parse(name), dims, layers)
-    assert counted == registry.get(name).parameter_count(dims, layers)
+    counted = catalogue.count(specs.parse(name), dims, layers)
     assert counted == oracles.parameter_count(name, m=5, n=7, d=8, D=24, h=3)
 
 
@@ -75,7 +75,7 @@ def test_documentation_has_every_section(name):
     assert all(catalogue.page(name))
 
 
-@pytest.mark.parametrize("spec", [*specs("input", "scores", "rotation"), *COMPOSITIONS])
+@pytest.mark.parametrize("spec", [*encoding_specs("input", "scores", "rotation"), *COMPOSITIONS])
 def test_copies_and_pickles(spec):
     built = make(spec)
     expected = {name: value.clone() for name, value in built.state_dict().items()}
@@ -86,21 +86,21 @@ def test_copies_and_pickles(spec):
         built.load_state_dict(expected)
 
 
-@pytest.mark.parametrize("spec", specs("scores"))
+@pytest.mark.parametrize("spec", encoding_specs("scores"))
 def test_initial_parameters_are_small_and_not_zero(spec):
     dims = Dims(64, 2, 64, causal=needs_causal(spec))
-    encoding = registry.build(registry.parse(spec), dims)
+    encoding = build_encodings(specs.parse(spec), dims)
     for name, parameter in encoding.named_parameters():
         assert parameter.abs().mean() < 2 or name == "fox.gate.bias"  # keeps nearly all
         assert parameter.abs().sum() > 0 or name.endswith("bias") or name == "cope.table"
 
 
-@pytest.mark.parametrize("spec", specs("rotation"))
+@pytest.mark.parametrize("spec", encoding_specs("rotation"))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_leaves_angles_exact(spec, dtype):
     """Beyond position 2000 an angle in half precision would be off by a radian."""
     dims = Dims(16, 2, 4096, causal=needs_causal(spec))
-    built = registry.build(registry.parse(spec), dims)
+    built = build_encodings(specs.parse(spec), dims)
     query = torch.randn(1, 2, 3, 8, dtype=dtype)
     index = torch.arange(2001, 2004)[None]
     exact, _ = rotated(built, query.double(), query.double(), index)
@@ -169,7 +169,7 @@ def test_sentence_positions_equal_the_formula():
     assert torch.equal(ours[real], theirs[real])
 
 
-@pytest.mark.parametrize("spec", specs("scores", "rotation"))
+@pytest.mark.parametrize("spec", encoding_specs("scores", "rotation"))
 def test_four_times_longer_than_trained(spec):
     if spec.startswith("tupe"):
         with pytest.raises(UserError, match="longer than the 20 positions of 'tupe"):
@@ -243,7 +243,7 @@ def test_biases_of_two_encodings_add_up():
 
 def test_a_part_of_odd_heads_can_be_rotated():
     dims = Dims(18, 2, 8)
-    built = registry.build(registry.parse("rope(fraction=0.9)"), dims)
+    built = build_encodings(specs.parse("rope(fraction=0.9)"), dims)
     heads = torch.randn(3, 5, 18).view(3, 5, 2, 9).permute(1, 2, 0, 3)
     query, _ = rotated(built, heads, heads, torch.arange(3)[None])
     torch.testing.assert_close(query[..., 8], heads[..., 8])
@@ -251,13 +251,13 @@ def test_a_part_of_odd_heads_can_be_rotated():
 
 
 def test_values_by_distance_go_with_any_scale():
-    parsed = registry.parse("shaw(scale_factor=2)+shaw_values")
+    parsed = specs.parse("shaw(scale_factor=2)+shaw_values")
     assert Assembly(parsed, DIMS).check("auto")[0].scale_factor == 2
 
 
 def test_xpos_is_finite_in_fp16_at_both_ends_of_a_long_sequence():
     dims = Dims(16, 2, 8192, causal=True)
-    built = registry.build(registry.parse("xpos"), dims)
+    built = build_encodings(specs.parse("xpos"), dims)
     states = torch.randn(1, 2, 8192, 8, dtype=torch.float16)
     for side in rotated(built, states, states, torch.arange(8192)[None]):
         assert side.isfinite().all()
@@ -284,19 +284,19 @@ def test_right_padding_beyond_the_table_is_no_position():
 
 @pytest.mark.parametrize("spec", ["alibi", "sandwich"])
 def test_fixed_biases_do_not_lose_precision_with_the_model(spec):
-    built = registry.build(registry.parse(spec), DIMS)
+    built = build_encodings(specs.parse(spec), DIMS)
     span, positions = Span.from_lengths(8, 8, torch.device("cpu")), positions_of(8, 8)
     exact = built.terms(span, positions).bias
     assert torch.equal(built.half().terms(span, positions).bias, exact)
 
 
 def test_sinusoids_do_not_lose_precision_with_the_model():
-    built = registry.build(registry.parse("sinusoidal"), DIMS)["sinusoidal"]
+    built = build_encodings(specs.parse("sinusoidal"), DIMS)["sinusoidal"]
     exact = built.embed(positions_of(8, 8))
     assert torch.equal(built.half().embed(positions_of(8, 8)), exact)
 
 
-@pytest.mark.parametrize("spec", specs("scores"))
+@pytest.mark.parametrize("spec", encoding_specs("scores"))
 def test_gradients_equal_differences(spec):
     built = make(spec, DIMS._replace(max_positions=4))
     query, key, value = (
@@ -329,7 +329,7 @@ def test_gradients_of_values_by_distance_equal_those_of_the_formula():
     )
     scores = oracles.none(query, key, {}, {})
     allowed = oracles.allowed("both", 4, 4)
-    (item,) = registry.parse("shaw_values").items
+    (item,) = specs.parse("shaw_values").items
     params = {"value_table": built["shaw_values"].table.weight}
     theirs = oracles.shaw_values(scores, value, allowed, params, oracle_options(item))
     ours_sum = (ours[0] * weight).sum() + weights.square().sum()
@@ -357,7 +357,7 @@ def test_large_comparisons_of_positions_do_not_overflow_half_precision(
     spec, times, reset, autocast
 ):
     """A score of 65,504 is the last that fp16 has; a model need not be near it to diverge."""
-    built = registry.build(registry.parse(spec + reset), Dims(768, 12, 64))
+    built = build_encodings(specs.parse(spec + reset), Dims(768, 12, 64))
     with torch.no_grad():
         for parameter in built.parameters():
             parameter.mul_(times)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fairseq_posenc import registry
+from fairseq_posenc import specs
 from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
 
 transformers = pytest.importorskip("transformers")
@@ -163,14 +163,14 @@ def test_gemma_3s_attention_equals_the_librarys_between_its_norms(side, causal):
     padding[1, -4:] = side == "right"
     padding[1, :4] = side == "left"
     attentions, found = attended(model, padding)
-    parsed = registry.parse(spec)
+    parsed = specs.parse(spec)
     for index, (theirs, (given, expected)) in enumerate(zip(attentions, found)):
         query, key, value = (
             projection(given).unflatten(-1, (-1, 8)).transpose(1, 2)
             for projection in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
         )
         key, value = (x.repeat_interleave(2, 1) for x in (theirs.k_norm(key), value))
-        positions = PositionEncoding(str(parsed.keep([index])), WIDTH, HEADS, 64, causal)
+        positions = PositionEncoding(str(parsed.select_layers([index])), WIDTH, HEADS, 64, causal)
         mine = positions.attend(theirs.q_norm(query), key, value, padding)
         mine = theirs.o_proj(mine.transpose(1, 2).flatten(2))
         torch.testing.assert_close(mine[~padding], expected[~padding], rtol=1e-5, atol=1e-5)

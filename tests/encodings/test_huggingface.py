@@ -16,8 +16,9 @@ from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc import registry
-from fairseq_posenc.backends.base import expand_by_distance
+from fairseq_posenc import specs
+from fairseq_posenc.assembly import build_encodings
+from fairseq_posenc.backends.by_distance import expand_by_distance
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.deberta_v2 import DebertaV2
 from fairseq_posenc.encodings.t5 import bucket_distances
@@ -33,7 +34,7 @@ STORED = 1e-8  # stored numbers are rounded
 def ours_of(case: Case, size: Size, given: Tensors) -> Tensors:
     """Return what our encoding gives for a case, under the names that theirs have."""
     dims = Dims(size.width, size.heads, size.positions, case.causal)
-    encodings = registry.build(registry.parse(case.spec), dims).double()
+    encodings = build_encodings(specs.parse(case.spec), dims).double()
     with torch.no_grad():
         return OURS[case.theirs](encodings, dims, given)
 
@@ -253,7 +254,7 @@ def test_deberta_v2_buckets_equal_theirs_at_every_distance(buckets, positions):
 
 def test_sinusoids_equal_those_of_fairseq_with_padding():
     tokens = torch.tensor([[0, 7, 8, 9, EOS], [PAD, PAD, 0, 7, EOS], [0, 7, EOS, PAD, PAD]])
-    encodings = registry.build(registry.parse("sinusoidal(layout=fairseq)"), Dims(16, 2, 9))
+    encodings = build_encodings(specs.parse("sinusoidal(layout=fairseq)"), Dims(16, 2, 9))
     ours = encodings["sinusoidal"].embed(Positions.from_tokens(tokens, PAD, EOS, 5))
     theirs = SinusoidalPositionalEmbedding(16, PAD)(tokens)
     real = tokens.ne(PAD)

@@ -9,7 +9,7 @@ from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.registry import parse
+from fairseq_posenc.specs import parse
 from tests.helpers import oracles
 
 transformers = pytest.importorskip("transformers")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from fairseq_posenc import registry
+from fairseq_posenc import registry, specs
+from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.positions import Positions, Span
 from tests.helpers import oracles
@@ -26,7 +27,7 @@ def make(spec: str, dims: Dims = DIMS, dtype: torch.dtype = torch.float64):
     """Build encodings with parameters of order one, so that each of them matters."""
     dims = dims._replace(causal=needs_causal(spec))
     torch.randn(2, 4, 8)  # the published vectors were drawn after so many other numbers
-    return awake(registry.build(registry.parse(spec), dims).to(dtype))
+    return awake(build_encodings(specs.parse(spec), dims).to(dtype))
 
 
 def awake(built):
@@ -66,7 +67,7 @@ def our_scores(built, query, key):
         terms = terms._replace(content_rows=None, query_table=rows, key_table=rows)
     decay = built.decay(INPUTS[None, :src_len].to(query.dtype), positions_of(src_len, src_len))
     terms = terms.with_decay(decay, query.size(0))
-    mask = Mask("lr" if any(each.causal_only for each in built.each()) else "both")
+    mask = Mask("lr" if any(each.causal_only for each in built.as_list()) else "both")
     return reference.scores(rotated_query, rotated_key, terms, mask)[0]
 
 
@@ -96,7 +97,7 @@ def their_scores(built, spec: str, query, key, inputs=INPUTS, **projections):
     ``inputs`` of the layer, one row a key, are what gates look at.
     """
     tgt_len, src_len = query.size(1), key.size(1)
-    parsed = registry.parse(spec).items
+    parsed = specs.parse(spec).items
     for item in parsed:
         if registry.get(item.name).acts_on == "rotation" and item.name not in oracles.SCORES:
             rotate, options = getattr(oracles, item.name), oracle_options(item)

@@ -53,7 +53,7 @@ def compare_encoding(name: str, place: str, causal: bool) -> float:
     x = torch.randn(1, LENGTH, WIDTH, dtype=torch.float64)
     ids = torch.tensor([documents or [0] * LENGTH])
     ours = layer(*positions(x, document_ids=ids if documents else None))[0]
-    every = Encodings({**positions.shared.named(), **layer.encodings.named()})
+    every = Encodings({**positions.shared.as_dict(), **layer.encodings.as_dict()})
     direction = "lr" if causal else "both"
     differences = []
     for same in (ids == document for document in ids.unique()):

@@ -12,7 +12,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
-from fairseq_posenc import registry
+from fairseq_posenc import registry, specs
 from fairseq_posenc.checkpoints.identity import Identity, WeightSettings, is_identity
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 
@@ -98,7 +98,7 @@ NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.
 
 def needs_causal(spec: str) -> bool:
     """Return whether a spec has a meaning in decoders alone."""
-    parsed = registry.parse(spec)
+    parsed = specs.parse(spec)
     return "causal" in spec or any(registry.get(item.name).causal_only for item in parsed.items)
 
 
@@ -107,7 +107,7 @@ def directions(spec: str) -> list[str]:
     return ["lr"] if "cope" in spec else ["both", "lr", "rl"]
 
 
-def specs(*places: str) -> list[str]:
+def encoding_specs(*places: str) -> list[str]:
     """Return every encoding, alone and with each of its options, that acts on given places."""
     found = []
     for name in registry.names():

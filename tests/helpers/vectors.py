@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fairseq_posenc import registry
+from fairseq_posenc import registry, specs
 from fairseq_posenc.encodings.base import Dims
 from tests.helpers import oracles
 from tests.helpers.formulas import EOS, PAD, make, oracle_options, oracle_params
@@ -54,9 +54,9 @@ class Case(NamedTuple):
     direction: str = ""
 
     @property
-    def item(self) -> registry.Item:
+    def item(self) -> specs.Item:
         """The encoding, read."""
-        (item,) = registry.parse(self.spec).items
+        (item,) = specs.parse(self.spec).items
         return item
 
     @property

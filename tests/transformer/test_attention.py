@@ -7,23 +7,24 @@ import math
 import pytest
 import torch
 
-from fairseq_posenc import registry
+from fairseq_posenc import specs
+from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.attention import PositionalAttention
 from tests.helpers import oracles
 from tests.helpers.formulas import DIMS, awake, oracle_options, oracle_params, their_scores
-from tests.helpers.tiny_models import COMPOSITIONS, directions, needs_causal, specs
+from tests.helpers.tiny_models import COMPOSITIONS, directions, encoding_specs, needs_causal
 
-SPECS = ["none", *specs("scores", "rotation"), *COMPOSITIONS]
+SPECS = ["none", *encoding_specs("scores", "rotation"), *COMPOSITIONS]
 LENGTH = 17  # beyond the 16 keys that kernels handle apart
 
 
 def make(spec: str, direction: str = "both", backend: str = "auto", **kwargs):
     dims = DIMS._replace(causal=needs_causal(spec))
-    parsed = registry.parse(spec)
+    parsed = specs.parse(spec)
     # Shared encodings too are put into the layer here: a stack only passes their terms on.
-    built = registry.build({**parsed.own(0), **parsed.shared}, dims)
+    built = build_encodings({**parsed.layer_modules(0), **parsed.shared_modules}, dims)
     attention = PositionalAttention(16, 2, built, direction, backend, **kwargs).double().eval()
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
@@ -46,7 +47,7 @@ def scores_and_values(attention, spec, x):
 @torch.no_grad()
 def attend_by_formula(attention, spec, scores, value, allowed):
     """Attend one sentence by the oracles: ``(length, 16)``."""
-    values = [i for i in registry.parse(spec).items if i.name == "shaw_values"]
+    values = [i for i in specs.parse(spec).items if i.name == "shaw_values"]
     if values:
         params = oracle_params(attention.encodings, "shaw_values")
         params = {"value_table": params["table"]}
@@ -209,4 +210,4 @@ def test_extra_keys_without_a_position_are_refused(option):
 
 def test_heads_must_divide_the_width():
     with pytest.raises(UserError, match="width 16 cannot be divided among 3"):
-        registry.build(registry.parse("m4"), Dims(16, 3, 8))
+        build_encodings(specs.parse("m4"), Dims(16, 3, 8))

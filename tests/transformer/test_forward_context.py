@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_posenc import positions, registry
-from fairseq_posenc.backends import indexed
+from fairseq_posenc.backends import by_distance
 from fairseq_posenc.transformer.forward_context import current_context
 from tests.helpers.tiny_models import (
     ARCHITECTURES,
@@ -30,7 +30,7 @@ from tests.helpers.tiny_models import (
 )
 
 FAMILIES = list(ARCHITECTURES)
-ONES = "fairseq_posenc.backends.base.Mask._combine"
+ONES = "fairseq_posenc.backends.mask.Mask._combine"
 CROSS = "rope(cross_attention=true)"
 # Operations that make the CPU wait for a GPU.
 WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero"}
@@ -204,8 +204,8 @@ def test_biases_and_masks_are_made_once_a_forward_pass(
 
 
 def test_a_resets_rows_are_found_once_a_forward_pass(monkeypatch):
-    calls, real = [], indexed._row_index
-    monkeypatch.setattr(indexed, "_row_index", lambda *args: calls.append(1) or real(*args))
+    calls, real = [], by_distance._row_index
+    monkeypatch.setattr(by_distance, "_row_index", lambda *args: calls.append(1) or real(*args))
     options = {"position_encoding": "m4+reset", "position_backend": "reference"}
     logits(make_model("masked_lm", **options), "masked_lm", make_tokens())
     assert len(calls) == 1

@@ -7,7 +7,7 @@ from argparse import Namespace
 import pytest
 import torch
 
-from fairseq_posenc import registry
+from fairseq_posenc import registry, specs
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
@@ -45,7 +45,7 @@ def test_each_layer_equals_the_formula_of_its_encodings(spec, causal):
         return  # the oracle of t5 has the buckets of encoders
     direction = "lr" if causal else "both"
     positions = awake(StackPositions(spec, 16, 2, max_positions=20, causal=causal)).double()
-    parsed = registry.parse(spec)
+    parsed = specs.parse(spec)
     embeddings = torch.randn(3, LENGTH, 16, dtype=torch.float64)
     padding = torch.zeros(3, LENGTH, dtype=torch.bool)
     padding[1, -2:] = True
@@ -55,9 +55,9 @@ def test_each_layer_equals_the_formula_of_its_encodings(spec, causal):
         layer = SelfAttention(positions, layer=index).double().eval()
         awake(layer.encodings)
         found, _ = layer(x, shared)
-        own = parsed.keep([index])
+        own = parsed.select_layers([index])
         modules = dict(layer.encodings.items())
-        for name, item in parsed.shared.items():
+        for name, item in parsed.shared_modules.items():
             if item in own.items:
                 modules[item.name] = positions.shared[name]
         for row in range(3):
@@ -92,10 +92,10 @@ def test_what_some_layers_share_is_one_module_computed_once(monkeypatch):
     ],
 )
 def test_specs_have_one_canonical_form(written, canonical):
-    spec = registry.parse(written)
+    spec = specs.parse(written)
     if canonical is not None:
         assert str(spec) == canonical
-    assert registry.parse(str(spec)) == spec
+    assert specs.parse(str(spec)) == spec
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_specs_have_one_canonical_form(written, canonical):
 )
 def test_lists_that_cannot_be_read_are_one_line(written, message):
     with pytest.raises(UserError, match=message):
-        registry.parse(written)
+        specs.parse(written)
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)

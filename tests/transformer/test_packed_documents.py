@@ -13,13 +13,13 @@ from tests.helpers.commands import train
 from tests.helpers.tiny_models import (
     COMPOSITIONS,
     PATTERNS,
+    encoding_specs,
     make_model,
     needs_causal,
-    specs,
 )
 
 PAD, EOS = 1, 2
-SPECS = ["none", *specs("input", "scores", "rotation"), *COMPOSITIONS, *PATTERNS]
+SPECS = ["none", *encoding_specs("input", "scores", "rotation"), *COMPOSITIONS, *PATTERNS]
 # Documents of an encoder end with </s>; those of a causal model begin with it.
 DOCUMENTS = [[0, 5, 6, 7, EOS], [8, 9, EOS], [10, 11, 12, 13, EOS]]
 CAUSAL = [[EOS, 5, 6, 7], [EOS, 8, 9], [EOS, 10, 11, 12, 13]]

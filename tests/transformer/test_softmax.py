@@ -18,16 +18,18 @@ from tests.helpers.formulas import INPUTS, awake, their_scores
 from tests.helpers.tiny_models import (
     COMPOSITIONS,
     assert_decoding_equals_full_pass,
+    encoding_specs,
     logits,
     make_model,
     make_tokens,
     needs_causal,
-    specs,
 )
 from tests.transformer.test_windows import visible
 
 PAD, HEADS, WIDTH, LENGTH = 1, 2, 16, 17
-SPECS = [s for s in ("none", *specs("scores", "rotation"), *COMPOSITIONS) if "values" not in s]
+SPECS = [
+    s for s in ("none", *encoding_specs("scores", "rotation"), *COMPOSITIONS) if "values" not in s
+]
 OF_SOFTMAX = [
     "ssmax",
     "logn(length=5)",
@@ -91,7 +93,7 @@ def attended(spec: str, backends: Iterable[str], causal: bool, direction: str):
             encoding.attend(query, key, value, padding, direction, backend=backend, inputs=inputs)
             for backend in backends
         ]
-        modules = {**encoding.shared.named(), **encoding.layer.named()}
+        modules = {**encoding.shared.as_dict(), **encoding.layer.as_dict()}
         expected = torch.zeros_like(query)
         built = torch.nn.ModuleDict(modules)
         for b in range(3):

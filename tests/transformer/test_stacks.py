@@ -9,14 +9,14 @@ import pytest
 import torch
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 
-from fairseq_posenc import registry
+from fairseq_posenc import registry, specs
 from fairseq_posenc.analysis import catalogue
-from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import triton
 from fairseq_posenc.checkpoints.identity import is_identity
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer import decoding
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import set_context
@@ -50,7 +50,7 @@ PAD, EOS = 1, 2
 
 def has_parameters(spec: str) -> bool:
     dims = Dims(embed_dim=32, num_heads=4, max_positions=24, causal=needs_causal(spec))
-    return catalogue.count(registry.parse(spec), dims, layers=2) > 0
+    return catalogue.count(specs.parse(spec), dims, layers=2) > 0
 
 
 def awake(model):
@@ -158,7 +158,7 @@ def test_rotary_cross_attention_equals_the_formula():
     model = make_model("translation", position_encoding="none", position_encoding_decoder=CROSS)
     attention = model.decoder.layers[0].encoder_attn.double()
     query, key = torch.randn(3, 1, 32).double(), torch.randn(5, 1, 32).double()
-    (rope,) = model.decoder.encodings.each()
+    (rope,) = model.decoder.encodings.as_list()
     at_target, at_source = (rope.rotation(torch.arange(length)[None]) for length in (3, 5))
     with set_context(Shared(None, rotation=at_target, source=at_source)):
         ours, _ = attention(query, key, key, static_kv=True, need_weights=False)

@@ -10,7 +10,8 @@ import torch
 
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.backends import blocked
-from fairseq_posenc.backends.base import AttentionCall, Mask
+from fairseq_posenc.backends.base import AttentionCall
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
@@ -18,14 +19,14 @@ from tests.helpers.tiny_models import (
     COMPOSITIONS,
     assert_decoding_equals_full_pass,
     directions,
+    encoding_specs,
     make_model,
     make_tokens,
     needs_causal,
-    specs,
 )
 from tests.transformer.test_attention import attend_by_formula, make, scores_and_values
 
-SPECS = ["none", *specs("scores", "rotation"), *COMPOSITIONS]
+SPECS = ["none", *encoding_specs("scores", "rotation"), *COMPOSITIONS]
 WITHOUT_VALUES = [spec for spec in SPECS if "values" not in spec]
 BOTH_LIMITS = "window(size=4)+chunk(size=3)"
 LIMITS = ["window(size=1)", "window(size=4)", "window(size=5)", "chunk(size=4)"]

@@ -19,7 +19,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairseq_posenc import registry
+from fairseq_posenc import registry, specs
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS
@@ -76,7 +76,7 @@ texts = st.one_of(st.text(max_size=80), st.lists(words, max_size=12).map("".join
 
 
 @st.composite
-def specs(draw: Any) -> str:
+def written_specs(draw: Any) -> str:
     """Return a spec that can be read, or nearly: encodings with options of any value."""
     parts = []
     for name in draw(st.lists(st.sampled_from(registry.names()), min_size=1, max_size=3)):
@@ -89,11 +89,11 @@ def specs(draw: Any) -> str:
 
 
 @made_up
-@given(st.one_of(texts, specs()))
+@given(st.one_of(texts, written_specs()))
 def test_specs(text):
     with result_or_line():
-        spec = registry.parse(text)
-        assert registry.parse(str(spec)) == spec
+        spec = specs.parse(text)
+        assert specs.parse(str(spec)) == spec
     with result_or_line():
         parse_variants(text)
 
@@ -118,7 +118,7 @@ sizes = {
 
 
 @made_up
-@given(spec=st.one_of(specs(), st.sampled_from(registry.names())), **sizes)
+@given(spec=st.one_of(written_specs(), st.sampled_from(registry.names())), **sizes)
 def test_sizes_masks_and_types(spec, batch, length, heads, width, causal, dtype, seed):
     """Padding of any kind, whole rows of it as well: outputs and gradients are finite numbers."""
     built = stack(spec, causal, heads, width)

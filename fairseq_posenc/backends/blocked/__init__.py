@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import AttentionCall, CallFeatures, Mask, score_scale
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scale
 from fairseq_posenc.backends.blocked.dropout import draw
 from fairseq_posenc.backends.blocked.function import BlockedAttention
 from fairseq_posenc.backends.blocked.geometry import Geometry, Rule
@@ -28,6 +28,7 @@ from fairseq_posenc.backends.blocked.operands import (
     reverse_queries,
 )
 from fairseq_posenc.backends.blocked.reset import find_first_tokens
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 
@@ -38,7 +39,7 @@ SAVED_BYTES = 320 * 2**20
 
 
 def unavailable() -> str:
-    """Return no reason: it runs wherever torch does."""
+    """Explain nothing: it runs wherever torch does."""
     return ""
 
 
@@ -56,7 +57,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """See :class:`~fairseq_posenc.backends.base.Backend`."""
+    """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
     query, key, value, terms, mask, dropout, _ = call
     if query.size(2) == 1:
         return reference.attend(call)
@@ -64,32 +65,33 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         with torch.autocast(query.device.type, enabled=False):
             return attend(call)
     geometry = Geometry.from_call(query, key.size(2), mask, terms)
-    given = Operands(at_least_fp32(query), at_least_fp32(key), at_least_fp32(value))
-    rule, given = _prepare_operands(geometry, given, terms, mask, dropout)
-    given = given._replace(**lay_out_softmax(geometry, call), **lay_out_decay(geometry, call))
-    learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+    operands = Operands(at_least_fp32(query), at_least_fp32(key), at_least_fp32(value))
+    rule, operands = _prepare_operands(geometry, operands, terms, mask, dropout)
+    operands = operands._replace(**lay_out_softmax(geometry, call), **lay_out_decay(geometry, call))
+    learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
+    temperature = operands.temperature
     # The gradient of a temperature takes the scores, which are not saved.
-    scores = given.temperature is not None and given.temperature.requires_grad
-    saves = learns and not scores and _count_saved_bytes(geometry, rule, given) <= SAVED_BYTES
-    rule = rule._replace(saves=saves)
-    return BlockedAttention.apply(geometry, rule, *given).type_as(query), None
+    if learns and (temperature is None or not temperature.requires_grad):
+        fits = _count_saved_bytes(geometry, rule, operands) <= SAVED_BYTES
+        rule = rule._replace(saves=fits)
+    return BlockedAttention.apply(geometry, rule, *operands).type_as(query), None
 
 
 def _prepare_operands(
-    geometry: Geometry, given: Operands, terms: Terms, mask: Mask, dropout: float
+    geometry: Geometry, operands: Operands, terms: Terms, mask: Mask, dropout: float
 ) -> tuple[Rule, Operands]:
     """Lay out all operands beside query, key and value, with the rule; autograd records it."""
-    device = given.query.device
-    terms, scale = _fold_scale(terms, score_scale(terms, given.query.size(-1)))
+    device = operands.query.device
+    terms, scale = _fold_scale(terms, score_scale(terms, operands.query.size(-1)))
     by_name = {
         name: pad_table(x, geometry) for name, term, x in terms.given() if term.rows is not None
     }
     if dropout:
-        of_each, (queries, keys) = (geometry.batch, geometry.heads), geometry.padded
-        by_name["query_seeds"] = draw(*of_each, 2, queries, device=device)
-        by_name["key_seeds"] = draw(*of_each, keys, device=device)
+        batch, heads, (queries, keys) = geometry.batch, geometry.heads, geometry.padded
+        by_name["query_seeds"] = draw(batch, heads, 2, queries, device=device)
+        by_name["key_seeds"] = draw(batch, heads, keys, device=device)
     first, pair_bias = terms.first, terms.pair_bias
-    given = given._replace(
+    operands = operands._replace(
         **lay_out_segments(geometry, mask),
         first=None if first is None else find_first_tokens(first, geometry.batch, geometry.heads),
         distance_bias=build_distance_mask(geometry, mask, device),
@@ -100,7 +102,7 @@ def _prepare_operands(
         fully_masked=find_fully_masked(mask, geometry),
         **by_name,
     )
-    return Rule(terms.product, scale, dropout, saves=False), given
+    return Rule(terms.product, scale, dropout, saves=False), operands
 
 
 def _fold_scale(terms: Terms, scale: float) -> tuple[Terms, float]:
@@ -116,12 +118,12 @@ def _fold_scale(terms: Terms, scale: float) -> tuple[Terms, float]:
     return terms._replace(product=False), scale
 
 
-def _count_saved_bytes(geometry: Geometry, rule: Rule, given: Operands) -> int:
+def _count_saved_bytes(geometry: Geometry, rule: Rule, operands: Operands) -> int:
     """Count the bytes that a call would save, if no window or segment hid any pair.
 
     So a window never makes a call hold more: one that computes its blocks again does so with it.
     """
     # Of a product the content, then a term for each table; of a sum the weights, then the content.
-    saved = [given.query_table, given.key_table] if rule.product else [given.gain]
+    saved = [operands.query_table, operands.key_table] if rule.product else [operands.gain]
     numbers = 1 + sum(x is not None for x in saved)
-    return numbers * geometry._replace(visible=()).pairs * given.query.element_size()
+    return numbers * geometry._replace(visible=()).pairs * operands.query.element_size()

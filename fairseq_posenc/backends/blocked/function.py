@@ -34,10 +34,10 @@ class BlockedAttention(torch.autograd.Function):
             for block, scores, values in _blocks(geometry, rule, chunk, blocks, given):
                 state = scores.forward(block)
                 assert state.weights is not None
-                left = state.weights
+                kept = state.weights  # negative where dropped
                 if rule.dropout:  # in place, unless they are to be saved
-                    left = left.clamp(min=0) if rule.saves_weights else left.clamp_(min=0)
-                target[:, block.queries] = values.gather(left)
+                    kept = kept.clamp(min=0) if rule.saves_weights else kept.clamp_(min=0)
+                target[:, block.queries] = values.gather(kept)
                 if rule.saves:
                     saved += state.select_saved(rule)
         attended = _finish(geometry, rule, given, gathered)
@@ -90,32 +90,33 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
     given, states = Operands(*saved[:size]), _split_saved(saved[size:])
     if given.fully_masked is not None:
         grad = grad.masked_fill(given.fully_masked, 0.0)
-    mean = reverse_queries((grad * attended).sum(-1, keepdim=True), geometry.missing[0])
+    means = reverse_queries((grad * attended).sum(-1, keepdim=True), geometry.missing[0])
     grad = reverse_queries(grad, geometry.missing[0])  # [B, H, T, D]
     if rule.dropout:
         grad.mul_(dropout.multiplier(rule.dropout))
     totals = given.make_zeros(ctx.needs_input_grad[2:])
     for chunk, blocks in geometry.chunks():
-        of_totals = totals.select_chunk(chunk)
-        of_gathered, of_mean = chunk.select(grad), chunk.select(mean)
+        chunk_totals = totals.select_chunk(chunk)
+        chunk_grad, chunk_mean = chunk.select(grad), chunk.select(means)  # [c, T, D], [c, T, 1]
         for block, scores, values in _blocks(geometry, rule, chunk, blocks, given):
             state = scores.forward(block, next(states, None))
             assert state.weights is not None
-            weights = left = state.weights
+            weights = kept = state.weights
             if rule.dropout:
-                left = weights.clamp(min=0)
+                kept = weights.clamp(min=0)
                 weights = weights.abs() if rule.saves_weights else weights.abs_()
-            of_scores = values.add_gradients(left, of_gathered[:, block.queries], of_totals)
+            mean = chunk_mean[:, block.queries]  # [c, M, 1]
+            score_grad = values.add_gradients(kept, chunk_grad[:, block.queries], chunk_totals)
             # Of the softmax: weights * (their gradient - its mean), where it was not dropped.
-            of_scores.mul_(left).addcmul_(weights, of_mean[:, block.queries], value=-1)
-            if of_totals.sink is not None:
-                dropped = 1 - weights.sum(-1)  # [c, M]
-                of_sink = dropped * of_mean[:, block.queries, 0]
-                of_totals.sink.sub_(of_sink.sum(1, keepdim=True))
-            del weights, left  # their memory is needed
-            scores.add_temperature_gradient(block, state, of_scores, of_totals)
+            score_grad.mul_(kept).addcmul_(weights, mean, value=-1)  # [c, M, W]
+            if chunk_totals.sink is not None:
+                sink_weights = 1 - weights.sum(-1)  # [c, M]
+                sink_grad = (sink_weights * mean[..., 0]).sum(1, keepdim=True)
+                chunk_totals.sink.sub_(sink_grad)
+            del weights, kept  # their memory is needed
+            scores.add_temperature_gradient(block, state, score_grad, chunk_totals)
             state = state._replace(weights=None, scores=None)
-            scores.add_gradients(block, state, of_scores, of_totals)
+            scores.add_gradients(block, state, score_grad, chunk_totals)
     return totals
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.base import Mask
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.terms import Terms
 
 # By measurement: queries of a block, and pairs of a block for each thread.
@@ -69,7 +69,7 @@ class Block(NamedTuple):
 
 
 class VisibleKeys(NamedTuple):
-    """The first and the last key that each query sees, where a window or segments hide others."""
+    """The first and the last key that each of T queries sees, in a window or its segment."""
 
     first: list[int]
     last: list[int]

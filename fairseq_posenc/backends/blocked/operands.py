@@ -1,6 +1,8 @@
 """The tensors of a call in the layout that blocks use: one dtype, padded to whole tiles.
 
-Shapes: G is the number of table heads, 1 or H; R is the number of distances, T + S - 1.
+Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
+rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
+or keys of a tile.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import AttentionCall, Mask
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.blocked.geometry import Chunk, Geometry
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.precision import at_least_fp32
 
@@ -61,7 +64,7 @@ class Operands(NamedTuple):
     is_later: Tensor | None = None
 
     def select_chunk(self, chunk: Chunk) -> Operands:
-        """Select a chunk's part as views: ``(c, ...)``; tables by head, pairs by sentence."""
+        """Select a chunk's part of every field, as views ``(c, ...)``."""
         parts: dict[str, Any] = {}
         for name, x in self._asdict().items():
             if x is None or name in BY_DISTANCE:
@@ -142,12 +145,12 @@ def _lay_out_tokens(geometry: Geometry, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def lay_out_softmax(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor]:
     """Lay out temperatures, reversed as the queries, and sinks; {} without them."""
-    found, each = {}, (geometry.batch, geometry.heads, -1)
+    found, shape = {}, (geometry.batch, geometry.heads, -1)
     if (temperature := call.temperature()) is not None:
         reversed_ = F.pad(at_least_fp32(temperature).flip(-1), (0, geometry.missing[0]))
-        found["temperature"] = reversed_.expand(each)
+        found["temperature"] = reversed_.expand(shape)
     if (sink := call.terms.sink) is not None:
-        found["sink"] = at_least_fp32(sink)[None, :, None].expand(each)
+        found["sink"] = at_least_fp32(sink)[None, :, None].expand(shape)
     return found
 
 
@@ -173,4 +176,5 @@ def find_fully_masked(mask: Mask, geometry: Geometry) -> Tensor | None:
 
 
 def _forbid(forbidden: Tensor) -> Tensor:
+    """Turn a mask of bool into a bias: FORBIDDEN where it is True, else 0."""
     return torch.zeros(forbidden.shape, device=forbidden.device).masked_fill(forbidden, FORBIDDEN)

@@ -6,8 +6,9 @@ position may differ between sentences, and may lie outside the block. It stays a
 reading it would synchronize with the GPU. So every block writes both lines; a line that lies
 outside the block writes back the values that are already there.
 
-Shapes: c (sentence, head) pairs of a chunk, M queries and W keys of a block, G table heads,
-R table rows, D head size.
+Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
+rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
+or keys of a tile.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """The scores of a chunk, block by block: attention weights, and their gradients.
 
-Shapes: c pairs of sentence and head, M queries and W keys of a block, and the letters of
-:mod:`fairseq_posenc.encodings.base`. The reset, a row and a column of the scores with table rows of
-their own, is in :mod:`~fairseq_posenc.backends.blocked.reset`.
+The first token's reset, a row and a column of the scores with table rows of their own, is in
+:mod:`~fairseq_posenc.backends.blocked.reset`.
+
+Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
+rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
+or keys of a tile.
 """
 
 from __future__ import annotations
@@ -29,16 +32,22 @@ from fairseq_posenc.backends.blocked.skew import (
 class BlockState(NamedTuple):
     """The tensors of a block after its forward pass, or those saved of them; each ``(c, M, W)``.
 
-    In a sum, a term may be in tiles: ``(c, tiles, N, W)`` of queries, ``(c, M, tiles, N)`` of keys.
+    Attributes:
+        content: products of queries and keys; a sum without a gain overwrites it.
+        gain: multiplies the content; a view of a table, never saved.
+        query_term: products of queries and their table rows; in a sum, maybe in tiles
+            ``(c, tiles, N, W)``.
+        key_term: products of keys and theirs; in a sum, maybe in tiles ``(c, M, tiles, N)``.
+        weights: after the softmax; those that dropout drops are negative.
+        scores: before a temperature multiplies them; never saved.
     """
 
-    # the first factor of the scores; a sum without a gain overwrites it
     content: Tensor | None = None
-    gain: Tensor | None = None  # multiplies the content; a view of a table, never saved
-    query_term: Tensor | None = None  # products of queries and their table
-    key_term: Tensor | None = None  # products of keys and theirs
-    weights: Tensor | None = None  # after the softmax; with a minus sign those that are dropped
-    scores: Tensor | None = None  # before a temperature multiplies them; never saved
+    gain: Tensor | None = None
+    query_term: Tensor | None = None
+    key_term: Tensor | None = None
+    weights: Tensor | None = None
+    scores: Tensor | None = None
 
     def select_saved(self, rule: Rule) -> BlockState:
         """Select the tensors for a backward pass: factors of a product, or weights of a sum."""
@@ -72,18 +81,19 @@ class BlockState(NamedTuple):
             grad: gradient of the scores; returned itself if the factor's is the same.
             product: whether the fields are multiplied.
         """
-        factor = getattr(self, name, None)
-        others = [x for x in self[:4] if x is not None and x is not factor]
         if name == "bias":
             return grad
-        if not product:
-            gained = {"content": self.gain, "gain": self.content}
-            others = [x for x in [gained.get(name)] if x is not None]
+        if product:
+            factor = getattr(self, name)
+            others = [x for x in self[:4] if x is not None and x is not factor]
+        else:  # only content and gain multiply each other
+            other = {"content": self.gain, "gain": self.content}.get(name)
+            others = [] if other is None else [other]
         return reduce(Tensor.mul_, others[1:], grad * others[0]) if others else grad
 
 
 class Scores:
-    """Computes the masked scores of a chunk."""
+    """Computes the attention weights of a chunk, and adds up the gradients of its operands."""
 
     def __init__(self, geometry: Geometry, rule: Rule, chunk: Chunk, operands: Operands) -> None:
         self.geometry, self.rule, self.chunk, self.operands = geometry, rule, chunk, operands
@@ -98,9 +108,9 @@ class Scores:
         if state.content is None:
             state = self._compute_factors(block, state.gain)
         weights, scores = self._compute_weights(block, state)
-        of_queries, of_keys = self.operands.query_seeds, self.operands.key_seeds
-        if of_queries is not None and of_keys is not None:
-            seeds = of_queries[:, :, block.queries].transpose(0, 1), of_keys[:, block.keys]
+        query_seeds, key_seeds = self.operands.query_seeds, self.operands.key_seeds
+        if query_seeds is not None and key_seeds is not None:
+            seeds = query_seeds[:, :, block.queries].transpose(0, 1), key_seeds[:, block.keys]
             weights = dropout.sign_dropped(weights, self.rule.dropout, *seeds)
         return state._replace(weights=weights, scores=scores)
 
@@ -122,16 +132,17 @@ class Scores:
         self._add_decay_gradients(block, grad, totals)
         given, product, lines = self.operands, self.rule.product, self.reset_lines(block)
         query, key = given.query[:, block.queries], given.key[:, block.keys]
-        of_content = state.gradient("content", grad, product)
-        at_reset = (BlockState(), BlockState())  # in a plain sum all gradients equal grad
-        if lines is not None and of_content is not grad:
-            at_reset = self._reset_factors(block, state, lines)
-            for line, at in zip(lines, at_reset):
-                line.put(of_content, at.gradient("content", line.select(grad), product))
-        totals.query[:, block.queries].baddbmm_(of_content, key)  # [c, M, D]
-        totals.key[:, :, block.keys].baddbmm_(query.transpose(1, 2), of_content)  # [c, D, W]
+        content_grad = state.gradient("content", grad, product)  # [c, M, W]
+        factors = (BlockState(), BlockState())  # in a plain sum all gradients equal grad
+        if lines is not None and content_grad is not grad:
+            factors = self._reset_factors(block, state, lines)
+            for line, line_factors in zip(lines, factors):
+                line_grad = line_factors.gradient("content", line.select(grad), product)
+                line.put(content_grad, line_grad)
+        totals.query[:, block.queries].baddbmm_(content_grad, key)  # [c, M, D]
+        totals.key[:, :, block.keys].baddbmm_(query.transpose(1, 2), content_grad)  # [c, D, W]
         if lines is not None:
-            self._add_reset_gradients(block, lines, at_reset, grad, totals)
+            self._add_reset_gradients(block, lines, factors, grad, totals)
         self._add_table_gradients(block, state, grad, totals)
 
     def add_temperature_gradient(
@@ -149,40 +160,42 @@ class Scores:
     def _compute_decay(self, block: Block) -> Tensor | None:
         """Compute the decay c_i - c_j of a block's pairs, ``(c, M, W)``, in the dtype of scores."""
         given = self.operands
-        sides = (given.query_decay, given.key_decay), (given.query_later, given.key_later)
-        found = [
-            _subtract(of_query[:, block.queries], of_key[:, block.keys], given.query.dtype)
-            for of_query, of_key in sides
-            if of_query is not None and of_key is not None
+        pairs = (given.query_decay, given.key_decay), (given.query_later, given.key_later)
+        decays = [
+            _subtract(by_query[:, block.queries], by_key[:, block.keys], given.query.dtype)
+            for by_query, by_key in pairs
+            if by_query is not None and by_key is not None
         ]
         if given.is_later is None:
-            return found[0] if found else None
-        earlier, later = found
+            return decays[0] if decays else None
+        earlier, later = decays
         return torch.where(view_by_distance(given.is_later, block), later, earlier)
 
     def _add_decay_gradients(self, block: Block, grad: Tensor, totals: Operands) -> None:
         """Add the gradients of the decay: sums over keys, and negative sums over queries."""
-        given, of_earlier = self.operands, grad
+        given, earlier_grad = self.operands, grad
         if given.is_later is not None:
             is_later = view_by_distance(given.is_later, block)
-            of_earlier = grad.masked_fill(is_later, 0.0)
+            earlier_grad = grad.masked_fill(is_later, 0.0)
             if totals.query_later is not None and totals.key_later is not None:
-                of_later = grad - of_earlier
-                totals.query_later[:, block.queries] += of_later.sum(2)
-                totals.key_later[:, block.keys] -= of_later.sum(1)
+                later_grad = grad - earlier_grad
+                totals.query_later[:, block.queries] += later_grad.sum(2)
+                totals.key_later[:, block.keys] -= later_grad.sum(1)
         if totals.query_decay is not None and totals.key_decay is not None:
-            totals.query_decay[:, block.queries] += of_earlier.sum(2)
-            totals.key_decay[:, block.keys] -= of_earlier.sum(1)
+            totals.query_decay[:, block.queries] += earlier_grad.sum(2)
+            totals.key_decay[:, block.keys] -= earlier_grad.sum(1)
 
     def _add_table_gradients(
         self, block: Block, state: BlockState, grad: Tensor, totals: Operands
     ) -> None:
+        """Add the gradients of all tables, and what they add to those of queries and keys."""
         given, tile = self.operands, self.geometry.tile
         for total, name in ((totals.bias, "bias"), (totals.gain, "gain")):
             if total is not None:
-                found = state.gradient(name, grad, self.rule.product)
-                found = found.sum(0, keepdim=True) if total.size(0) == 1 else found
-                total[:, block.rows].add_(sum_by_distance(found))  # [G, M + W - 1]
+                by_pair = state.gradient(name, grad, self.rule.product)  # [c, M, W]
+                if total.size(0) == 1:
+                    by_pair = by_pair.sum(0, keepdim=True)  # [1, M, W]
+                total[:, block.rows].add_(sum_by_distance(by_pair))  # [G, M + W - 1]
         if given.query_table is not None:
             band = Band(given.query_table, block, QUERIES, tile)
             skewed = band.skew(state.gradient("query_term", grad, self.rule.product))
@@ -198,32 +211,34 @@ class Scores:
         self,
         block: Block,
         lines: ResetLines,
-        at_reset: tuple[BlockState, BlockState],
+        factors: tuple[BlockState, BlockState],
         grad: Tensor,
         totals: Operands,
     ) -> None:
         """Move the reset's row and column out of ``grad``, and add the gradients of their terms."""
         given, product = self.operands, self.rule.product
-        (at_column, at_row), (column, row) = at_reset, lines.take(grad)
+        (column_factors, row_factors), (column, row) = factors, lines.take(grad)
 
-        def split(name: str) -> tuple[Tensor, Tensor]:
-            return at_column.gradient(name, column, product), at_row.gradient(name, row, product)
+        def gradients(name: str) -> tuple[Tensor, Tensor]:  # [c, M, 1] and [c, 1, W]
+            column_grad = column_factors.gradient(name, column, product)
+            return column_grad, row_factors.gradient(name, row, product)
 
         for total, name in ((totals.bias, "bias"), (totals.gain, "gain")):
             if total is not None:
-                of_column, of_row = (x.sum((1, 2)) for x in split(name))  # each [c]
-                add_reset_rows(total, torch.stack([of_row, of_column], 1))  # [c, 2]
+                column_sum, row_sum = (x.sum((1, 2)) for x in gradients(name))  # each [c]
+                add_reset_rows(total, torch.stack([row_sum, column_sum], 1))  # [c, 2]
         if given.query_table is not None:
             query = given.query[:, block.queries]
-            found = lines.stack_members(*split("query_term"), QUERIES)  # [c, M, 2]
-            totals.query[:, block.queries].baddbmm_(found, reset_rows(given.query_table, found))
-            add_reset_rows(totals.query_table, found.transpose(1, 2) @ query)
+            weights = lines.stack_members(*gradients("query_term"), QUERIES)  # [c, M, 2]
+            rows = reset_rows(given.query_table, weights)  # [c, 2, D]
+            totals.query[:, block.queries].baddbmm_(weights, rows)
+            add_reset_rows(totals.query_table, weights.transpose(1, 2) @ query)
         if given.key_table is not None:
             key = given.key[:, block.keys]
-            found = lines.stack_members(*split("key_term"), KEYS)  # [c, W, 2]
-            rows = reset_rows(given.key_table, found).transpose(1, 2)  # [c, D, 2]
-            totals.key[:, :, block.keys].baddbmm_(rows, found.transpose(1, 2))
-            add_reset_rows(totals.key_table, found.transpose(1, 2) @ key)
+            weights = lines.stack_members(*gradients("key_term"), KEYS)  # [c, W, 2]
+            rows = reset_rows(given.key_table, weights)  # [c, 2, D]
+            totals.key[:, :, block.keys].baddbmm_(rows.transpose(1, 2), weights.transpose(1, 2))
+            add_reset_rows(totals.key_table, weights.transpose(1, 2) @ key)
 
     def _reset_factors(
         self, block: Block, state: BlockState, lines: ResetLines
@@ -236,12 +251,12 @@ class Scores:
         if given.key_table is not None:
             terms["key_term"] = lines.products(given.key_table, given.key[:, block.keys], KEYS)
         if state.content is not None:
-            column, row = lines.reset_column, lines.reset_row
-            terms["content"] = column.select(state.content), row.select(state.content)
+            first_column, first_row = (line.select(state.content) for line in lines)
+            terms["content"] = first_column, first_row
         if given.gain is not None:
             terms["gain"] = (given.gain[:, KEY, None, None], given.gain[:, QUERY, None, None])
-        of_column, of_row = ({name: x[i] for name, x in terms.items()} for i in (0, 1))
-        return BlockState(**of_column), BlockState(**of_row)
+        column, row = ({name: x[i] for name, x in terms.items()} for i in (0, 1))
+        return BlockState(**column), BlockState(**row)
 
     def _compute_factors(self, block: Block, gain: Tensor | None) -> BlockState:
         """Compute the factors of a block's scores, as if there were no reset."""
@@ -261,15 +276,15 @@ class Scores:
         """Compute the weights, and the scores before the temperature (None without one)."""
         given, product, lines = self.operands, self.rule.product, self.reset_lines(block)
         # Computed before combine(), which overwrites the content of a sum.
-        at_reset = () if lines is None else self._reset_factors(block, factors, lines)
+        reset = () if lines is None else self._reset_factors(block, factors, lines)
         scores = factors.combine(product)
         if given.bias is not None:
             scores.add_(view_by_distance(given.bias, block))
-        for line, at, row in zip(lines or (), at_reset, (KEY, QUERY)):
-            of_line = at.combine(product)
+        for line, line_factors, row in zip(lines or (), reset, (KEY, QUERY)):
+            line_scores = line_factors.combine(product)
             if given.bias is not None:
-                of_line = of_line + given.bias[:, row, None, None]  # [c, M, 1] or [c, 1, W]
-            line.put(scores, of_line)
+                line_scores = line_scores + given.bias[:, row, None, None]  # [c, M, 1] or [c, 1, W]
+            line.put(scores, line_scores)
         if given.pair_bias is not None:
             self.chunk.split_sentences(scores).add_(block.select_pairs(given.pair_bias))
         if (decay := self._compute_decay(block)) is not None:
@@ -279,9 +294,9 @@ class Scores:
             unscaled, scores = scores, scores * given.temperature[:, block.queries, None]
         if given.distance_bias is not None:
             scores.add_(view_by_distance(given.distance_bias, block))
-        of_queries, of_keys = given.query_segments, given.key_segments
-        if of_queries is not None and of_keys is not None:
-            differs = of_queries[:, block.queries, None].ne(of_keys[:, None, block.keys])
+        query_segments, key_segments = given.query_segments, given.key_segments
+        if query_segments is not None and key_segments is not None:
+            differs = query_segments[:, block.queries, None].ne(key_segments[:, None, block.keys])
             scores.masked_fill_(differs, FORBIDDEN)  # [c, M, W]
         if given.masked is not None:
             self.chunk.split_sentences(scores).add_(block.select_pairs(given.masked))
@@ -292,12 +307,12 @@ class Scores:
         return torch.cat([scores, column], -1).softmax(-1)[..., :-1], unscaled
 
 
-def _subtract(of_queries: Tensor, of_keys: Tensor, dtype: torch.dtype) -> Tensor:
+def _subtract(query_sums: Tensor, key_sums: Tensor, dtype: torch.dtype) -> Tensor:
     """Subtract float64 sums ``(c, W)`` from ``(c, M)`` to ``(c, M, W)`` in a narrower dtype.
 
     The first query's sum is subtracted from both before the cast: sums grow with the position, and
     the cast of a large number would lose the small differences between neighbours.
     """
-    anchor = of_queries[:, :1]  # [c, 1]
-    queries, keys = ((x - anchor).to(dtype) for x in (of_queries, of_keys))
+    anchor = query_sums[:, :1]  # [c, 1]
+    queries, keys = ((x - anchor).to(dtype) for x in (query_sums, key_sums))
     return queries[:, :, None] - keys[:, None]  # [c, M, W]

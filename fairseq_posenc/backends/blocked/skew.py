@@ -7,8 +7,9 @@ whose rows are longer by one undoes that, without a copy, forward and backward. 
 products ``ab. | .cd`` are the pairs ``ab | cd``: stride 4 in place of 3. Pictures are in
 ``docs/blocked.md``.
 
-Shapes: c pairs of sentence and head, M queries, W keys, and the letters of
-:mod:`fairseq_posenc.encodings.base`. A table ``(G, R, D)`` is shared by all (G = 1) or has G = c.
+Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
+rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
+or keys of a tile.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ def _sum_skewed(x: Tensor, step: int) -> Tensor:
 
 
 class Band:
-    """A block's run of table rows, tile by tile of one side, whose queries or keys are its members.
+    """Multiplies one side of a block, its *members*, with the table rows of their pairs.
 
-    A member needs only as many rows as the other side has; tiles of N members keep down what is
-    computed beside them.
+    A band is the run of table rows that a tile of N members needs. Each of them needs only as many
+    rows as the other side has members, so small tiles keep down what is computed in vain.
 
     Args:
         table: ``(G, R, D)``, contiguous.
-        block: of the chunk; the members' side is a multiple of N.
-        side: QUERIES or KEYS.
+        block: queries and keys of a chunk; the members are a multiple of N.
+        side: which of them are the members, QUERIES or KEYS.
         tile: N.
     """
 
@@ -71,13 +72,15 @@ class Band:
             table.storage_offset() + self.start * width,
         )
 
-    def scores(self, own: Tensor) -> Tensor:
+    def scores(self, members: Tensor) -> Tensor:
         """Multiply members ``(c, members, D)`` with the rows of all pairs, a view.
 
         Returns:
             ``(c, tiles, N, W)``, where queries are the members, or ``(c, M, tiles, N)``.
         """
-        pairs = self._unskew(self._tile(own) @ self.rows.transpose(2, 3))  # [c, tiles, N, others]
+        pairs = self._unskew(
+            self._tile(members) @ self.rows.transpose(2, 3)
+        )  # [c, tiles, N, others]
         return pairs if self.side == QUERIES else pairs.permute(0, 3, 1, 2)
 
     def skew(self, weights: Tensor) -> Tensor:
@@ -104,25 +107,26 @@ class Band:
         sums = (self.rows.transpose(2, 3) @ skewed.transpose(2, 3)).unflatten(3, (-1, self.tile))
         return sums.permute(0, 3, 2, 1, 4).reshape(-1, sums.size(2), self.tiles * self.tile)
 
-    def add_to(self, table: Tensor | None, skewed: Tensor, own: Tensor) -> None:
+    def add_to(self, table: Tensor | None, skewed: Tensor, members: Tensor) -> None:
         """Add the weighted sums of members ``(c, members, D)`` to a table of gradients, if any."""
         if table is None:
             return
-        rows = skewed.transpose(2, 3) @ self._tile(own)  # [G, tiles, N + others - 1, D]
+        rows = skewed.transpose(2, 3) @ self._tile(members)  # [G, tiles, N + others - 1, D]
         for t in range(self.tiles):  # neighbouring tiles share rows
             start = self.start + t * self.tile
             table[:, start : start + rows.size(2)].add_(rows[:, t])  # += would assign as well
 
-    def _tile(self, own: Tensor) -> Tensor:
+    def _tile(self, members: Tensor) -> Tensor:
         """Reshape ``(c, members, D)`` to ``(G, tiles, c / G * N, D)``: a product for all heads."""
-        tiles = own.unflatten(1, (self.tiles, self.tile))  # [c, tiles, N, D]
+        tiles = members.unflatten(1, (self.tiles, self.tile))  # [c, tiles, N, D]
         tiles = tiles.unflatten(0, (self.groups, -1))  # [G, c / G, tiles, N, D]
         return tiles.transpose(1, 2).flatten(2, 3)  # [G, tiles, c / G * N, D]
 
     def _unskew(self, skewed: Tensor) -> Tensor:
+        """View the pairs ``(c, tiles, N, others)`` in products with all rows of a band."""
         together, rows = skewed.shape[2:]
         size = self.tile * rows  # of one head
-        return skewed.as_strided(  # [c, tiles, N, others]
+        return skewed.as_strided(
             (self.groups * together // self.tile, self.tiles, self.tile, self.others),
             (size if self.groups == 1 else self.tiles * size, together * rows, rows + 1, 1),
         )

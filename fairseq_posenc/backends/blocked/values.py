@@ -1,4 +1,9 @@
-"""Weighted sums of a block: values, and a table's rows by distance."""
+"""Weighted sums of a block: values, and a table's rows by distance.
+
+Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
+rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
+or keys of a tile.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +29,9 @@ class Values:
         gathered = weights @ self.value  # [c, M, D]
         if self.table is None:
             return gathered
-        weights, of_first = self._split(weights)
-        if of_first is not None:
-            gathered.baddbmm_(of_first, reset_rows(self.table, of_first))
+        weights, reset_weights = self._split(weights)
+        if reset_weights is not None:
+            gathered.baddbmm_(reset_weights, reset_rows(self.table, reset_weights))
         band = Band(self.table, self.block, QUERIES, self.tile)
         gathered += band.sums(band.skew(weights))
         return gathered
@@ -40,20 +45,20 @@ class Values:
             totals: the chunk's part, to add to; None for what needs no gradient.
         """
         totals.value[:, :, self.block.keys].baddbmm_(grad.transpose(1, 2), weights)  # [c, D, W]
-        of_weights = grad @ self.value.transpose(1, 2)  # [c, M, W]
+        weight_grad = grad @ self.value.transpose(1, 2)  # [c, M, W]
         if self.table is None:
-            return of_weights
+            return weight_grad
         band = Band(self.table, self.block, QUERIES, self.tile)
         by_table = band.scores(grad).flatten(1, 2)  # [c, M, W]
         if self.lines is not None:
             for line, numbers in zip(self.lines, self.lines.products(self.table, grad, QUERIES)):
                 line.put(by_table, numbers)
         if totals.value_table is not None:
-            weights, of_first = self._split(weights)
-            if of_first is not None:
-                add_reset_rows(totals.value_table, of_first.transpose(1, 2) @ grad)
+            weights, reset_weights = self._split(weights)
+            if reset_weights is not None:
+                add_reset_rows(totals.value_table, reset_weights.transpose(1, 2) @ grad)
             band.add_to(totals.value_table, band.skew(weights), grad)
-        return of_weights.add_(by_table)
+        return weight_grad.add_(by_table)
 
     def _split(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
         """Split the weights into those by distance and the reset's, ``(c, M, W), (c, M, 2)``."""

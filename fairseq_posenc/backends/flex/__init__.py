@@ -52,15 +52,15 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """See :class:`~fairseq_posenc.backends.base.Backend`."""
+    """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
     query, key, value, terms, mask, *_ = call
     if query.device.type == "cpu" and query.size(0) > 1:  # there its code for a batch is broken
         rows = [attend(_select_sentence(call, b))[0] for b in range(query.size(0))]
         return torch.cat(rows), None
     tgt_len, src_len = query.size(2), key.size(2)
     sizes = rounded_length(tgt_len), rounded_length(src_len)
-    of = (*mask[:3], *mask.locality, query.size(0), tgt_len, src_len, query.device)
-    blocks = mask.cached("flex", of, lambda: block_mask(mask, query, src_len, *sizes))
+    deps = (*mask[:3], *mask.locality, query.size(0), tgt_len, src_len, query.device)
+    blocks = mask.cached("flex", deps, lambda: block_mask(mask, query, src_len, *sizes))
     query = F.pad(query, (0, 0, 0, sizes[0] - tgt_len))
     key, value = (F.pad(x, (0, 0, 0, sizes[1] - src_len)) for x in (key, value))
     with torch.autocast(query.device.type, enabled=False):
@@ -70,14 +70,17 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         if terms.sink is None:
             attended = _run(query, key, value, modify, blocks, scale=scale)
         else:  # it takes its share of the weights
-            found = _run(query, key, value, modify, blocks, scale=scale, return_lse=True)
-            attended, logsumexp = found
-            left = torch.sigmoid(logsumexp - at_least_fp32(terms.sink)[:, None])  # [B, H, T]
-            attended = (attended * left[..., None]).type_as(value)
+            attended, logsumexp = _run(
+                query, key, value, modify, blocks, scale=scale, return_lse=True
+            )
+            share = torch.sigmoid(logsumexp - at_least_fp32(terms.sink)[:, None])  # [B, H, T]
+            attended = (attended * share[..., None]).type_as(value)
     return attended[:, :, :tgt_len], None
 
 
 def _select_sentence(call: AttentionCall, index: int) -> AttentionCall:
+    """Select one sentence of a call, as a batch of one."""
+
     def row(x: Tensor | None) -> Tensor | None:
         return x if x is None or x.size(0) == 1 else x[index : index + 1]
 
@@ -100,6 +103,7 @@ def _select_sentence(call: AttentionCall, index: int) -> AttentionCall:
 
 @cache
 def _compiled() -> Any:
+    """Compile FlexAttention, once."""
     return torch.compile(flex_attention, fullgraph=True)
 
 

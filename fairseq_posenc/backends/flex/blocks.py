@@ -1,4 +1,7 @@
-"""The keys that queries may see, by tiles and by pairs: FlexAttention's block mask."""
+"""The keys that queries may see, by tiles and by pairs: FlexAttention's block mask.
+
+B batch, T queries, S keys, both filled up to the lengths that a kernel is compiled for.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
-from fairseq_posenc.backends.base import Mask
 from fairseq_posenc.backends.flex.sizes import TILE, let_vary
+from fairseq_posenc.backends.mask import Mask
 
 
 def block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys: int) -> BlockMask:
@@ -36,16 +39,16 @@ def block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys: int)
         own = F.pad(segments[:, src_len - tgt_len :], (0, queries - tgt_len))
         segments = F.pad(segments, (0, keys - src_len))
 
-    def tiles(x: Tensor) -> Tensor:
+    def split_tiles(x: Tensor) -> Tensor:  # [B or 1, S] -> [B or 1, tiles, TILE]
         return F.pad(x, (0, -x.size(1) % TILE)).unflatten(1, (-1, TILE))
 
     starts = torch.arange(0, keys, TILE, device=device)
     lows = F.pad(low, (0, -queries % TILE), value=keys).unflatten(1, (-1, TILE))[..., None]
     highs = F.pad(high, (0, -queries % TILE), value=-1).unflatten(1, (-1, TILE))[..., None]
     visible = (lows.amin(2) < starts + TILE) & (highs.amax(2) >= starts)  # [B or 1, tiles, tiles]
-    visible = visible & ~tiles(hidden).all(2)[:, None]
+    visible = visible & ~split_tiles(hidden).all(2)[:, None]
     whole = (lows.amax(2) <= starts) & (highs.amin(2) >= starts + TILE - 1)
-    whole = whole & visible & ~tiles(hidden).any(2)[:, None]
+    whole = whole & visible & ~split_tiles(hidden).any(2)[:, None]
     if pairs is not None or segments is not None:
         whole = torch.zeros_like(whole)
 
@@ -60,12 +63,13 @@ def block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys: int)
             seen = seen & (own[row(own), i] == segments[row(segments), j])
         return seen
 
-    def ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
+    def count_and_sort(tiles: Tensor) -> tuple[Tensor, Tensor]:
+        """Count the tiles that are True for each tile of queries, and sort them to the front."""
         tiles = tiles.unsqueeze(1).to(torch.int32)  # [B or 1, 1, tiles, tiles]
         number = tiles.sum(-1, dtype=torch.int32)
         return number, tiles.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
 
-    found = (*ordered(visible & ~whole), *ordered(whole))
+    found = (*count_and_sort(visible & ~whole), *count_and_sort(whole))
     let_vary(low, high, hidden, own, segments, *found)
     return BlockMask.from_kv_blocks(
         *found, BLOCK_SIZE=TILE, mask_mod=visible_pair, seq_lengths=(queries, keys)

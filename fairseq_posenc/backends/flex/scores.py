@@ -1,4 +1,7 @@
-"""The scores of encodings as a function of a pair of tokens: FlexAttention's ``score_mod``."""
+"""The scores of encodings as a function of a pair of tokens: FlexAttention's ``score_mod``.
+
+B batch, H heads, T queries, S keys, D head size, G tables (1 for all heads, or H), R distances.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import Mask, score_scale
+from fairseq_posenc.backends.base import score_scale
 from fairseq_posenc.backends.flex.sizes import let_vary, rounded_length
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 
@@ -19,25 +23,25 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 _ALL = Mask()
 
 
-class _Rows(NamedTuple):
-    """Where the rows of the visible distances stand in the padded tables of a call."""
+class _VisibleRows(NamedTuple):
+    """The rows of the visible distances in the tables of a call."""
 
     low: int  # index of the first visible row in the tables of the terms
     number: int  # of visible rows
-    size: int  # of the padded tables, two rows of a reset at their end included
+    size: int  # of the padded tables, the reset's two rows at their end included
     reset: bool  # whether the tables have those
 
-    def of(self, table: Tensor, dim: int = 1) -> Tensor:
+    def cut(self, table: Tensor) -> Tensor:
         """Cut the visible rows out of a table, ``(G, R, ...)``, and pad them to the size."""
         table = at_least_fp32(table)
-        rows = table.narrow(dim, self.low, self.number)
+        rows = table[:, self.low : self.low + self.number]
         missing = self.size - 2 * self.reset - self.number
-        gap = rows.new_zeros(1).expand(*rows.shape[:dim], missing, *rows.shape[dim + 1 :])
-        resets = [table.narrow(dim, table.size(dim) - 2, 2)] if self.reset else []
-        return torch.cat([rows, gap, *resets], dim)
+        gap = rows.new_zeros(1).expand(rows.size(0), missing, *rows.shape[2:])
+        resets = [table[:, -2:]] if self.reset else []
+        return torch.cat([rows, gap, *resets], 1)  # [G, size, ...]
 
 
-def _split(decay: Tensor) -> tuple[Tensor, Tensor]:
+def _split_in_two(decay: Tensor) -> tuple[Tensor, Tensor]:
     """Split numbers in float64 into two in float32, whose differences lose nothing."""
     high = decay.float()
     low = (decay - high).float()
@@ -78,21 +82,22 @@ def score_mod(
     number = high - low + 1
     reset = terms.first is not None
     size = rounded_length(max(number, 2)) + 2 * reset
-    rows = _Rows(low + src_len - 1, number, size, reset)
+    rows = _VisibleRows(low + src_len - 1, number, size, reset)
     # What differs from call to call is a tensor: a number would be compiled into the kernel.
     shift = torch.tensor(tgt_len - src_len - low, device=device)
     last_row = torch.tensor(number - 1, device=device)
 
-    def products(x: Tensor | None, table: Tensor | None) -> Tensor | None:
+    def multiply_rows(x: Tensor | None, table: Tensor | None) -> Tensor | None:
         if x is None or table is None:
             return None
         # The scores come scaled: what is added to them has to be, and what multiplies them not.
         scale = 1.0 if terms.product else score_scale(terms, x.size(-1))
-        return (at_least_fp32(x) * scale) @ rows.of(table).transpose(-1, -2)  # [B, H, T or S, R]
+        return (at_least_fp32(x) * scale) @ rows.cut(table).transpose(-1, -2)  # [B, H, T or S, R]
 
-    by_query, by_key = products(query, terms.query_table), products(key, terms.key_table)
-    gain = None if terms.gain is None else rows.of(terms.gain)
-    bias = None if terms.bias is None else rows.of(terms.bias)
+    by_query = multiply_rows(query, terms.query_table)  # [B, H, T, R]
+    by_key = multiply_rows(key, terms.key_table)  # [B, H, S, R]
+    gain = None if terms.gain is None else rows.cut(terms.gain)
+    bias = None if terms.bias is None else rows.cut(terms.bias)
     pair_bias, first = terms.pair_bias, terms.first
     if pair_bias is not None:
         pair_bias = F.pad(at_least_fp32(pair_bias), (0, keys - src_len, 0, queries - tgt_len))
@@ -104,14 +109,20 @@ def score_mod(
         temperature = F.pad(temperature, (0, queries - tgt_len))
     let_vary(by_query, by_key, pair_bias, temperature)
     offset = torch.tensor(src_len - tgt_len, device=device)
-    earlier, later = (None if c is None else _split(F.pad(c, (0, keys - src_len))) for c in decay)
+    earlier, later = (
+        None if c is None else _split_in_two(F.pad(c, (0, keys - src_len))) for c in decay
+    )
 
-    def forgotten(parts: tuple[Tensor, Tensor], b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Any:
+    def decay_of_pair(
+        parts: tuple[Tensor, Tensor], b: Tensor, h: Tensor, i: Tensor, j: Tensor
+    ) -> Any:
+        """Compute c_i - c_j from both parts of c."""
         high, low = parts
         b, h, i = pick(high, 0, b), pick(high, 1, h), (i + offset).clamp(max=keys - 1)
         return (high[b, h, i] - high[b, h, j]) + (low[b, h, i] - low[b, h, j])
 
     def pick(table: Tensor, dim: int, index: Tensor) -> Tensor:
+        """Make the index of a sentence or head in a table that may have one row for all."""
         return index if table.size(dim) > 1 else torch.zeros_like(index)
 
     def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -134,10 +145,10 @@ def score_mod(
         if earlier is not None and later is not None:
             is_later = j > i + offset
             score = score + torch.where(
-                is_later, forgotten(later, b, h, i, j), forgotten(earlier, b, h, i, j)
+                is_later, decay_of_pair(later, b, h, i, j), decay_of_pair(earlier, b, h, i, j)
             )
         elif (only := earlier or later) is not None:
-            score = score + forgotten(only, b, h, i, j)
+            score = score + decay_of_pair(only, b, h, i, j)
         if temperature is not None:
             score = score * temperature[pick(temperature, 0, b), pick(temperature, 1, h), i]
         return score

@@ -32,7 +32,7 @@ def unavailable() -> str:
         return "triton is not installed"
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
         return f"triton is {version}, and {'.'.join(map(str, OLDEST))} is the oldest that will do"
-    if _interpreted():
+    if is_interpreted():
         return ""
     if not torch.cuda.is_available():
         return "there is no CUDA device"
@@ -50,7 +50,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
         "these kernels know no temperature and no sink": softmax,
         "these kernels do not forget": terms.decay is not None,
         "it does not keep the attention weights": call.need_weights,
-        f"it runs on a GPU, not on {call.device}": call.device != "cuda" and not _interpreted(),
+        f"it runs on a GPU, not on {call.device}": call.device != "cuda" and not is_interpreted(),
         "its queries, keys and values have one width": call.lifted,
         f"its heads are at most {WIDEST_HEAD} wide, not {call.head_dim}": wide,
         f"it computes in float32 at most, not in {call.dtype}": call.dtype not in DTYPES,
@@ -64,7 +64,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """See :class:`~fairseq_posenc.backends.base.Backend`."""
+    """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
     value = call.value
     call = call._replace(query=call.query.type_as(value), key=call.key.type_as(value))
     with torch.autocast(value.device.type, enabled=False):
@@ -111,7 +111,8 @@ def _version_in(path: str) -> str:
     return found[1] if found else ""
 
 
-def _interpreted() -> bool:
+def is_interpreted() -> bool:
+    """Check whether Triton interprets kernels on the CPU, as in tests, in place of compiling."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 

@@ -1,4 +1,8 @@
-"""Attention as one differentiable step: starts the kernels, forward and backward."""
+"""Attention as one differentiable step: starts the kernels, forward and backward.
+
+B batch, H heads, T queries, S keys, D head size, G heads of a table (1 or H), R distances, N side
+of a tile, W power of 2 that D is padded to.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +20,25 @@ from fairseq_posenc.backends.blocked.dropout import multiplier
 from fairseq_posenc.backends.triton import sizes
 from fairseq_posenc.backends.triton.forward import forward_kernel
 from fairseq_posenc.backends.triton.gradients import Gradients
-from fairseq_posenc.backends.triton.problem import Dropout, Problem, Saved, Table
+from fairseq_posenc.backends.triton.problem import (
+    Dropout,
+    Problem,
+    Saved,
+    Table,
+    TrainedTables,
+)
 
 
 class Settings(NamedTuple):
-    """The arguments of a call beside the tensors that have gradients; see :class:`Problem`.
+    """The arguments of a call beside the tensors that have gradients."""
 
-    ``exact`` leaves the attended values in float32, for more to be added to them.
-    """
-
-    padding: Tensor | None
-    pairs: Tensor | None
-    dropout: Dropout | None
-    scale: float
-    direction: str
-    product: bool
-    exact: bool
+    padding: Tensor | None  # `(B, S)` of uint8, 1 for keys that nobody may see
+    pairs: Tensor | None  # `(T, S)` of uint8, 1 where a query must not see a key
+    dropout: Dropout | None  # None for no dropout
+    scale: float  # factor of the combined dot products
+    direction: str  # see Mask
+    product: bool  # whether terms are multiplied, else added
+    exact: bool  # whether attended values stay in float32, for more to be added to them
 
 
 class Attention(torch.autograd.Function):
@@ -53,9 +60,9 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, by_log_sums: Tensor | None) -> tuple[Tensor | None, ...]:
         """Compute the gradients of all inputs."""
         attended, log_sums, *inputs = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[4:9]
+        trained = TrainedTables(*ctx.needs_input_grad[4:9])
         found = ForwardResult(attended, log_sums)
-        return None, *run_backward(ctx.settings, inputs, found, grad, by_log_sums, wanted)
+        return None, *run_backward(ctx.settings, inputs, found, grad, by_log_sums, trained)
 
 
 class ForwardResult(NamedTuple):
@@ -83,12 +90,9 @@ def run_backward(
     found: ForwardResult,
     grad: Tensor,
     by_log_sums: Tensor | None,
-    wanted: tuple[bool, ...],
+    trained: TrainedTables,
 ) -> list[Tensor | None]:
-    """Start the backward kernels, and return the gradients of the inputs.
-
-    ``wanted`` says which of query table, key table, value table, gain and bias need one.
-    """
+    """Start the backward kernels, and return the gradients of the inputs."""
     problem = build_problem(settings, inputs)
     # Rounded before, so that the two agree: where a query sees one key alone, they cancel out.
     rows = grad.type_as(problem.query).contiguous()
@@ -97,7 +101,7 @@ def run_backward(
         dots = dots - by_log_sums / math.log(2)
     saved = Saved(rows, found.log_sums, dots * problem.scale)
     with torch.cuda.device_of(grad):
-        gradients = Gradients(problem, settings.product, wanted)
+        gradients = Gradients(problem, settings.product, trained)
         gradients.run(saved, compile_options(problem, settings))
     return gradients.cast(inputs)
 
@@ -110,26 +114,37 @@ def _pad_table(table: Tensor, query: Tensor) -> Tensor:
 
 
 def build_problem(settings: Settings, inputs: Sequence[Any]) -> Problem:
-    """Build the arguments of the kernels."""
+    """Build the arguments of the kernels.
+
+    Args:
+        settings: of the call.
+        inputs: query, key, value; tables of queries, keys and values; gain and bias.
+    """
     contiguous: list[Any] = [None if x is None else x.contiguous() for x in inputs]
     query, key, value, *tables = contiguous
     vectors = [None if x is None else _pad_table(x, query) for x in tables[:3]]
     if _are_same(inputs[3], inputs[4]):
         vectors[1] = vectors[0]
     scalars = [None if x is None else x.float() for x in tables[3:]]
-    values: dict[str, Any] = dict(zip(Problem._fields, (query, key, value)))
-    values.update(zip(Problem._fields[3:], map(Table.from_rows, vectors + scalars)))
+    query_table, key_table, value_table, gain, bias = map(Table.from_rows, vectors + scalars)
     return Problem(
-        **values,
+        query,
+        key,
+        value,
+        query_table,
+        key_table,
+        value_table,
+        gain,
+        bias,
         padding=settings.padding,
         pairs=settings.pairs,
         drop=None if settings.dropout is None else settings.dropout.for_kernels(),
         dropout_scale=1.0 if settings.dropout is None else multiplier(settings.dropout.rate),
         scale=settings.scale,
-        heads=values["query"].size(1),
-        tgt_len=values["query"].size(2),
-        src_len=values["key"].size(2),
-        width=values["query"].size(3),
+        heads=query.size(1),
+        tgt_len=query.size(2),
+        src_len=key.size(2),
+        width=query.size(3),
     )
 
 

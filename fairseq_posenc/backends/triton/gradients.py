@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.triton.backward import key_kernel
-from fairseq_posenc.backends.triton.problem import Problem, Saved, Side, Slab, Tiles
+from fairseq_posenc.backends.triton.problem import (
+    Problem,
+    Saved,
+    Side,
+    Slab,
+    Tiles,
+    TrainedTables,
+)
 from fairseq_posenc.backends.triton.sizes import choose_warps
 from fairseq_posenc.backends.triton.slabs import (
-    add_band,
+    add_diagonals,
     choose_stored,
-    empty_tiles,
     key_side,
-    keys_from_tiles,
+    make_zero_tiles,
     query_side,
     split_slabs,
     values_from_tiles,
@@ -26,21 +32,33 @@ from fairseq_posenc.backends.triton.stored import rows_kernel, table_kernel
 PROGRAMS = 512  # enough to fill a GPU, few enough to keep small what they write
 
 
+class TableGradients(NamedTuple):
+    """The gradients of tables, ``(H, R, D)`` or ``(H, R)`` of float32; None for one not trained."""
+
+    query_table: Tensor | None
+    key_table: Tensor | None
+    value_table: Tensor | None
+    gain: Tensor | None
+    bias: Tensor | None
+
+
 class Gradients:
-    """The gradients of a problem's inputs.
+    """Computes the gradients of a problem's inputs."""
 
-    ``wanted`` says which of query table, key table, value table, gain and bias need one.
-    """
-
-    def __init__(self, problem: Problem, product: bool, wanted: tuple[bool, ...]) -> None:
-        self.problem, self.wanted = problem, wanted
-        self.stored = choose_stored(problem, product, wanted)
-        self.keys_from_tiles = keys_from_tiles(problem)
+    def __init__(self, problem: Problem, product: bool, trained: TrainedTables) -> None:
+        self.problem = problem
+        self.stored = choose_stored(problem, product, trained)
+        self.keys_from_tiles = problem.has_vectors  # the large kernel lacks the registers for both
         self.values_from_tiles = values_from_tiles(problem, product)
         self.query = torch.empty_like(problem.query, dtype=torch.float32)
         self.key = torch.empty_like(problem.key)
         self.value = torch.empty_like(problem.value)
-        self.tables = [self._table(x) if want else None for x, want in zip(problem[3:8], wanted)]
+        self.tables = TableGradients(
+            *(
+                self._make_zeros(getattr(problem, name)) if needed else None
+                for name, needed in trained._asdict().items()
+            )
+        )
 
     def run(self, saved: Saved, options: dict[str, Any]) -> None:
         """Compute everything, with the options of the large kernels."""
@@ -50,7 +68,7 @@ class Gradients:
         key_options = {**options, "num_warps": choose_warps(spread=options["PRODUCT"])}
         for slab in split_slabs(self.problem, options["N"], self.stored):
             if tiles is None or last != slab.layout:
-                tiles, last = empty_tiles(self.problem, slab, self.stored), slab.layout
+                tiles, last = make_zero_tiles(self.problem, slab, self.stored), slab.layout
             blocks = slab.sequences * slab.layout.keys // options["N"]
             grads = (
                 None if self.keys_from_tiles else self.key,
@@ -59,15 +77,14 @@ class Gradients:
             key_kernel[(blocks,)](
                 self.problem, saved, slab.sequence, slab.layout, tiles, *grads, **key_options
             )
-            self._values(slab, tiles, saved)
-            self._rows(slab, tiles)
-            self._tables(slab, tiles, saved)
+            self._write_values(slab, tiles, saved)
+            self._write_queries_and_keys(slab, tiles)
+            self._add_to_tables(slab, tiles, saved)
         # The kernels leave out what can be multiplied once.
-        value_table, bias = self.tables[2], self.tables[4]
-        if value_table is not None:
-            value_table *= self.problem.dropout_scale
-        if bias is not None:
-            bias /= self.problem.scale
+        if self.tables.value_table is not None:
+            self.tables.value_table.mul_(self.problem.dropout_scale)
+        if self.tables.bias is not None:
+            self.tables.bias.div_(self.problem.scale)
 
     def cast(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Cast the gradients to the shapes and types of the inputs of :class:`Attention`."""
@@ -77,12 +94,13 @@ class Gradients:
             for x, y in zip(found, inputs)
         ]
 
-    def _table(self, table: Any) -> Tensor:
+    def _make_zeros(self, table: Any) -> Tensor:
+        """Make zeros for the gradient of a table, ``(H, R[, D])`` of float32."""
         rows = self.problem.tgt_len + self.problem.src_len - 1
         size = (self.problem.width,) if table.rows.dim() == 3 else ()
         return torch.zeros(self.problem.heads, rows, *size, device=table.rows.device)
 
-    def _rows(self, slab: Slab, tiles: Tiles) -> None:
+    def _write_queries_and_keys(self, slab: Slab, tiles: Tiles) -> None:
         """Write or add to the gradients of queries, and those of keys if they are left."""
         problem, layout = self.problem, slab.layout
         tile = tiles.content if tiles.query is None else tiles.query
@@ -97,7 +115,7 @@ class Gradients:
             blocks = slab.sequences * layout.keys // self.sizes["N"]
             rows_kernel[(blocks,)](slab.sequence, side, *given, ADD=False, SIGN=-1, **self.sizes)
 
-    def _values(self, slab: Slab, tiles: Tiles, saved: Saved) -> None:
+    def _write_values(self, slab: Slab, tiles: Tiles, saved: Saved) -> None:
         """Write the gradients of values if they are left."""
         if self.values_from_tiles:
             side = key_side(self.problem, slab.layout)._replace(factor=self.problem.dropout_scale)
@@ -105,7 +123,7 @@ class Gradients:
             blocks = slab.sequences * slab.layout.keys // self.sizes["N"]
             rows_kernel[(blocks,)](slab.sequence, side, *given, ADD=False, SIGN=-1, **self.sizes)
 
-    def _tables(self, slab: Slab, tiles: Tiles, saved: Saved) -> None:
+    def _add_to_tables(self, slab: Slab, tiles: Tiles, saved: Saved) -> None:
         """Add to the gradients of the tables."""
         problem, content = self.problem, tiles.content
         queries, keys = query_side(problem, slab.layout), key_side(problem, slab.layout)
@@ -118,9 +136,12 @@ class Gradients:
         )
         for table, (tile, x, side, sign) in zip(self.tables, found):
             if table is not None:
-                add_band(table, self._bands(slab, tile, x, side), slab.sequence, side, sign)
+                rows = self._sum_diagonals(slab, tile, x, side)
+                add_diagonals(table, rows, slab.sequence, side, sign)
 
-    def _bands(self, slab: Slab, tile: Tensor | None, x: Tensor | None, side: Side) -> Tensor:
+    def _sum_diagonals(
+        self, slab: Slab, tile: Tensor | None, x: Tensor | None, side: Side
+    ) -> Tensor:
         """Compute the gradient of a table, ``(heads, chunks, diagonals, N[, D])`` of float32."""
         assert tile is not None
         block = self.sizes["N"]

@@ -17,7 +17,7 @@ from fairseq_posenc.backends.triton.attention import (
     run_backward,
     run_forward,
 )
-from fairseq_posenc.backends.triton.problem import Dropout
+from fairseq_posenc.backends.triton.problem import Dropout, TrainedTables
 
 INPUTS = 8  # tensors that may have gradients, the first fields of ``Problem``
 MASKS = 4  # padding, pairs, and the keys of dropout for queries and keys
@@ -58,7 +58,12 @@ def attention_backward(*given: Any) -> list[Tensor]:
     *found, grad, by_log_sums, wanted = given[:5]
     inputs = given[5:][:INPUTS]
     every = run_backward(
-        _settings(given[5:]), inputs, ForwardResult(*found), grad, by_log_sums, tuple(wanted)
+        _settings(given[5:]),
+        inputs,
+        ForwardResult(*found),
+        grad,
+        by_log_sums,
+        TrainedTables(*wanted),
     )
     return [grad.new_empty(0) if x is None else x for x in every]
 

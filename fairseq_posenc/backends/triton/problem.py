@@ -80,6 +80,21 @@ class Problem(NamedTuple):
     src_len: int  # S
     width: int  # D
 
+    @property
+    def has_vectors(self) -> bool:
+        """Whether any table has vectors."""
+        return any(x is not None for x in (self.query_table, self.key_table, self.value_table))
+
+
+class TrainedTables(NamedTuple):
+    """Which tables need a gradient."""
+
+    query_table: bool
+    key_table: bool
+    value_table: bool
+    gain: bool
+    bias: bool
+
 
 class Saved(NamedTuple):
     """Results of the forward pass and its gradient, for the backward kernels."""
@@ -111,7 +126,7 @@ class Slab(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Gradients of the factors of the scores for the pairs of a slab; None where nobody asks.
+    """Gradients of the factors of the scores for the pairs of a slab; None where none is needed.
 
     Each row has N zeros before and after, so that it can be read by distance without looking where
     it ends.
@@ -124,6 +139,17 @@ class Tiles(NamedTuple):
     # no gradients, but the weights after dropout without its factor, the same
     weights: Tensor | None
     key: Tensor | None  # of the key term, `(sequences, keys, key_stride)`
+
+
+class StoredTiles(NamedTuple):
+    """Which fields of :class:`Tiles` are stored."""
+
+    content: bool
+    query: bool
+    gain: bool
+    bias: bool
+    weights: bool
+    key: bool
 
 
 class Side(NamedTuple):

@@ -1,9 +1,11 @@
-"""The reset around the kernels, which know nothing of it.
+"""The reset of the first token, computed around the kernels, which know nothing of it.
 
 A reset changes one token against all others, at table rows that no distance chooses: its row and
 its column of the scores are each a step of decoding, linear in the length, which the reference
 computes. The kernels leave out the first token's key, which joins their sums as a last block of
 keys would; the row of its query replaces theirs.
+
+B batch, H heads, T queries, S keys, D head size.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import AttentionCall, Mask
+from fairseq_posenc.backends.base import AttentionCall
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.terms import Terms
 
 Kernels = Callable[[AttentionCall], tuple[Tensor, Tensor]]  # see `ForwardResult`
@@ -35,22 +38,20 @@ def attend(kernels: Kernels, call: AttentionCall) -> Tensor:
     deps = (terms.first, *mask[:3], query.size(0), tgt_len)
     places = mask.cached("reset", deps, lambda: _Places.locate(first, mask, tgt_len))
     place = places.first
-    others, of_query, of_key = _split_terms(terms, tgt_len, src_len)
+    kernel_terms, row_terms, column_terms = _split_terms(terms, tgt_len, src_len)
     left_out = mask._replace(key_padding=places.left_out)
-    attended, log_sums = kernels(call._replace(terms=others, mask=left_out))
-    scores = reference.scores(_select_token(key, place), query, of_key).transpose(
-        2, 3
-    )  # [B, H, T, 1]
+    attended, log_sums = kernels(call._replace(terms=kernel_terms, mask=left_out))
+    scores = reference.scores(_select_token(key, place), query, column_terms)  # [B, H, 1, T]
+    scores = scores.transpose(2, 3)  # [B, H, T, 1]
     # What a last block of keys adds to the online softmax, where there is a single key.
     weights = torch.sigmoid(scores - math.log(2) * log_sums.unsqueeze(3))
     weights = weights.masked_fill(places.hidden_key[:, None, :, None], 0.0)
     last = _select_token(value, place).float()  # [B, H, 1, D]
-    if of_key.value_table is not None:
-        last = last + of_key.value_table[:, :1].float()
+    if column_terms.value_table is not None:
+        last = last + column_terms.value_table[:, :1].float()
     attended = attended * (1 - weights) + F.dropout(weights, dropout) * last
-    of_row = Mask("both", places.hidden_of_query)
-    of_first = call._replace(query=_select_token(query, places.query), terms=of_query, mask=of_row)
-    row, _ = reference.attend(of_first)
+    row_mask, row_query = Mask("both", places.hidden_of_query), _select_token(query, places.query)
+    row, _ = reference.attend(call._replace(query=row_query, terms=row_terms, mask=row_mask))
     is_query = first[:, None, src_len - tgt_len :, None]  # [B, 1, T, 1]
     return torch.where(is_query, row, attended).type_as(value)
 
@@ -78,9 +79,9 @@ class _Places(NamedTuple):
 
 
 def _split_terms(terms: Terms, tgt_len: int, src_len: int) -> tuple[Terms, Terms, Terms]:
-    """Split terms into those by distance, of the first token's query, and of its key.
+    """Split terms into those of the kernels, of the first token's row, and of its column.
 
-    The last ones are for that key in the role of a query, and queries in that of keys.
+    The column's are for its key in the role of a query, and queries in that of keys.
     """
     bare = terms._replace(first=None)
     sizes = [tgt_len + src_len - 1, 1, 1]
@@ -90,11 +91,11 @@ def _split_terms(terms: Terms, tgt_len: int, src_len: int) -> tuple[Terms, Terms
         tables = {name: parts[row] for name, parts in lines.items()}
         return {name: x.expand(-1, length, *x.shape[2:]) for name, x in tables.items()}
 
-    of_key = bare._replace(**at(2, tgt_len))
+    column = bare._replace(**at(2, tgt_len))
     return (
         bare._replace(**{name: parts[0] for name, parts in lines.items()}),
         bare._replace(**at(1, src_len)),
-        of_key._replace(query_table=of_key.key_table, key_table=of_key.query_table),
+        column._replace(query_table=column.key_table, key_table=column.query_table),
     )
 
 

@@ -6,13 +6,13 @@ as few registers as possible are spilled.
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
+from fairseq_posenc.backends.triton import is_interpreted
 from fairseq_posenc.backends.triton.problem import Problem
 
 SMALLEST = 16  # side of a matrix product
@@ -41,7 +41,7 @@ def find_size() -> Size:
 
 def choose_block_size(dtype: torch.dtype) -> int:
     """Choose the number of queries, and of keys, of a tile."""
-    if _interpreted():
+    if is_interpreted():
         return SMALLEST
     return 32 if dtype == torch.float32 else find_size().block
 
@@ -53,7 +53,7 @@ def pad_width(query: Tensor) -> int:
 
 def choose_warps(spread: bool) -> int:
     """Choose the number of warps of a kernel; ``spread`` as in :class:`Size`."""
-    if _interpreted():
+    if is_interpreted():
         return 1
     return find_size().spread_warps if spread else find_size().warps
 
@@ -64,15 +64,10 @@ def choose_options(problem: Problem) -> dict[str, Any]:
     ``FULL``: all tiles are full, so no load needs a mask; ``N``: side of a tile; ``W``: padded D.
     """
     width, block = pad_width(problem.query), choose_block_size(problem.query.dtype)
-    tables = any(table is not None for table in problem[3:6])
     return {
         "FULL": not (problem.tgt_len % block or problem.src_len % block or problem.width != width),
         "N": block,
         "W": width,
         "num_warps": choose_warps(spread=False),
-        "num_stages": 1 if tables and width > PIPELINED else 2,
+        "num_stages": 1 if problem.has_vectors and width > PIPELINED else 2,
     }
-
-
-def _interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"

@@ -12,30 +12,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.triton.problem import Layout, Problem, Side, Slab, Tiles
+from fairseq_posenc.backends.triton.problem import (
+    Layout,
+    Problem,
+    Side,
+    Slab,
+    StoredTiles,
+    Tiles,
+    TrainedTables,
+)
 
 # Values stored at a time: 64 MiB in half precision, little more than the L2 cache of an H200.
-NUMBERS = 2**25
+MAX_VALUES = 2**25
 
 
-def choose_stored(problem: Problem, product: bool, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
-    """Choose the fields of :class:`Tiles` that are stored.
+def choose_stored(problem: Problem, product: bool, trained: TrainedTables) -> StoredTiles:
+    """Choose the tiles that are stored.
 
-    ``wanted`` says which of query table, key table, value table, gain and bias need a gradient.
+    If the score is a plain sum (no product, no gain), the gradients of its query term and its bias
+    equal the gradient of the score, which is stored anyway.
     """
-    # If the score is a plain sum (no product, no gain), the gradients of its query term and its
-    # bias equal the gradient of the score, which is stored anyway.
-    same = not product and problem.gain is None
-    _, _, value_table, gain, bias = wanted
-    query = problem.query_table is not None
-    key = problem.key_table is not None
-    weights = value_table or values_from_tiles(problem, product)
-    return True, query and not same, gain, bias and not same, weights, key
-
-
-def keys_from_tiles(problem: Problem) -> bool:
-    """Check whether the gradient of keys is computed from stored tiles, to save registers."""
-    return any(table is not None for table in problem[3:6])
+    plain_sum = not product and problem.gain is None
+    return StoredTiles(
+        content=True,
+        query=problem.query_table is not None and not plain_sum,
+        gain=trained.gain,
+        bias=trained.bias and not plain_sum,
+        weights=trained.value_table or values_from_tiles(problem, product),
+        key=problem.key_table is not None,
+    )
 
 
 def values_from_tiles(problem: Problem, product: bool) -> bool:
@@ -44,43 +49,45 @@ def values_from_tiles(problem: Problem, product: bool) -> bool:
     return product or both
 
 
-def split_slabs(problem: Problem, block: int, tiles: tuple[bool, ...]) -> Iterator[Slab]:
+def split_slabs(problem: Problem, block: int, stored: StoredTiles) -> Iterator[Slab]:
     """Yield the slabs of a problem.
 
     Args:
         problem: shapes of the attention.
         block: rows and columns of a block; sizes are rounded up to it.
-        tiles: the fields of :class:`Tiles` that are stored; the last has a row for each key.
+        stored: the tiles that take memory; those of the key term have a row for each key.
     """
     queries = -(-problem.tgt_len // block) * block
     keys = -(-problem.src_len // block) * block
     sequences = problem.query.size(0) * problem.heads
-    query_term, key_term = sum(tiles[:-1]) * queries, int(tiles[-1]) * (queries + 2 * block)
+    by_query = (sum(stored) - stored.key) * queries  # rows of all tiles with a row for each query
+    key_row = stored.key * (queries + 2 * block)  # values of a row for a key
 
-    def numbers(keys: int) -> int:  # values stored for one sequence
-        return query_term * (keys + 2 * block) + key_term * keys
+    def count_values(keys: int) -> int:  # of one sequence
+        return by_query * (keys + 2 * block) + key_row * keys
 
-    if numbers(keys) <= NUMBERS:
-        step, width = NUMBERS // numbers(keys), keys
+    if count_values(keys) <= MAX_VALUES:
+        step, slab_keys = MAX_VALUES // count_values(keys), keys
     else:
         step = 1
-        width = max(1, (NUMBERS - numbers(0)) // (query_term + key_term) // block) * block
-    for start in range(0, problem.src_len, width):
-        end = min(start + width, problem.src_len)
+        most = (MAX_VALUES - count_values(0)) // (by_query + key_row)
+        slab_keys = max(1, most // block) * block
+    for start in range(0, problem.src_len, slab_keys):
+        end = min(start + slab_keys, problem.src_len)
         rows = -(-(end - start) // block) * block
         layout = Layout(start, end, queries, rows, rows + 2 * block, queries + 2 * block)
         for sequence in range(0, sequences, step):
             yield Slab(sequence, min(step, sequences - sequence), layout)
 
 
-def empty_tiles(problem: Problem, slab: Slab, stored: tuple[bool, ...]) -> Tiles:
+def make_zero_tiles(problem: Problem, slab: Slab, stored: StoredTiles) -> Tiles:
     """Allocate the tiles of a slab, as zeros, which are right wherever kernels write nothing."""
-    layout = slab.layout
-    shape = slab.sequences, layout.queries, layout.query_stride
-    of_key = slab.sequences, layout.keys, layout.key_stride
-    shapes = [shape] * (len(stored) - 1) + [of_key]
-    rooms: list[Any] = [problem.query.new_zeros(x) if y else None for x, y in zip(shapes, stored)]
-    return Tiles(*rooms)
+    layout, zeros = slab.layout, problem.query.new_zeros
+    query_shape = slab.sequences, layout.queries, layout.query_stride
+    key_shape = slab.sequences, layout.keys, layout.key_stride
+    shapes = [query_shape] * (len(stored) - 1) + [key_shape]
+    tiles: list[Any] = [zeros(shape) if x else None for shape, x in zip(shapes, stored)]
+    return Tiles(*tiles)
 
 
 def query_side(problem: Problem, layout: Layout) -> Side:
@@ -117,21 +124,21 @@ def key_side(problem: Problem, layout: Layout) -> Side:
     )
 
 
-def add_band(total: Tensor, band: Tensor, sequence: int, side: Side, sign: int) -> None:
+def add_diagonals(total: Tensor, diagonals: Tensor, sequence: int, side: Side, sign: int) -> None:
     """Add a slab's gradient by diagonal to the gradient of a table by head.
 
     Args:
         total: ``(H, R[, D])`` of float32.
-        band: ``(heads, chunks, diagonals, N[, D])`` of float32.
+        diagonals: ``(heads, chunks, diagonals, N[, D])`` of float32.
         sequence: index of the slab's first (sentence, head) pair.
         side: layout of the tiles that were summed over.
         sign: 1 if distances grow along a row of tiles, else -1.
     """
-    rows = band.sum(1).flatten(1, 2)  # [heads, diagonals * N, ...]
+    rows = diagonals.sum(1).flatten(1, 2)  # [heads, diagonals * N, ...]
     low = side.zero + side.other_start - side.own_start - side.rows
     if sign < 0:
         rows = rows.flip(1)
         low = side.zero - side.other_start + side.own_start + side.rows - rows.size(1) + 1
     start, end = max(0, low), min(side.table_rows, low + rows.size(1))
-    heads = (sequence + torch.arange(rows.size(0), device=band.device)) % side.heads
+    heads = (sequence + torch.arange(rows.size(0), device=diagonals.device)) % side.heads
     total[heads, start:end] += rows[:, start - low : end - low]

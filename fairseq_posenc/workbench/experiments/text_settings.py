@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.registry import parse
+from fairseq_posenc.specs import parse
 from fairseq_posenc.workbench.experiments.settings import ExperimentSettings, Run
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED
 

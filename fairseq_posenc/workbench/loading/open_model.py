@@ -16,7 +16,7 @@ from torch import Tensor
 from fairseq_posenc.checkpoints.identity import override_positions
 from fairseq_posenc.checkpoints.weights import refuse_broken_weights
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.registry import Spec
+from fairseq_posenc.specs import Spec
 from fairseq_posenc.workbench.loading import families
 from fairseq_posenc.workbench.loading.checkpoints import State, load_state, refuse_unusable_settings
 from fairseq_posenc.workbench.loading.dictionaries import open_task

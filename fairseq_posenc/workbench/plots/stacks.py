@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.api import PositionEncoding
-from fairseq_posenc.assembly import Shared
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import parse
+from fairseq_posenc.shared import Shared
+from fairseq_posenc.specs import parse
 
 _TOKEN, _PADDING, _END = 3, 1, 2
 _SEED = 1
@@ -46,7 +46,7 @@ class Stack(NamedTuple):
     def differ(self) -> bool:
         """Whether layers have encodings of their own."""
         specs = {layer.assembly.spec for layer in self.layers}
-        return len(specs) > 1 or bool(self.layers[0].layer.each())
+        return len(specs) > 1 or bool(self.layers[0].layer.as_list())
 
     def where(self, layer: int) -> str:
         """Say in words whose encodings a layer's are; layers are counted from 0."""
@@ -59,7 +59,7 @@ class Stack(NamedTuple):
     def vectors(self) -> Tensor | None:
         """Compute what is added at the input, ``(max_positions, C)``; None for nothing."""
         positions = tokens(self.dims.max_positions)
-        for encoding in self.layers[0].input.each() if self.layers[0].input is not None else ():
+        for encoding in self.layers[0].input.as_list() if self.layers[0].input is not None else ():
             vectors = encoding.embed(positions)
             if vectors is not None:
                 return vectors[0]
@@ -76,7 +76,7 @@ def of_spec(spec: str, embed_dim: int, num_heads: int, max_positions: int, causa
         torch.manual_seed(_SEED)
         layers = [
             PositionEncoding(layer, embed_dim, num_heads, max_positions, causal).eval()
-            for layer in map(str, parse(spec).each())
+            for layer in map(str, parse(spec).split_layers())
         ]
     return Stack(layers, [])
 
@@ -116,7 +116,7 @@ def _trained_stack(stack: Any) -> Stack:
     layers, projections = [], []
     for index in range(len(stack.layers)):  # iterating would apply LayerDrop
         attention = stack.layers[index].self_attn
-        own = spec.keep([index])
+        own = spec.select_layers([index])
         positions = PositionEncoding(
             str(own), dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from fairseq_posenc import registry
+from fairseq_posenc import specs
 from fairseq_posenc.analysis.catalogue import count_at_base_size
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.reports.deviations import differences
@@ -102,7 +102,7 @@ def _belongs(run: OwnRun, row: dict[str, Any]) -> bool:
     """Whether a run has the recipe, encoding and directions of a row, released or not."""
     if run.recipe != row["recipe"] or run.encoding is None:
         return False
-    if registry.parse(run.encoding) != registry.parse(row["position_encoding"]):
+    if specs.parse(run.encoding) != specs.parse(row["position_encoding"]):
         return False
     is_released = run.training is not None and run.training.released
     if row["released"] not in (None, is_released):

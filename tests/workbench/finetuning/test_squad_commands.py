@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import PositionalRoberta
-from fairseq_posenc.registry import parse
+from fairseq_posenc.specs import parse
 from fairseq_posenc.tasks.squad.databin import DataBin, Limits, open_data_bin
 from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.finetuning.squad.train import compose, find_recipe

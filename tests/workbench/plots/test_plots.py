@@ -22,11 +22,11 @@ from tests.helpers import commands
 from tests.helpers.tiny_models import (
     ARCHITECTURES,
     STOCK,
+    encoding_specs,
     logits,
     make_model,
     make_tokens,
     needs_causal,
-    specs,
 )
 
 PAD = 1
@@ -104,7 +104,7 @@ class TestTables:
         assert (table.of_columns, list(table.columns)) == ("head", [1, 2, 3, 4])
         assert "all layers" in table.title
 
-    @pytest.mark.parametrize("spec", specs("input", "scores"))
+    @pytest.mark.parametrize("spec", encoding_specs("input", "scores"))
     def test_every_encoding_has_tables_but_for_none(self, spec):
         stack = spec_stack(spec)
         if spec == "none" or spec.startswith("fox"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_posenc import registry
+from fairseq_posenc import specs
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.finetuning.glue.report import build_record as glue_record
 from fairseq_posenc.workbench.finetuning.squad.command import build_record as squad_record
@@ -589,7 +589,7 @@ def test_what_is_no_number_is_null_in_a_record(tmp_path):
 def test_every_row_of_the_papers_can_be_read():
     for key in TABLES.values():
         for row in recipes.load()["reported"][key]["rows"]:
-            assert registry.parse(row["position_encoding"])
+            assert specs.parse(row["position_encoding"])
 
 
 @pytest.mark.slow

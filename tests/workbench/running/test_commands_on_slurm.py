@@ -50,6 +50,8 @@ def test_bleu_translates_with_each_model_in_a_job(tmp_path):
     call(*words, tmp_path / "here")
     call(*words, tmp_path / "there", *ON, "--jobs", 1)
     assert on_cluster(tmp_path / "there") == {"a", "b"}
+    (script,) = (tmp_path / "there" / "slurm").glob("*_submission.sh")
+    assert "--array=0-1%1\n" in script.read_text()  # one at a time
     for name in ("bleu.md", "a/greedy.txt", "a/beam-2.txt", "b/greedy.txt", "b/beam-2.txt"):
         here, there = ((tmp_path / each / name).read_bytes() for each in ("here", "there"))
         assert there.replace(b"/there/", b"/here/") == here

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 
-from fairseq_posenc import registry
+from fairseq_posenc import specs
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.training import recipes
 from tests.helpers.tiny_models import make_model
@@ -45,7 +45,7 @@ def test_a_recipe_tells_apart_what_the_paper_gives(name):
     assert {"task", "optimizer", "lr", "max_update"} <= set(recipe.settings)
     assert recipe.note
     for spec in PRETRAINING[name]["position_encodings"]:
-        registry.parse(spec)
+        specs.parse(spec)
 
 
 def test_what_the_papers_do_not_give():
@@ -132,7 +132,7 @@ def test_a_table_has_a_value_or_none_for_every_column(name):
         assert list(row["values"]) == list(table["columns"])
         assert all(v is None or math.isfinite(v) for v in row["values"].values())
         assert row.get("recipe", table["recipe"]) in (*PRETRAINING, "translation/iwslt17")
-        registry.parse(row["position_encoding"])
+        specs.parse(row["position_encoding"])
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def test_tupe_is_trained_with_the_reset_as_in_equation_15():
         *(row["position_encoding"] for table in REPORTED.values() for row in table["rows"]),
         *(run["position_encoding"] for each in DATA["ablations"].values() for run in each["runs"]),
     ]
-    found = [registry.parse(spec) for spec in every if "tupe" in spec]
-    assert found == [registry.parse("tupe+reset")] * 2
+    found = [specs.parse(spec) for spec in every if "tupe" in spec]
+    assert found == [specs.parse("tupe+reset")] * 2
 
 
 @pytest.mark.parametrize(("source", "protocol"), DATA["finetuning"]["glue"].items())

@@ -20,7 +20,7 @@ from fairseq import options
 from fairseq.dataclass.initialize import add_defaults, hydra_init
 from omegaconf import OmegaConf
 
-from fairseq_posenc import registry
+from fairseq_posenc import specs
 from fairseq_posenc.transformer.options import resolve
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.training import recipes
@@ -143,7 +143,7 @@ def test_the_settings_are_the_recipes(name, encoding, directions):
     expected = of_recipe(name)
     assert {key: plain(getattr(args, key)) for key in expected} == expected
     position = resolve(args)
-    assert position.encoder == registry.parse(encoding)
+    assert position.encoder == specs.parse(encoding)
     if name != "b_lm":
         assert ",".join(position.directions or ["both"]) == directions
     assert args.no_epoch_checkpoints
@@ -460,7 +460,7 @@ def test_an_ablation_trains_its_models_each_in_a_folder_of_its_own(name):
     expected = of_recipe(ablation["recipe"])
     for args, run_ in zip(found, ablation["runs"], strict=True):
         position = resolve(args)
-        assert position.encoder == registry.parse(run_["position_encoding"])
+        assert position.encoder == specs.parse(run_["position_encoding"])
         directions = run_.get("attention_directions", "both")
         assert ",".join(position.directions or ["both"]) == directions
         own = {**expected, "fp16": plain(False)}  # on the processor

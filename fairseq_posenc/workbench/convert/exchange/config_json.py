@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fairseq_posenc.registry import Spec
+from fairseq_posenc.specs import Spec
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 ARCHITECTURES = {
@@ -118,7 +118,9 @@ def generation(trained: OpenModel) -> dict[str, Any]:
 
 def by_layer(spec: Spec) -> list[dict[str, dict[str, Any]]]:
     """List the options of the encodings of successive layers, by name; see ``StackConfig``."""
-    return [{item.name: dict(item.options) for item in (*spec.whole, *x)} for x in spec.layers]
+    return [
+        {item.name: dict(item.options) for item in (*spec.whole_stack, *x)} for x in spec.layers
+    ]
 
 
 def parse_layers(stack: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:

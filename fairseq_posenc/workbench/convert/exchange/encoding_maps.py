@@ -16,7 +16,7 @@ from fairseq_posenc.encodings.learned import Learned
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.rope_scaling import SETTINGS
 from fairseq_posenc.encodings.t5 import T5
-from fairseq_posenc.registry import Item, parse
+from fairseq_posenc.specs import Item, parse
 
 
 class ParamMap(NamedTuple):

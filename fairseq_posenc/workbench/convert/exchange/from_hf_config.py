@@ -10,7 +10,7 @@ import torch
 from fairseq import utils
 
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.registry import Spec, parse
+from fairseq_posenc.specs import Spec, parse
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.workbench.convert.exchange.config_json import ACTIVATIONS, ARCHITECTURES
 from fairseq_posenc.workbench.convert.exchange.encoding_maps import parse_positions

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.registry import Spec
+from fairseq_posenc.specs import Spec
 from fairseq_posenc.workbench.convert.exchange.config_json import ARCHITECTURES, name_there
 from fairseq_posenc.workbench.convert.exchange.encoding_maps import (
     HFClass,
@@ -63,7 +63,7 @@ def to_hf_class(
     if stack is None:
         return None, "transformers has no class for two stacks of this kind"
     encodings = encodings_of(stack)
-    uniform = len(stack.assembly.spec.kinds) == 1
+    uniform = len(stack.assembly.spec.layer_kinds) == 1
     found = hf_classes(encodings[0]) if len(encodings) == 1 and uniform else []
     for hf_class in found:
         layout = LAYOUTS.get(hf_class.model)
@@ -85,7 +85,7 @@ def encodings_of(stack: Any) -> list[Encoding]:
     """List the encodings of a stack, those of its first layer for all."""
     at_input = [] if stack.embed_positions is None else [stack.embed_positions.encodings]
     places = [*at_input, stack.encodings, stack.layers[0].self_attn.encodings]
-    return [encoding for place in places for encoding in place.each()]
+    return [encoding for place in places for encoding in place.as_list()]
 
 
 def _why_not(trained: OpenModel, config: dict[str, Any], layout: Layout) -> str:

@@ -11,7 +11,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import SIZES as SUFFIXES
 from fairseq_posenc.models.masked_lm import PositionalRoberta
-from fairseq_posenc.registry import parse
+from fairseq_posenc.specs import parse
 from fairseq_posenc.transformer.options import PositionConfig
 from fairseq_posenc.workbench.loading.families import build, defaults, model_options
 from fairseq_posenc.workbench.loading.pretrained import NOT_THE_MODEL, Pretrained

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fairseq_posenc.checkpoints.state_dict_adapter import OWN, STOCK_OFFSET, STOCK_TABLE
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.registry import Spec
+from fairseq_posenc.specs import Spec
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 
 Rule = Literal["copy", "interpolate"]

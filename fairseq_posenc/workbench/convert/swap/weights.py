@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc import registry
+from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.checkpoints.identity import KEY, Identity, is_identity
 from fairseq_posenc.checkpoints.state_dict_adapter import STOCK_SINUSOIDS, is_position_parameter
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.registry import Item, Layer, Spec
+from fairseq_posenc.specs import Item, Layer, Spec
 from fairseq_posenc.workbench.convert.swap.position_parameters import (
     Rule,
     StackPair,
@@ -188,14 +189,14 @@ def without_layout(spec: Spec) -> Spec:
         return tuple(Item.canonical(item.name, each) for item, each in zip(layer, without))
 
     layers = tuple(map(plain, spec.layers))
-    return Spec(plain(spec.whole), layers).keep(range(len(layers)))
+    return Spec(plain(spec.whole_stack), layers).select_layers(range(len(layers)))
 
 
 def _rotary(spec: Spec, layer: int, dims: Dims) -> Optional[Rope]:
     """Build the rotary encoding of a layer, if it has one."""
-    for item in spec.keep([layer]).items:
+    for item in spec.select_layers([layer]).items:
         if issubclass(registry.get(item.name), Rope):
-            (built,) = registry.build({item.name: item}, dims).each()
+            (built,) = build_encodings({item.name: item}, dims).as_list()
             return cast(Rope, built)
     return None
 

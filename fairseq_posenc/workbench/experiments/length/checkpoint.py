@@ -14,7 +14,8 @@ from fairseq.models import FairseqLanguageModel
 from fairseq_posenc.encodings.temperature import Temperature
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.causal_lm import PositionalLM
-from fairseq_posenc.registry import Spec, get, parse
+from fairseq_posenc.registry import get
+from fairseq_posenc.specs import Spec, parse
 from fairseq_posenc.transformer.options import resolve
 from fairseq_posenc.workbench.loading.checkpoints import load_state, read_updates
 from fairseq_posenc.workbench.loading.open_model import open_model

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from fairseq_posenc import registry
+from fairseq_posenc import specs
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.user_dir import USER_DIR
 from fairseq_posenc.workbench.running.programs import find_command
@@ -152,7 +152,7 @@ class RecipeTraining:
     """
 
     def __init__(self, recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> None:
-        spec, self.data = str(registry.parse(encoding)), find_data(args.data)
+        spec, self.data = str(specs.parse(encoding)), find_data(args.data)
         _check_options(recipe, args)
         self.recipe, self.encoding, self.args, self.model = recipe, encoding, args, model
         changes = changed_options(args.passed)

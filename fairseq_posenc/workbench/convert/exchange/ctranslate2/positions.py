@@ -15,7 +15,6 @@ from ctranslate2.specs.model_spec import OPTIONAL
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.assembly import Shared
 from fairseq_posenc.encodings.alibi import head_slopes
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import Rope
@@ -24,6 +23,7 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Span
 from fairseq_posenc.registry import get
+from fairseq_posenc.shared import Shared
 
 # What terms hold beside vectors by distance for queries and values, and a bias by distance.
 _WITHOUT_PLACE = {
@@ -158,7 +158,7 @@ def _is_alibi(bias: Optional[Tensor], dims: Dims) -> bool:
 
 def _rope(stack: Any, kind: int) -> Rope:
     """Return the encoding that rotates, in a kind of layer."""
-    (rope,) = (each for each in stack.encodings.select(kind).each() if isinstance(each, Rope))
+    (rope,) = (each for each in stack.encodings.select(kind).as_list() if isinstance(each, Rope))
     return rope
 
 

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
-from fairseq_posenc.assembly import Shared
 from fairseq_posenc.backends import reference, sdpa
-from fairseq_posenc.backends.base import AttentionCall, Mask
+from fairseq_posenc.backends.base import AttentionCall
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.modules.self_attention import SelfAttentionCore
+from fairseq_posenc.modules.attention_core import SelfAttentionCore
 from fairseq_posenc.positions import Span
+from fairseq_posenc.shared import Shared
 from fairseq_posenc.workbench.convert.exchange.modeling.configuration import StackConfig
 
 

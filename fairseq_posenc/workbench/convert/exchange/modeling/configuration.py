@@ -71,7 +71,7 @@ class StackConfig(NamedTuple):
             tuple(module for module, (name, options) in items.items() if layer.get(name) == options)
             for layer in layers
         )
-        for encoding in found.each():
+        for encoding in found.as_list():
             encoding.reset_parameters()
         return found
 

@@ -11,9 +11,9 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from fairseq_posenc.assembly import Shared
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.positions import Positions, may_sync
+from fairseq_posenc.shared import Shared
 from fairseq_posenc.workbench.convert.exchange.modeling.attention import (
     Attention,
     CrossAttention,
@@ -93,7 +93,7 @@ class Stack(nn.Module):
 
     def window(self, kind: int) -> Optional[int]:
         """Find how many tokens back a kind of layer may see, its own among them; None for all."""
-        encodings: list[Any] = self.encodings.select(kind).each()
+        encodings: list[Any] = self.encodings.select(kind).as_list()
         sizes = [
             each.size for each in encodings if each.acts_on == "mask" and hasattr(each, "size")
         ]
@@ -137,7 +137,7 @@ class Stack(nn.Module):
         unknown = input_ids.ge(self.config.vocab_size)
         symbols = input_ids.masked_fill(unknown, self.config.unk_idx)
         x = self.embed_tokens(symbols) * self.config.embed_scale
-        for encoding in self.positions.each():
+        for encoding in self.positions.as_list():
             vectors = encoding.embed(shared.positions)
             if vectors is not None:
                 x = x + vectors.type_as(x)

@@ -1,4 +1,4 @@
-"""Table rows of each pair by index, where no view serves: resets and gains of channels."""
+"""Dot products of queries and keys with a gain for each channel and distance (Huang's method 3)."""
 
 from __future__ import annotations
 
@@ -6,30 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from fairseq_posenc.backends.base import Mask, expand_by_distance, insert_reset
-from fairseq_posenc.encodings.terms import Terms
-
-
-def row_index(terms: Terms, tgt_len: int, src_len: int, device: torch.device, mask: Mask) -> Tensor:
-    """Index the table row of each pair, ``(1 or B, T, S)`` of int64, once for all layers."""
-    deps = (terms.first, tgt_len, src_len, device)
-    return mask.cached("rows", deps, lambda: _row_index(*deps))
-
-
-def _row_index(first: Tensor | None, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
-    rows = tgt_len + src_len - 1
-    index = torch.arange(rows, device=device)[None]
-    pairs = expand_by_distance(index, tgt_len, src_len)
-    if first is not None:
-        pairs = insert_reset(pairs, rows, rows + 1, first)
-    return pairs[:, 0]  # [1 or B, T, S]
-
-
-def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Gather ``x[b, h, t, index[b, t, s]]`` from ``(B, H, T, R)``: ``(B, H, T, S)``."""
-    shape = (*x.shape[:3], index.size(-1))
-    return x.gather(-1, index.unsqueeze(1).expand(shape))
 
 
 class ChannelGain(torch.autograd.Function):

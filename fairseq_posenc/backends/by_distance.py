@@ -1,0 +1,88 @@
+"""From a table with a row for each distance to the pairs of queries and keys: views and indices.
+
+B batch, H heads, T queries, S keys, R = T + S - 1 distances, G tables: one for all heads, or H.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.encodings.terms import Terms
+
+
+def expand_by_distance(
+    table: Tensor, tgt_len: int, src_len: int, first: Tensor | None = None
+) -> Tensor:
+    """Look up a table's number for each query and key, ``(1 or B, G, T, S)``.
+
+    Args:
+        table: ``(G, R)``, for ``Span.from_lengths(tgt_len, src_len)``, and the reset's two rows.
+        tgt_len: T.
+        src_len: S.
+        first: of :class:`~fairseq_posenc.encodings.terms.Terms`, for the reset.
+    """
+    if tgt_len == 1:
+        pairs = table[:, None, :src_len]  # [G, 1, S]
+    elif torch.compiler.is_compiling():  # which would compile `unfold` anew for each length
+        pairs = relative_shift(table[None, :, None].expand(-1, -1, tgt_len, -1), src_len)[0]
+    else:
+        # The last query's rows are the table's first, those of the one before begin one later.
+        pairs = table.unfold(1, src_len, 1)[:, :tgt_len].flip(1)  # [G, T, S]
+    if first is None:
+        return pairs[None]
+    here, there = table[:, -2:, None, None].unbind(1)  # each [G, 1, 1]
+    return insert_reset(pairs[None], here, there, first)
+
+
+def relative_shift(products: Tensor, others: int) -> Tensor:
+    """Shift products of n tokens with table rows to pairs, ``(B, H, n, others)``: a view.
+
+    Transformer-XL's relative shift. The pairs of token i begin at row n-1-i, one row earlier than
+    those of the token before. Read as a flat list whose rows are shorter by one, they all begin in
+    one column: for n = 2, rows ``abc|def`` become ``bc|de`` (from n-1 on, R-1 wide).
+
+    Args:
+        products: ``(B, H, n, R)``.
+        others: number of keys, or of queries where the tokens are keys.
+    """
+    tokens, rows = products.shape[2:]
+    shifted = products.flatten(2)[..., tokens - 1 : tokens * rows - 1]  # [B, H, n * (R-1)]
+    return shifted.unflatten(2, (tokens, rows - 1))[..., :others]  # [B, H, n, others]
+
+
+def insert_reset(pairs: Tensor, here: Tensor | int, there: Tensor | int, first: Tensor) -> Tensor:
+    """Replace the values of pairs with the first token by the reset's two.
+
+    Args:
+        pairs: ``(1 or B, G, T, S)``, or with one dimension more.
+        here: value of pairs with the first token's query, as broad as needed.
+        there: value of pairs with the first token's key, seen from any other query.
+        first: see :class:`~fairseq_posenc.encodings.terms.Terms`.
+    """
+    more = [1] * (pairs.dim() - 4)
+    queries = first[:, -pairs.size(2) :].reshape(first.size(0), 1, -1, 1, *more)  # [B, 1, T, 1]
+    keys = first.reshape(first.size(0), 1, 1, -1, *more)  # [B, 1, 1, S]
+    return torch.where(queries, here, torch.where(keys, there, pairs))
+
+
+def row_index(terms: Terms, tgt_len: int, src_len: int, device: torch.device, mask: Mask) -> Tensor:
+    """Index the table row of each pair, ``(1 or B, T, S)`` of int64, once for all layers."""
+    deps = (terms.first, tgt_len, src_len, device)
+    return mask.cached("rows", deps, lambda: _row_index(*deps))
+
+
+def _row_index(first: Tensor | None, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
+    rows = tgt_len + src_len - 1
+    index = torch.arange(rows, device=device)[None]
+    pairs = expand_by_distance(index, tgt_len, src_len)
+    if first is not None:
+        pairs = insert_reset(pairs, rows, rows + 1, first)
+    return pairs[:, 0]  # [1 or B, T, S]
+
+
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Gather ``x[b, h, t, index[b, t, s]]`` from ``(B, H, T, R)``: ``(B, H, T, S)``."""
+    shape = (*x.shape[:3], index.size(-1))
+    return x.gather(-1, index.unsqueeze(1).expand(shape))

@@ -1,0 +1,146 @@
+"""The keys that a query may see: directions, padding, windows and documents, as one mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from operator import or_
+from typing import NamedTuple, Optional, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fairseq_posenc.backends.forward_cache import PerForwardCache
+from fairseq_posenc.encodings.locality import Locality
+
+DIRECTIONS = ("both", "lr", "rl")
+# DecBERT's named settings: directions of the first layers, each with learned positions or without.
+DECBERT = {"decbert_same": "lr,lr", "decbert_diff": "lr,rl"}
+_T = TypeVar("_T")
+
+
+class Mask(NamedTuple):
+    """Which keys a query may see.
+
+    Attributes:
+        direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
+        key_padding: ``(B, S)`` of bool, True for padding, or None.
+        pairs: ``(T, S)`` of bool, True where a query must not see a key, or None.
+        cache: of the forward pass; None outside of one.
+        locality: limits of the keys.
+
+    Source: DecBERT, arXiv:2204.08688, for layers with a direction. The diagonal is never masked
+    by a direction.
+    """
+
+    direction: str = "both"
+    key_padding: Tensor | None = None
+    pairs: Tensor | None = None
+    cache: Optional[PerForwardCache] = None
+    locality: Locality = Locality()
+
+    @property
+    def may_hide_all(self) -> bool:
+        """Whether a query may see no key: a direction alone leaves each its own."""
+        return self.key_padding is not None or self.pairs is not None
+
+    def forbidden(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
+        """Combine all masks: True hides a key, ``(B or 1, 1, T or 1, S)``; None hides none."""
+        deps = (*self[:3], *self.locality, tgt_len, src_len, device)
+        return self.cached("forbidden", deps, lambda: self._combine(tgt_len, src_len, device))
+
+    def without_needless_window(self, src_len: int) -> Mask:
+        """Drop a window that reaches over all keys: plain attention may be faster."""
+        reach = self.locality.reach(self.direction)
+        if reach is None or reach < src_len - 1:
+            return self
+        return self._replace(locality=self.locality._replace(window=None))
+
+    def without_first_keys(self, count: int) -> Mask:
+        """Leave out the first keys, of which a cache has dropped ``count``."""
+        if not count:
+            return self
+
+        def rest(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x[:, count:]
+
+        limits = self.locality._replace(segments=rest(self.locality.segments))
+        return Mask(self.direction, rest(self.key_padding), rest(self.pairs), None, limits)
+
+    def hides_distances(self, distances: Tensor) -> Tensor:
+        """Check which signed distances from a query to a key are hidden; bool of their shape."""
+        reach = self.locality.reach(self.direction)
+        hidden = torch.zeros_like(distances, dtype=torch.bool)
+        if self.direction != "both":
+            hidden = distances > 0 if self.direction == "lr" else distances < 0
+        return hidden if reach is None else hidden | (distances.abs() > reach)
+
+    def visible_ranges(
+        self, tgt_len: int, src_len: int, device: torch.device
+    ) -> tuple[Tensor, Tensor] | None:
+        """Compute the first and last key that each query may see, ``(B or 1, T)`` each.
+
+        Padding is left out of account. None where a segment's tokens do not stand together.
+        """
+        here = torch.arange(src_len - tgt_len, src_len, device=device).unsqueeze(0)  # [1, T]
+        low, high = torch.zeros_like(here), torch.full_like(here, src_len - 1)
+        if (reach := self.locality.reach(self.direction)) is not None:
+            low, high = (here - reach).clamp(min=0), (here + reach).clamp(max=src_len - 1)
+        if (segments := self.locality.segments) is not None:
+            if bool((segments.diff(dim=1) < 0).any()):
+                return None
+            ours = segments[:, src_len - tgt_len :].contiguous()
+            low = torch.maximum(low, torch.searchsorted(segments.contiguous(), ours))
+            last = torch.searchsorted(segments.contiguous(), ours, right=True) - 1
+            high = torch.minimum(high, last)
+        if self.direction == "lr":
+            high = high.minimum(here)
+        elif self.direction == "rl":
+            low = low.maximum(here)
+        return low, high
+
+    def count_visible(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
+        """Count the keys that each query may see, ``(B or 1, T)``."""
+        deps = (*self[:3], *self.locality, tgt_len, src_len, device)
+        return self.cached("visible", deps, lambda: self._count(tgt_len, src_len, device))
+
+    def cached(self, key: str, deps: tuple[object, ...], compute: Callable[[], _T]) -> _T:
+        """Compute a value once for a forward pass; see :meth:`PerForwardCache.get`."""
+        return compute() if self.cache is None else self.cache.get(key, deps, compute)
+
+    def _count(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
+        ranges = self.visible_ranges(tgt_len, src_len, device)
+        if self.pairs is not None or ranges is None:
+            forbidden = self.forbidden(tgt_len, src_len, device)
+            assert forbidden is not None
+            return (~forbidden).sum(-1)[:, 0].expand(-1, tgt_len)
+        low, high = ranges
+        if self.key_padding is None:
+            return high - low + 1
+        low, high = (each.expand(len(self.key_padding), -1) for each in ranges)  # [B, T]
+        real_before = F.pad((~self.key_padding).cumsum(1), (1, 0))  # [B, S + 1]
+        return real_before.gather(1, high + 1) - real_before.gather(1, low)
+
+    def _combine(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
+        parts = []
+        if (
+            self.direction == "rl"
+            or (self.direction == "lr" and tgt_len > 1)
+            or self.locality.window is not None
+        ):
+            distances = torch.arange(src_len, device=device) - torch.arange(
+                src_len - tgt_len, src_len, device=device
+            ).unsqueeze(1)  # [T, S]
+            parts.append(self.hides_distances(distances))
+        if (segments := self.locality.segments) is not None:
+            own = segments[:, src_len - tgt_len :, None]  # [B or 1, T, 1]
+            parts.append(own.ne(segments[:, None])[:, None])  # [B or 1, 1, T, S]
+        if self.pairs is not None:
+            parts.append(self.pairs)
+        if self.key_padding is not None:
+            parts.append(self.key_padding[:, None, None, :])  # [B, 1, 1, S]
+        if not parts:
+            return None
+        forbidden = reduce(or_, parts)
+        return forbidden if forbidden.dim() == 4 else forbidden[None, None]  # [1, 1, T, S]

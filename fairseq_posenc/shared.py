@@ -1,0 +1,107 @@
+"""The position state of a forward pass, which all layers of a stack share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from operator import and_, or_
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fairseq_posenc.backends.forward_cache import PerForwardCache
+from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.encodings.base import Encoding, Encodings
+from fairseq_posenc.encodings.locality import Locality
+from fairseq_posenc.encodings.rotation import Rotation
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.positions import Positions, Span
+
+
+class Shared(NamedTuple):
+    """The position state of a forward pass, computed once for all layers of a stack.
+
+    Attributes:
+        positions: of the tokens.
+        terms: those that all layers share.
+        rotation: of the queries and keys of the last T tokens, or None.
+        source: of the source's keys, for rotary encoder-decoder attention.
+        locality: of the keys that a query may see.
+        span: of the terms, where they have room for later steps of decoding.
+        cache: of values that the first layer computes for all.
+        kinds: where layers differ, the state of each kind of them (see :meth:`of_kind`).
+    """
+
+    positions: Positions
+    terms: Terms = Terms()
+    rotation: Rotation | None = None
+    source: Rotation | None = None
+    locality: Locality = Locality()
+    span: Span | None = None
+    cache: PerForwardCache | None = None
+    kinds: tuple[Shared, ...] = ()
+
+    @classmethod
+    def compute(
+        cls,
+        encodings: Encodings,
+        positions: Positions,
+        span: Span | None = None,
+        terms_of: Callable[[str, Encoding], Terms] | None = None,
+    ) -> Shared:
+        """Compute the position state from the encodings of a stack, each of them once.
+
+        Args:
+            encodings: of :meth:`Assembly.build_stack`.
+            positions: of the tokens.
+            span: of the terms, where they have room for later steps of decoding.
+            terms_of: computes the terms of an encoding by its name; by default those of the tokens.
+        """
+        positions = encodings.number(positions)
+        tokens = positions.tokens
+        now = Span.from_lengths(positions.tgt_len, tokens.size(1), tokens.device)
+        named = encodings.as_dict()
+        ids = positions.queries(positions.places)
+        rotations = {name: encoding.rotation(ids) for name, encoding in named.items()}
+        terms = {
+            name: terms_of(name, encoding) if terms_of else encoding.terms(now, positions)
+            for name, encoding in named.items()
+        }
+        limits = {name: encoding.locality(positions) for name, encoding in named.items()}
+        states = [
+            cls(
+                positions,
+                reduce(or_, (terms[name] for name in names), Terms()),
+                next((rotations[name] for name in names if rotations[name] is not None), None),
+                locality=reduce(and_, (limits[name] for name in names), Locality()),
+                span=span,
+                cache=None if span else PerForwardCache(),
+            )
+            for names in encodings.kinds
+        ]
+        return states[0] if len(states) == 1 else cls(positions, kinds=tuple(states))
+
+    def of_kind(self, kind: int) -> Shared:
+        """Select the state of a kind of layer (see :class:`~fairseq_posenc.specs.Spec`)."""
+        return self.kinds[kind] if self.kinds else self
+
+    def with_source(self, encodings: Encodings, ids: Tensor) -> Shared:
+        """Add the rotation of the source's keys at positions ``ids``, ``(B or 1, S)``."""
+        states = [
+            state._replace(source=encodings.rotation(ids, kind))
+            for kind, state in enumerate(self.kinds or (self,))
+        ]
+        return self._replace(kinds=tuple(states)) if self.kinds else states[0]
+
+    def rotate(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotate query and key of the last T tokens, both ``(B, H, T, D)``."""
+        if self.rotation is None:
+            return query, key
+        return self.rotation.rotate_queries(query), self.rotation.rotate_keys(key)
+
+    def mask(self, direction: str) -> Mask:
+        """Make the mask of a direction and the padding among the tokens."""
+        positions = self.positions
+        mask = Mask(direction, cache=self.cache, locality=self.locality)
+        padding = mask.cached("padding", (positions.tokens,), lambda: positions.padding)
+        return mask._replace(key_padding=padding)
