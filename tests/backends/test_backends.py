@@ -29,8 +29,8 @@ FAST = [name for name in HERE if name != "reference"]
 @pytest.fixture(autouse=True)
 def _several_blocks(monkeypatch):
     """Make blocks so small that a call has several, and the last of them is not full."""
-    monkeypatch.setattr(geometry, "QUERIES", 16)
-    monkeypatch.setattr(geometry, "PAIRS", 16 * 48)
+    monkeypatch.setattr(geometry, "MAX_QUERIES", 16)
+    monkeypatch.setattr(geometry, "PAIRS_PER_THREAD", 16 * 48)
 
 
 def make_terms(rows: int = ROWS, dtype: torch.dtype = torch.float32) -> dict[str, Terms]:

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.usefixtures("without_numbers")
 
 @pytest.fixture
 def without_numbers(monkeypatch):
-    monkeypatch.setattr(geometry, "PAIRS", 2**30)  # one chunk: there is no cache to fit into
+    # One chunk: there is no cache to fit into.
+    monkeypatch.setattr(geometry, "PAIRS_PER_THREAD", 2**30)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         yield mode
 

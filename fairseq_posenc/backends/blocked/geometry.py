@@ -1,4 +1,11 @@
-"""The division of a call into chunks of sentences and heads, and blocks of queries and keys."""
+"""The division of a call into chunks of sentences and heads, and blocks of queries and keys.
+
+Queries are stored last one first, so the pair of query i' and key j has table row i' + j.
+
+Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
+rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
+or keys of a tile.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +18,13 @@ from torch import Tensor
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.terms import Terms
 
-# By measurement: queries of a block, and pairs of a block for each thread.
-QUERIES, PAIRS, PAIRS_GPU = 512, 2**19, 2**27
-FEWEST = 64  # queries of a block, where each sees few keys
-SEPARATED = 0.8  # share of the pairs up to which sentences are better computed one by one
+# All were measured to be fast.
+MAX_QUERIES = 512  # the most queries of a block
+PAIRS_PER_THREAD = 2**19  # pairs of a block on a CPU, for each thread of torch
+PAIRS_ON_GPU = 2**27  # pairs of a block on a GPU
+MIN_QUERIES = 64  # queries of a block where a window or segments leave each query few keys
+# Sentences are computed one by one if their blocks then have less than this share of the pairs.
+SEPARATE_BELOW = 0.8
 
 
 class Rule(NamedTuple):
@@ -63,7 +73,7 @@ class Block(NamedTuple):
 
     @property
     def rows(self) -> slice:
-        """The M + W - 1 table rows of its pairs; the lowest is that of member 0 of both sides."""
+        """The M + W - 1 table rows of its pairs, from that of its first query and first key on."""
         lowest = self.queries.start + self.keys.start
         return slice(lowest, lowest + sum(self.shape) - 1)
 
@@ -86,7 +96,7 @@ class Geometry(NamedTuple):
     heads: int  # H
     tgt_len: int  # T
     src_len: int  # S
-    tile: int  # N, members of a tile where one side has products with a table; 1 where none has
+    tile: int  # N, queries or keys of a tile that is multiplied with a table; 1 without tables
     direction: str  # see Mask
     per_head: bool  # whether a table differs from head to head
     block_pairs: int  # how many pairs of queries and keys make a block
@@ -105,7 +115,8 @@ class Geometry(NamedTuple):
         """
         tables = [(term, x) for _, term, x in terms.given() if term.rows is not None]
         batch, heads, tgt_len, _ = query.shape
-        # Few members, so that little is computed beside their band, but no tiny products.
+        # Each query (or key) is multiplied with N - 1 table rows in vain, so small tiles waste
+        # little; but tiles that are too small make slow matrix products.
         tile = 16 if src_len < 128 else 64
         # On a CPU a block's pairs should stay in the caches, and occupy all threads. A GPU needs
         # work for all of its processors at once.
@@ -118,7 +129,7 @@ class Geometry(NamedTuple):
             tile if any(term.has_vectors for term, _ in tables) else 1,
             mask.direction,
             any(term.per_head(x) for term, x in tables),
-            PAIRS * torch.get_num_threads() if on_cpu else PAIRS_GPU,
+            PAIRS_PER_THREAD * torch.get_num_threads() if on_cpu else PAIRS_ON_GPU,
         )
         if not mask.locality.limits:
             return geometry
@@ -133,7 +144,7 @@ class Geometry(NamedTuple):
         if len(first) == 1:
             return together
         separate = geometry._replace(visible=tuple(map(VisibleKeys, first.tolist(), last.tolist())))
-        return separate if separate.pairs < SEPARATED * together.pairs else together
+        return separate if separate.pairs < SEPARATE_BELOW * together.pairs else together
 
     @property
     def missing(self) -> tuple[int, int]:
@@ -190,11 +201,11 @@ class Geometry(NamedTuple):
     def _sizes(self, batch: int, visible: VisibleKeys | None) -> tuple[int, int, int]:
         """Choose the numbers of sentences, heads and queries of a block."""
         tgt_len, src_len = self.padded
-        queries = min(QUERIES, tgt_len)
+        queries = min(MAX_QUERIES, tgt_len)
         if visible is not None:
             # A block has the keys of all its queries, so many queries would see few of them.
             widths = visible.widths()
-            queries = min(queries, max(sum(widths) // len(widths) // 8, FEWEST))
+            queries = min(queries, max(sum(widths) // len(widths) // 8, MIN_QUERIES))
             src_len = min(src_len, max(widths) + queries)
         queries = max(queries // self.tile, 1) * self.tile
         heads = max(self.block_pairs // (queries * src_len), 1)

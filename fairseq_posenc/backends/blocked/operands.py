@@ -2,7 +2,7 @@
 
 Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
 rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
-or keys of a tile.
+or keys of a tile. Reset: the row and the column of the first token have table rows of their own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Operands(NamedTuple):
     key: Tensor  # `(B, H, S, D)`; its gradient is `(B, H, D, S)`, the faster product
     value: Tensor  # shaped as the key
     first: Tensor | None = None  # place of the first token, `(B, H, 1, 1)`
-    query_seeds: Tensor | None = None  # seeds of dropout, `(B, H, 2, T)`
+    # dropout mixes two seeds of each query with one of each key, `(B, H, 2, T)`
+    query_seeds: Tensor | None = None
     key_seeds: Tensor | None = None  # `(B, H, S)`
     # `(G, R, D)`; with a reset, all tables have its two rows at their end
     query_table: Tensor | None = None
@@ -50,17 +51,19 @@ class Operands(NamedTuple):
     pair_bias: Tensor | None = None  # `(B or 1, G, T, S)`
     # the bias of padding and forbidden pairs, `(B or 1, 1, T or 1, S)`
     masked: Tensor | None = None
-    # the queries that may see no key, `(B, 1, T, 1)`, in their own order
+    # True for queries that may see no key, `(B or 1, 1, T, 1)`, first query first
     fully_masked: Tensor | None = None
     query_segments: Tensor | None = None  # `(B, H, T)`; a query sees keys of its own segment
     key_segments: Tensor | None = None  # `(B, H, S)`
     temperature: Tensor | None = None  # multiplies all scores of a query, `(B, H, T)`
     sink: Tensor | None = None  # a score beside those of the keys, `(B, H, 1)`
-    query_decay: Tensor | None = None  # of earlier keys, or of all, `(B, H, T)` in float64
-    key_decay: Tensor | None = None  # `(B, H, S)`
-    query_later: Tensor | None = None  # of later keys
-    key_later: Tensor | None = None  # likewise
-    # where both are given, the distances of later keys, `(1, R)` of bool
+    # Decay is a running sum c over the tokens: c_i - c_j is added to the score of query i and key
+    # j. These two serve earlier keys or, unless the next two are given, all keys
+    query_decay: Tensor | None = None  # c_i, `(B, H, T)` in float64
+    key_decay: Tensor | None = None  # c_j, `(B, H, S)` in float64
+    query_later: Tensor | None = None  # c_i for later keys, shaped as `query_decay`
+    key_later: Tensor | None = None  # c_j of later keys, shaped as `key_decay`
+    # where both kinds are given, True at the distances of later keys, `(1, R)` of bool
     is_later: Tensor | None = None
 
     def select_chunk(self, chunk: Chunk) -> Operands:
@@ -72,7 +75,7 @@ class Operands(NamedTuple):
             elif name in BY_PAIR:
                 sizes = zip(chunk, x.shape)
                 parts[name] = x[tuple(part if size > 1 else slice(None) for part, size in sizes)]
-            elif name != "fully_masked":
+            elif name != "fully_masked":  # used on all attended values, never within a chunk
                 parts[name] = chunk.select(x)
         return self._replace(**parts)
 
@@ -129,9 +132,8 @@ def lay_out_decay(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor]:
         rows = torch.arange(sum(geometry.padded) - 1, device=earlier.device)[None]  # [1, R]
         found["is_later"] = rows > geometry.src_len - 1
         found["query_later"], found["key_later"] = _lay_out_tokens(geometry, later)
-        later = None
-    if (only := later if earlier is None else earlier) is not None:
-        found["query_decay"], found["key_decay"] = _lay_out_tokens(geometry, only)
+    if (earlier_or_all := later if earlier is None else earlier) is not None:
+        found["query_decay"], found["key_decay"] = _lay_out_tokens(geometry, earlier_or_all)
     return found
 
 
@@ -172,7 +174,7 @@ def find_fully_masked(mask: Mask, geometry: Geometry) -> Tensor | None:
     if some is None:
         return None  # the diagonal is never masked
     counts = mask.count_visible(geometry.tgt_len, geometry.src_len, some.device)  # [B or 1, T]
-    return counts.eq(0)[:, None, :, None]  # [B, 1, T, 1]
+    return counts.eq(0)[:, None, :, None]  # [B or 1, 1, T, 1]
 
 
 def _forbid(forbidden: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ position may differ between sentences, and may lie outside the block. It stays a
 reading it would synchronize with the GPU. So every block writes both lines; a line that lies
 outside the block writes back the values that are already there.
 
+Members: the queries of a block, or its keys, whichever ``side`` says. Line: this row or column.
+
 Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
 rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
 or keys of a tile.
@@ -19,9 +21,9 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.blocked.geometry import Block
-from fairseq_posenc.backends.blocked.skew import QUERIES
+from fairseq_posenc.backends.blocked.skew import QUERY_SIDE
 
-QUERY, KEY = -2, -1  # the rows behind those by distance: of the first token's query, and of its key
+ROW_OF_FIRST_QUERY, ROW_OF_FIRST_KEY = -2, -1  # table rows behind those by distance
 
 
 class ResetLine(NamedTuple):
@@ -99,14 +101,14 @@ class ResetLines(NamedTuple):
             ``(c, M, 1)`` and ``(c, 1, 1)`` of queries, ``(c, 1, 1)`` and ``(c, 1, W)`` of keys.
         """
         products = own @ reset_rows(table, own).transpose(1, 2)  # [c, members, 2]
-        if side == QUERIES:  # [c, M, 1], [c, 1, 1]
+        if side == QUERY_SIDE:  # [c, M, 1], [c, 1, 1]
             return products[..., 1:], self.reset_row.select(products[..., :1])
         products = products.transpose(1, 2)  # [c, 2, members]
         return self.reset_column.select(products[:, 1:]), products[:, :1]
 
-    def stack_members(self, column: Tensor, row: Tensor, side: int) -> Tensor:
-        """Sum column and row for each member, beside each other, ``(c, members, 2)``."""
-        if side == QUERIES:
+    def sum_by_member(self, column: Tensor, row: Tensor, side: int) -> Tensor:
+        """Sum each member's pairs in the row, and in the column, ``(c, members, 2)``."""
+        if side == QUERY_SIDE:
             return torch.cat([self.reset_row.scatter_sum(row, column.size(1)), column], 2)
         return torch.cat([row, self.reset_column.scatter_sum(column, row.size(2))], 1).transpose(
             1, 2
@@ -127,10 +129,10 @@ def find_first_tokens(first: Tensor, batch: int, heads: int) -> Tensor:
 
 def reset_rows(table: Tensor, like: Tensor) -> Tensor:
     """Expand a table's two rows to all pairs of sentence and head, ``(c, 2, D)``, a view."""
-    return table[:, QUERY:].expand(like.size(0), -1, -1)
+    return table[:, ROW_OF_FIRST_QUERY:].expand(like.size(0), -1, -1)
 
 
 def add_reset_rows(total: Tensor | None, x: Tensor) -> None:
     """Add ``(c, 2, ...)``, summed over what shares a table, to the two rows of its gradient."""
     if total is not None:
-        total[:, QUERY:] += x.sum_to_size(total.size(0), *x.shape[1:])
+        total[:, ROW_OF_FIRST_QUERY:] += x.sum_to_size(total.size(0), *x.shape[1:])

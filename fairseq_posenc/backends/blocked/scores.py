@@ -1,7 +1,12 @@
 """The scores of a chunk, block by block: attention weights, and their gradients.
 
-The first token's reset, a row and a column of the scores with table rows of their own, is in
+A score has up to four parts: content, gain, query term and key term, which are multiplied or added
+up. The first token's reset, a row and a column of the scores with table rows of their own, is in
 :mod:`~fairseq_posenc.backends.blocked.reset`.
+
+Skewed: a block laid out so that each column is one distance (one table row), see
+:mod:`~fairseq_posenc.backends.blocked.skew`. Band: the table rows that a tile needs. Both have a
+side: the queries or the keys, whichever are multiplied with the table.
 
 Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
 rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
@@ -19,10 +24,16 @@ from torch import Tensor
 from fairseq_posenc.backends.blocked import dropout
 from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Rule
 from fairseq_posenc.backends.blocked.operands import FORBIDDEN, Operands
-from fairseq_posenc.backends.blocked.reset import KEY, QUERY, ResetLines, add_reset_rows, reset_rows
+from fairseq_posenc.backends.blocked.reset import (
+    ROW_OF_FIRST_KEY,
+    ROW_OF_FIRST_QUERY,
+    ResetLines,
+    add_reset_rows,
+    reset_rows,
+)
 from fairseq_posenc.backends.blocked.skew import (
-    KEYS,
-    QUERIES,
+    KEY_SIDE,
+    QUERY_SIDE,
     Band,
     sum_by_distance,
     view_by_distance,
@@ -50,7 +61,7 @@ class BlockState(NamedTuple):
     scores: Tensor | None = None
 
     def select_saved(self, rule: Rule) -> BlockState:
-        """Select the tensors for a backward pass: factors of a product, or weights of a sum."""
+        """Select the tensors for a backward pass: the parts of a product, or a sum's weights."""
         if rule.product:
             return self._replace(gain=None, weights=None, scores=None)
         content = None if self.gain is None else self.content
@@ -74,18 +85,18 @@ class BlockState(NamedTuple):
         return scores
 
     def gradient(self, name: str, grad: Tensor, product: bool) -> Tensor:
-        """Compute the gradient of a factor, ``(c, M, W)``, from that of the scores.
+        """Compute the gradient of a part of the scores, ``(c, M, W)``, from that of the scores.
 
         Args:
             name: the field, or ``bias``, which is always a summand.
-            grad: gradient of the scores; returned itself if the factor's is the same.
+            grad: gradient of the scores; returned itself if the part's is the same.
             product: whether the fields are multiplied.
         """
         if name == "bias":
             return grad
         if product:
-            factor = getattr(self, name)
-            others = [x for x in self[:4] if x is not None and x is not factor]
+            part = getattr(self, name)
+            others = [x for x in self[:4] if x is not None and x is not part]
         else:  # only content and gain multiply each other
             other = {"content": self.gain, "gain": self.content}.get(name)
             others = [] if other is None else [other]
@@ -106,7 +117,7 @@ class Scores:
         if state.weights is not None:
             return state
         if state.content is None:
-            state = self._compute_factors(block, state.gain)
+            state = self._compute_parts(block, state.gain)
         weights, scores = self._compute_weights(block, state)
         query_seeds, key_seeds = self.operands.query_seeds, self.operands.key_seeds
         if query_seeds is not None and key_seeds is not None:
@@ -133,16 +144,16 @@ class Scores:
         given, product, lines = self.operands, self.rule.product, self.reset_lines(block)
         query, key = given.query[:, block.queries], given.key[:, block.keys]
         content_grad = state.gradient("content", grad, product)  # [c, M, W]
-        factors = (BlockState(), BlockState())  # in a plain sum all gradients equal grad
+        reset_parts = (BlockState(), BlockState())  # in a plain sum all gradients equal grad
         if lines is not None and content_grad is not grad:
-            factors = self._reset_factors(block, state, lines)
-            for line, line_factors in zip(lines, factors):
-                line_grad = line_factors.gradient("content", line.select(grad), product)
+            reset_parts = self._reset_parts(block, state, lines)
+            for line, line_parts in zip(lines, reset_parts):
+                line_grad = line_parts.gradient("content", line.select(grad), product)
                 line.put(content_grad, line_grad)
         totals.query[:, block.queries].baddbmm_(content_grad, key)  # [c, M, D]
         totals.key[:, :, block.keys].baddbmm_(query.transpose(1, 2), content_grad)  # [c, D, W]
         if lines is not None:
-            self._add_reset_gradients(block, lines, factors, grad, totals)
+            self._add_reset_gradients(block, lines, reset_parts, grad, totals)
         self._add_table_gradients(block, state, grad, totals)
 
     def add_temperature_gradient(
@@ -153,7 +164,8 @@ class Scores:
         if temperature is None:
             return
         if totals.temperature is not None:
-            assert state.scores is not None, "a trained temperature saves nothing: scores are there"
+            # Such a call saves no blocks, so the scores have just been computed again.
+            assert state.scores is not None
             totals.temperature[:, block.queries] += (grad * state.scores).sum(-1)
         grad.mul_(temperature[:, block.queries, None])
 
@@ -197,12 +209,12 @@ class Scores:
                     by_pair = by_pair.sum(0, keepdim=True)  # [1, M, W]
                 total[:, block.rows].add_(sum_by_distance(by_pair))  # [G, M + W - 1]
         if given.query_table is not None:
-            band = Band(given.query_table, block, QUERIES, tile)
+            band = Band(given.query_table, block, QUERY_SIDE, tile)
             skewed = band.skew(state.gradient("query_term", grad, self.rule.product))
             totals.query[:, block.queries].add_(band.sums(skewed))
             band.add_to(totals.query_table, skewed, given.query[:, block.queries])
         if given.key_table is not None:
-            band = Band(given.key_table, block, KEYS, tile)
+            band = Band(given.key_table, block, KEY_SIDE, tile)
             skewed = band.skew(state.gradient("key_term", grad, self.rule.product))
             totals.key[:, :, block.keys].add_(band.transposed_sums(skewed))
             band.add_to(totals.key_table, skewed, given.key[:, block.keys])
@@ -211,17 +223,17 @@ class Scores:
         self,
         block: Block,
         lines: ResetLines,
-        factors: tuple[BlockState, BlockState],
+        reset_parts: tuple[BlockState, BlockState],
         grad: Tensor,
         totals: Operands,
     ) -> None:
         """Move the reset's row and column out of ``grad``, and add the gradients of their terms."""
         given, product = self.operands, self.rule.product
-        (column_factors, row_factors), (column, row) = factors, lines.take(grad)
+        (column_parts, row_parts), (column, row) = reset_parts, lines.take(grad)
 
         def gradients(name: str) -> tuple[Tensor, Tensor]:  # [c, M, 1] and [c, 1, W]
-            column_grad = column_factors.gradient(name, column, product)
-            return column_grad, row_factors.gradient(name, row, product)
+            column_grad = column_parts.gradient(name, column, product)
+            return column_grad, row_parts.gradient(name, row, product)
 
         for total, name in ((totals.bias, "bias"), (totals.gain, "gain")):
             if total is not None:
@@ -229,59 +241,64 @@ class Scores:
                 add_reset_rows(total, torch.stack([row_sum, column_sum], 1))  # [c, 2]
         if given.query_table is not None:
             query = given.query[:, block.queries]
-            weights = lines.stack_members(*gradients("query_term"), QUERIES)  # [c, M, 2]
+            weights = lines.sum_by_member(*gradients("query_term"), QUERY_SIDE)  # [c, M, 2]
             rows = reset_rows(given.query_table, weights)  # [c, 2, D]
             totals.query[:, block.queries].baddbmm_(weights, rows)
             add_reset_rows(totals.query_table, weights.transpose(1, 2) @ query)
         if given.key_table is not None:
             key = given.key[:, block.keys]
-            weights = lines.stack_members(*gradients("key_term"), KEYS)  # [c, W, 2]
+            weights = lines.sum_by_member(*gradients("key_term"), KEY_SIDE)  # [c, W, 2]
             rows = reset_rows(given.key_table, weights)  # [c, 2, D]
             totals.key[:, :, block.keys].baddbmm_(rows.transpose(1, 2), weights.transpose(1, 2))
             add_reset_rows(totals.key_table, weights.transpose(1, 2) @ key)
 
-    def _reset_factors(
+    def _reset_parts(
         self, block: Block, state: BlockState, lines: ResetLines
     ) -> tuple[BlockState, BlockState]:
-        """Compute the factors of the reset's column, ``(c, M, 1)``, and row, ``(c, 1, W)``."""
+        """Compute the parts of the reset's column, ``(c, M, 1)``, and row, ``(c, 1, W)``."""
         given, terms = self.operands, {}
         if given.query_table is not None:
             query = given.query[:, block.queries]
-            terms["query_term"] = lines.products(given.query_table, query, QUERIES)
+            terms["query_term"] = lines.products(given.query_table, query, QUERY_SIDE)
         if given.key_table is not None:
-            terms["key_term"] = lines.products(given.key_table, given.key[:, block.keys], KEYS)
+            terms["key_term"] = lines.products(given.key_table, given.key[:, block.keys], KEY_SIDE)
         if state.content is not None:
             first_column, first_row = (line.select(state.content) for line in lines)
             terms["content"] = first_column, first_row
         if given.gain is not None:
-            terms["gain"] = (given.gain[:, KEY, None, None], given.gain[:, QUERY, None, None])
+            terms["gain"] = (
+                given.gain[:, ROW_OF_FIRST_KEY, None, None],
+                given.gain[:, ROW_OF_FIRST_QUERY, None, None],
+            )
         column, row = ({name: x[i] for name, x in terms.items()} for i in (0, 1))
         return BlockState(**column), BlockState(**row)
 
-    def _compute_factors(self, block: Block, gain: Tensor | None) -> BlockState:
-        """Compute the factors of a block's scores, as if there were no reset."""
+    def _compute_parts(self, block: Block, gain: Tensor | None) -> BlockState:
+        """Compute the parts of a block's scores, as if there were no reset."""
         given, tile = self.operands, self.geometry.tile
         query, key = given.query[:, block.queries], given.key[:, block.keys]
         query_term = key_term = None
         if given.query_table is not None:
-            query_term = Band(given.query_table, block, QUERIES, tile).scores(query)
+            query_term = Band(given.query_table, block, QUERY_SIDE, tile).scores(query)
         if given.key_table is not None:
-            key_term = Band(given.key_table, block, KEYS, tile).scores(key)
+            key_term = Band(given.key_table, block, KEY_SIDE, tile).scores(key)
         if self.rule.product:  # each is read several times: copy it into contiguous memory once
             query_term = None if query_term is None else query_term.flatten(1, 2)  # [c, M, W]
             key_term = None if key_term is None else key_term.flatten(2, 3)  # [c, M, W]
         return BlockState(query @ key.transpose(1, 2), gain, query_term, key_term)  # [c, M, W]
 
-    def _compute_weights(self, block: Block, factors: BlockState) -> tuple[Tensor, Tensor | None]:
+    def _compute_weights(self, block: Block, parts: BlockState) -> tuple[Tensor, Tensor | None]:
         """Compute the weights, and the scores before the temperature (None without one)."""
         given, product, lines = self.operands, self.rule.product, self.reset_lines(block)
         # Computed before combine(), which overwrites the content of a sum.
-        reset = () if lines is None else self._reset_factors(block, factors, lines)
-        scores = factors.combine(product)
+        reset = () if lines is None else self._reset_parts(block, parts, lines)
+        scores = parts.combine(product)
         if given.bias is not None:
             scores.add_(view_by_distance(given.bias, block))
-        for line, line_factors, row in zip(lines or (), reset, (KEY, QUERY)):
-            line_scores = line_factors.combine(product)
+        for line, line_parts, row in zip(
+            lines or (), reset, (ROW_OF_FIRST_KEY, ROW_OF_FIRST_QUERY)
+        ):
+            line_scores = line_parts.combine(product)
             if given.bias is not None:
                 line_scores = line_scores + given.bias[:, row, None, None]  # [c, M, 1] or [c, 1, W]
             line.put(scores, line_scores)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fairseq_posenc.backends.blocked.geometry import Block
 
-QUERIES, KEYS = 0, 1  # sides of a block
+QUERY_SIDE, KEY_SIDE = 0, 1  # dimensions of a block's shape
 TILE = 64  # queries whose pairs are summed together
 
 
@@ -58,7 +58,7 @@ class Band:
     Args:
         table: ``(G, R, D)``, contiguous.
         block: queries and keys of a chunk; the members are a multiple of N.
-        side: which of them are the members, QUERIES or KEYS.
+        side: which of them are the members, QUERY_SIDE or KEY_SIDE.
         tile: N.
     """
 
@@ -81,7 +81,7 @@ class Band:
         pairs = self._unskew(
             self._tile(members) @ self.rows.transpose(2, 3)
         )  # [c, tiles, N, others]
-        return pairs if self.side == QUERIES else pairs.permute(0, 3, 1, 2)
+        return pairs if self.side == QUERY_SIDE else pairs.permute(0, 3, 1, 2)
 
     def skew(self, weights: Tensor) -> Tensor:
         """Skew weights of pairs, ``(c, M, W)``, to weights of rows, with zeros elsewhere.
@@ -90,7 +90,7 @@ class Band:
             ``(G, tiles, c / G * N, N + others - 1)``.
         """
         pairs = weights.unflatten(self.side + 1, (-1, self.tile))  # [c, tiles, N, W]
-        if self.side == KEYS:
+        if self.side == KEY_SIDE:
             pairs = pairs.permute(0, 2, 3, 1)  # [c, tiles, N, M]
         together = weights.size(0) // self.groups * self.tile
         skewed = weights.new_zeros(self.groups, self.tiles, together, self.rows.size(2))

@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq_posenc.backends.blocked.geometry import Block
 from fairseq_posenc.backends.blocked.operands import Operands
 from fairseq_posenc.backends.blocked.reset import ResetLines, add_reset_rows, reset_rows
-from fairseq_posenc.backends.blocked.skew import QUERIES, Band
+from fairseq_posenc.backends.blocked.skew import QUERY_SIDE, Band
 
 
 class Values:
@@ -32,7 +32,7 @@ class Values:
         weights, reset_weights = self._split(weights)
         if reset_weights is not None:
             gathered.baddbmm_(reset_weights, reset_rows(self.table, reset_weights))
-        band = Band(self.table, self.block, QUERIES, self.tile)
+        band = Band(self.table, self.block, QUERY_SIDE, self.tile)
         gathered += band.sums(band.skew(weights))
         return gathered
 
@@ -48,10 +48,10 @@ class Values:
         weight_grad = grad @ self.value.transpose(1, 2)  # [c, M, W]
         if self.table is None:
             return weight_grad
-        band = Band(self.table, self.block, QUERIES, self.tile)
+        band = Band(self.table, self.block, QUERY_SIDE, self.tile)
         by_table = band.scores(grad).flatten(1, 2)  # [c, M, W]
         if self.lines is not None:
-            for line, numbers in zip(self.lines, self.lines.products(self.table, grad, QUERIES)):
+            for line, numbers in zip(self.lines, self.lines.products(self.table, grad, QUERY_SIDE)):
                 line.put(by_table, numbers)
         if totals.value_table is not None:
             weights, reset_weights = self._split(weights)
@@ -65,4 +65,4 @@ class Values:
         if self.lines is None:
             return weights, None
         weights = weights.clone()
-        return weights, self.lines.stack_members(*self.lines.take(weights), QUERIES)
+        return weights, self.lines.sum_by_member(*self.lines.take(weights), QUERY_SIDE)
