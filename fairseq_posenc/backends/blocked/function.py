@@ -1,4 +1,11 @@
-"""Attention over all blocks, forward and backward, as one autograd function."""
+"""Attention over all blocks, forward and backward, as one autograd function.
+
+Chunk: sentences and heads that are computed together. Block: some queries of a chunk, and the keys
+that they may see; see :mod:`~fairseq_posenc.backends.blocked.geometry`.
+
+Shapes: B batch, H heads, T queries, S keys, D head size, C = H * D; c pairs of sentence and head in
+a chunk, M queries and W keys of a block.
+"""
 
 from __future__ import annotations
 

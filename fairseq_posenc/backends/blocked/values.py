@@ -1,5 +1,8 @@
 """Weighted sums of a block: values, and a table's rows by distance.
 
+Band and skew: see :mod:`~fairseq_posenc.backends.blocked.skew`. Reset and its lines: see
+:mod:`~fairseq_posenc.backends.blocked.reset`.
+
 Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
 rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
 or keys of a tile.

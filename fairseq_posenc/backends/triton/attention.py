@@ -149,7 +149,7 @@ def build_problem(settings: Settings, inputs: Sequence[Any]) -> Problem:
 
 
 def compile_options(problem: Problem, settings: Settings) -> dict[str, Any]:
-    """Choose the compile-time options of the two large kernels."""
+    """Choose the compile-time options of ``forward_kernel`` and ``key_kernel``."""
     return {
         "DIRECTION": settings.direction,
         "PRODUCT": settings.product,

@@ -3,6 +3,9 @@
 
 It makes the scores once more, and stores the gradients of their parts tile by tile, for what is
 left: the gradients of queries and tables are matrix products of these tiles.
+
+Sequence: one head of one sentence. Slab: the sequences, or keys of one, whose tiles are stored at a
+time; see :mod:`~fairseq_posenc.backends.triton.slabs`.
 """
 
 from __future__ import annotations
@@ -19,27 +22,33 @@ from fairseq_posenc.backends.triton.relative_shift import (
 )
 from fairseq_posenc.backends.triton.tiles import (
     apply_mask,
-    combine_factors,
+    combine_parts,
     is_kept,
     load_keys,
     query_range,
-    score_factors,
+    score_parts,
 )
 
 
 @triton.jit
-def load_queries(problem, rows, sequence, m0, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
+def load_queries(
+    problem, rows, sequence, first_query, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr
+):
     """Load a block of queries, or of their gradients of the output, ``(N, W)``."""
     start = sequence.to(tl.int64) * problem.tgt_len * problem.width
-    return load_rows(rows + start, m0, problem.tgt_len, problem.width, FULL, N, W)
+    return load_rows(rows + start, first_query, problem.tgt_len, problem.width, FULL, N, W)
 
 
 @triton.jit
-def weight_gradients(problem, grad, v, head, m0, n0, N: tl.constexpr, W: tl.constexpr):
+def weight_gradients(
+    problem, grad, v, head, first_query, first_key, N: tl.constexpr, W: tl.constexpr
+):
     """Compute the gradients of the weights, ``(keys N, queries N)``."""
     grad_weight = multiply(v, tl.trans(grad))  # [keys N, queries N]
     if problem.value_table is not None:
-        band = load_band(problem, problem.value_table, head, n0 - m0 - N, 2 * N, N, W)
+        band = load_band(
+            problem, problem.value_table, head, first_key - first_query - N, 2 * N, N, W
+        )
         grad_weight += relative_products(grad, band, False, N, True)  # [keys N, queries N]
     return grad_weight
 
@@ -88,39 +97,49 @@ def key_term_gradient(parts, grad, PRODUCT: tl.constexpr):
 
 
 @triton.jit
-def store_tile(tiles, tile, sequence, row, column, rows, stride, N: tl.constexpr):
+def store_tile(tiles, tile, sequence_in_slab, row, column, rows, stride, N: tl.constexpr):
     """Store ``(N, N)`` at a row and column of the tiles of a sequence, after the zeros."""
     i = row + tl.arange(0, N)[:, None]
     j = column + N + tl.arange(0, N)[None, :]
-    start = tiles + (sequence.to(tl.int64) * rows) * stride
+    start = tiles + (sequence_in_slab.to(tl.int64) * rows) * stride
     tl.store(start + i * stride + j, tile.to(tiles.dtype.element_ty))
 
 
 @triton.jit
-def store_transposed(tiles, tile, layout, sequence, m0, n0, N: tl.constexpr):
+def store_transposed(
+    tiles, tile, layout, sequence_in_slab, first_query, first_key, N: tl.constexpr
+):
     """Store a tile ``(keys N, queries N)`` transposed."""
     tile = tl.trans(tile.to(tiles.dtype.element_ty))  # [queries N, keys N]
-    column, stride = n0 - layout.start, layout.query_stride
-    store_tile(tiles, tile, sequence, m0, column, layout.queries, stride, N)
+    column, stride = first_key - layout.start, layout.query_stride
+    store_tile(tiles, tile, sequence_in_slab, first_query, column, layout.queries, stride, N)
 
 
 @triton.jit
 def store_tiles(
-    tiles, layout, parts, grad, sequence, m0, n0, PRODUCT: tl.constexpr, N: tl.constexpr
+    tiles,
+    layout,
+    parts,
+    grad,
+    sequence_in_slab,
+    first_query,
+    first_key,
+    PRODUCT: tl.constexpr,
+    N: tl.constexpr,
 ):
     """Store the wanted gradients, each as soon as it is computed, to save registers."""
     if tiles.query is not None:
         tile = query_term_gradient(parts, grad, PRODUCT)
-        store_transposed(tiles.query, tile, layout, sequence, m0, n0, N)
+        store_transposed(tiles.query, tile, layout, sequence_in_slab, first_query, first_key, N)
     if tiles.key is not None:
-        row, stride = n0 - layout.start, layout.key_stride
+        row, stride = first_key - layout.start, layout.key_stride
         tile = key_term_gradient(parts, grad, PRODUCT)
-        store_tile(tiles.key, tile, sequence, row, m0, layout.keys, stride, N)
+        store_tile(tiles.key, tile, sequence_in_slab, row, first_query, layout.keys, stride, N)
     if tiles.gain is not None:
         tile = gain_gradient(parts, grad, PRODUCT)
-        store_transposed(tiles.gain, tile, layout, sequence, m0, n0, N)
+        store_transposed(tiles.gain, tile, layout, sequence_in_slab, first_query, first_key, N)
     if tiles.bias is not None:
-        store_transposed(tiles.bias, grad, layout, sequence, m0, n0, N)
+        store_transposed(tiles.bias, grad, layout, sequence_in_slab, first_query, first_key, N)
 
 
 @triton.jit(do_not_specialize=["first_sequence"])
@@ -141,40 +160,48 @@ def key_kernel(
 ):
     """Write the tiles and, where asked for, gradients of keys and values, ``(B, H, S, D)``."""
     blocks = layout.keys // N
-    here = tl.program_id(0) // blocks  # the sequence, counted from the slab's first
-    sequence = first_sequence + here
-    n0 = layout.start + tl.program_id(0) % blocks * N
+    sequence_in_slab = tl.program_id(0) // blocks
+    sequence = first_sequence + sequence_in_slab
+    first_key = layout.start + tl.program_id(0) % blocks * N
     batch, head = sequence // problem.heads, sequence % problem.heads
-    k = load_keys(problem, problem.key, sequence, n0, FULL, N, W)  # [keys N, W]
-    v = load_keys(problem, problem.value, sequence, n0, FULL, N, W)  # [keys N, W]
-    n = n0 + tl.arange(0, N)[:, None]  # [keys N, 1]
+    k = load_keys(problem, problem.key, sequence, first_key, FULL, N, W)  # [keys N, W]
+    v = load_keys(problem, problem.value, sequence, first_key, FULL, N, W)  # [keys N, W]
+    n = first_key + tl.arange(0, N)[:, None]  # [keys N, 1]
     grad_k = tl.zeros((N, W), tl.float32)
     grad_v = tl.zeros((N, W), tl.float32)
-    start, end = query_range(problem, n0, DIRECTION, N)
-    for m0 in range(start, end, N):
-        m = m0 + tl.arange(0, N)[None, :]  # [1, queries N]
-        q = load_queries(problem, problem.query, sequence, m0, FULL, N, W)  # [queries N, W]
-        parts = score_factors(problem, q, k, head, m0, n0, True, PRODUCT, SAME, N, W)
+    start, end = query_range(problem, first_key, DIRECTION, N)
+    for first_query in range(start, end, N):
+        m = first_query + tl.arange(0, N)[None, :]  # [1, queries N]
+        q = load_queries(
+            problem, problem.query, sequence, first_query, FULL, N, W
+        )  # [queries N, W]
+        parts = score_parts(problem, q, k, head, first_query, first_key, True, PRODUCT, SAME, N, W)
         # Loaded late, and used before the weights, so that fewer tiles are held at a time.
-        grad = load_queries(problem, saved.grad, sequence, m0, FULL, N, W)  # [queries N, W]
-        grad_weight = weight_gradients(problem, grad, v, head, m0, n0, N, W)
-        scores = combine_factors(problem, parts, head, m0, n0, True, PRODUCT, N)
+        grad = load_queries(
+            problem, saved.grad, sequence, first_query, FULL, N, W
+        )  # [queries N, W]
+        grad_weight = weight_gradients(problem, grad, v, head, first_query, first_key, N, W)
+        scores = combine_parts(problem, parts, head, first_query, first_key, True, PRODUCT, N)
         scores = apply_mask(problem, scores, batch, m, n, DIRECTION, FULL)
         dropped, grad_score = score_gradients(
             problem, saved, scores, grad_weight, sequence, m, n, FULL
         )
         if tiles.weights is not None:
-            store_transposed(tiles.weights, dropped, layout, here, m0, n0, N)
+            store_transposed(
+                tiles.weights, dropped, layout, sequence_in_slab, first_query, first_key, N
+            )
         if grad_value is not None:
             grad_v += multiply(dropped.to(v.dtype), grad)  # [keys N, W]
-        store_tiles(tiles, layout, parts, grad_score, here, m0, n0, PRODUCT, N)
+        store_tiles(
+            tiles, layout, parts, grad_score, sequence_in_slab, first_query, first_key, PRODUCT, N
+        )
         tile = content_gradient(parts, grad_score, PRODUCT).to(q.dtype)
-        store_transposed(tiles.content, tile, layout, here, m0, n0, N)
+        store_transposed(tiles.content, tile, layout, sequence_in_slab, first_query, first_key, N)
         if grad_key is not None:
             grad_k += multiply(tile, q)  # [keys N, W]
     keys = sequence.to(tl.int64) * problem.src_len * problem.width
     if grad_key is not None:
-        store_rows(grad_key + keys, grad_k, n0, problem.src_len, problem.width, N, W)
+        store_rows(grad_key + keys, grad_k, first_key, problem.src_len, problem.width, N, W)
     if grad_value is not None:
         grad_v *= problem.dropout_scale
-        store_rows(grad_value + keys, grad_v, n0, problem.src_len, problem.width, N, W)
+        store_rows(grad_value + keys, grad_v, first_key, problem.src_len, problem.width, N, W)

@@ -2,6 +2,9 @@
 """The forward pass: one program for each block of queries, over all keys that it sees.
 
 Source: the online softmax of FlashAttention (Dao et al. 2022).
+
+Sequence: one head of one sentence. B batch, H heads, T queries, D head size, N side of a tile, W
+power of 2 that D is padded to; m, n: indices of queries and of keys.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ from fairseq_posenc.backends.triton.relative_shift import (
 )
 from fairseq_posenc.backends.triton.tiles import (
     apply_mask,
-    combine_factors,
+    combine_parts,
     is_kept,
     key_range,
     load_keys,
     program_block,
-    score_factors,
+    score_parts,
 )
 
 NOTHING = tl.constexpr(-1e30)  # log2 of a sum of nothing: far below any other
@@ -44,13 +47,15 @@ def online_softmax_step(scores, highest, total):
 
 
 @triton.jit
-def add_values(problem, sums, weights, v, head, m0, n0, N: tl.constexpr, W: tl.constexpr):
+def add_values(
+    problem, sums, weights, v, head, first_query, first_key, N: tl.constexpr, W: tl.constexpr
+):
     """Add a tile's values and rows of V, by weight, to ``(N, W)``."""
     sums = add_exactly(sums, weights, v)
     if problem.value_table is not None:
         rolled = roll_rows(weights, N)  # [N, N]
         for half in tl.static_range(2):
-            distance = n0 - m0 + (half - 1) * N
+            distance = first_key - first_query + (half - 1) * N
             rows = load_band(problem, problem.value_table, head, distance, N, N, W)  # [N, W]
             sums = add_exactly(sums, mask_half(rolled, half, N), rows)
     return sums
@@ -65,17 +70,17 @@ def store_sums(
     total,
     highest,
     sequence,
-    m0,
+    first_query,
     N: tl.constexpr,
     W: tl.constexpr,
 ):
     """Divide the sums of a block of queries by their totals, and store them."""
     queries = sequence.to(tl.int64) * problem.tgt_len
-    m = m0 + tl.arange(0, N)
+    m = first_query + tl.arange(0, N)
     blind = total == 0.0  # [N]
     share = tl.where(blind, 0.0, problem.dropout_scale) / tl.where(blind, 1.0, total)
     rows = attended + queries * problem.width
-    store_rows(rows, sums * share[:, None], m0, problem.tgt_len, problem.width, N, W)
+    store_rows(rows, sums * share[:, None], first_query, problem.tgt_len, problem.width, N, W)
     # Finite, so that the backward pass finds weights of zero for a query that sees no key.
     log_sum = tl.where(blind, NOTHING, highest + tl.log2(tl.where(blind, 1.0, total)))
     tl.store(log_sums + queries + m, log_sum, mask=m < problem.tgt_len)
@@ -98,26 +103,28 @@ def forward_kernel(
     Values are hardly rounded: the backward pass subtracts them from numbers that can be nearly as
     large.
     """
-    sequence, m0 = program_block(problem.tgt_len, N)
+    sequence, first_query = program_block(problem.tgt_len, N)
     batch, head = sequence // problem.heads, sequence % problem.heads
     queries = problem.query + sequence.to(tl.int64) * problem.tgt_len * problem.width
-    q = load_rows(queries, m0, problem.tgt_len, problem.width, FULL, N, W)  # [N, W]
-    m = m0 + tl.arange(0, N)[:, None]  # [N, 1]
+    q = load_rows(queries, first_query, problem.tgt_len, problem.width, FULL, N, W)  # [N, W]
+    m = first_query + tl.arange(0, N)[:, None]  # [N, 1]
     sums = tl.zeros((N, W), tl.float32)
     total = tl.zeros((N,), tl.float32)
     highest = tl.full((N,), float("-inf"), tl.float32)
-    start, end = key_range(problem, m0, DIRECTION, N)
-    for n0 in range(start, end, N):
-        n = n0 + tl.arange(0, N)[None, :]  # [1, N]
-        k = load_keys(problem, problem.key, sequence, n0, FULL, N, W)  # [N, W]
-        parts = score_factors(problem, q, k, head, m0, n0, False, PRODUCT, SAME, N, W)
-        scores = combine_factors(problem, parts, head, m0, n0, False, PRODUCT, N)
+    start, end = key_range(problem, first_query, DIRECTION, N)
+    for first_key in range(start, end, N):
+        n = first_key + tl.arange(0, N)[None, :]  # [1, N]
+        k = load_keys(problem, problem.key, sequence, first_key, FULL, N, W)  # [N, W]
+        parts = score_parts(problem, q, k, head, first_query, first_key, False, PRODUCT, SAME, N, W)
+        scores = combine_parts(problem, parts, head, first_query, first_key, False, PRODUCT, N)
         # Masks come last: they are applied to the whole score, and never multiplied.
         scores = apply_mask(problem, scores, batch, m, n, DIRECTION, FULL)
         weights, decay, highest, total = online_softmax_step(scores, highest, total)
         if problem.drop is not None:
             weights = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
         # Late, to save registers.
-        v = load_keys(problem, problem.value, sequence, n0, FULL, N, W)  # [N, W]
-        sums = add_values(problem, sums * decay[:, None], weights, v, head, m0, n0, N, W)
-    store_sums(problem, attended, log_sums, sums, total, highest, sequence, m0, N, W)
+        v = load_keys(problem, problem.value, sequence, first_key, FULL, N, W)  # [N, W]
+        sums = add_values(
+            problem, sums * decay[:, None], weights, v, head, first_query, first_key, N, W
+        )
+    store_sums(problem, attended, log_sums, sums, total, highest, sequence, first_query, N, W)

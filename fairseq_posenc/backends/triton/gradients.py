@@ -1,4 +1,9 @@
-"""The backward pass, slab after slab: starts the kernels and collects their results."""
+"""The backward pass, slab after slab: starts the kernels and collects their results.
+
+Slab: some sequences (heads of a sentence), or some keys of one, whose tiles are stored at a time;
+see :mod:`~fairseq_posenc.backends.triton.slabs`. H heads, R distances, D head size, N side of a
+tile.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +53,8 @@ class Gradients:
     def __init__(self, problem: Problem, product: bool, trained: TrainedTables) -> None:
         self.problem = problem
         self.stored = choose_stored(problem, product, trained)
-        self.keys_from_tiles = problem.has_vectors  # the large kernel lacks the registers for both
+        # `key_kernel` lacks the registers for products with tables and the sums of key gradients.
+        self.keys_from_tiles = problem.has_vectors
         self.values_from_tiles = values_from_tiles(problem, product)
         self.query = torch.empty_like(problem.query, dtype=torch.float32)
         self.key = torch.empty_like(problem.key)
@@ -61,10 +67,11 @@ class Gradients:
         )
 
     def run(self, saved: Saved, options: dict[str, Any]) -> None:
-        """Compute everything, with the options of the large kernels."""
+        """Compute everything, with the compile-time options of ``key_kernel``."""
         tiles, last = None, None
         self.sizes = {key: options[key] for key in ("FULL", "N", "W", "num_warps", "num_stages")}
-        # This kernel holds most tiles, and feeds no product of them into another `tl.dot`.
+        # Of a product, `key_kernel` only stores tiles: it feeds none into another `tl.dot`, as the
+        # gradients of keys and values come later. So more warps can share the many tiles it holds.
         key_options = {**options, "num_warps": choose_warps(spread=options["PRODUCT"])}
         for slab in split_slabs(self.problem, options["N"], self.stored):
             if tiles is None or last != slab.layout:
@@ -80,14 +87,18 @@ class Gradients:
             self._write_values(slab, tiles, saved)
             self._write_queries_and_keys(slab, tiles)
             self._add_to_tables(slab, tiles, saved)
-        # The kernels leave out what can be multiplied once.
+        # The stored weights lack the factor of dropout, so multiply the sums by it once.
         if self.tables.value_table is not None:
             self.tables.value_table.mul_(self.problem.dropout_scale)
+        # Stored gradients are multiplied by the scale, but a bias is added after scaling.
         if self.tables.bias is not None:
             self.tables.bias.div_(self.problem.scale)
 
     def cast(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Cast the gradients to the shapes and types of the inputs of :class:`Attention`."""
+        """Cast the gradients to the shapes and types of the inputs.
+
+        They are those of :class:`~fairseq_posenc.backends.triton.attention.Attention`.
+        """
         found = [self.query, self.key, self.value, *self.tables]
         return [
             None if x is None or y is None else x.sum_to_size(y.shape).type_as(y)
@@ -103,11 +114,12 @@ class Gradients:
     def _write_queries_and_keys(self, slab: Slab, tiles: Tiles) -> None:
         """Write or add to the gradients of queries, and those of keys if they are left."""
         problem, layout = self.problem, slab.layout
+        # In a plain sum the query term's gradient equals the content's, and is not stored again.
         tile = tiles.content if tiles.query is None else tiles.query
         given: tuple[Any, ...] = tiles.content, problem.key, tile, problem.query_table, self.query
         side = query_side(problem, layout)
         blocks = slab.sequences * layout.queries // self.sizes["N"]
-        add = layout.start > 0
+        add = layout.start > 0  # to the sums over earlier keys, which an earlier slab wrote
         rows_kernel[(blocks,)](slab.sequence, side, *given, ADD=add, SIGN=1, **self.sizes)
         if self.keys_from_tiles:
             given = tiles.content, problem.query, tiles.key, problem.key_table, self.key
@@ -149,9 +161,9 @@ class Gradients:
         diagonals = (slab.layout.queries + slab.layout.keys) // block
         chunks = min(-(-slab.sequences // heads), -(-PROGRAMS // (heads * diagonals)))
         size = (block,) if x is None else (block, self.problem.width)
-        band = tile.new_empty(heads, chunks, diagonals, *size, dtype=torch.float32)
+        by_diagonal = tile.new_empty(heads, chunks, diagonals, *size, dtype=torch.float32)
         sizes = slab.sequences, heads, chunks
         table_kernel[(heads * chunks * diagonals,)](
-            slab.sequence, side, tile, x, band, *sizes, **self.sizes
+            slab.sequence, side, tile, x, by_diagonal, *sizes, **self.sizes
         )
-        return band
+        return by_diagonal

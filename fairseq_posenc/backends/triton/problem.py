@@ -1,4 +1,8 @@
-"""The arguments of every kernel: the tensors of one attention call, and their sizes."""
+"""The arguments of every kernel: the tensors of one attention call, and their sizes.
+
+Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
+rows of a table; N queries or keys of a tile. A sequence is one head of one sentence.
+"""
 
 from __future__ import annotations
 
@@ -120,13 +124,13 @@ class Layout(NamedTuple):
 class Slab(NamedTuple):
     """A part of the pairs that the backward pass takes at a time."""
 
-    sequence: int  # the first one (of a batch and head)
+    sequence: int  # the first one
     sequences: int  # how many there are
     layout: Layout  # of their tiles
 
 
 class Tiles(NamedTuple):
-    """Gradients of the factors of the scores for the pairs of a slab; None where none is needed.
+    """Gradients of the parts of the scores for the pairs of a slab; None where none is needed.
 
     Each row has N zeros before and after, so that it can be read by distance without looking where
     it ends.
@@ -167,6 +171,6 @@ class Side(NamedTuple):
     own_end: int  # one past that of the last row
     others: int  # S if rows are queries, else T
     other_start: int  # the key or query of the first column after the zeros
-    zero: int  # the table's row for a distance of zero, where distances are counted from 0
+    row_of_distance_zero: int  # the table's row where query and key have the same index, T - 1
     table_rows: int  # R
     factor: float = 1.0  # of the gradients of queries, keys or values

@@ -1,11 +1,11 @@
 # ruff: noqa: ANN001, ANN201
 """The relative shift inside the kernels: the table rows of a tile, each at its pair.
 
-A tile is N queries by N keys. Its distances span 2N - 1 consecutive rows of a table. With one row
-before they are its band, of which element (i, j) needs row N + j - i. So one matrix product gives
-every query (or key) times every row of the band, ``(N, 2N)``, and the tile's part of it begins one
-column earlier in every row: for N = 2, of products ``abcd | efgh`` it is ``cd | fg``, which are
-read from a flat list at 2, 3, 5, 6.
+A tile is N queries by N keys. Its distances span 2N - 1 consecutive rows of a table. Its *band* is
+these rows and the one before them: element (i, j) needs the band's row N + j - i. One matrix
+product gives every query (or key) times every row of the band, ``(N, 2N)``, and the tile's part of
+it begins one column earlier in every row: for N = 2, of products ``abcd | efgh`` it is ``cd | fg``,
+which are read from a flat list at 2, 3, 5, 6.
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ def relative_products(x, band, ROWS: tl.constexpr, N: tl.constexpr, FLIP: tl.con
 
 
 @triton.jit
-def load_scalars(problem, table, head, m0, n0, N: tl.constexpr, FLIP: tl.constexpr):
+def load_scalars(problem, table, head, first_query, first_key, N: tl.constexpr, FLIP: tl.constexpr):
     """Load the scalars of a table for a tile, ``(N, N)`` of float32."""
-    row = n0 - m0 + problem.tgt_len - 1 - N + tl.arange(0, 2 * N)
+    row = first_key - first_query + problem.tgt_len - 1 - N + tl.arange(0, 2 * N)
     inside = (row >= 0) & (row < problem.tgt_len + problem.src_len - 1)
     band = tl.load(table.rows + head * table.head_stride + row, mask=inside, other=0.0)
     return gather_flat(band, band_row(N, FLIP), N)
@@ -139,7 +139,8 @@ def roll_rows(tile, N: tl.constexpr):
     """Rotate row i of an (N, N) tile left by i columns, so that column 0 holds the diagonal.
 
     For N = 3, rows ``abc def ghi`` become ``abc efd igh``; element (i, s) is then of the key i + s,
-    of distance s, or, once it wraps round, of distance s - N.
+    of distance s, or, once it wraps round, of distance s - N. So weights by pair become weights by
+    distance, of which :func:`mask_half` takes those of N consecutive rows of the value table.
     """
     i = tl.arange(0, N)[:, None]
     return gather_flat(tile.reshape(N * N), i * N + (tl.arange(0, N)[None, :] + i) % N, N)
@@ -148,5 +149,5 @@ def roll_rows(tile, N: tl.constexpr):
 @triton.jit
 def mask_half(rolled, HALF: tl.constexpr, N: tl.constexpr):
     """Keep distances 0 .. N-1 of a rolled tile (HALF 1) or -N .. -1 (HALF 0); zeros elsewhere."""
-    second = tl.arange(0, N)[None, :] + tl.arange(0, N)[:, None] < N
-    return tl.where(second, rolled, 0.0) if HALF else tl.where(second, 0.0, rolled)
+    not_wrapped = tl.arange(0, N)[None, :] + tl.arange(0, N)[:, None] < N
+    return tl.where(not_wrapped, rolled, 0.0) if HALF else tl.where(not_wrapped, 0.0, rolled)

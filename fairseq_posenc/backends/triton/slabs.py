@@ -1,7 +1,7 @@
 """The division of the backward pass into slabs, which bounds the memory of stored tiles.
 
-A slab takes some sequences with all of their keys or, where one sequence is too much, some keys of
-one sequence. The division depends on shapes alone: sums have a fixed order.
+A slab takes some sequences (heads of a sentence) with all of their keys or, where one sequence is
+too much, some keys of one sequence. The division depends on shapes alone: sums have a fixed order.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def query_side(problem: Problem, layout: Layout) -> Side:
         own_end=problem.tgt_len,
         others=problem.src_len,
         other_start=layout.start,
-        zero=problem.tgt_len - 1,
+        row_of_distance_zero=problem.tgt_len - 1,
         table_rows=problem.tgt_len + problem.src_len - 1,
     )
 
@@ -135,10 +135,11 @@ def add_diagonals(total: Tensor, diagonals: Tensor, sequence: int, side: Side, s
         sign: 1 if distances grow along a row of tiles, else -1.
     """
     rows = diagonals.sum(1).flatten(1, 2)  # [heads, diagonals * N, ...]
-    low = side.zero + side.other_start - side.own_start - side.rows
+    low = side.row_of_distance_zero + side.other_start - side.own_start - side.rows
     if sign < 0:
         rows = rows.flip(1)
-        low = side.zero - side.other_start + side.own_start + side.rows - rows.size(1) + 1
+        low = side.row_of_distance_zero - side.other_start + side.own_start + side.rows
+        low += 1 - rows.size(1)
     start, end = max(0, low), min(side.table_rows, low + rows.size(1))
     heads = (sequence + torch.arange(rows.size(0), device=diagonals.device)) % side.heads
     total[heads, start:end] += rows[:, start - low : end - low]

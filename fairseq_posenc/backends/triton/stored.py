@@ -6,6 +6,10 @@ Read with a stride that is longer by one, every row begins one step later, and o
 distance: of rows ``abc | def``, the columns of stride 4 are ``a e``, ``b f``. For tiles of the key
 term, keys and queries change their roles: then distances fall from column to column (``SIGN`` is
 -1).
+
+Sequence: one head of one sentence. Slab: the sequences, or keys of one, whose tiles are stored at a
+time; see :mod:`~fairseq_posenc.backends.triton.slabs`. Own and others: the queries and the keys if
+tiles have a row for each query, else the keys and the queries.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from fairseq_posenc.backends.triton.relative_shift import (
 
 @triton.jit
 def load_tile(tiles, row, column, stride, N: tl.constexpr):
-    """Load ``(N, N)`` as it was stored."""
+    """Load ``(N, N)`` as it was stored; ``column`` counts from the first after the zeros."""
     i = row + tl.arange(0, N)[:, None]
     return tl.load(tiles + i * stride + column + N + tl.arange(0, N)[None, :])
 
@@ -34,7 +38,7 @@ def add_content(
     side,
     content,
     others,
-    here,
+    sequence_in_slab,
     row,
     TRANSPOSED: tl.constexpr,
     FULL: tl.constexpr,
@@ -42,7 +46,7 @@ def add_content(
     W: tl.constexpr,
 ):
     """Add products of tiles with keys, or of transposed tiles with queries, to ``(N, W)``."""
-    tiles = content + (here.to(tl.int64) * side.content_rows) * side.content_stride
+    tiles = content + (sequence_in_slab.to(tl.int64) * side.content_rows) * side.content_stride
     count = side.others - side.other_start
     for column in range(0, side.columns, N):
         x = load_rows(others, column, count, side.width, FULL, N, W)  # [N, W]
@@ -56,7 +60,7 @@ def add_content(
 
 @triton.jit
 def load_skewed_tile(tiles, row, column, stride, N: tl.constexpr):
-    """Load ``(N, N)`` by row and distance, from a column of the first row on."""
+    """Load ``(N, N)`` by row and distance; ``column`` counts from the first zero of ``row``."""
     i = tl.arange(0, N)[:, None]
     start = tiles + row * stride + column
     return tl.load(start + i * (stride + 1) + tl.arange(0, N)[None, :])
@@ -80,7 +84,7 @@ def rows_kernel(
     """Write or add to the gradients of queries (or keys), ``(sequences, own, D)``.
 
     Args:
-        first_sequence: of the slab.
+        first_sequence: the slab's first sequence.
         side: see :class:`~fairseq_posenc.backends.triton.problem.Side`.
         content: tiles to be multiplied by ``other``, or None; transposed if rows are keys.
         other: keys (or queries), ``(sequences, others, D)``, or None.
@@ -94,28 +98,31 @@ def rows_kernel(
         W: D up to a power of 2.
     """
     blocks = side.rows // N
-    here = tl.program_id(0) // blocks
+    sequence_in_slab = tl.program_id(0) // blocks
     row = tl.program_id(0) % blocks * N
-    sequence = (first_sequence + here).to(tl.int64)
+    sequence = (first_sequence + sequence_in_slab).to(tl.int64)
     width = side.width
-    own = grad + (sequence * side.own + side.own_start) * width
-    start = (here.to(tl.int64) * side.rows) * side.stride
+    own_grad = grad + (sequence * side.own + side.own_start) * width
+    tiles_offset = (sequence_in_slab.to(tl.int64) * side.rows) * side.stride
     total = tl.zeros((N, W), tl.float32)
     if ADD:
-        total += load_rows(own, row, side.own_end - side.own_start, width, FULL, N, W)
+        total += load_rows(own_grad, row, side.own_end - side.own_start, width, FULL, N, W)
     if content is not None:
         others = other + (sequence * side.others + side.other_start) * width
-        total = add_content(total, side, content, others, here, row, SIGN < 0, FULL, N, W)
+        total = add_content(
+            total, side, content, others, sequence_in_slab, row, SIGN < 0, FULL, N, W
+        )
     if table is not None:
         head = sequence % side.heads
-        # The distance of the first column, which is N before the first other, to the block.
-        shift = SIGN * (side.other_start - side.own_start - row - N) + side.zero
+        # The table row of the block's first row and first column, N zeros before the first other.
+        first_row = SIGN * (side.other_start - side.own_start - row - N)
+        first_row += side.row_of_distance_zero
         for column in range(0, side.columns + N, N):
-            tile = load_skewed_tile(by_distance + start, row, column, side.stride, N)
-            x = load_table(table, head, shift + SIGN * column, SIGN, N, N, W)  # [N, W]
+            tile = load_skewed_tile(by_distance + tiles_offset, row, column, side.stride, N)
+            x = load_table(table, head, first_row + SIGN * column, SIGN, N, N, W)  # [N, W]
             total += multiply(tile, x)  # [N, W]
     total *= side.factor
-    store_rows(own, total, row, side.own_end - side.own_start, width, N, W)
+    store_rows(own_grad, total, row, side.own_end - side.own_start, width, N, W)
 
 
 @triton.jit(do_not_specialize=["first_sequence", "sequences", "heads", "chunks"])
@@ -124,7 +131,7 @@ def table_kernel(
     side,
     tiles,
     x,
-    band,
+    by_diagonal,
     sequences,
     heads,
     chunks,
@@ -135,11 +142,11 @@ def table_kernel(
     """Write the gradient of a table by head, chunk of the batch, and diagonal of blocks.
 
     Args:
-        first_sequence: of the slab.
+        first_sequence: the slab's first sequence.
         side: see :class:`~fairseq_posenc.backends.triton.problem.Side`.
         tiles: gradients of the term.
         x: what the table's rows were multiplied by, ``(sequences, own, D)``; None for scalars.
-        band: ``(heads, chunks, diagonals, N, D)`` of float32, or without D for scalars.
+        by_diagonal: ``(heads, chunks, diagonals, N, D)`` of float32, or without D for scalars.
         sequences: of the slab.
         heads: of the slab: H, or fewer if it has fewer sequences.
         chunks: parts of the batch.
@@ -154,27 +161,31 @@ def table_kernel(
     diagonal = program % diagonals - blocks
     chunk = program // diagonals % chunks
     head = program // diagonals // chunks
-    start = tl.maximum(0, -diagonal - 1)
-    end = tl.minimum(blocks, columns - diagonal)
-    each = tl.cdiv(sequences, heads * chunks) * heads
+    first_block = tl.maximum(0, -diagonal - 1)
+    end_block = tl.minimum(blocks, columns - diagonal)
+    chunk_sequences = tl.cdiv(sequences, heads * chunks) * heads  # the same number of each head
     by_vector = tl.zeros((N, W), tl.float32)
     by_scalar = tl.zeros((N, N), tl.float32)
-    for step in range(chunk * each, tl.minimum(sequences - head, (chunk + 1) * each), heads):
-        here = head + step
-        own = ((first_sequence + here).to(tl.int64) * side.own + side.own_start) * side.width
-        first = (here.to(tl.int64) * side.rows) * side.stride
-        for block in range(start, end):
+    for step in range(
+        chunk * chunk_sequences, tl.minimum(sequences - head, (chunk + 1) * chunk_sequences), heads
+    ):
+        sequence_in_slab = head + step
+        own_offset = (
+            (first_sequence + sequence_in_slab).to(tl.int64) * side.own + side.own_start
+        ) * side.width
+        tiles_offset = (sequence_in_slab.to(tl.int64) * side.rows) * side.stride
+        for block in range(first_block, end_block):
             row = block * N
             column = row + (diagonal + 1) * N
-            tile = load_skewed_tile(tiles + first, row, column, side.stride, N)
+            tile = load_skewed_tile(tiles + tiles_offset, row, column, side.stride, N)
             if x is None:
                 by_scalar += tile.to(tl.float32)
             else:
                 count = side.own_end - side.own_start
-                y = load_rows(x + own, row, count, side.width, FULL, N, W)  # [N, W]
+                y = load_rows(x + own_offset, row, count, side.width, FULL, N, W)  # [N, W]
                 by_vector += multiply(tl.trans(tile), y)  # [distances N, W]
     if x is None:
-        tl.store(band + program * N + tl.arange(0, N), tl.sum(by_scalar, 0))
+        tl.store(by_diagonal + program * N + tl.arange(0, N), tl.sum(by_scalar, 0))
     else:
-        rows = band + program.to(tl.int64) * N * side.width
+        rows = by_diagonal + program.to(tl.int64) * N * side.width
         store_rows(rows, by_vector, 0, N, side.width, N, W)

@@ -3,6 +3,9 @@
 
 The forward pass has a row for each query, the backward pass one for each key (flipped), so that
 what it multiplies by queries next need not be transposed.
+
+Sequence: one head of one sentence. Band: the table rows of a tile; see
+:mod:`~fairseq_posenc.backends.triton.relative_shift`. m, n: indices of queries and of keys.
 """
 
 from __future__ import annotations
@@ -33,35 +36,37 @@ def program_block(length, N: tl.constexpr):
 
 
 @triton.jit
-def load_keys(problem, rows, sequence, n0, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
+def load_keys(
+    problem, rows, sequence, first_key, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr
+):
     """Load a block of keys or of values, ``(N, W)``."""
     start = sequence.to(tl.int64) * problem.src_len * problem.width
-    return load_rows(rows + start, n0, problem.src_len, problem.width, FULL, N, W)
+    return load_rows(rows + start, first_key, problem.src_len, problem.width, FULL, N, W)
 
 
 @triton.jit
-def key_range(problem, m0, DIRECTION: tl.constexpr, N: tl.constexpr):
-    """Find the first key, and the end of the keys, that queries from ``m0`` on may see."""
+def key_range(problem, first_query, DIRECTION: tl.constexpr, N: tl.constexpr):
+    """Find the first key, and the end of the keys, that queries from ``first_query`` on may see."""
     past = problem.src_len - problem.tgt_len
     start = 0
     end = problem.src_len
     if DIRECTION == "lr":
-        end = tl.minimum(end, m0 + N + past)
+        end = tl.minimum(end, first_query + N + past)
     if DIRECTION == "rl":
-        start = (m0 + past) // N * N
+        start = (first_query + past) // N * N
     return start, end
 
 
 @triton.jit
-def query_range(problem, n0, DIRECTION: tl.constexpr, N: tl.constexpr):
-    """Find the first query, and the end of the queries, that may see keys from ``n0`` on."""
+def query_range(problem, first_key, DIRECTION: tl.constexpr, N: tl.constexpr):
+    """Find the first query, and the end of the queries, that may see keys from ``first_key`` on."""
     past = problem.src_len - problem.tgt_len
     start = 0
     end = problem.tgt_len
     if DIRECTION == "lr":
-        start = tl.maximum(n0 - past, 0) // N * N
+        start = tl.maximum(first_key - past, 0) // N * N
     if DIRECTION == "rl":
-        end = tl.minimum(end, n0 + N - past)
+        end = tl.minimum(end, first_key + N - past)
     return start, end
 
 
@@ -102,13 +107,13 @@ def is_kept(problem, sequence, m, n, FULL: tl.constexpr):
 
 
 @triton.jit
-def score_factors(
+def score_parts(
     problem,
     q,
     k,
     head,
-    m0,
-    n0,
+    first_query,
+    first_key,
     FLIP: tl.constexpr,
     PRODUCT: tl.constexpr,
     SAME: tl.constexpr,
@@ -124,14 +129,18 @@ def score_factors(
     key_term = 1.0 if PRODUCT else 0.0
     # What takes most registers on its way comes first.
     if problem.query_table is not None:
-        band = load_band(problem, problem.query_table, head, n0 - m0 - N, 2 * N, N, W)  # [2N, W]
+        band = load_band(
+            problem, problem.query_table, head, first_key - first_query - N, 2 * N, N, W
+        )  # [2N, W]
         query_term = relative_products(q, band, not FLIP, N, FLIP)  # [N, N]
     if problem.key_table is not None:
         if not SAME:
-            band = load_band(problem, problem.key_table, head, n0 - m0 - N, 2 * N, N, W)
+            band = load_band(
+                problem, problem.key_table, head, first_key - first_query - N, 2 * N, N, W
+            )
         key_term = relative_products(k, band, FLIP, N, FLIP)  # [N, N]
     if problem.gain is not None:
-        gain = load_scalars(problem, problem.gain, head, m0, n0, N, FLIP)  # [N, N]
+        gain = load_scalars(problem, problem.gain, head, first_query, first_key, N, FLIP)  # [N, N]
     x, y = (k, q) if FLIP else (q, k)
     alone: tl.constexpr = problem.query_table is None and problem.key_table is None
     if alone or PRODUCT or problem.gain is not None:
@@ -146,10 +155,17 @@ def score_factors(
 
 
 @triton.jit
-def combine_factors(
-    problem, parts, head, m0, n0, FLIP: tl.constexpr, PRODUCT: tl.constexpr, N: tl.constexpr
+def combine_parts(
+    problem,
+    parts,
+    head,
+    first_query,
+    first_key,
+    FLIP: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    N: tl.constexpr,
 ):
-    """Combine the factors of a tile, times log2(e), so that exponentials are powers of 2."""
+    """Combine the parts of a tile's scores, times log2(e), so that exponentials are powers of 2."""
     content, gain, query_term, key_term = parts
     combined = content * gain
     if PRODUCT:
@@ -161,5 +177,7 @@ def combine_factors(
             combined += key_term
     combined *= problem.scale * LOG2_E
     if problem.bias is not None:
-        combined += load_scalars(problem, problem.bias, head, m0, n0, N, FLIP) * LOG2_E
+        combined += (
+            load_scalars(problem, problem.bias, head, first_query, first_key, N, FLIP) * LOG2_E
+        )
     return combined
