@@ -26,7 +26,7 @@ from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_ke
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Outputs, Piece
+from fairseq_posenc.workbench.running.stages import Inputs, Piece
 
 REPORT, FIGURES, PICTURE = "lm-length.md", "lm-length.json", "lm-length.png"
 
@@ -128,12 +128,12 @@ def _as_piece(named: NamedCheckpoint, evaluation: Evaluation, args: argparse.Nam
     )
 
 
-def _inputs(named: NamedCheckpoint, args: argparse.Namespace) -> Outputs:
+def _inputs(named: NamedCheckpoint, args: argparse.Namespace) -> Inputs:
     """Collect what the scores of a model depend on, without their lengths."""
     text = [args.data / name for name in ("dict.txt", f"{args.split}.idx", f"{args.split}.bin")]
     return {
         "checkpoint": checksum(named.path),
-        "override": str(named.override),
+        "override": str(named.spec_override),
         "text": [checksum(path) for path in text],
         "precision": str(choose_dtype(args.fp16, args.bf16)),
         "version": __version__,
