@@ -18,7 +18,7 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel
 from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
 from fairseq_posenc.workbench.tokens.symbols import SPACE, SymbolEncoder, words
 from fairseq_posenc.workbench.tokens.tokenizer import (
-    ENCODER,
+    ENCODER_JSON,
     PIECES,
     Tokenizer,
     Tokens,
@@ -162,7 +162,7 @@ def tokenize(
     if all(number == unknown for number in tokens.ids):
         raise UserError(
             f"{option} {shortened(text)!r}: has no symbol of the dictionary in {folder}; a text "
-            f"is cut by {PIECES} or {ENCODER} there, and without them at white space"
+            f"is cut by {PIECES} or {ENCODER_JSON} there, and without them at white space"
         )
     labels = [text[start:end].strip() or SPACE for start, end in zip(tokens.starts, tokens.ends)]
     for place, number in enumerate(tokens.ids):
@@ -175,6 +175,6 @@ def _tokenizer(folder: Path, dictionary: Dictionary, language: str | None) -> To
     own = folder / f"sentencepiece.{language}.model"
     if language and own.exists():
         return PieceEncoder(Pieces(own), dictionary)
-    if (folder / PIECES).exists() or (folder / ENCODER).exists():
+    if (folder / PIECES).exists() or (folder / ENCODER_JSON).exists():
         return load_tokenizer(folder, dictionary)
     return _Words(dictionary)

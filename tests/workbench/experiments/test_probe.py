@@ -357,7 +357,8 @@ class TestData:
         """What is read was not made by the randomness that made what is trained on."""
         task = tasks.get("copy")
         made = [
-            task.make_example(data._chance(task, split), 20) for split in ("train", "length-20")
+            task.make_example(data._new_generator(task, split), 20)
+            for split in ("train", "length-20")
         ]
         assert made[0] != made[1]
 

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_count(parser, "--max-tokens", "tokens to read at a time", 4096)
     options.add_out(parser, "lm-length")
     options.add_computing(parser)
-    options.add_on(parser, one_by_one=True)
+    options.add_place(parser, one_by_one=True)
     options.add_json(parser)
 
 

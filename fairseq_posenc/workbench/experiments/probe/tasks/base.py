@@ -29,7 +29,8 @@ def register(symbols: Sequence[str]) -> Callable[[ExampleMaker], ExampleMaker]:
 
     Its docstring says what the length counts where that is not the words of the question. A
     question may contain earlier questions with their answers, each between
-    :data:`~fairseq_posenc.tasks.answers.ASKS` and ``ENDS``; these answers are scored too.
+    :data:`~fairseq_posenc.tasks.answers.ASKS` and ``ENDS``. These are scored as well, unless an
+    encoder-decoder reads them in its source.
 
     Args:
         symbols: all words that may occur.
