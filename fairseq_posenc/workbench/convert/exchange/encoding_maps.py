@@ -230,7 +230,8 @@ def _scaling_to_hf(encoding: Rope) -> dict[str, Any]:
     if kind == "proportional":  # its turning pairs are only divided by the factor
         return {"rope_type": "linear", "factor": factor}
     given = {**settings, "length": settings.get("length") or dims.trained_length}
-    if kind == "longrope":  # ours is one list for all inputs: whichever it takes is the same
+    if kind == "longrope":
+        # The class chooses a list by the length of an input, ours is chosen once: give it as both.
         given |= {key: list(scaling.divisors(dims)) for key in ("short", "long")}
         given["attention_factor"] = scaling.gain(dims)
     found = {theirs: given[ours] for ours, theirs in _SCALINGS[kind].items()}
