@@ -18,7 +18,7 @@ class Entry(NamedTuple):
     """A line of the list: an encoding, what it acts on, and the start of its docstring."""
 
     name: str
-    acts_on: str
+    acts_on: str  # `input`, `rotation`, `scores`, `softmax`, `mask` or `positions`
     summary: str
 
 

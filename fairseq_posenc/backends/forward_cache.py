@@ -40,6 +40,6 @@ class PerForwardCache:
         return found
 
 
-def _is_same(ours: object, theirs: object) -> bool:
-    tensors = isinstance(ours, Tensor) or isinstance(theirs, Tensor)
-    return ours is theirs if tensors else ours == theirs
+def _is_same(before: object, now: object) -> bool:
+    tensors = isinstance(before, Tensor) or isinstance(now, Tensor)
+    return before is now if tensors else before == now

@@ -36,5 +36,5 @@ class Logn(Temperature):
 
     def factors(self, positions: Tensor) -> Tensor:
         """Compute the factors at positions ``(B or 1, T)``."""
-        length = max(self.length or self.dims.trained_length, 2)
+        length = max(self.length or self.dims.trained_length, 2)  # ln 1 is 0
         return ((positions + 1).log() / math.log(length)).clamp(min=1.0)

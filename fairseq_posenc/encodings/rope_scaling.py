@@ -11,9 +11,10 @@ from torch import Tensor
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError, shortened
 
-_STRONGEST = 1_000_000  # of all factors; the longest inputs are less than so much longer
+_MAX_FACTOR = 1_000_000  # no input is so many times as long as those of the training
 _LENGTHS = (1, 1_000_000_000)
-# The settings of each kind beside its factor, with their defaults.
+# The settings of each kind beside its factor, with their defaults; () is a list that must be given.
+# The kinds' sources are in the docstring of `Rope`.
 SETTINGS: dict[str, dict[str, Any]] = {
     "linear": {},
     "ntk": {},
@@ -50,10 +51,10 @@ class Scaling(str):
         kind, _, rest = text.partition(":")
         number, *written = rest.split(":")
         factor = _number(number)
-        if kind not in SETTINGS or factor is None or not 1 <= factor <= _STRONGEST:
+        if kind not in SETTINGS or factor is None or not 1 <= factor <= _MAX_FACTOR:
             raise UserError(
                 f"rope(scaling={shortened(text)}): write none or KIND:F, with a factor F of at "
-                f"least 1, at most {_STRONGEST:,}, and one of these kinds: {', '.join(SETTINGS)}"
+                f"least 1, at most {_MAX_FACTOR:,}, and one of these kinds: {', '.join(SETTINGS)}"
             )
         settings = dict(_read_setting(kind, each, text) for each in written)
         known = SETTINGS[kind]

@@ -23,7 +23,12 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import parse
 from fairseq_posenc.transformer.document_ends import check_document_ends
 from fairseq_posenc.transformer.dropout import RetainedDropout
-from fairseq_posenc.transformer.options import PositionConfig, announce, stack_config, task_option
+from fairseq_posenc.transformer.options import (
+    PositionConfig,
+    log_encodings,
+    stack_config,
+    task_option,
+)
 from fairseq_posenc.transformer.stacks import PositionalDecoder
 
 
@@ -120,7 +125,7 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
         )
         model.init_positions = decoder.cfg.position.init_positions
         check_document_ends(decoder.assembly.spec, task)
-        announce(decoder=decoder)
+        log_encodings(decoder=decoder)
         return model
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:

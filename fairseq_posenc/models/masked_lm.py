@@ -21,7 +21,7 @@ from fairseq_posenc.transformer.document_ends import check_document_ends
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.forward_context import set_context
 from fairseq_posenc.transformer.heads import SpanHead
-from fairseq_posenc.transformer.options import add_position_args, announce, stack_config
+from fairseq_posenc.transformer.options import add_position_args, log_encodings, stack_config
 from fairseq_posenc.transformer.stacks import PositionalEncoder
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
         stack = encoder.sentence_encoder
         model.init_positions = stack.cfg.position.init_positions
         check_document_ends(stack.assembly.spec, task)
-        announce(encoder=stack)
+        log_encodings(encoder=stack)
         return model
 
     def register_classification_head(self, name: str, *args: Any, **kwargs: Any) -> None:

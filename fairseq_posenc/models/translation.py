@@ -14,8 +14,8 @@ from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import (
     add_position_args,
-    announce,
-    plain_args,
+    as_namespace,
+    log_encodings,
     stack_config,
     task_option,
 )
@@ -35,13 +35,16 @@ class PositionalTransformer(PositionCheckpoints, RetainedDropout, TransformerMod
     @classmethod
     def build_model(cls, args: Any, task: Any) -> PositionalTransformer:
         """Build a model as fairseq's class does, with our stacks."""
-        model: Any = super().build_model(plain_args(args), task)
+        model: Any = super().build_model(as_namespace(args), task)
+        # The value of --init-positions; PositionCheckpoints reads it when a checkpoint is loaded.
         model.init_positions = model.encoder.cfg.position.init_positions
+        # Only the task knows the languages. Checkpoints keep them, so that weights of others are
+        # refused.
         for stack, option in (model.encoder, "source_lang"), (model.decoder, "target_lang"):
             stack.weight_settings = stack.weight_settings._replace(
                 language=task_option(task, option)
             )
-        announce(encoder=model.encoder, decoder=model.decoder)
+        log_encodings(encoder=model.encoder, decoder=model.decoder)
         built: PositionalTransformer = model
         return built
 

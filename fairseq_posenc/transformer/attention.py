@@ -131,11 +131,11 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
     ) -> Terms:
         """Compute the terms of a call; in decoding, slice them from those of many steps."""
         positions, span = shared.positions, shared.span
-        tokens = positions.tokens.size(1)
-        dropped = tokens - src_len
-        if span is None:
-            span = Span.from_lengths(tgt_len, tokens, positions.tokens.device)
-            return self.terms(span, shared).without_first_keys(dropped)
+        seen_tokens = positions.tokens.size(1)
+        dropped_keys = seen_tokens - src_len  # by the cache
+        if span is None:  # the stack keeps no terms from step to step: compute those of this call
+            span = Span.from_lengths(tgt_len, seen_tokens, positions.tokens.device)
+            return self.terms(span, shared).without_first_keys(dropped_keys)
         key = self._get_full_incremental_state_key("terms")
 
         def compute(span: Span) -> Terms:
@@ -143,13 +143,14 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
             return self.terms(span, shared._replace(positions=ahead))
 
         steps = cached_terms(state, key, span, compute)
-        # Numbers for each query or token, so those of later steps are not at hand.
-        now = slice_for_step(steps, tokens)._replace(
+        # These have a number for each query or token, not for each distance or pair, so they cannot
+        # be sliced; the stack has computed those of this step.
+        now = slice_for_step(steps, seen_tokens)._replace(
             temperature=shared.terms.temperature,
             decay=shared.terms.decay,
             later_decay=shared.terms.later_decay,
         )
-        return now.without_first_keys(dropped)
+        return now.without_first_keys(dropped_keys)
 
     def _extend_cache(
         self,
@@ -177,6 +178,7 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
             src_len=key.size(2),
             static_kv=False,
         )
+        # Outside a stack later steps count their positions from the cached keys: all are kept.
         needed = shared.locality.needed_keys() if current_context() else None
         first = 0 if needed is None else max(key.size(2) - needed, 0)
         buffer = {
@@ -217,5 +219,5 @@ class PositionalAttention(SelfAttentionCore, MultiheadAttention):
         else:
             tokens = key_padding_mask.long()
         positions = Positions.from_tokens(tokens, padding_idx=1, eos_idx=-1, tgt_len=tgt_len)
-        # The terms of this layer's own are added with all others.
+        # `terms` adds this layer's own to those of the stack; kept here, they would count twice.
         return Shared.compute(self.encodings, positions)._replace(terms=Terms())

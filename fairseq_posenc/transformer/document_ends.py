@@ -20,8 +20,8 @@ def check_document_ends(spec: Spec, task: Any) -> None:
     The task has not loaded data; tasks other than language models pass.
 
     Raises:
-        UserError: a masked LM would not see masked ends, no line of the text is empty, or no line
-            ends with ``</s>``.
+        UserError: a masked LM would not see masked ends, the lines of the training text do not end
+            with ``</s>``, or documents end at empty lines and there is none.
     """
     ends = [
         dict(item.options).get("end", "eos")
@@ -38,7 +38,8 @@ def check_document_ends(spec: Spec, task: Any) -> None:
     train = Path((settings.data or "").split(os.pathsep)[0]) / "train"
     lines = data_utils.load_indexed_dataset(str(train), task.source_dictionary)
     if not lines:
-        return  # evaluation of other splits
+        return  # there is no training text: other splits are evaluated
+    # fairseq-preprocess ends all lines with it or none, so the first one tells.
     if lines[0][-1] != task.source_dictionary.eos():
         raise UserError(f"documents: the lines of {train} do not end with </s>")
     if ends == ["empty"] and not (lines.sizes == 1).any():

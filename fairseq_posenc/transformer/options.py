@@ -115,7 +115,7 @@ def _parse_directions(text: str) -> tuple[str, ...]:
 logger = logging.getLogger(__name__)
 
 
-def plain_args(args: Any) -> Any:
+def as_namespace(args: Any) -> Any:
     """Convert hydra's ``args``, whose unknown keys fairseq would drop, to a namespace."""
     if not OmegaConf.is_config(args):
         return args
@@ -129,7 +129,7 @@ def stack_config(args: Any) -> TransformerConfig:
     Raises:
         UserError: an option that cannot be read.
     """
-    plain = plain_args(args)
+    plain = as_namespace(args)
     check_activations(plain)
     config = TransformerConfig.from_namespace(plain)
     config.position = resolve(config)
@@ -159,8 +159,8 @@ def check_activations(args: Any) -> None:
             raise UserError(f"--{flag} {name} is none of fairseq's: {known}") from None
 
 
-def announce(**stacks: Any) -> None:
-    """Log the positions of each stack in one line."""
+def log_encodings(**stacks: Any) -> None:
+    """Log the position encodings of each stack in one line."""
     for name, stack in stacks.items():
         runs = [(direction, len([*alike])) for direction, alike in groupby(stack.directions)]
         directions = " ".join(f"{direction} x{count}" for direction, count in runs)

@@ -12,7 +12,7 @@ from fairseq_posenc.workbench.running.executor import Slurm
 from fairseq_posenc.workbench.running.options import (
     Parser,
     add_jobs,
-    add_on,
+    add_place,
     add_workers,
     build_settings,
     parse_place,
@@ -128,7 +128,7 @@ def make_parser(description: str | None, *, characters: bool = False) -> argpars
     add("--shard", type=int, default=0, metavar="K", help="number of the shard to make, from 0")
     add("--num-shards", type=positive_int, default=1, metavar="N", help="number of shards")
     add_workers(machine)
-    add_on(machine)
+    add_place(machine)
     add_jobs(machine, "all shards", "shards")
     return parser
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.options import Parser, add_on, parse_place
+from fairseq_posenc.workbench.running.options import Parser, add_place, parse_place
 from fairseq_posenc.workbench.running.stages import Piece
 
 ROOT = Path(__file__).parents[2]
@@ -274,7 +274,7 @@ def sweep(out: Path, steps: int, *options: str, pieces: int = 2, seconds: float 
     """Count in several pieces on the cluster; return a line for each that failed."""
     words = ["--on", "slurm", "time=5", *options]
     parser = Parser()
-    add_on(parser)
+    add_place(parser)
     place = parse_place(Namespace(jobs=None, **vars(parser.parse_args(words))))
     assert place
     return place.run([counting(out, f"p{n}", steps, seconds) for n in range(pieces)], out)

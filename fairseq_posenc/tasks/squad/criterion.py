@@ -10,7 +10,7 @@ from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.logging import metrics
 from torch import Tensor
 
-_CORRECT = ("start", "end")
+_SIDES = ("start", "end")
 
 
 @register_criterion("squad")
@@ -38,7 +38,7 @@ class SquadCriterion(FairseqCriterion):
             "nsentences": windows,
             "sample_size": windows,
         }
-        for name, scores, target in zip(_CORRECT, both, targets):
+        for name, scores, target in zip(_SIDES, both, targets):
             logged[f"{name}_correct"] = (scores.argmax(-1) == target).sum().detach()
         return loss, windows, logged
 
@@ -51,7 +51,7 @@ class SquadCriterion(FairseqCriterion):
 
         windows = total("sample_size")
         metrics.log_scalar("loss", total("loss") / windows / math.log(2), windows, round=3)
-        for name in _CORRECT:
+        for name in _SIDES:
             correct = 100.0 * total(f"{name}_correct") / windows
             metrics.log_scalar(f"{name}_accuracy", correct, windows, round=1)
 

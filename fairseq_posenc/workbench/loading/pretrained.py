@@ -14,7 +14,7 @@ from fairseq_posenc.checkpoints.identity import Identity, is_identity
 from fairseq_posenc.checkpoints.state_dict_adapter import STOCK_OFFSET, STOCK_SPEC, STOCK_TABLE
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import Spec, parse
-from fairseq_posenc.transformer.options import plain_args, resolve
+from fairseq_posenc.transformer.options import as_namespace, resolve
 from fairseq_posenc.workbench.loading.checkpoints import load_state
 from fairseq_posenc.workbench.loading.dictionaries import EMBEDDINGS, TrainedDictionary
 from fairseq_posenc.workbench.loading.families import Family, architecture, family_of, model_options
@@ -95,7 +95,7 @@ def read_pretrained(
     """
     state = load_state(path, option)
     settings, weights = state["cfg"], state["model"]
-    args = Namespace(**vars(plain_args(settings.model)))
+    args = Namespace(**vars(as_namespace(settings.model)))
     arch = architecture(args)
     family = family_of(arch, stock=True)
     if family is None or not (any_family or family.name == "masked_lm"):

@@ -1,4 +1,4 @@
-"""Text as an opened model reads it; what of it each symbol is labels the pictures."""
+"""Raw text turned into a model's input; the text behind each token labels the pictures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel
 from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
 from fairseq_posenc.workbench.tokens.symbols import SPACE, SymbolEncoder, words
 from fairseq_posenc.workbench.tokens.tokenizer import (
-    ENCODER,
+    ENCODER_JSON,
     PIECES,
     Tokenizer,
     Tokens,
@@ -29,7 +29,7 @@ _BEAM = 5
 
 
 class TokenizedText(NamedTuple):
-    """Symbols of a text: their numbers in the dictionary, and what of the text each is."""
+    """Tokens of a text: their numbers in the dictionary, and the piece of text behind each."""
 
     ids: list[int]
     labels: list[str]
@@ -52,7 +52,7 @@ class TokenizedText(NamedTuple):
 class Reading(NamedTuple):
     """A text as a model reads it."""
 
-    labels: dict[str, list[str]]  # what of the text each token is, by stack: `encoder`, `decoder`
+    labels: dict[str, list[str]]  # text behind each token, by stack: `encoder`, `decoder`
     run: Callable[[], Any]  # makes a forward pass, for `capture_attention`
 
 
@@ -85,7 +85,7 @@ def read_text(opened: OpenModel, text: str, target: str | None = None) -> Readin
 
 
 def _read_pair(opened: OpenModel, source: TokenizedText, target: str | None) -> Reading:
-    """Read a source, and of its translation what the decoder does: a start, and all of it."""
+    """Read a source and its translation, which the decoder reads behind ``</s>``."""
     task, symbols = opened.task, opened.task.target_dictionary
     _refuse_long(opened, "encoder", source)
     if target is None:
@@ -104,7 +104,7 @@ def _read_pair(opened: OpenModel, source: TokenizedText, target: str | None) -> 
 def _translate(opened: OpenModel, source: TokenizedText) -> TokenizedText:
     generator = opened.task.build_generator([opened.model], GenerationConfig(beam=_BEAM))
     data = opened.task.build_dataset_for_inference([source.batch()[0]], [len(source.ids)])
-    with _naming(opened):
+    with _errors_name_checkpoint(opened):
         ((best, *_),) = opened.task.inference_step(
             generator, [opened.model], data.collater([data[0]])
         )
@@ -112,12 +112,12 @@ def _translate(opened: OpenModel, source: TokenizedText) -> TokenizedText:
 
 
 def _run(opened: OpenModel, *inputs: Tensor) -> Any:
-    with _naming(opened):
+    with _errors_name_checkpoint(opened):
         return opened.model(*inputs)
 
 
 def _refuse_long(opened: OpenModel, stack: str, tokens: TokenizedText) -> None:
-    """Refuse what a table of fairseq's own has no position for; our encodings know themselves."""
+    """Refuse texts too long for a position table of fairseq's; our encodings refuse them."""
     if opened.positions[stack] is not None:
         return
     limit = opened.stacks[stack].max_positions()
@@ -129,8 +129,8 @@ def _refuse_long(opened: OpenModel, stack: str, tokens: TokenizedText) -> None:
 
 
 @contextmanager
-def _naming(opened: OpenModel) -> Iterator[None]:
-    """Name the checkpoint in what its model refuses."""
+def _errors_name_checkpoint(opened: OpenModel) -> Iterator[None]:
+    """Begin the model's errors with the name of its checkpoint."""
     try:
         yield
     except UserError as error:
@@ -138,7 +138,7 @@ def _naming(opened: OpenModel) -> Iterator[None]:
 
 
 class _Words(SymbolEncoder):
-    """What stands between white space, which is how fairseq reads text that is cut already."""
+    """Tokenizer that cuts at white space, as fairseq reads text that is cut already."""
 
     def __init__(self, dictionary: Dictionary) -> None:
         super().__init__(words, dictionary)
@@ -162,7 +162,7 @@ def tokenize(
     if all(number == unknown for number in tokens.ids):
         raise UserError(
             f"{option} {shortened(text)!r}: has no symbol of the dictionary in {folder}; a text "
-            f"is cut by {PIECES} or {ENCODER} there, and without them at white space"
+            f"is cut by {PIECES} or {ENCODER_JSON} there, and without them at white space"
         )
     labels = [text[start:end].strip() or SPACE for start, end in zip(tokens.starts, tokens.ends)]
     for place, number in enumerate(tokens.ids):
@@ -175,6 +175,6 @@ def _tokenizer(folder: Path, dictionary: Dictionary, language: str | None) -> To
     own = folder / f"sentencepiece.{language}.model"
     if language and own.exists():
         return PieceEncoder(Pieces(own), dictionary)
-    if (folder / PIECES).exists() or (folder / ENCODER).exists():
+    if (folder / PIECES).exists() or (folder / ENCODER_JSON).exists():
         return load_tokenizer(folder, dictionary)
     return _Words(dictionary)

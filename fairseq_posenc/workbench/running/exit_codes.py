@@ -18,7 +18,7 @@ from fairseq_posenc.checkpoints.error_messages import choose_exit_code, find_mes
 from fairseq_posenc.errors import UserError
 
 STOPPED = 130  # what a shell reports after Ctrl-C
-CONTINUES = "the same command continues from here"
+CONTINUES = "the same command continues from here"  # advice after an interruption
 _closed: set[int] = set()  # standard streams that nobody reads any more
 
 

@@ -32,7 +32,7 @@ _FACTS = re.compile(
 
 
 class Line(NamedTuple):
-    """One line of figures, as it stands in a log.
+    """All figures of a line of the log, as text (:func:`read_line`).
 
     Attributes:
         kind: ``train_inner`` or ``valid``.
@@ -53,7 +53,7 @@ class Line(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One line of figures in a log.
+    """The loss, speed and other numbers of a :class:`Line` (:func:`parse_line`).
 
     Attributes:
         kind: ``train_inner`` or ``valid``.
@@ -124,7 +124,7 @@ class Curve(NamedTuple):
 
 
 def read_line(text: str) -> Optional[Line]:
-    """Read the figures of a line of the log; None if it has none."""
+    """Read the figures of a line of the log, as text; None if it has none."""
     try:
         return _read_line(text)
     except _NOT_FAIRSEQS:
@@ -146,7 +146,7 @@ def _read_line(text: str) -> Optional[Line]:
 
 
 def parse_line(text: str) -> Optional[Entry]:
-    """Read the loss of a line of the log; None if it has no figures."""
+    """Read the loss and the other numbers of a line of the log; None if it has no figures."""
     line = read_line(text)
     try:
         return line and _entry(line)

@@ -75,23 +75,25 @@ def add_data(parser: ArgumentParser, what: str, required: bool = False) -> None:
     parser.add_argument("--data", type=data_path, metavar="DIR", required=required, help=what)
 
 
-def add_out(parser: ArgumentParser, default: Optional[str] = None, computed: str = "") -> None:
+def add_out(
+    parser: ArgumentParser, default: Optional[str] = None, computed_default: str = ""
+) -> None:
     """Add ``--out``, the folder of the results.
 
     Args:
         parser: parser to extend.
         default: default folder.
-        computed: description of a default that depends on other options. Without either default,
-            ``--out`` is required.
+        computed_default: description of a default that depends on other options. Without either
+            default, ``--out`` is required.
     """
+    shown = default or computed_default
     parser.add_argument(
         "--out",
         type=data_path,
         metavar="DIR",
         default=Path(default) if default else None,
-        required=not (default or computed),
-        help="folder of the results"
-        + (f" (default: {default or computed})" if default or computed else ""),
+        required=not shown,
+        help="folder of the results" + (f" (default: {shown})" if shown else ""),
     )
 
 
@@ -147,8 +149,8 @@ def add_jobs(parser: _ActionsContainer, default: str, what: str = "runs") -> Non
     add_count(parser, "--jobs", f"{what} at a time (default: {default})")
 
 
-def add_on(parser: _ActionsContainer, one_by_one: bool = False) -> None:
-    """Add ``--on`` and ``--detach``: where the pieces of a command run.
+def add_place(parser: _ActionsContainer, one_by_one: bool = False) -> None:
+    """Add ``--on`` and ``--detach``, which say where the pieces of a command run.
 
     :func:`parse_place` parses them.
 

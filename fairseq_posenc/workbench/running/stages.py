@@ -1,4 +1,8 @@
-"""Stages: work that is done once in a folder, which notes its inputs and its outputs."""
+"""Work in folders: a :class:`Piece` is done as a whole, a :class:`Stage` notes what was done.
+
+A piece is what runs as one job, here or on a cluster. Its work fills one stage or several, whose
+stamps tell what is done.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import read_json, write_whole
 from fairseq_posenc.workbench.running.folders import list_differences, read_object
 
+Inputs = dict[str, Any]  # all that the result of a stage depends on, as JSON values
 Outputs = dict[str, Any]  # figures that come out of a stage, as JSON values
 STAMP = "stamp.json"
 
@@ -22,8 +27,8 @@ class Piece(NamedTuple):
     Attributes:
         label: what messages call it.
         folder: of its own, below that of the command.
-        work: does it, in another process and perhaps on another machine. It is given an open lock,
-            for the programs that it starts.
+        work: does it, in another process and perhaps on another machine. It takes the file
+            descriptor of the folder's lock, which the programs that it starts inherit.
         is_done: whether there is nothing left to do, by what is in the folder.
         progress: how far it has come, as something that can be compared.
     """
@@ -36,7 +41,7 @@ class Piece(NamedTuple):
 
 
 class Stage:
-    """A piece of work that fills a folder of its own, with a stamp of its inputs.
+    """A step of work in a folder of its own, with a stamp of its inputs and outputs.
 
     :meth:`do` starts afresh where the inputs have changed; a training that takes hours is rather
     :meth:`claimed <claim>`, after :meth:`refuse_others`.
@@ -47,7 +52,7 @@ class Stage:
         max_updates: updates of a training, where a longer one continues a shorter one.
     """
 
-    def __init__(self, folder: Path, inputs: Outputs, max_updates: int = 0) -> None:
+    def __init__(self, folder: Path, inputs: Inputs, max_updates: int = 0) -> None:
         self.folder = folder
         self.inputs = json.loads(json.dumps(inputs))  # tuples become lists, as in the stamp
         self.max_updates = max_updates
@@ -111,10 +116,11 @@ class Stage:
             "--out, or delete it"
         )
 
-    def _read(self) -> Outputs:
+    def _read(self) -> dict[str, Any]:
         return read_object(self.folder / STAMP) or {}  # or it was stopped while it was written
 
     def _write(self, outputs: Optional[Outputs]) -> None:
+        # In the file, "goal" is `max_updates` and "facts" are the outputs.
         stamp = {"inputs": self.inputs, "goal": self.max_updates, "facts": outputs}
         write_whole(self.folder / STAMP, json.dumps(stamp, indent=1) + "\n")
 

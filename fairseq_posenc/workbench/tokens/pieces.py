@@ -11,7 +11,8 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder
 from fairseq_posenc.workbench.tokens.tokenizer import Tokens
 
-_LONGEST_LINE = 1 << 20  # bytes; sentencepiece's own limit would leave out lines without a word
+# Bytes. sentencepiece skips longer lines without a message, by default those above 4,192.
+_LONGEST_LINE = 1 << 20
 
 
 def learn_pieces(vocab_size: int, **options: Any) -> None:

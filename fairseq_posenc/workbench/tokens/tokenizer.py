@@ -1,6 +1,6 @@
 """The interface of tokenizers: lines as numbers, and tokens with their characters in the text.
 
-An answer has to be a piece of the original text, so no text is ever put together from tokens.
+SQuAD's answers have to be pieces of the original text, so no text is put together from tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fairseq_posenc.errors import UserError
 if TYPE_CHECKING:
     from fairseq.data import Dictionary  # importing it takes seconds
 
-ENCODER, MERGES = "encoder.json", "vocab.bpe"
+ENCODER_JSON, MERGES = "encoder.json", "vocab.bpe"
 PIECES = "sentencepiece.model"
 
 
@@ -111,6 +111,6 @@ def load_tokenizer(folder: Path, dictionary: Dictionary) -> Tokenizer:
 
     if (folder / PIECES).exists():
         return PieceEncoder(Pieces(folder / PIECES), dictionary)
-    if (folder / ENCODER).exists():
-        return GPT2(folder / ENCODER, folder / MERGES, dictionary)
-    raise UserError(f"{folder}: holds neither {PIECES} nor {ENCODER} and {MERGES}")
+    if (folder / ENCODER_JSON).exists():
+        return GPT2(folder / ENCODER_JSON, folder / MERGES, dictionary)
+    raise UserError(f"{folder}: holds neither {PIECES} nor {ENCODER_JSON} and {MERGES}")

@@ -15,9 +15,9 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 
 
 class DataBin(NamedTuple):
-    """A folder made by ``fairseq-preprocess``, read in one direction."""
+    """A folder made by ``fairseq-preprocess``, and the direction in which it is translated."""
 
-    folder: Path  # the folder
+    folder: Path
     source: str  # language to translate from
     target: str  # language to translate to
 
@@ -61,7 +61,7 @@ class DataBin(NamedTuple):
 
 
 def load_translation(path: Path, what: str = "--checkpoint") -> State:
-    """Load the checkpoint of a translation model; messages begin with ``what``.
+    """Load the checkpoint of a translation model; ``what``, its option, begins messages.
 
     Raises:
         UserError: it is no file, is damaged, or was made by another task than translation.
@@ -84,7 +84,7 @@ def open_data_bin(path: Path, state: State, given: Optional[Path] = None) -> Dat
 
 
 def name_data_bin(opened: Union[OpenTask, OpenModel]) -> DataBin:
-    """Name the data folder and the languages of what was opened."""
+    """Read the data folder and the languages of an opened task or model."""
     return DataBin(opened.data, opened.task.cfg.source_lang, opened.task.cfg.target_lang)
 
 

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parts = "parts of the test set; an interrupted evaluation goes on with the next"
     options.add_count(parser, "--num-shards", parts, 4)
     options.add_count(parser, "--max-tokens", "source tokens translated at a time", 12000)
-    options.add_on(parser, one_by_one=True)
+    options.add_place(parser, one_by_one=True)
     options.add_json(parser)
 
 

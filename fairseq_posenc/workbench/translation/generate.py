@@ -15,7 +15,7 @@ from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Outputs, Stage
+from fairseq_posenc.workbench.running.stages import Inputs, Outputs, Stage
 from fairseq_posenc.workbench.tokens.files import read_lines
 from fairseq_posenc.workbench.translation.checkpoint import DataBin
 
@@ -69,7 +69,7 @@ class Generation:
         self._sentences = data.sentences(options.subset)
         # Each part gets a batch at least: fairseq-generate divides by its number of sentences.
         self._shards = min(options.num_shards, self._sentences)
-        self._inputs: Outputs = {
+        self._inputs: Inputs = {
             "checkpoints": [checksum(path) for path in self._checkpoints],
             "data": [checksum(path) for path in self._test_files()],
             "languages": [data.source, data.target],

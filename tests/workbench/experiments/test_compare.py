@@ -23,7 +23,7 @@ from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments import corpus, pieces, variants
 from fairseq_posenc.workbench.experiments.compare import command, live, picture, report, statements
-from fairseq_posenc.workbench.experiments.compare.record import RECORD, check_loss
+from fairseq_posenc.workbench.experiments.compare.record import RECORD, refuse_to_lose_report
 from fairseq_posenc.workbench.experiments.compare.record import record as record_of
 from fairseq_posenc.workbench.experiments.results import Outcome, aggregate
 from fairseq_posenc.workbench.experiments.settings import Run
@@ -523,9 +523,9 @@ class TestReport:
     def test_a_report_is_not_replaced_by_one_that_lacks_something(self, changes, lost, tmp_path):
         results = make_results(tmp_path, FOUR)
         record_of(results).write(tmp_path / RECORD)
-        check_loss(make_settings(tmp_path, seeds=(1, 2, 3, 4), updates=1600))
+        refuse_to_lose_report(make_settings(tmp_path, seeds=(1, 2, 3, 4), updates=1600))
         with pytest.raises(UserError, match=f"{lost}.*--overwrite"):
-            check_loss(make_settings(tmp_path, **{"seeds": (1, 2, 3), **changes}))
+            refuse_to_lose_report(make_settings(tmp_path, **{"seeds": (1, 2, 3), **changes}))
 
     def test_while_the_run_goes_on_the_page_says_what_is_missing(self, tmp_path, monkeypatch):
         """Of m4m one training has begun and none is finished; learned lacks its last seed."""

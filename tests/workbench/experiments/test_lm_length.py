@@ -167,7 +167,7 @@ def test_names_may_be_specs_and_paths_may_have_an_at(tmp_path):
     )
     assert [each.name for each in found] == ["plain", "m4(max_distance=8)", "home", "both"]
     assert [each.path.name for each in found] == ["a.pt", "a.pt", "b@home.pt", "b@home.pt"]
-    overrides = [each.override and str(each.override) for each in found]
+    overrides = [each.spec_override and str(each.spec_override) for each in found]
     assert overrides == [None, "m4(max_distance=8)", None, "rope(scaling=ntk:4)"]
 
 

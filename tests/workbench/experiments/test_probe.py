@@ -224,7 +224,7 @@ def test_every_task_has_an_independent_check():
 def test_answers_are_what_brute_force_finds(name):
     task, chance = tasks.get(name), random.Random(5)
     for length in [*range(1, 41), 100, 200]:
-        question, answer = task.example(chance, length)
+        question, answer = task.make_example(chance, length)
         assert answer == BRUTE_FORCE[name](question)
         assert {*question, *answer} <= {*task.symbols, ASKS}
         assert ASKS not in task.symbols
@@ -237,7 +237,7 @@ def test_answers_are_what_brute_force_finds(name):
 def test_answers_differ(name):
     """So that nobody is right by always saying the same."""
     task, chance = tasks.get(name), random.Random(5)
-    answers = [tuple(task.example(chance, 20)[1]) for _ in range(200)]
+    answers = [tuple(task.make_example(chance, 20)[1]) for _ in range(200)]
     assert max(answers.count(each) for each in set(answers)) < 140
 
 
@@ -356,7 +356,10 @@ class TestData:
     def test_splits_differ(self, tmp_path):
         """What is read was not made by the randomness that made what is trained on."""
         task = tasks.get("copy")
-        made = [task.example(data._chance(task, split), 20) for split in ("train", "length-20")]
+        made = [
+            task.make_example(data._new_generator(task, split), 20)
+            for split in ("train", "length-20")
+        ]
         assert made[0] != made[1]
 
 

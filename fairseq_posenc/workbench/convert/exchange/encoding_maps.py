@@ -34,7 +34,8 @@ class HFClass(NamedTuple):
     config: Mapping[str, Any]  # the fields of its configuration that describe the positions
     weights: Mapping[str, ParamMap] = {}  # the encoding's parameters, by their names
     fixed: Mapping[str, Tensor] = {}  # further tensors that it has for its positions
-    order: Optional[Tensor] = None  # of our coordinates in its queries and keys, for each head
+    # Of each head's queries and keys: coordinate i of the class is our coordinate order[i].
+    order: Optional[Tensor] = None
     until: Optional[int] = None  # the last major version of transformers that has it; None for all
 
 
@@ -143,11 +144,12 @@ _DEBERTA_CONFIG = {
 
 
 def _find_deberta_v2(encoding: DebertaV2) -> list[HFClass]:
-    """DeBERTa V2, whose layer norms have one epsilon: there it is fairseq's 1e-5.
+    """DeBERTa V2, exported with the epsilon 1e-5 of fairseq's layer norms.
 
-    The norm of a table that is sqrt(1e-5 / 1e-7) times as large is the same with that.
+    It has one epsilon for all of them, and ours for the table is 1e-7. The table is exported
+    sqrt(1e-5 / 1e-7) times as large, so that its layer norm gives the same rows.
     """
-    if encoding.scale_factor != 3.0:
+    if encoding.scale_factor != 3.0:  # the class always divides scores by sqrt(3 * head_dim)
         return []
     factor = (1e-5 / EPSILON) ** 0.5
     config = {
@@ -193,8 +195,9 @@ def _find_rope(encoding: Rope) -> list[HFClass]:
 def _gpt_neox(encoding: Rope) -> HFClass:
     """GPT-NeoX, which rotates halves of the first coordinates of a head.
 
-    Some pairs of ``proportional`` never turn: there they are not rotated. Exponents run over the
-    pairs that are, so that its base is smaller.
+    Pairs that never turn (of ``proportional``) become coordinates that GPT-NeoX does not rotate.
+    Its exponents are fractions of the width that it rotates, ours of the whole; a smaller base
+    gives the same frequencies.
     """
     scaling, dims = encoding.scaling, encoding.dims
     width = 2 * int(encoding.frequencies.count_nonzero())
@@ -224,10 +227,11 @@ def _scaling_to_hf(encoding: Rope) -> dict[str, Any]:
     kind, factor, settings = scaling
     if kind in ("none", "ntk", "dynamic"):
         return {}
-    if kind == "proportional":
+    if kind == "proportional":  # its turning pairs are only divided by the factor
         return {"rope_type": "linear", "factor": factor}
     given = {**settings, "length": settings.get("length") or dims.trained_length}
     if kind == "longrope":
+        # The class chooses a list by the length of an input, ours is chosen once: give it as both.
         given |= {key: list(scaling.divisors(dims)) for key in ("short", "long")}
         given["attention_factor"] = scaling.gain(dims)
     found = {theirs: given[ours] for ours, theirs in _SCALINGS[kind].items()}
@@ -278,6 +282,8 @@ def _format(value: Any) -> str:
 def _find_t5(encoding: T5) -> list[HFClass]:
     """MPNet, which has T5's buckets, and absolute positions beside them: of zeros."""
     options = (encoding.num_buckets, encoding.max_distance, encoding.scale_factor)
+    # The class is an encoder; its code has these 32 buckets, this largest distance 128, and the
+    # scale 1 / sqrt(head_dim).
     if encoding.dims.causal or options != (32, 128, 1.0):
         return []
     rows = encoding.dims.max_positions + 2  # its first position is in the row 2

@@ -17,7 +17,7 @@ from tokenizers.processors import TemplateProcessing
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.folders import read_plan
 from fairseq_posenc.workbench.tokens.symbols import SPACE
-from fairseq_posenc.workbench.tokens.tokenizer import ENCODER, MERGES, PIECES
+from fairseq_posenc.workbench.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
 
 NAMED_TOKENIZATIONS = ("words", "characters", "none")
 # Special tokens around a sentence and around a pair, as fairseq's tasks add them.
@@ -59,13 +59,13 @@ def find_tokenization(given: Optional[str], folder: Path, language: str) -> Path
     names = (f"sentencepiece.{language}.model", PIECES)
     if found := next((place / name for name in names if (place / name).is_file()), None):
         return found
-    if (place / ENCODER).is_file() or place.is_file():
+    if (place / ENCODER_JSON).is_file() or place.is_file():
         return place
     options = (read_plan(place) or {}).get("options", {})
     if name := next((name for name in ("words", "characters") if options.get(name)), None):
         return name
     raise UserError(
-        f"{place}: holds no {PIECES}, and no {ENCODER} and {MERGES}: say with --tokens "
+        f"{place}: holds no {PIECES}, and no {ENCODER_JSON} and {MERGES}: say with --tokens "
         "the tokenizer: a sentencepiece model, the folder of those two files, words, "
         "characters, or none for an export without a tokenizer"
     )
@@ -104,7 +104,7 @@ def build(tokenization: Path | str, dictionary: Dictionary, template: str) -> Ex
 
 def _build_gpt2(folder: Path, dictionary: Dictionary) -> ExportedTokenizer:
     """Build GPT-2's byte-level BPE, for a dictionary of the numbers in encoder.json."""
-    numbers = json.loads((folder / ENCODER).read_text(encoding="utf-8"))
+    numbers = json.loads((folder / ENCODER_JSON).read_text(encoding="utf-8"))
     names = {str(number): piece for piece, number in numbers.items()}
     own = {names.get(symbol, symbol): number for symbol, number in dictionary.indices.items()}
     vocabulary = _extend_vocabulary(own, numbers)

@@ -28,8 +28,8 @@ from fairseq_posenc.workbench.running.options import (
     add_count,
     add_jobs,
     add_json,
-    add_on,
     add_out,
+    add_place,
     add_seeds,
     parse_place,
     positive_int,
@@ -61,8 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_seeds(parser, (1, 2, 3))
     add_count(parser, "--vocab-size", "number of sentencepieces", 512)
     add_jobs(parser, "one on each core, or on the GPU")
-    add_on(parser)
-    add_out(parser, computed="choose-NAME for --text NAME.txt")
+    add_place(parser)
+    add_out(parser, computed_default="choose-NAME for --text NAME.txt")
     add_json(parser)
 
 

@@ -7,7 +7,11 @@ from pathlib import Path
 
 from fairseq_posenc.workbench.experiments import variants
 from fairseq_posenc.workbench.experiments.compare.live import Live, announce
-from fairseq_posenc.workbench.experiments.compare.record import RECORD, check_loss, record
+from fairseq_posenc.workbench.experiments.compare.record import (
+    RECORD,
+    record,
+    refuse_to_lose_report,
+)
 from fairseq_posenc.workbench.experiments.compare.report import (
     PAGE,
     PICTURE,
@@ -30,7 +34,7 @@ _TOGETHER = 5  # trainings that share even a single core
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    options.add_out(parser, computed="demo; compare-NAME for --text NAME.txt")
+    options.add_out(parser, computed_default="demo; compare-NAME for --text NAME.txt")
     parser.add_argument(
         "--text", type=Path, help="UTF-8 text file (default: the documentation inside Python)"
     )
@@ -58,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "best (default: %(default)s)",
     )
     options.add_jobs(parser, "one on each core, but all models of a seed up to five; one on a GPU")
-    options.add_on(parser)
+    options.add_place(parser)
     parser.add_argument(
         "--open", action="store_true", help="show the page of the run in a browser as it grows"
     )
@@ -77,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     """
     settings = _settings(args)
     if not args.overwrite:
-        check_loss(settings)
+        refuse_to_lose_report(settings)
     with (
         signals_as_keyboard_interrupt(CONTINUES),
         lock_output_folder(settings.out, (REPORT, PICTURE, PAGE, RECORD)) as lock,
@@ -111,7 +115,7 @@ def _settings(args: argparse.Namespace) -> TextSettings:
         seeds=args.seeds,
         vocab_size=args.vocab_size,
         lrs=tuple(dict.fromkeys(lr.strip() for lr in args.lrs.split(","))),
-        train_args=tuple(args.passed),
+        train_args=tuple(args.passed),  # the words after `--`
         jobs=jobs,
         cluster=options.parse_place(args),
     )

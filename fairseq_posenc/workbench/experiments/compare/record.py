@@ -72,7 +72,7 @@ def _shared(settings: TextSettings) -> dict[str, Any]:
     }
 
 
-def check_loss(settings: TextSettings) -> None:
+def refuse_to_lose_report(settings: TextSettings) -> None:
     """Refuse a comparison whose report would lack what the one in its folder has.
 
     Raises:

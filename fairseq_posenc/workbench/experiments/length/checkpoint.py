@@ -33,7 +33,7 @@ class NamedCheckpoint(NamedTuple):
     name: str  # what the user calls it
     path: Path  # its checkpoint
     # position encodings to read it with, in place of those that it was trained with
-    override: Optional[Spec] = None
+    spec_override: Optional[Spec] = None
 
 
 def parse_checkpoints(texts: Sequence[str]) -> list[NamedCheckpoint]:
@@ -78,9 +78,9 @@ def load(named: NamedCheckpoint, data: Path, how: Computing = PLAIN) -> LoadedMo
     state = load_state(named.path, option)
     task = state["cfg"].task
     _refuse_other_tasks(named, task)
-    if named.override is not None:
-        _refuse_other_encodings(named, named.override, state["cfg"].model)
-    opened = open_model(named.path, data, option=option, state=state, spec=named.override)
+    if named.spec_override is not None:
+        _refuse_other_encodings(named, named.spec_override, state["cfg"].model)
+    opened = open_model(named.path, data, option=option, state=state, spec=named.spec_override)
     model = opened.model
     ours = isinstance(model, PositionalLM)
     return LoadedModel(

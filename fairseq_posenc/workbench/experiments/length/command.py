@@ -26,7 +26,7 @@ from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_ke
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Outputs, Piece
+from fairseq_posenc.workbench.running.stages import Inputs, Piece
 
 REPORT, FIGURES, PICTURE = "lm-length.md", "lm-length.json", "lm-length.png"
 
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_count(parser, "--max-tokens", "tokens to read at a time", 4096)
     options.add_out(parser, "lm-length")
     options.add_computing(parser)
-    options.add_on(parser, one_by_one=True)
+    options.add_place(parser, one_by_one=True)
     options.add_json(parser)
 
 
@@ -128,12 +128,12 @@ def _as_piece(named: NamedCheckpoint, evaluation: Evaluation, args: argparse.Nam
     )
 
 
-def _inputs(named: NamedCheckpoint, args: argparse.Namespace) -> Outputs:
+def _inputs(named: NamedCheckpoint, args: argparse.Namespace) -> Inputs:
     """Collect what the scores of a model depend on, without their lengths."""
     text = [args.data / name for name in ("dict.txt", f"{args.split}.idx", f"{args.split}.bin")]
     return {
         "checkpoint": checksum(named.path),
-        "override": str(named.override),
+        "override": str(named.spec_override),
         "text": [checksum(path) for path in text],
         "precision": str(choose_dtype(args.fp16, args.bf16)),
         "version": __version__,

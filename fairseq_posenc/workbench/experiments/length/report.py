@@ -23,7 +23,7 @@ class ModelScores(NamedTuple):
     """The scores of one model."""
 
     named: NamedCheckpoint  # what the user named
-    encoding: str  # its position encodings, or whose model it is
+    encoding: str  # spec of its position encodings, or "fairseq's CLASS" for a model not ours
     trained_length: int  # tokens in a training sample
     updates: int | None  # training updates, if known
     scores: dict[str, dict[int, Score]]  # of each mode, by length
@@ -57,7 +57,7 @@ def table(results: LengthResults) -> str:
         for mode, scores in row.scores.items()
     ]
     header = ["model", "evaluation", "trained at", *(f"{n:,}" for n in results.lengths)]
-    notes = [f"- {row.named.name}: {note}" for row in results.rows for note in _refusals(row)]
+    notes = [f"- {row.named.name}: {note}" for row in results.rows for note in _explain_dashes(row)]
     return "\n".join([markdown.table(header, rows, "llr"), *([""] if notes else []), *notes])
 
 
@@ -65,13 +65,11 @@ def _cell(score: Score) -> str:
     return "-" if score.perplexity is None else f"{score.perplexity:,.2f}"
 
 
-def _refusals(row: ModelScores) -> list[str]:
-    """Explain a model's dashes: of each mode the reason at the shortest length."""
-    refused = [
-        next((score.refusal for score in scores.values() if score.refusal), "")
-        for scores in row.scores.values()
-    ]
-    return [f"no figure, because {refused[0] or refused[-1]}"] if any(refused) else []
+def _explain_dashes(row: ModelScores) -> list[str]:
+    """Explain a model's dashes by the first refusal of its scores; empty if it has no dash."""
+    refusals = (score.refusal for scores in row.scores.values() for score in scores.values())
+    reason = next(filter(None, refusals), "")
+    return [f"no figure, because {reason}"] if reason else []
 
 
 def write_markdown(results: LengthResults, path: Path, picture: str) -> None:
@@ -110,7 +108,7 @@ def record(results: LengthResults) -> Record:
         {
             "model": row.named.name,
             "checkpoint": str(row.named.path),
-            "override": str(row.named.override) if row.named.override else None,
+            "override": str(row.named.spec_override) if row.named.spec_override else None,
             "position_encoding": row.encoding,
             "trained_length": row.trained_length,
             "updates": row.updates,

@@ -17,7 +17,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel
 from fairseq_posenc.workbench.experiments.length.stream import Stream, Window, batches, windows
 from fairseq_posenc.workbench.running.progress import bar, format_time, say
-from fairseq_posenc.workbench.running.stages import Outputs, Stage
+from fairseq_posenc.workbench.running.stages import Inputs, Outputs, Stage
 
 _ROWS = 1024  # tokens whose probabilities are computed at once: each has the whole vocabulary's
 _MOST_BITS = 1000.0  # 2 to this power is still a number
@@ -59,7 +59,7 @@ class Evaluation(NamedTuple):
 
     folder: Path
     plan: EvaluationPlan
-    inputs: Outputs
+    inputs: Inputs
 
     def stages(self) -> Iterator[tuple[str, int, Stage]]:
         """Yield mode, context length and stage of each score."""

@@ -29,8 +29,8 @@ from fairseq_posenc.workbench.running.options import (
     add_jobs,
     add_json,
     add_lengths,
-    add_on,
     add_out,
+    add_place,
     add_seeds,
     parse_place,
 )
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "--trained", "longest questions trained on", 40)
     add_lengths(parser, "lengths of the test questions", "10,20,40,60,80,120,160,200")
     add_jobs(parser, "one on each core, or on the GPU")
-    add_on(parser)
+    add_place(parser)
     add_json(parser)
 
 

@@ -26,7 +26,7 @@ def write_train_splits(task: Task, family: str, longest: int, folder: Path) -> O
     """Write the splits ``train`` and ``valid``, with lengths drawn from 1 to ``longest``."""
     for split, count in EXAMPLES.items():
         chance = _new_generator(task, split)
-        examples = (task.example(chance, chance.randint(1, longest)) for _ in range(count))
+        examples = (task.make_example(chance, chance.randint(1, longest)) for _ in range(count))
         _write(examples, task, family, folder, split)
     return dict(EXAMPLES)
 
@@ -37,7 +37,7 @@ def write_test_splits(task: Task, family: str, lengths: Sequence[int], folder: P
     for split, (length, *depth) in name_test_splits(task, lengths).items():
         chance = _new_generator(task, split)
         written[split] = TEST_EXAMPLES // (len(DEPTHS) if depth else 1)
-        examples = (task.example(chance, length, *depth) for _ in range(written[split]))
+        examples = (task.make_example(chance, length, *depth) for _ in range(written[split]))
         _write(examples, task, family, folder, split)
     return written
 

@@ -29,8 +29,8 @@ from fairseq_posenc.workbench.running.options import (
     add_data,
     add_jobs,
     add_json,
-    add_on,
     add_out,
+    add_place,
     add_seeds,
     add_set,
     parse_place,
@@ -50,9 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--learning-rates", help="peak learning rates, as in 1e-5,2e-5 (default: the paper's)")
     add_seeds(parser, "the paper's; one for m4m")
     add("--name", help="name of the model in the report (default: the checkpoint's folder)")
-    add_out(parser, computed="glue-NAME-PROTOCOL")
+    add_out(parser, computed_default="glue-NAME-PROTOCOL")
     add_jobs(parser, "one on each GPU")
-    add_on(parser)
+    add_place(parser)
     add("--submitit", nargs="+", action=_Submitit, dest="on", help=argparse.SUPPRESS)
     add(
         "--configs",

@@ -29,8 +29,8 @@ from fairseq_posenc.workbench.running.options import (
     add_count,
     add_data,
     add_json,
-    add_on,
     add_out,
+    add_place,
     add_set,
     parse_place,
     show_examples,
@@ -71,7 +71,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         help="recipe (default: finetune_configs/squadNN.yaml)",
     )
     add_computing(parser)
-    add_on(parser)
+    add_place(parser)
     parser.set_defaults(jobs=None)  # it is one
     add_set(parser, "optimization.lr=[2e-5]")
 

@@ -15,8 +15,8 @@ from fairseq_posenc.workbench.running.logs import bits_to_nats
 from fairseq_posenc.workbench.running.options import (
     add_computing,
     add_count,
-    add_on,
     add_out,
+    add_place,
     add_seeds,
     parse_place,
 )
@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("recipe", choices=known, metavar="RECIPE", help="one of those below")
     add("encoding", metavar="ENCODING", help="position encoding, as in rope or learned+m4m")
     _add_common(parser)
-    add_out(parser, computed="checkpoints/RECIPE/DATA/, then the encoding and what was changed")
+    add_out(
+        parser, computed_default="checkpoints/RECIPE/DATA/, then the encoding and what was changed"
+    )
     add(
         "--init",
         type=Path,
@@ -82,7 +84,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "a GPU's sequences (translation: tokens) at a time; the global batch stays as it is",
     )
     add_computing(parser)
-    add_on(parser, one_by_one=True)
+    add_place(parser, one_by_one=True)
     add("--dry-run", action="store_true", help="print the command and stop")
 
 

@@ -1,4 +1,4 @@
-"""The registration of tasks."""
+"""What a task of the probe is, and the register of all tasks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 Example = tuple[list[str], list[str]]  # words of the question, of its answer
-Make = Callable[..., Example]
+ExampleMaker = Callable[..., Example]
 
 
 class Task(NamedTuple):
@@ -15,25 +15,30 @@ class Task(NamedTuple):
 
     name: str
     symbols: Sequence[str]  # all words that may occur
-    # makes a question of about a length, in words, and its answer from a `random.Random` and the
-    # length; and from a depth from 0 to 1 if `has_depth`
-    example: Make
+    # Makes a question and its answer from a `random.Random` and the question's rough length in
+    # words, and if `has_depth` from a depth from 0 to 1.
+    make_example: ExampleMaker
     has_depth: bool  # whether questions can be made for a depth, at which the needle is hidden
 
 
 TASKS: dict[str, Task] = {}
 
 
-def register(symbols: Sequence[str]) -> Callable[[Make], Make]:
-    """Make a function a task of its name; ``symbols`` are all words that may occur.
+def register(symbols: Sequence[str]) -> Callable[[ExampleMaker], ExampleMaker]:
+    """Register a function as the task of the function's name.
 
-    The function's docstring says how the length is meant where it is not that of the question. A
-    question may ask, with :data:`~fairseq_posenc.tasks.answers.ASKS`, and answer on its way.
+    Its docstring says what the length counts where that is not the words of the question. A
+    question may contain earlier questions with their answers, each between
+    :data:`~fairseq_posenc.tasks.answers.ASKS` and ``ENDS``. These are scored as well, unless an
+    encoder-decoder reads them in its source.
+
+    Args:
+        symbols: all words that may occur.
     """
 
-    def add(example: Make) -> Make:
-        name, has_depth = example.__name__, "depth" in inspect.signature(example).parameters
-        TASKS[name] = Task(name, tuple(symbols), example, has_depth)
-        return example
+    def add(make: ExampleMaker) -> ExampleMaker:
+        name, has_depth = make.__name__, "depth" in inspect.signature(make).parameters
+        TASKS[name] = Task(name, tuple(symbols), make, has_depth)
+        return make
 
     return add
