@@ -70,8 +70,9 @@ class Gradients:
         """Compute everything, with the compile-time options of ``key_kernel``."""
         tiles, last = None, None
         self.sizes = {key: options[key] for key in ("FULL", "N", "W", "num_warps", "num_stages")}
-        # Of a product, `key_kernel` only stores tiles: it feeds none into another `tl.dot`, as the
-        # gradients of keys and values come later. So more warps can share the many tiles it holds.
+        # Where terms of tables are multiplied, `key_kernel` only stores tiles: the gradients of
+        # keys and values come later. So no tile goes into another `tl.dot`, and more warps can
+        # share them.
         key_options = {**options, "num_warps": choose_warps(spread=options["PRODUCT"])}
         for slab in split_slabs(self.problem, options["N"], self.stored):
             if tiles is None or last != slab.layout:
