@@ -148,7 +148,7 @@ def test_a_run_that_tiktoken_refuses_is_encoded_all_the_same(roberta):
 
 @needs_data
 def test_both_engines_agree_on_all_characters_but_those_found_odd():
-    odd = gpt2._odd_characters()
+    odd = gpt2._find_odd_characters()
     assert 0 < odd.sum() < 60_000  # or else the slow way is never or always taken
     assert not odd[:0x500].any()
 
