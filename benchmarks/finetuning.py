@@ -23,7 +23,7 @@ from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE
 from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results.intervals import interval
 from fairseq_posenc.workbench.results.record import Record, Row, read
-from fairseq_posenc.workbench.running.options import add_seeds
+from fairseq_posenc.workbench.running.options import add_seeds, parse_with_passed
 from fairseq_posenc.workbench.running.programs import find_command
 from measuring.commands import exit_on_error, new_parser, own_command
 
@@ -39,10 +39,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add("--lr", default=LEARNING_RATE, help="at which they were trained (default: %(default)s)")
     add_seeds(parser, (1, 2, 3))
     add("--out", type=Path, required=True, metavar="FILE", help="the record; runs lie beside it")
-    cut = words.index("--") if "--" in words else len(words)
-    args = parser.parse_args(words[:cut])
-    args.passed = words[cut + 1 :]
-    return args
+    return parse_with_passed(parser, words)
 
 
 def fine_tune(args: argparse.Namespace) -> Record:

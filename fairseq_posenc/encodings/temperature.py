@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -11,15 +12,15 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
 
 
-class Temperature(Encoding):
+class Temperature(Encoding, ABC):
     """A factor of all scores of a query, by its position; without parameters."""
 
     acts_on: ClassVar[Literal["softmax"]] = "softmax"
     shared: ClassVar[bool] = True
 
+    @abstractmethod
     def factors(self, positions: Tensor) -> Tensor:
         """Compute the factors at positions ``(B or 1, T)``, counted from 0, in float32."""
-        raise NotImplementedError(f"{type(self).__name__} must give its factors")
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Multiply all scores of a query."""
