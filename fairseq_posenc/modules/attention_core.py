@@ -1,4 +1,4 @@
-"""Projections, rotations and terms of self-attention, which several libraries' modules share."""
+"""Projections, rotations and terms of attention, which several libraries' modules share."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fairseq_posenc.shared import Shared
 Cache = dict[str, Any]
 
 
-class SelfAttentionCore:
-    """Projections, rotations and terms of self-attention, for modules of any library to mix in.
+class AttentionCore:
+    """Projections, rotations and terms of attention, for modules of any library to mix in.
 
     Attributes:
         batch_first: whether inputs and outputs are ``(B, T, C)``, else ``(T, B, C)``.

@@ -10,12 +10,12 @@ from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.modules.attention_core import Cache, SelfAttentionCore, make_projections
+from fairseq_posenc.modules.attention_core import AttentionCore, Cache, make_projections
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.shared import Shared
 
 
-class CrossAttention(SelfAttentionCore, nn.Module):
+class CrossAttention(AttentionCore, nn.Module):
     """Multi-head attention of a decoder's layer to the output of an encoder.
 
     With ``rope(cross_attention=true)`` queries are rotated by their positions in the target and

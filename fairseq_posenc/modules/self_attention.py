@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.mask import DIRECTIONS
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.modules.attention_core import Cache, SelfAttentionCore, make_projections
+from fairseq_posenc.modules.attention_core import AttentionCore, Cache, make_projections
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.shared import Shared
 
 
-class SelfAttention(SelfAttentionCore, nn.Module):
+class SelfAttention(AttentionCore, nn.Module):
     """Multi-head self-attention of one layer, with position encodings.
 
     Parameters have the names of fairseq's, so that weights can be carried over.

@@ -16,7 +16,7 @@ from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.modules.attention_core import SelfAttentionCore
+from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.decoding import cached_terms, lookahead_positions, slice_for_step
@@ -25,7 +25,7 @@ from fairseq_posenc.transformer.forward_context import current_context
 IncrementalState = Optional[dict[str, dict[str, Optional[Tensor]]]]
 
 
-class PositionalAttention(SelfAttentionCore, MultiheadAttention):
+class PositionalAttention(AttentionCore, MultiheadAttention):
     """fairseq's self-attention with position encodings, directions and a choice of backend.
 
     It stays a subclass because decoder layers, the BERT initialisation and beam search rely on

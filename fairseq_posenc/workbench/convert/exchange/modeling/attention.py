@@ -13,7 +13,7 @@ from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.modules.attention_core import SelfAttentionCore
+from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.positions import Span
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.workbench.convert.exchange.modeling.configuration import StackConfig
@@ -26,7 +26,7 @@ class Memory(NamedTuple):
     padding: Optional[Tensor]
 
 
-class Attention(SelfAttentionCore, nn.Module):
+class Attention(AttentionCore, nn.Module):
     """Multi-head self-attention of a layer, with position encodings.
 
     Args:
