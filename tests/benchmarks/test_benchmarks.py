@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,16 @@ def test_peak_of_known_allocations():
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux only")
 def test_peak_is_what_the_process_grows_by():
+    """In a process of its own, which frees nothing of other tests meanwhile."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        peaks, grown = process.submit(peaks_and_growth).result()
+    scores = 12 * 1024**2 * 4
+    assert peaks == pytest.approx([grown] * 2, rel=0.08)
+    assert peaks[1] > 4 * scores  # scores, weights, mask as numbers, and the product
+
+
+def peaks_and_growth() -> tuple[list[int], int]:
+    """Return the peak as measured, twice, and by how much this process grows."""
     query, key, value = (torch.randn(1, 12, 1024, 64, requires_grad=True) for _ in range(3))
     incoming = torch.randn(1, 12, 1024, 64)
 
@@ -127,15 +139,13 @@ def test_peak_is_what_the_process_grows_by():
 
     run()
     Path("/proc/self/clear_refs").write_text("5")  # forgets the highest so far
-    before = _memory("VmRSS")
+    before = memory("VmRSS")
     run()
-    grown = _memory("VmHWM") - before
-    scores = 12 * 1024**2 * 4
-    assert timing.peak(run, CPU) == pytest.approx(grown, rel=0.08)
-    assert timing.peak(run, CPU) > 4 * scores  # scores, weights, mask as numbers, and the product
+    grown = memory("VmHWM") - before
+    return [timing.peak(run, CPU) for _ in range(2)], grown
 
 
-def _memory(key: str) -> int:
+def memory(key: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 

@@ -134,10 +134,12 @@ class _Queue:
         self.how_to_end = f"scancel --name {self._name} ends them"
 
     def is_busy(self) -> bool:
-        """Check for jobs that wait or run; if Slurm does not answer, for locks that they hold."""
-        if self._ids and (states := self._ask()) is not None:
-            return not all(map(_has_failed, states.values()))
-        return any(is_locked(self._lock(key)) for key in self._ids)
+        """Check for jobs that wait or run, and for locks that they hold."""
+        states = self._ask() or {} if self._ids else {}
+        words = {state.split()[0] for state in states.values()}
+        return not words <= {*_FAILED, "COMPLETING"} or any(
+            is_locked(self._lock(key)) for key in self._ids
+        )
 
     def submit(self, pieces: Sequence[Piece], cluster: Slurm) -> None:
         """Submit the pieces that are not done and have no job, as one array; say all states."""
@@ -189,6 +191,12 @@ class _Queue:
                 pause = min(1.5 * pause, _LONGEST)
                 if (asked := self._ask()) is not None:
                     states = asked
+        # The process of a job ends a moment after its work.
+        ours = {self._ids.get(self._key(piece), "") for piece in pieces}
+        while any(
+            state.startswith("RUNNING") for job, state in (self._ask() or {}).items() if job in ours
+        ):
+            time.sleep(_SHORTEST)
         return failures
 
     def _ask(self) -> Optional[dict[str, str]]:
