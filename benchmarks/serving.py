@@ -29,8 +29,8 @@ from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
 from fairseq_posenc.workbench.convert.exchange.card import Labels
-from fairseq_posenc.workbench.convert.exchange.config_json import generation
-from fairseq_posenc.workbench.convert.exchange.ctranslate2.exporting import serve
+from fairseq_posenc.workbench.convert.exchange.config_json import build_generation_config
+from fairseq_posenc.workbench.convert.exchange.ctranslate2.exporting import export_to_ctranslate2
 from fairseq_posenc.workbench.convert.exchange.exporting import export
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.translation import Translator
@@ -121,14 +121,14 @@ def ctranslate2_engine(folder: Path, pieces: Path, longest: int, threads: int) -
 
 def carried(trained: OpenModel, folder: Path, threads: int) -> dict[str, Engine]:
     """Export a model, and load it with each of the other engines."""
-    longest = generation(trained)["max_new_tokens"] - 1  # words
+    longest = build_generation_config(trained)["max_new_tokens"] - 1  # words
     source = name_data_bin(trained)
     pieces = source.pieces(source.source)
     export(trained, "hf", None, folder / "hf", Labels())
     found = {"transformers": transformers_engine(folder / "hf")}
     for quantization in ("float32", "float16", "int8"):
         place = folder / quantization
-        serve(trained, quantization, None, place, Labels())
+        export_to_ctranslate2(trained, quantization, None, place, Labels())
         found[f"CTranslate2, {quantization}"] = ctranslate2_engine(place, pieces, longest, threads)
     return found
 

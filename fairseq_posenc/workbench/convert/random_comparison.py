@@ -1,7 +1,8 @@
-"""Random sentences on which two models are compared."""
+"""The largest difference of what two models compute for random sentences."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,19 +10,20 @@ from torch import Tensor
 
 from fairseq_posenc.workbench.loading.families import stacks_of
 
-ALLOWED = 1e-5  # relative to the largest score, in float32
-_LONGEST = 512
+ALLOWED = 1e-5  # relative to the largest number, in float32
+LONGEST = 512  # tokens of a sentence
+Compute = Callable[..., Tensor]  # from tokens, of the source first
 
 
-def sentences(model: Any, side: str) -> list[Tensor]:
-    """Draw sentences for each stack of a model, ``(3, T)``, the longest as long as may be.
+def draw_sentences(model: Any, side: str) -> list[Tensor]:
+    """Draw three padded sentences for each stack of a model, ``(3, T)``.
 
-    Padding is on a ``side``, ``left`` or ``right``.
+    The longest is as long as may be. ``side`` is that of the padding, ``left`` or ``right``.
     """
     generator = torch.Generator().manual_seed(1)
-    made = []
+    drawn = []
     for _, stack in stacks_of(model):
-        longest = min(_LONGEST, stack.assembly.dims.max_positions)
+        longest = min(LONGEST, stack.assembly.dims.max_positions)
         symbols = stack.embed_tokens.num_embeddings
         tokens = torch.randint(4, symbols, (3, longest), generator=generator)
         tokens[:, 0], tokens[:, -1] = 0, stack.eos_idx
@@ -29,11 +31,11 @@ def sentences(model: Any, side: str) -> list[Tensor]:
         for row, length in enumerate((longest, longest // 2 + 1, min(3, longest))):
             keep = slice(length, None) if side == "right" else slice(None, longest - length)
             tokens[row, keep] = stack.padding_idx
-        made.append(tokens)
-    return made
+        drawn.append(tokens)
+    return drawn
 
 
-def scores(model: Any, *tokens: Tensor) -> Tensor:
+def compute_scores(model: Any, *tokens: Tensor) -> Tensor:
     """Compute the scores of symbols, ``(B, T, symbols)``, with a model of any family."""
     if len(tokens) == 1:
         return model(tokens[0])[0]
@@ -42,22 +44,30 @@ def scores(model: Any, *tokens: Tensor) -> Tensor:
     return model(source, source.ne(padding).sum(1), target)[0]
 
 
-def relative(ours: Tensor, theirs: Tensor) -> float:
-    """Compute the largest difference of scores, in parts of the largest one."""
-    return float((ours - theirs).abs().max() / ours.abs().max())
-
-
 @torch.no_grad()
-def largest_difference(one: Any, other: Any) -> float:
-    """Compute the largest difference of two models' scores, in parts of the largest one.
+def largest_difference(
+    model: Any, ours: Compute, theirs: Compute, of_classes: bool = False
+) -> float:
+    """Compute the largest difference of two models, in parts of the largest number.
 
-    Scores of padding are not compared. Both models are taken to float32 and to evaluation.
+    Args:
+        model: whose sentences are drawn, padded on the right and on the left.
+        ours: computes the numbers of one model; those of padding are not compared.
+        theirs: computes those of the other.
+        of_classes: whether the numbers are of sentences, read off the first token: then padding is
+            on the right.
     """
-    one, other = one.float().eval(), other.float().eval()
     found = []
-    for side in ("right", "left"):
-        tokens = sentences(one, side)
-        padding = stacks_of(one)[-1][1].padding_idx
-        real = tokens[-1].ne(padding)
-        found.append(relative(*(scores(model, *tokens)[real] for model in (one, other))))
+    for side in ("right",) if of_classes else ("right", "left"):
+        tokens = draw_sentences(model, side)
+        one, other = ours(*tokens), theirs(*tokens)
+        if not of_classes:
+            real = tokens[-1].ne(stacks_of(model)[-1][1].padding_idx)
+            one, other = one[real], other[real]
+        found.append(relative_difference(one, other))
     return max(found)
+
+
+def relative_difference(ours: Tensor, theirs: Tensor) -> float:
+    """Compute the largest difference of two tensors, in parts of the largest number of ours."""
+    return float((ours - theirs).abs().max() / ours.abs().max())

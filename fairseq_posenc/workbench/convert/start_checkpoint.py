@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.loading.checkpoints import write_state
 
 
 def refuse_existing_output(option: str, out: Path, overwrite: bool) -> None:
@@ -22,15 +23,15 @@ def refuse_existing_output(option: str, out: Path, overwrite: bool) -> None:
         raise UserError(f"{option} {out}: there is no folder {out.parent}")
 
 
-def fresh_training_state(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:
-    """Build what fairseq reads: plain settings, weights, and a training that has not begun."""
+def write_start_checkpoint(settings: dict[str, Any], weights: dict[str, Tensor], out: Path) -> None:
+    """Write what fairseq reads: plain settings, weights, and a training that has not begun."""
     not_begun = {
         "criterion_name": "",
         "optimizer_name": "",
         "lr_scheduler_state": {},
         "num_updates": 0,
     }
-    return {
+    state = {
         "args": None,
         "cfg": settings,
         "model": weights,
@@ -40,3 +41,4 @@ def fresh_training_state(settings: dict[str, Any], weights: dict[str, Tensor]) -
         "task_state": {},
         "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}},
     }
+    write_state(state, out)

@@ -206,13 +206,13 @@ def test_what_has_no_place_is_refused_in_a_line(family, spec, more, why, capsys)
 
 
 def test_the_page_lists_the_encodings_that_have_a_place():
-    from fairseq_posenc.workbench.convert.exchange.ctranslate2.positions import positions_of
+    from fairseq_posenc.workbench.convert.exchange.ctranslate2.positions import place_positions
 
     def has_place(family, name):
         stacks = make_model(family, position_encoding=name)
         try:
             for side in ("encoder", "decoder") if family == "translation" else ("decoder",):
-                positions_of(getattr(stacks, side), reads_prompts=family == "causal_lm")
+                place_positions(getattr(stacks, side), reads_prompts=family == "causal_lm")
         except UserError:
             return False
         return True
@@ -265,8 +265,8 @@ def test_the_comparison_would_notice(monkeypatch, capsys):
         spec.encoder.scale_embeddings.array *= 2
         return spec
 
-    right = exporting.specification
-    monkeypatch.setattr(exporting, "specification", wrong)
+    right = exporting.build_specification
+    monkeypatch.setattr(exporting, "build_specification", wrong)
     out = new_directory() / "out"
     assert main(words(checkpoint("translation", "rope"), out)) == 2
     assert "log probabilities differ from the model's by" in capsys.readouterr().err

@@ -134,11 +134,11 @@ def test_the_comparison_would_notice(monkeypatch, capsys):
     from fairseq_posenc.workbench.convert.exchange import config_json, exporting
 
     def wrong(trained):
-        config = config_json.configuration(trained)
+        config = config_json.build_config(trained)
         config["encoder_stack"]["directions"] = ["lr"] * 3
         return config
 
-    monkeypatch.setattr(exporting, "configuration", wrong)
+    monkeypatch.setattr(exporting, "build_config", wrong)
     out = new_directory() / "out"
     trained = checkpoint("masked_lm", "m4m")
     words = ["--checkpoint", trained.path, "--to", "hf", "--out", out, "--tokens", "none"]

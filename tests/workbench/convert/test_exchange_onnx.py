@@ -80,8 +80,8 @@ def test_a_graph_that_differs_is_refused(monkeypatch, capsys):
         config["encoder_stack"]["directions"] = ["lr"] * 3
         return config
 
-    right = module.configuration
-    monkeypatch.setattr(module, "configuration", wrong)
+    right = module.build_config
+    monkeypatch.setattr(module, "build_config", wrong)
     out = graph(checkpoint("masked_lm", "m4m"), code=2)
     assert "the graph differs from the model by" in capsys.readouterr().err
     assert list(out.parent.iterdir()) == []

@@ -73,7 +73,7 @@ def test_sentencepieces(kind, rule):
         return [[processor.id_to_piece(number) for number in line] for line in found]
 
     dictionary = counted(pieces(sentences()[:30]))  # which lacks pieces
-    text = hf_tokenizer.build(path, dictionary, "translation")
+    text = hf_tokenizer.build_tokenizer(path, dictionary, "translation")
     lines = [*sentences(seed=0), "ba  ré\tti", "½ ① ﬁn x", "ba" * 20]
     assert text.unknown > 0
     assert as_read(text, dictionary, lines) == numbers(dictionary, pieces(lines))
@@ -106,7 +106,7 @@ def test_bytes(whole):
     known = [[str(number) for number in range(262)]] if whole else pieces(sentences()[:20])
     dictionary = counted(known)
     dictionary.add_symbol("<mask>")
-    text = hf_tokenizer.build(folder, dictionary, "masked_lm")
+    text = hf_tokenizer.build_tokenizer(folder, dictionary, "masked_lm")
     assert (text.unknown == 0) == whole
     assert as_read(text, dictionary, lines) == numbers(dictionary, pieces(lines))
     if whole:
@@ -120,7 +120,7 @@ def test_characters(space):
         return [space.join(line.split()) for line in lines]
 
     dictionary = counted(cut(sentences()[:5]))
-    text = hf_tokenizer.build("characters", dictionary, "causal_lm")
+    text = hf_tokenizer.build_tokenizer("characters", dictionary, "causal_lm")
     lines = [*sentences(), "a  b", "日本"]
     assert as_read(text, dictionary, lines) == numbers(dictionary, cut(lines))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq_posenc.version import __version__
@@ -66,24 +67,32 @@ class Labels(NamedTuple):
     languages: tuple[str, ...] = ()
 
 
-def model_usage(config: dict[str, Any]) -> str:
+def format_model_usage(config: dict[str, Any]) -> str:
     """Write the lines that read a model with transformers, from its config.json."""
     kind = config["architectures"][0].partition("For")[2]
     trust = ", trust_remote_code=True" if "auto_map" in config else ""
     return _MODEL.format(auto=f"AutoModelFor{kind}", trust=trust)
 
 
-def graph_usage(outputs: Sequence[str]) -> str:
+def format_graph_usage(outputs: Sequence[str]) -> str:
     """Write the lines that run a graph with onnxruntime, from the names of its outputs."""
     return _GRAPH.format(outputs=", ".join(outputs) if len(outputs) > 1 else f"({outputs[0]},)")
 
 
-def card(trained: OpenModel, target: str, usage: str, notes: Sequence[str], labels: Labels) -> str:
-    """Write the text of README.md.
+def write_card(
+    folder: Path,
+    trained: OpenModel,
+    target: str,
+    usage: str,
+    notes: Sequence[str],
+    labels: Labels,
+) -> None:
+    """Write README.md.
 
     Args:
+        folder: of the export.
         trained: the model.
-        target: what it was exported to.
+        target: value of ``--to``.
         usage: lines of Python.
         notes: of the export: what was compared, what is not there.
         labels: what its user says of it.
@@ -98,8 +107,8 @@ def card(trained: OpenModel, target: str, usage: str, notes: Sequence[str], labe
     rows.append(("parameters", f"{sum(each.numel() for each in trained.model.parameters()):,}"))
     rows.append(("architecture in fairseq", f"`{trained.settings.model._name}`"))
     rows.append(("data", f"`{trained.data.resolve().name}`"))
-    rows += _figures(trained)
-    return _CARD.format(
+    rows += _collect_figures(trained)
+    text = _CARD.format(
         title=plain(trained.path.resolve().parent.name or trained.path.stem),
         version=__version__,
         file=plain(trained.path.name),
@@ -112,10 +121,11 @@ def card(trained: OpenModel, target: str, usage: str, notes: Sequence[str], labe
         usage=usage,
         notes="\n".join(f"- {note}" for note in notes),
     )
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def _figures(trained: OpenModel) -> list[tuple[str, str]]:
-    """Collect what the checkpoint says of its training."""
+def _collect_figures(trained: OpenModel) -> list[tuple[str, str]]:
+    """Collect the updates, and the loss or other metric, from the checkpoint."""
     history = trained.state.get("optimizer_history") or [{}]
     found = [("updates", f"{history[-1].get('num_updates', 0):,}")]
     extra = trained.state.get("extra_state") or {}

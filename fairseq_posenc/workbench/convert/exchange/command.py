@@ -70,10 +70,16 @@ def run_export(options: argparse.Namespace) -> int:
         )
     labels = Labels(options.license, tuple(filter(None, options.language.split(","))))
     if options.to == "ctranslate2":
-        from fairseq_posenc.workbench.convert.exchange.ctranslate2.exporting import serve
+        from fairseq_posenc.workbench.convert.exchange.ctranslate2.exporting import (
+            export_to_ctranslate2,
+        )
 
         quantization = options.quantization or "float32"
-        print("\n".join(serve(trained, quantization, options.tokens, options.out, labels)))
+        print(
+            "\n".join(
+                export_to_ctranslate2(trained, quantization, options.tokens, options.out, labels)
+            )
+        )
     else:
         print("\n".join(export(trained, options.to, options.tokens, options.out, labels)))
     return 0
@@ -92,19 +98,18 @@ def run_import(options: argparse.Namespace) -> int:
     """Write a start checkpoint, and say how a training goes on from it."""
     _require("hf", "safetensors")
     from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import read_folder
-    from fairseq_posenc.workbench.convert.exchange.importing import build, load
+    from fairseq_posenc.workbench.convert.exchange.importing import build_model, load_weights
     from fairseq_posenc.workbench.convert.start_checkpoint import (
-        fresh_training_state,
         refuse_existing_output,
+        write_start_checkpoint,
     )
-    from fairseq_posenc.workbench.loading.checkpoints import write_state
     from fairseq_posenc.workbench.loading.families import stacks_of
 
     refuse_existing_output("--out", options.out, options.overwrite)
     folder = read_folder(options.source)
-    built = build(folder)
-    weights = load(folder, built)
-    write_state(fresh_training_state(built.settings, weights), options.out)
+    built = build_model(folder)
+    weights = load_weights(folder, built)
+    write_start_checkpoint(built.settings, weights, options.out)
     stacks = [f"{name} {stack.identity.describe()}" for name, stack in stacks_of(built.model)]
     print(f"wrote {options.out}: {len(folder.weights):,} tensors; {'; '.join(stacks)}")
     if built.head in ("classes", "spans"):
@@ -122,11 +127,7 @@ def run_import(options: argparse.Namespace) -> int:
 
 
 def _require(extra: str, *libraries: str) -> None:
-    """Check that the libraries of an extra are installed.
-
-    Raises:
-        UserError: names the missing ones.
-    """
+    """Refuse to go on without the libraries of an extra."""
     if missing := [name for name in libraries if not _is_installed(name)]:
         raise UserError(f"needs {', '.join(missing)}: pip install 'fairseq-posenc[{extra}]'")
 

@@ -25,7 +25,7 @@ ACTIVATIONS = {
     "relu_squared": "relu2",
     "swish": "silu",
 }
-_LONGEST = 200  # of fairseq's targets, without </s>
+_LONGEST = 200  # tokens of a target that fairseq-generate writes, without </s>
 _NAMES = (
     (r"^encoder\.sentence_encoder\.", "encoder."),
     (r"^encoder\.lm_head\.", "lm_head."),
@@ -35,7 +35,7 @@ _NAMES = (
 )
 
 
-def exported(trained: OpenModel) -> dict[str, Tensor]:
+def collect_weights(trained: OpenModel) -> dict[str, Tensor]:
     """Collect the weights by the names of ``modeling/``, each with memory of its own.
 
     What a fine-tuned model has of its pre-training's head stays behind, and tied output embeddings
@@ -47,26 +47,28 @@ def exported(trained: OpenModel) -> dict[str, Tensor]:
     if trained.head != "classes":
         unused.append("classification_heads.")
     return {
-        name_there(name): weight.detach().clone().contiguous()
+        to_exported_name(name): weight.detach().clone().contiguous()
         for name, weight in trained.weights.items()
-        if not name.startswith(tuple(unused)) and not (unused and name in unused)
+        if not name.startswith(tuple(unused))
     }
 
 
-def name_there(name: str) -> str:
-    """Convert one of fairseq's names to that of an exported model."""
-    for pattern, there in _NAMES:
-        name = re.sub(pattern, there, name)
+def to_exported_name(name: str) -> str:
+    """Convert fairseq's name of a parameter to that of an exported model."""
+    for pattern, exported in _NAMES:
+        name = re.sub(pattern, exported, name)
     return name
 
 
-def configuration(trained: OpenModel) -> dict[str, Any]:
+def build_config(trained: OpenModel) -> dict[str, Any]:
     """Build config.json, without what depends on the tokenizer."""
     masked = trained.family.name == "masked_lm"
     args: Any = trained.model.args if masked else trained.model.decoder.cfg
     head = "pooler_activation_fn" if trained.head == "classes" else "activation_fn"
     activation = str(getattr(args, head))
-    stacks = {f"{side}_stack": _stack(stack, side) for side, stack in trained.stacks.items()}
+    stacks = {
+        f"{side}_stack": _build_stack_config(stack, side) for side, stack in trained.stacks.items()
+    }
     last = list(trained.stacks.values())[-1]
     heads = ENCODER_HEADS if masked else (trained.head,)
     module = "modeling_fairseq_posenc"
@@ -89,12 +91,12 @@ def configuration(trained: OpenModel) -> dict[str, Any]:
         found["decoder_start_token_id"] = last.eos_idx
     if trained.head == "classes":
         (classifier,) = trained.model.classification_heads.values()
-        found["id2label"] = _labels(trained, classifier.out_proj.out_features)
+        found["id2label"] = _name_classes(trained, classifier.out_proj.out_features)
         found["label2id"] = {label: int(key) for key, label in found["id2label"].items()}
     return found
 
 
-def generation(trained: OpenModel) -> dict[str, Any]:
+def build_generation_config(trained: OpenModel) -> dict[str, Any]:
     """Build generation_config.json: the search of ``fairseq-generate`` with its own defaults."""
     last = list(trained.stacks.values())[-1]
     found: dict[str, Any] = {
@@ -116,7 +118,7 @@ def generation(trained: OpenModel) -> dict[str, Any]:
     return found
 
 
-def by_layer(spec: Spec) -> list[dict[str, dict[str, Any]]]:
+def list_layer_options(spec: Spec) -> list[dict[str, dict[str, Any]]]:
     """List the options of the encodings of successive layers, by name; see ``StackConfig``."""
     return [
         {item.name: dict(item.options) for item in (*spec.whole_stack, *x)} for x in spec.layers
@@ -129,7 +131,7 @@ def parse_layers(stack: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
     return [found] if isinstance(found, dict) else found
 
 
-def _stack(stack: Any, side: str) -> dict[str, Any]:
+def _build_stack_config(stack: Any, side: str) -> dict[str, Any]:
     """Collect the fields of a ``StackConfig``."""
     cfg = stack.cfg
     own, dims, layer = getattr(cfg, side), stack.assembly.dims, stack.layers[0]
@@ -144,7 +146,7 @@ def _stack(stack: Any, side: str) -> dict[str, Any]:
         "num_layers": len(stack.layers),
         "max_positions": dims.max_positions,
         "trained_on": dims.trained_length,
-        "positions": by_layer(stack.assembly.spec),
+        "positions": list_layer_options(stack.assembly.spec),
         "directions": list(stack.directions),
         "causal": dims.causal,
         "embed_scale": stack.embed_scale,
@@ -159,7 +161,7 @@ def _stack(stack: Any, side: str) -> dict[str, Any]:
     }
 
 
-def _labels(trained: OpenModel, classes: int) -> dict[str, str]:
+def _name_classes(trained: OpenModel, classes: int) -> dict[str, str]:
     """Name the classes, by the dictionary of the labels if there is one."""
     path = trained.data / "label" / "dict.txt"
     names = [line.split()[0] for line in path.read_text().splitlines()] if path.is_file() else []

@@ -39,7 +39,7 @@ class HFClass(NamedTuple):
     until: Optional[int] = None  # the last major version of transformers that has it; None for all
 
 
-def hf_classes(encoding: Encoding) -> list[HFClass]:
+def list_hf_classes(encoding: Encoding) -> list[HFClass]:
     """List the model classes that have an encoding's positions."""
     find = _FINDERS.get(encoding.name)
     return [] if find is None else find(encoding)

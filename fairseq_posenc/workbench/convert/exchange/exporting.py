@@ -12,13 +12,18 @@ from omegaconf import OmegaConf
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.options import PositionConfig
 from fairseq_posenc.workbench.convert.exchange import hf_tokenizer
-from fairseq_posenc.workbench.convert.exchange.card import Labels, card, graph_usage, model_usage
-from fairseq_posenc.workbench.convert.exchange.config_json import (
-    configuration,
-    exported,
-    generation,
+from fairseq_posenc.workbench.convert.exchange.card import (
+    Labels,
+    format_graph_usage,
+    format_model_usage,
+    write_card,
 )
-from fairseq_posenc.workbench.convert.exchange.hf_comparison import largest_difference, read_back
+from fairseq_posenc.workbench.convert.exchange.config_json import (
+    build_config,
+    build_generation_config,
+    collect_weights,
+)
+from fairseq_posenc.workbench.convert.exchange.hf_comparison import compare_with_export, read_back
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
     CODE,
     FAIRSEQ,
@@ -36,14 +41,14 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 
 def export(
-    trained: OpenModel, target: str, given: str | None, out: Path, labels: Labels
+    trained: OpenModel, target: str, tokens: str | None, out: Path, labels: Labels
 ) -> list[str]:
     """Write a folder that transformers or onnxruntime reads, and compare the two models.
 
     Args:
         trained: the model.
         target: ``hf``, ``hf4`` for the last version before 5, or ``onnx``.
-        given: value of ``--tokens``; None to search the folder of the data.
+        tokens: value of ``--tokens``; None to search the folder of the data.
         out: the folder.
         labels: license and languages for the model card.
 
@@ -59,7 +64,7 @@ def export(
             "positions and cannot read the model back: pip install 'transformers<5', or --to hf"
         )
     with create_folder(out) as folder:
-        unknown, notes = _write_tokenizers(trained, given, folder)
+        unknown, notes = _write_tokenizers(trained, tokens, folder)
         if target == "onnx":
             what = _write_graph(trained, folder, notes, labels)
         else:
@@ -74,8 +79,7 @@ def _write_graph(trained: OpenModel, folder: Path, notes: list[str], labels: Lab
 
     names, difference = write_graph(trained, folder)
     notes.append(f"equal to {difference:.1e} of the largest number, on padded sentences")
-    text = card(trained, "onnx", graph_usage(names), notes, labels)
-    (folder / "README.md").write_text(text, encoding="utf-8")
+    write_card(folder, trained, "onnx", format_graph_usage(names), notes, labels)
     what = "the encoder of a translation model" if trained.family.name == "translation" else GRAPH
     return f"{what}, with {' and '.join(names)}"
 
@@ -86,9 +90,8 @@ def _write_for_transformers(
     """Write what transformers reads, and what an import needs; name the class."""
     config = _write_model(trained, target, unknown, folder, notes)
     if trained.family.name != "masked_lm":
-        write_json(folder / "generation_config.json", generation(trained))
-    text = card(trained, target, model_usage(config), notes, labels)
-    (folder / "README.md").write_text(text, encoding="utf-8")
+        write_json(folder / "generation_config.json", build_generation_config(trained))
+    write_card(folder, trained, target, format_model_usage(config), notes, labels)
     for name in trained.dictionaries:
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(trained.data / name, folder / name)
@@ -99,8 +102,8 @@ def _write_model(
     trained: OpenModel, target: str, unknown: int, folder: Path, notes: list[str]
 ) -> dict[str, Any]:
     """Write config.json, weights, and code if no class of transformers fits; return the config."""
-    config, weights = configuration(trained), exported(trained)
-    config[FAIRSEQ] = _fairseq_options(trained)
+    config, weights = build_config(trained), collect_weights(trained)
+    config[FAIRSEQ] = _collect_fairseq_options(trained)
     version = 4 if target == "hf4" else None
     hf_export, why_not = to_hf_class(trained, config, weights, version)
     if unknown:
@@ -121,7 +124,7 @@ def _write_model(
 def _compare(trained: OpenModel, folder: Path, config: dict[str, Any], notes: list[str]) -> str:
     """Compare a written model with the trained one; note it, or return the reason why not."""
     (name,) = config["architectures"]
-    difference = largest_difference(trained, read_back(folder, name))
+    difference = compare_with_export(trained, read_back(folder, name))
     if difference > ALLOWED:
         return (
             f"{name} differs from the model by {difference:.1e} of its largest score, and "
@@ -131,21 +134,29 @@ def _compare(trained: OpenModel, folder: Path, config: dict[str, Any], notes: li
     return ""
 
 
-def _write_tokenizers(trained: OpenModel, given: str | None, folder: Path) -> tuple[int, list[str]]:
-    """Write a tokenizer for each dictionary; return the number of unknown pieces, and notes."""
-    notes, unknown = [], 0
-    template = trained.family.name
+def _write_tokenizers(
+    trained: OpenModel, tokens: str | None, folder: Path
+) -> tuple[int, list[str]]:
+    """Write a tokenizer for each dictionary; return the number of unknown pieces, and notes.
+
+    Equal dictionaries share one tokenizer.
+    """
+    notes, unknown, template = [], 0, trained.family.name
     if template == "causal_lm" and trained.settings.task.get("add_bos_token"):
         template = "causal_lm with <s>"
-    pads = "left" if trained.family.name == "causal_lm" else "right"
+    padding_side = "left" if trained.family.name == "causal_lm" else "right"
     longest = min(stack.max_positions() for stack in trained.stacks.values())
-    for name, place in _tokenizer_folders(trained, folder).items():
-        language = "" if trained.family.name != "translation" else name.split(".")[1]
-        tokenization = hf_tokenizer.find_tokenization(given, trained.data, language)
+    source = next(iter(trained.dictionaries.values()))
+    for name, dictionary in trained.dictionaries.items():
+        if dictionary is not source and dictionary.symbols == source.symbols:
+            continue
+        language = name.split(".")[1] if trained.family.name == "translation" else ""
+        tokenization = hf_tokenizer.find_tokenization(tokens, trained.data, language)
         if tokenization == "none":
             return 0, ["no tokenizer"]
-        tokenizer, more = hf_tokenizer.build(tokenization, trained.dictionaries[name], template)
-        write_tokenizer(place, tokenizer, longest, pads)
+        tokenizer, more = hf_tokenizer.build_tokenizer(tokenization, dictionary, template)
+        place = folder if dictionary is source else folder / TARGET
+        write_tokenizer(place, tokenizer, longest, padding_side)
         unknown += more
         if more:
             notes.append(
@@ -155,17 +166,9 @@ def _write_tokenizers(trained: OpenModel, given: str | None, folder: Path) -> tu
     return unknown, notes
 
 
-def _tokenizer_folders(trained: OpenModel, folder: Path) -> dict[str, Path]:
-    """Choose the tokenizer folder of each dictionary; equal dictionaries share the first one."""
-    first, *more = trained.dictionaries
-    symbols = trained.dictionaries[first].symbols
-    others = [name for name in more if trained.dictionaries[name].symbols != symbols]
-    return {first: folder, **{name: folder / TARGET for name in others}}
-
-
-def _fairseq_options(trained: OpenModel) -> dict[str, Any]:
+def _collect_fairseq_options(trained: OpenModel) -> dict[str, Any]:
     """Collect what an import needs, in config.json, which every save of transformers keeps."""
-    model, task = (_plain(trained.settings[name]) for name in ("model", "task"))
+    model, task = (_convert_to_json(trained.settings[name]) for name in ("model", "task"))
     if trained.family.name != "causal_lm":  # whose configuration has no other options
         names = {"_name", *(option.dest for option in model_options(model["_name"]))}
         model = {name: value for name, value in model.items() if name in names}
@@ -178,15 +181,14 @@ def _fairseq_options(trained: OpenModel) -> dict[str, Any]:
     return kept
 
 
-def _plain(options: Any) -> dict[str, Any]:
+def _convert_to_json(options: Any) -> dict[str, Any]:
     """Convert options to JSON values; leave out paths, which mean nothing on another machine."""
     if OmegaConf.is_config(options):
         options = OmegaConf.to_container(options, resolve=True, enum_to_str=True)
     values = options if isinstance(options, dict) else vars(options)
-    paths = {
-        name
+    specs = vars(PositionConfig())  # the lists of a spec's scaling have slashes, too
+    return {
+        name: value
         for name, value in values.items()
-        # The lists of a spec's scaling have slashes, too.
-        if isinstance(value, str) and "/" in value and name not in vars(PositionConfig())
+        if not isinstance(value, str) or "/" not in value or name in specs
     }
-    return {name: value for name, value in values.items() if name not in paths}

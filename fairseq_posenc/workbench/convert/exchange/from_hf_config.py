@@ -16,12 +16,7 @@ from fairseq_posenc.workbench.convert.exchange.config_json import ACTIVATIONS, A
 from fairseq_posenc.workbench.convert.exchange.encoding_maps import parse_positions
 from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import HFFolder
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import EXPORTED_AS
-from fairseq_posenc.workbench.convert.exchange.param_names import (
-    BERT,
-    EPSILON,
-    GPT_NEOX,
-    LAYOUTS,
-)
+from fairseq_posenc.workbench.convert.exchange.param_names import BERT, EPSILON, GPT_NEOX, LAYOUTS
 
 _OPTIONS = {
     "layers": "num_hidden_layers",
@@ -33,7 +28,7 @@ _TASKS = {"masked_lm": "masked_lm", "classes": "glue", "spans": "squad"}  # of a
 _ROWS = "classifier.out_proj.weight"  # one for each class
 
 
-def settings_of(config: dict[str, Any], path: Path) -> dict[str, Any]:
+def options_from_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     """Find the options of a masked language model in fairseq for a configuration of transformers.
 
     Raises:
@@ -59,7 +54,7 @@ def settings_of(config: dict[str, Any], path: Path) -> dict[str, Any]:
             f"{path}: a {model} has {head} in its head and {shortened(str(activation))} in its "
             "layers, and a RoBERTa of fairseq has one activation"
         )
-    functions = {ACTIVATIONS.get(name, name): name for name in utils.get_available_activation_fns()}
+    functions = _name_activations()
     if activation not in functions:
         raise UserError(f"{path}: fairseq has no activation {shortened(str(activation))}")
     found = {f"encoder_{ours}": config.get(theirs) for ours, theirs in _OPTIONS.items()}
@@ -82,23 +77,28 @@ def settings_of(config: dict[str, Any], path: Path) -> dict[str, Any]:
     }
 
 
-def retrained(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]:
+def _name_activations() -> dict[str, str]:
+    """Map the names that transformers has for fairseq's activations to fairseq's."""
+    return {ACTIVATIONS.get(name, name): name for name in utils.get_available_activation_fns()}
+
+
+def update_options(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]:
     """Update the options of an export to a folder's model as it is now, perhaps trained on.
 
     Raises:
         UserError: a head that no model of fairseq has.
     """
-    head, activation = _head(folder)
-    model = {**settings["model"], **_untied(settings["model"], folder)}
+    head, activation = _find_head(folder)
+    model = {**settings["model"], **_find_untied(settings["model"], folder)}
     if head == "causal_lm":
-        model |= _changed_rotation(settings, folder)
+        model |= _find_changed_rotation(settings, folder)
     if head not in _TASKS:
         return {**settings, "model": model, "head": head}
     if activation is not None:
         name = "pooler_activation_fn" if head == "classes" else "activation_fn"
         trained_with = str(model.get(name))
         if ACTIVATIONS.get(trained_with, trained_with) != activation:
-            known = {ACTIVATIONS.get(x, x): x for x in utils.get_available_activation_fns()}
+            known = _name_activations()
             if head == "masked_lm" or activation not in known:
                 raise UserError(
                     f"{folder.path}: {shortened(str(activation))} in its head, where a model of "
@@ -116,14 +116,11 @@ def retrained(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]:
     }
 
 
-def _changed_rotation(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]:
+def _find_changed_rotation(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]:
     """Find the options of rotations that a GPT-NeoX of a folder has other than when exported.
 
     One encoding can have several specs there: ``ntk`` is a larger base. So an export keeps the spec
     that its configuration reads as.
-
-    Raises:
-        UserError: a scaling that the package does not have.
     """
     name = folder.config["architectures"][0]
     if LAYOUTS.get(name) is None or LAYOUTS[name].style is not GPT_NEOX:
@@ -141,15 +138,17 @@ def _changed_rotation(settings: dict[str, Any], folder: HFFolder) -> dict[str, A
     return {} if spec == exported else {"position_encoding": spec, "max_target_positions": size}
 
 
-def _untied(model: dict[str, Any], folder: HFFolder) -> dict[str, bool]:
+def _find_untied(model: dict[str, Any], folder: HFFolder) -> dict[str, bool]:
     """Find the options of tied embeddings that the two tensors of a folder no longer are."""
     weights = folder.weights
     if model.get("share_all_embeddings"):
         pair = [weights.get(f"{side}.embed_tokens.weight") for side in ("encoder", "decoder")]
         untied = {"share_all_embeddings": False, "share_decoder_input_output_embed": True}
-    elif layout := next((each for each in LAYOUTS.values() if each.scaled in weights), None):
+    elif layout := next(
+        (each for each in LAYOUTS.values() if each.scaled_embeddings in weights), None
+    ):
         output = next(theirs for ours, theirs in layout.names if ours == "decoder.embed_tokens.")
-        pair = [weights.get(f"{output}weight"), weights[layout.scaled]]
+        pair = [weights.get(f"{output}weight"), weights[layout.scaled_embeddings]]
         if pair[0] is not None and not model.get("no_scale_embedding"):
             pair[0] = pair[0] * math.sqrt(pair[0].size(1))
         untied = {"share_decoder_input_output_embed": False}
@@ -160,12 +159,8 @@ def _untied(model: dict[str, Any], folder: HFFolder) -> dict[str, bool]:
     return {} if same else untied
 
 
-def _head(folder: HFFolder) -> tuple[str, Any]:
-    """Find the head of a folder's class, and its activation if it has one of its own.
-
-    Raises:
-        UserError: an unknown class.
-    """
+def _find_head(folder: HFFolder) -> tuple[str, Any]:
+    """Find the head of a folder's class, and its activation if it has one of its own."""
     name = str((folder.config.get("architectures") or [None])[0])
     for head, own in ARCHITECTURES.items():
         if own == name:

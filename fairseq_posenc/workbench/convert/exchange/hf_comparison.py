@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import CODE
-from fairseq_posenc.workbench.convert.random_comparison import relative, scores, sentences
+from fairseq_posenc.workbench.convert.random_comparison import compute_scores, largest_difference
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 
@@ -48,33 +49,22 @@ def read_back(folder: Path, architecture: str) -> Any:
     return model.eval()
 
 
-@torch.no_grad()
-def largest_difference(trained: OpenModel, model: Any) -> float:
-    """Compute the largest difference of an exported model's scores, in parts of the largest one.
+def compare_with_export(trained: OpenModel, model: Any) -> float:
+    """Compute the largest difference of an exported model's scores, in parts of the largest one."""
 
-    Sentences of many lengths, padded on the right, and on the left where the head does not read the
-    first token alone; scores of padding are not compared.
-    """
-    sides = ("right",) if trained.head == "classes" else ("right", "left")
-    return max(_difference(trained, model, *sentences(trained.model, side)) for side in sides)
+    def compute_theirs(*tokens: Tensor) -> Tensor:
+        names = ("input_ids", "decoder_input_ids")
+        masks = {} if trained.head == "translation" else {"attention_mask": tokens[0].ne(1).long()}
+        found = model(**dict(zip(names, tokens)), **masks)
+        if trained.head == "spans":
+            return torch.stack([found.start_logits, found.end_logits], -1)
+        return found.logits
 
-
-def _difference(trained: OpenModel, model: Any, *tokens: Tensor) -> float:
-    ours = outputs(trained, *tokens)
-    names = ("input_ids", "decoder_input_ids")
-    masks = {} if trained.head == "translation" else {"attention_mask": tokens[0].ne(1).long()}
-    found = model(**dict(zip(names, tokens)), **masks)
-    if trained.head == "spans":
-        theirs = torch.stack([found.start_logits, found.end_logits], -1)
-    else:
-        theirs = found.logits
-    if trained.head != "classes":
-        real = tokens[-1].ne(trained.stacks[list(trained.stacks)[-1]].padding_idx)
-        ours, theirs = ours[real], theirs[real]
-    return relative(ours, theirs)
+    ours = partial(compute_outputs, trained)
+    return largest_difference(trained.model, ours, compute_theirs, trained.head == "classes")
 
 
-def outputs(trained: OpenModel, *tokens: Tensor) -> Tensor:
+def compute_outputs(trained: OpenModel, *tokens: Tensor) -> Tensor:
     """Compute fairseq's scores, ``(B, T, ...)``; of classes ``(B, classes)``."""
     model = trained.model
     if trained.head == "spans":
@@ -82,4 +72,4 @@ def outputs(trained: OpenModel, *tokens: Tensor) -> Tensor:
     if trained.head == "classes":
         (name,) = model.classification_heads
         return model(tokens[0], features_only=True, classification_head_name=name)[0]
-    return scores(model, *tokens)
+    return compute_scores(model, *tokens)

@@ -75,7 +75,7 @@ def generate_code(config: dict[str, Any]) -> str:
     names = sorted({name for each in layers for layer in each for name in layer})
     encodings = [registry.get(name) for name in names]
     wanted = [Symbol(each.__module__, each.__name__) for each in encodings]
-    for source in ("configuration", "heads", "generation"):
+    for source in ("configuration", "models"):
         name = f"fairseq_posenc.workbench.convert.exchange.modeling.{source}"
         wanted += [Symbol(name, each) for each in load_module(name).definitions if each in classes]
     specs = [",".join("+".join(layer) or "none" for layer in each) for each in layers]

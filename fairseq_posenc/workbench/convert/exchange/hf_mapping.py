@@ -12,11 +12,11 @@ from torch import Tensor
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.specs import Spec
-from fairseq_posenc.workbench.convert.exchange.config_json import ARCHITECTURES, name_there
+from fairseq_posenc.workbench.convert.exchange.config_json import ARCHITECTURES, to_exported_name
 from fairseq_posenc.workbench.convert.exchange.encoding_maps import (
     HFClass,
     ParamMap,
-    hf_classes,
+    list_hf_classes,
     parse_positions,
 )
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import EXPORTED_AS, FAIRSEQ
@@ -24,21 +24,21 @@ from fairseq_posenc.workbench.convert.exchange.param_names import LAYOUTS, Layou
 from fairseq_posenc.workbench.loading.families import stacks_of
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
-_OWN = (
+_POSITION_PARAMETER = (
     r"(?:encoder|decoder)\."
     r"(?:positions|encodings|layers\.(?P<layer>\d+)\.self_attn\.encodings)\.\w+\."
 )
 _QUERY_OR_KEY = r"\.self_attn\.[qk]_proj\."
-_OUTPUTS = ("lm_head.weight", "output_projection.weight")
-_TABLE = "embed_positions.encodings.learned.table.weight"
-_TWICE = (
+_OUTPUT_EMBEDDINGS = ("lm_head.weight", "output_projection.weight")
+_POSITION_TABLE = "embed_positions.encodings.learned.table.weight"
+_TIED_PAIRS = (
     ("lm_head.decoder.weight", "roberta.embeddings.word_embeddings.weight"),
     ("lm_head.decoder.bias", "lm_head.bias"),
 )
-_NOT_WEIGHTS = ("roberta.embeddings.position_ids", "roberta.embeddings.token_type_ids")
-_PARTS = "qkv"
+_BUFFERS = ("roberta.embeddings.position_ids", "roberta.embeddings.token_type_ids")
+_QKV = "qkv"
 _JOINED = "query_key_value"
-_PART = re.compile(rf"(.+\.{_JOINED})\.([{_PARTS}])\.(\w+)")
+_QKV_PART = re.compile(rf"(.+\.{_JOINED})\.([{_QKV}])\.(\w+)")
 
 
 class Export(NamedTuple):
@@ -62,9 +62,9 @@ def to_hf_class(
     (stack,) = trained.stacks.values() if len(trained.stacks) == 1 else (None,)
     if stack is None:
         return None, "transformers has no class for two stacks of this kind"
-    encodings = encodings_of(stack)
+    encodings = list_encodings(stack)
     uniform = len(stack.assembly.spec.layer_kinds) == 1
-    found = hf_classes(encodings[0]) if len(encodings) == 1 and uniform else []
+    found = list_hf_classes(encodings[0]) if len(encodings) == 1 and uniform else []
     for hf_class in found:
         layout = LAYOUTS.get(hf_class.model)
         if layout is None or trained.head not in layout.heads:
@@ -77,11 +77,13 @@ def to_hf_class(
         scale = config[layout.style.stack]["embed_scale"]
         mapped = _convert_weights(weights, hf_class, layout, scale)
         heads = config[layout.style.stack]["num_heads"]
-        return Export(_config(config, hf_class, layout), join_query_key_value(mapped, heads)), ""
+        return Export(
+            _convert_config(config, hf_class, layout), join_query_key_value(mapped, heads)
+        ), ""
     return None, f"transformers has no class with {stack.identity.positions} in such a model"
 
 
-def encodings_of(stack: Any) -> list[Encoding]:
+def list_encodings(stack: Any) -> list[Encoding]:
     """List the encodings of a stack, those of its first layer for all."""
     at_input = [] if stack.embed_positions is None else [stack.embed_positions.encodings]
     places = [*at_input, stack.encodings, stack.layers[0].self_attn.encodings]
@@ -102,7 +104,7 @@ def _describe_misfit(trained: OpenModel, config: dict[str, Any], layout: Layout)
     return f"is built with other {other[0].replace('_', ' ')}" if other else ""
 
 
-def _config(config: dict[str, Any], hf_class: HFClass, layout: Layout) -> dict[str, Any]:
+def _convert_config(config: dict[str, Any], hf_class: HFClass, layout: Layout) -> dict[str, Any]:
     stack = config[layout.style.stack]
     (own,) = config["architectures"]
     head = next(head for head, name in ARCHITECTURES.items() if name == own)
@@ -112,7 +114,7 @@ def _config(config: dict[str, Any], hf_class: HFClass, layout: Layout) -> dict[s
         "architectures": [layout.heads[head]],
         **{theirs: stack[ours] for ours, theirs in layout.style.sizes.items()},
         **layout.style.config,
-        **({"type_vocab_size": 1} if layout.types else {}),
+        **({"type_vocab_size": 1} if layout.token_types else {}),
         **hf_class.config,
         **{name: config[name] for name in common if name in config},
     }
@@ -126,13 +128,13 @@ def _convert_weights(
 ) -> dict[str, Tensor]:
     found = dict(hf_class.fixed)
     for name, weight in weights.items():
-        place = _param_map(name, layout, hf_class)
+        place = _map_param(name, layout, hf_class)
         found[place.name] = place.to_hf(weight).contiguous().clone()
-    if layout.types:
+    if layout.token_types:
         width = weights["encoder.embed_tokens.weight"].size(1)
-        found[layout.types] = torch.zeros(1, width)
-    if layout.scaled:
-        found[layout.scaled] = weights["decoder.embed_tokens.weight"] * scale
+        found[layout.token_types] = torch.zeros(1, width)
+    if layout.scaled_embeddings:
+        found[layout.scaled_embeddings] = weights["decoder.embed_tokens.weight"] * scale
     return found
 
 
@@ -151,33 +153,38 @@ def from_hf_weights(
         UserError: output embeddings that are not those of the input.
     """
     layout, hf_class = _find_class(config, model)
-    found, used = {}, {*hf_class.fixed, layout.types, layout.scaled, *_tied(weights)}
+    found, used = (
+        {},
+        {*hf_class.fixed, layout.token_types, layout.scaled_embeddings, *_list_unneeded(weights)},
+    )
     for name in wanted:
-        place = _param_map(name_there(name), layout, hf_class)
-        if name.endswith(_OUTPUTS) and place.name not in weights:
+        place = _map_param(to_exported_name(name), layout, hf_class)
+        if name.endswith(_OUTPUT_EMBEDDINGS) and place.name not in weights:
             stack = "encoder" if name.startswith("encoder.") else "decoder"
-            place = _param_map(f"{stack}.embed_tokens.weight", layout, hf_class)
+            place = _map_param(f"{stack}.embed_tokens.weight", layout, hf_class)
         if place.name in weights:
             found[name] = place.from_hf(weights[place.name])
             used.add(place.name)
-    if layout.scaled in weights and not model.decoder.share_input_output_embed:
-        found["decoder.embed_tokens.weight"] = weights[layout.scaled] / model.decoder.embed_scale
-    types = weights.get(layout.types)
+    if layout.scaled_embeddings in weights and not model.decoder.share_input_output_embed:
+        found["decoder.embed_tokens.weight"] = (
+            weights[layout.scaled_embeddings] / model.decoder.embed_scale
+        )
+    types = weights.get(layout.token_types)
     if types is not None and types[0].any():  # one vector more for every token
-        table = next((name for name in found if name.endswith(_TABLE)), None)
+        table = next((name for name in found if name.endswith(_POSITION_TABLE)), None)
         if table is None:
             raise UserError("its token types are vectors, which a model without a table has not")
         found[table] = found[table] + types[0]
     return found, used
 
 
-def _tied(weights: dict[str, Tensor]) -> list[str]:
-    """List the tensors that are there a second time, if they are equal to the first."""
-    there = [pair for pair in _TWICE if weights.keys() >= set(pair)]
+def _list_unneeded(weights: dict[str, Tensor]) -> list[str]:
+    """List the tensors that hold a weight a second time, which must be equal, or none."""
+    there = [pair for pair in _TIED_PAIRS if weights.keys() >= set(pair)]
     for second, first in there:
         if not torch.equal(weights[second], weights[first]):
             raise UserError(f"{second} is not {first}: a RoBERTa of fairseq ties them")
-    return [*(second for second, _ in there), *_NOT_WEIGHTS]
+    return [*(second for second, _ in there), *_BUFFERS]
 
 
 def _find_class(config: dict[str, Any], model: Any) -> tuple[Layout, HFClass]:
@@ -186,16 +193,16 @@ def _find_class(config: dict[str, Any], model: Any) -> tuple[Layout, HFClass]:
         return Layout("fairseq_posenc", {}, ()), HFClass("", {})
     name = str((config.get("architectures") or [None])[0])
     ((_, stack),) = stacks_of(model)
-    encoding, *_ = encodings_of(stack)
-    for hf_class in hf_classes(encoding):
+    encoding, *_ = list_encodings(stack)
+    for hf_class in list_hf_classes(encoding):
         if name in LAYOUTS[hf_class.model].heads.values():
             return LAYOUTS[hf_class.model], hf_class
     raise UserError(f"a {shortened(name)} has no positions such as {encoding.name}")
 
 
-def _param_map(name: str, layout: Layout, hf_class: HFClass) -> ParamMap:
+def _map_param(name: str, layout: Layout, hf_class: HFClass) -> ParamMap:
     """Find the tensor of a class of transformers for a parameter of ours."""
-    own = re.match(_OWN, name)
+    own = re.match(_POSITION_PARAMETER, name)
     if own and hf_class.weights:
         mapped = hf_class.weights[name[own.end() :]]
         return mapped._replace(name=mapped.name.format(own["layer"]))
@@ -222,11 +229,11 @@ def join_query_key_value(weights: dict[str, Tensor], heads: int) -> dict[str, Te
     """
     found: dict[str, Tensor] = {}
     for name, weight in weights.items():
-        match = _PART.fullmatch(name)
+        match = _QKV_PART.fullmatch(name)
         if match is None:
             found[name] = weight
-        elif match[2] == _PARTS[0]:
-            parts = [weights[f"{match[1]}.{part}.{match[3]}"] for part in _PARTS]
+        elif match[2] == _QKV[0]:
+            parts = [weights[f"{match[1]}.{part}.{match[3]}"] for part in _QKV]
             rows = torch.stack([each.unflatten(0, (heads, -1)) for each in parts], dim=1)
             found[f"{match[1]}.{match[3]}"] = rows.flatten(0, 2)
     return found
@@ -241,5 +248,5 @@ def split_query_key_value(weights: dict[str, Tensor], heads: int) -> dict[str, T
             found[name] = weight
             continue
         parts = weight.unflatten(0, (heads, 3, -1)).unbind(1)
-        found |= {f"{stem}.{part}.{kind}": rows.flatten(0, 1) for part, rows in zip(_PARTS, parts)}
+        found |= {f"{stem}.{part}.{kind}": rows.flatten(0, 1) for part, rows in zip(_QKV, parts)}
     return found

@@ -40,22 +40,22 @@ class ExportedTokenizer(NamedTuple):
     unknown: int
 
 
-def find_tokenization(given: Optional[str], folder: Path, language: str) -> Path | str:
+def find_tokenization(tokens: Optional[str], folder: Path, language: str) -> Path | str:
     """Find the tokenization of a model's text.
 
     It is a sentencepiece model, a folder with GPT-2's BPE, or one of :data:`NAMED_TOKENIZATIONS`.
 
     Args:
-        given: value of ``--tokens``; None to search ``folder``.
+        tokens: value of ``--tokens``; None to search ``folder``.
         folder: directory with the data.
         language: code of the text's language; "" for a language model.
 
     Raises:
         UserError: there are no tokenizer files, and the data's manifest names none.
     """
-    if given in NAMED_TOKENIZATIONS:
-        return given
-    place = folder if given is None else Path(given)
+    if tokens in NAMED_TOKENIZATIONS:
+        return tokens
+    place = folder if tokens is None else Path(tokens)
     names = (f"sentencepiece.{language}.model", PIECES)
     if found := next((place / name for name in names if (place / name).is_file()), None):
         return found
@@ -71,7 +71,9 @@ def find_tokenization(given: Optional[str], folder: Path, language: str) -> Path
     )
 
 
-def build(tokenization: Path | str, dictionary: Dictionary, template: str) -> ExportedTokenizer:
+def build_tokenizer(
+    tokenization: Path | str, dictionary: Dictionary, template: str
+) -> ExportedTokenizer:
     """Build the tokenizer of a tokenization that :func:`find_tokenization` found, but ``none``.
 
     ``template`` is a key of :data:`TEMPLATES`.

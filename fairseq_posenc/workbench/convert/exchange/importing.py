@@ -12,8 +12,11 @@ from fairseq_posenc.checkpoints.identity import WeightSettings
 from fairseq_posenc.checkpoints.safe_loading import readable_errors
 from fairseq_posenc.checkpoints.trusted_settings import check_settings, refuse_files
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.workbench.convert.exchange.config_json import by_layer, parse_layers
-from fairseq_posenc.workbench.convert.exchange.from_hf_config import retrained, settings_of
+from fairseq_posenc.workbench.convert.exchange.config_json import list_layer_options, parse_layers
+from fairseq_posenc.workbench.convert.exchange.from_hf_config import (
+    options_from_config,
+    update_options,
+)
 from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import HFFolder
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
     CODE,
@@ -27,8 +30,13 @@ from fairseq_posenc.workbench.convert.exchange.hf_mapping import (
     split_query_key_value,
 )
 from fairseq_posenc.workbench.loading.checkpoints import refuse_unusable_settings
-from fairseq_posenc.workbench.loading.families import NO_WEIGHTS, defaults, family_of, stacks_of
-from fairseq_posenc.workbench.loading.families import build as build_model
+from fairseq_posenc.workbench.loading.families import (
+    NO_WEIGHTS,
+    build,
+    defaults,
+    family_of,
+    stacks_of,
+)
 
 _FINE_TUNING = {"masked_lm": ("glue", "squad")}  # the tasks of a family beside its training's
 _VERSION = re.compile(r"^Written by fairseq-posenc [\w.+-]+ from", re.MULTILINE)
@@ -45,14 +53,14 @@ class Built(NamedTuple):
     changed: dict[str, Any]  # options that are other than when it was exported
 
 
-def build(folder: HFFolder) -> Built:
+def build_model(folder: HFFolder) -> Built:
     """Build the model that a folder's weights are for.
 
     Raises:
         UserError: the settings are of no such model, or lie about its size.
     """
     _refuse_other_code(folder)
-    own = folder.settings or settings_of(folder.config, folder.path)
+    own = folder.settings or options_from_config(folder.config, folder.path)
     with readable_errors(str(folder.source)):
         check_settings({"cfg": own})
         refuse_files({"cfg": own})
@@ -67,15 +75,15 @@ def build(folder: HFFolder) -> Built:
     if task.get("_name") not in tasks:
         raise UserError(f"{folder.path}: its model is of a task that is none of {', '.join(tasks)}")
     if folder.settings:
-        own = retrained(own, folder)
+        own = update_options(own, folder)
         given, task = own["model"], own["task"]
     config = defaults(arch, task["_name"])
     plain = isinstance(config["model"], dict)
     values = {**(config["model"] if plain else vars(config["model"])), **given}
     _refuse_other_sizes({**values, "classes": own.get("classes")}, folder)
-    symbols = _vocabulary_sizes(folder)
+    symbols = _read_vocabulary_sizes(folder)
     with refuse_unusable_settings(str(folder.path)):
-        model = build_model({**values, "_name": arch}, symbols)
+        model = build({**values, "_name": arch}, symbols)
         _add_head(model, own)
     config["model"] = values if plain else Namespace(**values)
     config["task"] = {**config["task"], **task, "data": str(folder.path)}
@@ -93,10 +101,10 @@ def _refuse_other_code(folder: HFFolder) -> None:
     if not path.is_file():
         return
     try:
-        expected = _without_version(generate_code(folder.config))
+        expected = _strip_version(generate_code(folder.config))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{folder.path / CONFIG}: is not of {CODE}: {error!r}") from None
-    if _without_version(path.read_text(encoding="utf-8", errors="replace")) != expected:
+    if _strip_version(path.read_text(encoding="utf-8", errors="replace")) != expected:
         raise UserError(
             f"{path}: is not the code that this version of fairseq_posenc writes for {CONFIG}, so "
             "the weights may mean something else; import them with the version that exported "
@@ -104,7 +112,7 @@ def _refuse_other_code(folder: HFFolder) -> None:
         )
 
 
-def _without_version(text: str) -> str:
+def _strip_version(text: str) -> str:
     return _VERSION.sub("", text, count=1)
 
 
@@ -116,7 +124,7 @@ def _add_head(model: Any, own: dict[str, Any]) -> None:
         model.register_classification_head(str(own["head_name"]), num_classes=int(own["classes"]))
 
 
-def _vocabulary_sizes(folder: HFFolder) -> list[int]:
+def _read_vocabulary_sizes(folder: HFFolder) -> list[int]:
     """Read the number of symbols of each stack."""
     stacks = [folder.config.get(key) for key in ("encoder_stack", "decoder_stack")]
     sizes = [each.get("vocab_size") for each in stacks if isinstance(each, dict)]
@@ -129,7 +137,7 @@ def _vocabulary_sizes(folder: HFFolder) -> list[int]:
 def _refuse_other_sizes(values: dict[str, Any], folder: HFFolder) -> None:
     """Refuse settings of a model that is far larger than the weights, before it is built."""
     there = sum(weight.numel() for weight in folder.weights.values())
-    numbers = _vocabulary_sizes(folder)
+    numbers = _read_vocabulary_sizes(folder)
     for side in ("encoder", "decoder"):
         names = ("layers", "embed_dim", "ffn_embed_dim")
         sizes = [values.get(f"{side}_{name}") or 0 for name in names]
@@ -144,7 +152,7 @@ def _refuse_other_sizes(values: dict[str, Any], folder: HFFolder) -> None:
         )
 
 
-def load(folder: HFFolder, built: Built) -> dict[str, Any]:
+def load_weights(folder: HFFolder, built: Built) -> dict[str, Any]:
     """Give a model its weights; return its state.
 
     Raises:
@@ -195,11 +203,7 @@ def _list_pretraining_head(built: Built, own: dict[str, Any]) -> list[str]:
 
 
 def _adopt_trained_settings(folder: HFFolder, built: Built) -> None:
-    """Take over from the folder the trained length, the dictionary and the language.
-
-    Raises:
-        UserError: what they were trained for is not what the folder's settings are.
-    """
+    """Take over from the folder the trained length, the dictionary and the language."""
     config, kept = folder.config, folder.settings or {}
     for side, stack in stacks_of(built.model):
         stated = config.get(f"{side}_stack") or {}
@@ -213,7 +217,7 @@ def _adopt_trained_settings(folder: HFFolder, built: Built) -> None:
             raise UserError(f"{folder.source}: {side}: {'; '.join(others)}")
         stack.weight_settings = stack.weight_settings.filled_from(meaning)
         if stated:
-            layers, own = parse_layers(stated), by_layer(stack.assembly.spec)
+            layers, own = parse_layers(stated), list_layer_options(stack.assembly.spec)
             if layers != own or stated["directions"] != list(stack.directions):
                 there = ",".join("+".join(layer) or "none" for layer in layers)
                 raise UserError(

@@ -15,14 +15,21 @@ from torch import Tensor, nn
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.convert.exchange.config_json import (
     ARCHITECTURES,
-    configuration,
-    exported,
+    build_config,
+    collect_weights,
 )
-from fairseq_posenc.workbench.convert.exchange.hf_comparison import outputs
-from fairseq_posenc.workbench.convert.exchange.modeling import configuration as settings
-from fairseq_posenc.workbench.convert.exchange.modeling import heads
+from fairseq_posenc.workbench.convert.exchange.hf_comparison import compute_outputs
+from fairseq_posenc.workbench.convert.exchange.modeling import models
+from fairseq_posenc.workbench.convert.exchange.modeling.configuration import (
+    PosencConfig,
+    StackConfig,
+)
 from fairseq_posenc.workbench.convert.exchange.modeling.stack import Stack
-from fairseq_posenc.workbench.convert.random_comparison import ALLOWED, relative, sentences
+from fairseq_posenc.workbench.convert.random_comparison import (
+    ALLOWED,
+    draw_sentences,
+    relative_difference,
+)
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 GRAPH = "model.onnx"
@@ -58,10 +65,10 @@ def write_graph(trained: OpenModel, folder: Path) -> tuple[tuple[str, ...], floa
             "which one graph has not: --to hf makes a folder whose generate does"
         )
     names = _OUTPUTS.get(trained.head, ("logits",))
-    model = _Encoder(_model(trained), names).eval()
+    model = _Encoder(_build_model(trained), names).eval()
     example = torch.full(_EXAMPLE, 4), torch.ones(_EXAMPLE, dtype=torch.long)
     sizes = {dim: torch.export.Dim.DYNAMIC for dim in (0, 1)}
-    with _one_line_errors(trained):
+    with _report_in_one_line(trained):
         program: Any = torch.onnx.export(
             model,
             example,
@@ -72,7 +79,7 @@ def write_graph(trained: OpenModel, folder: Path) -> tuple[tuple[str, ...], floa
             verbose=False,
         )
         program.save(str(folder / GRAPH))
-    difference = _largest_difference(trained, onnxruntime.InferenceSession(str(folder / GRAPH)))
+    difference = _compare_graph(trained, onnxruntime.InferenceSession(str(folder / GRAPH)))
     if difference > ALLOWED:
         raise UserError(
             f"--to onnx: the graph differs from the model by {difference:.1e} of its largest "
@@ -81,22 +88,22 @@ def write_graph(trained: OpenModel, folder: Path) -> tuple[tuple[str, ...], floa
     return names, difference
 
 
-def _model(trained: OpenModel) -> nn.Module:
+def _build_model(trained: OpenModel) -> nn.Module:
     """Build the model as exported folders have it; of a translation model, its encoder."""
-    config, weights = configuration(trained), exported(trained)
+    config, weights = build_config(trained), collect_weights(trained)
     if trained.family.name == "translation":
-        model: nn.Module = Stack(settings.StackConfig(**config["encoder_stack"]))
+        model: nn.Module = Stack(StackConfig(**config["encoder_stack"]))
         start = "encoder."
         weights = {n.removeprefix(start): w for n, w in weights.items() if n.startswith(start)}
     else:
-        model = getattr(heads, ARCHITECTURES[trained.head])(settings.PosencConfig(**config))
+        model = getattr(models, ARCHITECTURES[trained.head])(PosencConfig(**config))
     model.load_state_dict(weights)
     return model
 
 
 @contextlib.contextmanager
-def _one_line_errors(trained: OpenModel) -> Iterator[None]:
-    """Say in one line why a model cannot become a graph: torch fills a page."""
+def _report_in_one_line(trained: OpenModel) -> Iterator[None]:
+    """Raise a UserError of one line if a model cannot become a graph: torch fills a page."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -116,28 +123,29 @@ def _one_line_errors(trained: OpenModel) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _largest_difference(trained: OpenModel, session: Any) -> float:
+def _compare_graph(trained: OpenModel, session: Any) -> float:
     """Compute the largest difference on padded sentences, in parts of the largest number."""
     found = []
+    (_, stack), *_ = trained.stacks.items()
     for side in ("right",) if trained.head == "classes" else ("right", "left"):
-        whole, *_ = sentences(trained.model, side)
+        whole, *_ = draw_sentences(trained.model, side)
         half = whole.size(1) // 2
         for tokens in (whole, whole[:2, :half] if side == "right" else whole[:2, -half:]):
-            ours = _outputs(trained, tokens)
-            mask = tokens.ne(next(iter(trained.stacks.values())).padding_idx)
-            given = dict(zip(INPUTS, (tokens.numpy(), mask.long().numpy())))
-            graph = [torch.from_numpy(each) for each in session.run(None, given)]
-            theirs = torch.stack(graph, -1) if len(graph) > 1 else graph[0]
+            ours = _compute_outputs(trained, tokens)
+            mask = tokens.ne(stack.padding_idx)
+            inputs = dict(zip(INPUTS, (tokens.numpy(), mask.long().numpy())))
+            outputs = [torch.from_numpy(each) for each in session.run(None, inputs)]
+            theirs = torch.stack(outputs, -1) if len(outputs) > 1 else outputs[0]
             if trained.head != "classes":
                 ours, theirs = ours[mask], theirs[mask]
-            found.append(relative(ours, theirs))
+            found.append(relative_difference(ours, theirs))
     return max(found)
 
 
-def _outputs(trained: OpenModel, tokens: Tensor) -> Tensor:
+def _compute_outputs(trained: OpenModel, tokens: Tensor) -> Tensor:
     """Compute fairseq's numbers for a graph's: scores, or a source encoded, ``(B, T, C)``."""
     if trained.family.name != "translation":
-        return outputs(trained, tokens)
+        return compute_outputs(trained, tokens)
     encoder = trained.model.encoder
     encoded = encoder(tokens, tokens.ne(encoder.padding_idx).sum(1))
     return encoded["encoder_out"][0].transpose(0, 1)

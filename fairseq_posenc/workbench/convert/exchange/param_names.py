@@ -10,12 +10,12 @@ Names = tuple[tuple[str, str], ...]
 
 
 class LayerStyle(NamedTuple):
-    """What a family of model classes calls the settings of its layers, and which it must have."""
+    """The layers of a family of model classes: their settings, and those that cannot be chosen."""
 
     stack: str  # `encoder_stack` or `decoder_stack`
-    sizes: Mapping[str, str]  # fields of a `StackConfig`, and what they are called there
-    fields: Mapping[str, Any]  # those that must have a value
-    config: Mapping[str, Any]  # settings that make it what fairseq's Transformer is
+    sizes: Mapping[str, str]  # fields of a `StackConfig`, and their names in config.json
+    fields: Mapping[str, Any]  # fields of a `StackConfig` that must have these values
+    config: Mapping[str, Any]  # settings of config.json that make it fairseq's Transformer
 
 
 EPSILON = 1e-5  # of fairseq's layer norms
@@ -74,20 +74,20 @@ GPT_NEOX = LayerStyle(
 
 
 class Layout(NamedTuple):
-    """A family of model classes."""
+    """Model classes that differ in their head alone."""
 
     model_type: str  # as config.json has it
-    heads: dict[str, str]  # the class for each head (see `ARCHITECTURES`)
+    heads: dict[str, str]  # the class for each head, such as `masked_lm`
     names: Names  # beginnings of names, ours and theirs, with `{}` for the number of the layer
-    # those that heads of theirs have, whatever the layers have
+    # of those heads whose activation is not that of the layers
     activations: Mapping[str, str] = MappingProxyType({})
     style: LayerStyle = BERT  # of the layers
-    types: str = ""  # name of a table of token types, which are all one type: zeros
-    # name of the input embeddings with their factor, where those of the output have none
-    scaled: str = ""
+    token_types: str = ""  # name of its table of token types, of one row of zeros
+    # name of the input embeddings times `embed_scale`, a factor that those of the output lack
+    scaled_embeddings: str = ""
 
 
-def _layers(prefix: str, projections: str, out: str, norm: str) -> Names:
+def _name_bert_layers(prefix: str, projections: str, out: str, norm: str) -> Names:
     """Name BERT's embeddings and layers in one of its descendants."""
     layer, there = "encoder.layers.{}.", f"{prefix}.encoder.layer.{{}}."
     pairs = [
@@ -107,7 +107,7 @@ def _layers(prefix: str, projections: str, out: str, norm: str) -> Names:
 
 
 _ROBERTA = (
-    *_layers("roberta", "self.{}", "output.dense", "output.LayerNorm"),
+    *_name_bert_layers("roberta", "self.{}", "output.dense", "output.LayerNorm"),
     ("lm_head.", "lm_head."),
     ("classifier.", "classifier."),
     ("span_head.scores.", "qa_outputs."),
@@ -115,18 +115,18 @@ _ROBERTA = (
 _TYPES = "{}.embeddings.token_type_embeddings.weight"
 
 
-def _roberta(model_type: str, name: str) -> Layout:
+def _build_roberta(model_type: str, name: str) -> Layout:
     heads = {
         "masked_lm": f"{name}ForMaskedLM",
         "classes": f"{name}ForSequenceClassification",
         "spans": f"{name}ForQuestionAnswering",
     }
     activations = {"masked_lm": "gelu", "classes": "tanh"}
-    types = _TYPES.format("roberta")
-    return Layout(model_type, heads, _ROBERTA, activations, types=types)
+    token_types = _TYPES.format("roberta")
+    return Layout(model_type, heads, _ROBERTA, activations, token_types=token_types)
 
 
-def _bert(model_type: str, name: str, layers: Names, types: str = "") -> Layout:
+def _build_bert(model_type: str, name: str, layers: Names, token_types: str = "") -> Layout:
     """Build the layout of a model whose head for masked tokens is BERT's."""
     head = "cls.predictions."
     names = (
@@ -135,11 +135,11 @@ def _bert(model_type: str, name: str, layers: Names, types: str = "") -> Layout:
         ("lm_head.layer_norm.", f"{head}transform.LayerNorm."),
         ("lm_head.bias", f"{head}bias"),
     )
-    return Layout(model_type, {"masked_lm": name}, names, types=types)
+    return Layout(model_type, {"masked_lm": name}, names, token_types=token_types)
 
 
 _MPNET = (
-    *_layers("mpnet", "attn.{0[0]}", "attn.o", "LayerNorm"),
+    *_name_bert_layers("mpnet", "attn.{0[0]}", "attn.o", "LayerNorm"),
     ("lm_head.", "lm_head."),
 )
 _GPT_NEOX = (
@@ -163,34 +163,34 @@ _OPT = (
     ("decoder.", "model.decoder."),
 )
 
-# By the class that says in an encoding's file that its positions are theirs.
+# By the model class that has an encoding's positions (`HFClass.model`).
 LAYOUTS = {
-    "RobertaForMaskedLM": _roberta("roberta", "Roberta"),
-    "XLMRobertaForMaskedLM": _roberta("xlm-roberta", "XLMRoberta"),
-    "RoFormerForMaskedLM": _bert(
+    "RobertaForMaskedLM": _build_roberta("roberta", "Roberta"),
+    "XLMRobertaForMaskedLM": _build_roberta("xlm-roberta", "XLMRoberta"),
+    "RoFormerForMaskedLM": _build_bert(
         "roformer",
         "RoFormerForMaskedLM",
-        _layers("roformer", "self.{}", "output.dense", "output.LayerNorm"),
+        _name_bert_layers("roformer", "self.{}", "output.dense", "output.LayerNorm"),
         _TYPES.format("roformer"),
     ),
-    "DebertaV2ForMaskedLM": _bert(
+    "DebertaV2ForMaskedLM": _build_bert(
         "deberta-v2",
         "DebertaV2ForMaskedLM",
-        _layers("deberta", "self.{}_proj", "output.dense", "output.LayerNorm"),
+        _name_bert_layers("deberta", "self.{}_proj", "output.dense", "output.LayerNorm"),
     ),
     "OPTForCausalLM": Layout(
         "opt",
         {"causal_lm": "OPTForCausalLM"},
         _OPT,
         style=OPT,
-        scaled="model.decoder.embed_tokens.weight",
+        scaled_embeddings="model.decoder.embed_tokens.weight",
     ),
     "GPTNeoXForCausalLM": Layout(
         "gpt_neox",
         {"causal_lm": "GPTNeoXForCausalLM"},
         _GPT_NEOX,
         style=GPT_NEOX,
-        scaled="gpt_neox.embed_in.weight",
+        scaled_embeddings="gpt_neox.embed_in.weight",
     ),
     "MPNetForMaskedLM": Layout(
         "mpnet", {"masked_lm": "MPNetForMaskedLM"}, _MPNET, {"masked_lm": "gelu"}

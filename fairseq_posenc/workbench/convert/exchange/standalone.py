@@ -35,13 +35,11 @@ class Symbol(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A symbol as a definition names it: a piece of a line, in bytes, and what stands there."""
+    """A symbol as a definition names it."""
 
     symbol: Symbol
-    written: str
-    line: int
-    start: int
-    end: int
+    written: str  # its name there
+    node: ast.Name | ast.Attribute  # where it stands
 
 
 class Module:
@@ -87,35 +85,34 @@ class Module:
                 return Symbol(inner)
         return load_module(found.module).find(found.name)
 
-    def uses(self, name: str) -> list[Use]:
+    def list_uses(self, name: str) -> list[Use]:
         """List where the definition of a name uses symbols."""
-        return list(self._uses(self.definitions[name], frozenset()))
+        return list(self._find_uses(self.definitions[name], frozenset()))
 
-    def _uses(self, node: ast.AST, local: frozenset[str]) -> Iterator[Use]:
+    def _find_uses(self, node: ast.AST, local: frozenset[str]) -> Iterator[Use]:
         if isinstance(node, _SCOPES):
-            local |= _bound(node)
-        place = node
+            local |= _list_bound(node)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             owner = None if node.value.id in local else self.find(node.value.id)
             if owner is not None and owner.is_ours and not owner.name:
                 symbol = load_module(owner.module).find(node.attr)
                 assert symbol is not None
-                yield _use(symbol, node.attr, place)
+                yield Use(symbol, node.attr, node)
                 return
         if isinstance(node, ast.Name) and node.id not in local:
             symbol = self.find(node.id)
             if symbol is not None:
-                yield _use(symbol, node.id, place)
+                yield Use(symbol, node.id, node)
         for child in ast.iter_child_nodes(node):
-            yield from self._uses(child, local)
+            yield from self._find_uses(child, local)
 
-    def texts(self, wanted: Iterable[str], names: dict[Symbol, str]) -> list[str]:
+    def write_definitions(self, wanted: Iterable[str], names: dict[Symbol, str]) -> list[str]:
         """Write definitions in their order, values that follow each other as one text."""
         lines = {self.definitions[name].lineno: name for name in wanted}
         ordered = [lines[line] for line in sorted(lines)]
         found = []
         for is_block, group in groupby(ordered, self.is_block):
-            texts = [self.text(name, names) for name in group]
+            texts = [self.write_definition(name, names) for name in group]
             found += texts if is_block else ["\n".join(texts)]
         return found
 
@@ -123,14 +120,16 @@ class Module:
         """Whether the definition of a name is a function or a class."""
         return isinstance(self.definitions[name], (ast.FunctionDef, ast.ClassDef))
 
-    def text(self, name: str, names: dict[Symbol, str]) -> str:
+    def write_definition(self, name: str, names: dict[Symbol, str]) -> str:
         """Write a definition and the comments above it, with other names for some symbols."""
         node, lines = self.definitions[name], list(self.lines)
-        for use in sorted(self.uses(name), key=lambda use: (use.line, use.start), reverse=True):
-            if use.symbol.is_ours:
-                line = lines[use.line - 1].encode()
-                new = names.get(use.symbol, use.symbol.name).encode()
-                lines[use.line - 1] = (line[: use.start] + new + line[use.end :]).decode()
+        uses = [use for use in self.list_uses(name) if use.symbol.is_ours]
+        # From the last one on, so that the columns of those before stay right.
+        for symbol, _, place in sorted(uses, key=_find_place, reverse=True):
+            line = lines[place.lineno - 1].encode()  # columns count bytes
+            new = names.get(symbol, symbol.name).encode()
+            changed = line[: place.col_offset] + new + line[place.end_col_offset :]
+            lines[place.lineno - 1] = changed.decode()
         own = names.get(Symbol(self.name, name), name)
         if self.is_block(name):
             heading = rf"(def|class) {name}\b"
@@ -147,17 +146,15 @@ def load_module(name: str) -> Module:
     return Module(name)
 
 
-def _use(symbol: Symbol, written: str, node: ast.AST) -> Use:
-    assert isinstance(node, ast.expr)
-    assert node.end_col_offset is not None
-    return Use(symbol, written, node.lineno, node.col_offset, node.end_col_offset)
+def _find_place(use: Use) -> tuple[int, int]:
+    return use.node.lineno, use.node.col_offset
 
 
 def _is_stored(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
-def _bound(scope: ast.AST) -> set[str]:
+def _list_bound(scope: ast.AST) -> set[str]:
     """Collect the names that a function or comprehension binds, those of inner ones apart."""
     found: set[str] = set()
     left = list(ast.iter_child_nodes(scope))
@@ -182,7 +179,9 @@ def build_standalone(title: str, wanted: Iterable[Symbol]) -> str:
     parts = ["\n".join([f'"""{title}"""\n', "from __future__ import annotations\n", *imports])]
     for source in _modules_in_order(taken):
         parts.append(f"{_RULE}\n# {source.title}\n{_RULE}")
-        parts += source.texts([each.name for each in taken if each.module == source.name], names)
+        parts += source.write_definitions(
+            [each.name for each in taken if each.module == source.name], names
+        )
     return "\n\n\n".join(parts) + "\n"
 
 
@@ -195,13 +194,13 @@ def _collect_needed(first: list[Symbol]) -> tuple[dict[Symbol, list[Symbol]], li
         symbol = left.pop()
         if symbol in taken:
             continue
-        uses = load_module(symbol.module).uses(symbol.name)
+        uses = load_module(symbol.module).list_uses(symbol.name)
         taken[symbol] = [use.symbol for use in uses if use.symbol.is_ours and use.symbol != symbol]
         for use in uses:
             if not use.symbol.is_ours:
-                outside.setdefault(use.symbol.module, set()).add(_alias(use))
+                outside.setdefault(use.symbol.module, set()).add(_format_alias(use))
         left += taken[symbol][::-1]
-    return taken, [_import(source, outside[source]) for source in sorted(outside)]
+    return taken, [_format_import(source, outside[source]) for source in sorted(outside)]
 
 
 def _modules_in_order(taken: dict[Symbol, list[Symbol]]) -> list[Module]:
@@ -222,13 +221,13 @@ def _modules_in_order(taken: dict[Symbol, list[Symbol]]) -> list[Module]:
     return [load_module(name) for name in order]
 
 
-def _alias(use: Use) -> str:
+def _format_alias(use: Use) -> str:
     """Write what is imported for a use from its module; "" is the module itself."""
     name = use.symbol.name
     return name if use.written == (name or use.symbol.module) else f"{name} as {use.written}"
 
 
-def _import(source: str, names: set[str]) -> str:
+def _format_import(source: str, names: set[str]) -> str:
     lines = [f"import {source}"] if "" in names else []
     if listed := ", ".join(sorted(names - {""})):
         line = f"from {source} import {listed}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,14 @@ from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.options import resolve
-from fairseq_posenc.workbench.convert.random_comparison import ALLOWED, largest_difference
+from fairseq_posenc.workbench.convert.random_comparison import (
+    ALLOWED,
+    compute_scores,
+    largest_difference,
+)
 from fairseq_posenc.workbench.convert.start_checkpoint import (
-    fresh_training_state,
     refuse_existing_output,
+    write_start_checkpoint,
 )
 from fairseq_posenc.workbench.convert.swap.new_model import Choice, NewModel, build_new_model
 from fairseq_posenc.workbench.convert.swap.position_parameters import RULES
@@ -23,7 +28,6 @@ from fairseq_posenc.workbench.convert.swap.weights import (
     transfer_weights,
     with_default_layouts,
 )
-from fairseq_posenc.workbench.loading.checkpoints import write_state
 from fairseq_posenc.workbench.loading.families import stacks_of
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.options import add_count, build_settings
@@ -73,34 +77,31 @@ def run(options: argparse.Namespace) -> int:
     source = read_pretrained(
         options.checkpoint, "--checkpoint", with_weights=True, any_family=not options.arch
     )
-    return _write(choice if options.arch else choice.fill_from(source), source, options, out)
+    return _write_start(choice if options.arch else choice.fill_from(source), source, options, out)
 
 
-def _write(choice: Choice, source: Pretrained, options: argparse.Namespace, out: Path) -> int:
+def _write_start(choice: Choice, source: Pretrained, options: argparse.Namespace, out: Path) -> int:
     new = build_new_model(choice, source, options.seed)
     start = transfer_weights(source, new.model, options.extend)
     same = _describe_equality(source, new) if start.permuted else ""
     settings: Any = OmegaConf.to_container(source.settings, resolve=True, enum_to_str=True)
     is_plain = source.family.name == "causal_lm"  # of those that have a dataclass
     settings["model"] = new.values if is_plain else argparse.Namespace(**new.values)
-    write_state(fresh_training_state(settings, start.weights), out)
+    write_start_checkpoint(settings, start.weights, out)
     lines = [*_describe_parameters(source, start, same), *_describe_training(source, new, out)]
     print("\n".join(lines))
     return 0
 
 
 def _describe_equality(source: Pretrained, new: NewModel) -> str:
-    """Compare a model with its source on random sentences, if only layouts of rotations differ.
-
-    Raises:
-        UserError: not as equal as rounding leaves it.
-    """
+    """Compare a model with its source on random sentences, if only layouts of rotations differ."""
     old = build_new_model(Choice().fill_from(source), source, seed=1)
     transfer_weights(source, old.model, None)
     stacks = zip(stacks_of(old.model), stacks_of(new.model))
     if any(_without_layouts(one) != _without_layouts(other) for (_, one), (_, other) in stacks):
         return ""
-    difference = largest_difference(old.model, new.model)
+    one, other = (partial(compute_scores, x.model.float().eval()) for x in (old, new))
+    difference = largest_difference(old.model, one, other)
     if difference > ALLOWED:
         raise UserError(
             f"{source.path}: with the other layout its scores differ by {difference:.1e} of the "

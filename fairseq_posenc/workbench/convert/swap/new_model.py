@@ -64,17 +64,17 @@ def build_new_model(choice: Choice, source: Pretrained, seed: int) -> NewModel:
     """
     if choice.arch is not None:
         _refuse_other_arch(choice.arch, source)
-    named = [choice.arch] if choice.arch else _architectures(choice, source)
+    named = [choice.arch] if choice.arch else _list_architectures(choice, source)
     found = []
     for arch in named:
         values = _collect_options(arch, choice, source)
-        found.append((_training_options(arch, values, source), values))
+        found.append((_list_training_options(arch, values, source), values))
     training, values = min(found, key=lambda each: len(each[0]))
     torch.manual_seed(seed)
     return NewModel(values, training, build(values, source.sizes))
 
 
-def _architectures(choice: Choice, source: Pretrained) -> list[str]:
+def _list_architectures(choice: Choice, source: Pretrained) -> list[str]:
     """List the architectures named after the positions, or ``none`` if there is none."""
     assert choice.position_encoding is not None
     name = parse(choice.position_encoding).items[0].name
@@ -84,13 +84,9 @@ def _architectures(choice: Choice, source: Pretrained) -> list[str]:
 
 
 def _collect_options(arch: str, choice: Choice, source: Pretrained) -> dict[str, Any]:
-    """Collect the options of a model: the user's, the source's, the architecture's, in this order.
-
-    Raises:
-        UserError: fewer positions than the source's.
-    """
+    """Collect a model's options: the user's before the source's before the architecture's."""
     own = {*PositionConfig.__dataclass_fields__, "encoder_embed_path", "decoder_embed_path"}
-    known = _model_defaults(arch, source)
+    known = _find_model_defaults(arch, source)
     kept = {name: value for name, value in vars(source.args).items() if name not in own}
     chosen = {name: value for name, value in choice._asdict().items() if value is not None}
     wanted = chosen.pop("max_positions", 0)
@@ -106,7 +102,7 @@ def _collect_options(arch: str, choice: Choice, source: Pretrained) -> dict[str,
     return {**known, **kept, **chosen, **names}
 
 
-def _model_defaults(arch: str, source: Pretrained) -> dict[str, Any]:
+def _find_model_defaults(arch: str, source: Pretrained) -> dict[str, Any]:
     """Look up the options of an architecture's model, with their defaults."""
     found = defaults(arch, source.family.task)["model"]
     own = vars(PositionConfig())  # which fairseq does not fill in
@@ -117,9 +113,9 @@ def _model_defaults(arch: str, source: Pretrained) -> dict[str, Any]:
     return {name: values[name] for name in names if name in values}
 
 
-def _training_options(arch: str, values: dict[str, Any], source: Pretrained) -> list[str]:
+def _list_training_options(arch: str, values: dict[str, Any], source: Pretrained) -> list[str]:
     """List the options that an architecture does not set by itself."""
-    by_name, words = _model_defaults(arch, source), ["--arch", arch]
+    by_name, words = _find_model_defaults(arch, source), ["--arch", arch]
     for option in model_options(arch):
         value = values.get(option.dest)
         if value in (None, by_name.get(option.dest)) or option.dest in NOT_THE_MODEL:
@@ -141,23 +137,23 @@ def _refuse_other_arch(arch: str, source: Pretrained) -> None:
             "size than base, followed by _large or _tiny"
         )
     sizes = tuple(getattr(source.args, name) for name in _SIZES)
-    by_suffix = {suffix: _sizes_of(setter) for suffix, setter in SUFFIXES.items()}
+    by_suffix = {suffix: _read_sizes(setter) for suffix, setter in SUFFIXES.items()}
     wanted = next((s for s in by_suffix if s and arch.endswith(s)), "")
     fitting = next((s for s, each in by_suffix.items() if each == sizes), "")
     if wanted != fitting:
         stem = arch[: len(arch) - len(wanted)]
         raise UserError(
-            f"--arch {arch} has {_describe(by_suffix[wanted])}, but {source.path} has "
-            f"{_describe(sizes)}: write --arch {stem}{fitting}"
+            f"--arch {arch} has {_describe_sizes(by_suffix[wanted])}, but {source.path} has "
+            f"{_describe_sizes(sizes)}: write --arch {stem}{fitting}"
         )
 
 
-def _sizes_of(setter: Any) -> tuple[Any, ...]:
+def _read_sizes(setter: Any) -> tuple[Any, ...]:
     args = Namespace()
     setter(args)
     return tuple(getattr(args, name) for name in _SIZES)
 
 
-def _describe(sizes: tuple[Any, ...]) -> str:
+def _describe_sizes(sizes: tuple[Any, ...]) -> str:
     layers, width, inner, heads = sizes
     return f"{layers} layers of width {width} and {inner}, {heads} heads"

@@ -26,7 +26,7 @@ _FREE_OPTIONS = ("max_distance", "scale_factor")  # that leave a parameter's mea
 def lengthen_table(table: Tensor, before: int, rows: int, rule: LengthRule) -> Tensor:
     """Lengthen a table ``(n, C)`` to ``(rows, C)`` by a rule.
 
-    Its first rows, ``before``, belong to no position, and stay.
+    The first ``before`` rows belong to no position, and stay.
     """
     own, wanted = table[before:], rows - before
     if rule == "copy":
@@ -40,12 +40,12 @@ def lengthen_table(table: Tensor, before: int, rows: int, rule: LengthRule) -> T
 
 
 class StackPair(NamedTuple):
-    """A stack of the start, and what the source has in its place."""
+    """A stack of the new model, and the positions of the source's."""
 
     prefix: str  # of the names of its parameters
-    module: Any  # the stack
-    spec: Spec  # its positions in the source
-    positions: tuple[int, ...]  # how many the source has
+    module: Any  # the new stack
+    spec: Spec  # the source's encodings
+    positions: tuple[int, ...]  # numbers of positions that the source's tables may have
 
 
 def find_source_values(
@@ -56,7 +56,16 @@ def find_source_values(
     stack: StackPair,
     extend: Optional[LengthRule],
 ) -> tuple[Optional[Tensor], str]:
-    """Find the source's values for a position parameter, None if it has none; and the note."""
+    """Find the source's values for a position parameter, or None; and a note for the user.
+
+    Args:
+        name: of the parameter in the new model.
+        drawn: its values there.
+        source_weights: the source's, by the new model's names.
+        source: the trained model.
+        stack: that the parameter is of.
+        extend: rule for a longer table; None refuses one.
+    """
     if name not in source_weights:
         return None, ""
     if changed := _changed_options(name, stack.spec, stack.module.assembly.spec):

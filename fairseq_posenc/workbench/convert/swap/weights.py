@@ -33,9 +33,8 @@ class StartWeights(NamedTuple):
     weights: dict[str, Tensor]  # all parameters by name
     kept: list[str]  # names of the source's parameters beside positions, as they are there
     permuted: list[str]  # names of those whose rows stand in another order
-    positions: list[str]  # a line on each position parameter of the start and of the source
-    # names of the source's parameters that belong to no encoder; they are left out
-    heads: list[str]
+    positions: list[str]  # a line on each position parameter of the new model and of the source
+    heads: list[str]  # names of the source's parameters beside its stacks; they are left out
 
 
 def transfer_weights(source: Pretrained, model: Any, extend: Optional[LengthRule]) -> StartWeights:
@@ -43,7 +42,7 @@ def transfer_weights(source: Pretrained, model: Any, extend: Optional[LengthRule
 
     Args:
         source: the trained model.
-        model: the start, its parameters drawn; filled, so that it has what the start has.
+        model: the new model, its parameters drawn; gets the weights.
         extend: rule for longer tables by position; None refuses them.
 
     Raises:
@@ -109,10 +108,10 @@ def _is_position_or_id(name: str) -> bool:
 
 
 def _combine_identities(stack: StackPair, source_weights: Mapping[str, Tensor]) -> Identity:
-    """Combine the settings of the source's weights with the positions of the start.
+    """Combine the settings of the source's weights with the positions of the new model.
 
-    Of encodings that the source had, what depends on the trained length, such as a scaling's ramp,
-    is to be for the length that was trained.
+    An encoding that the source had keeps the source's trained length, on which a scaling's ramp may
+    depend.
     """
     state, now = source_weights.get(f"{stack.prefix}{KEY}"), stack.module.identity
     old = None if state is None else Identity.from_tensor(state)
@@ -146,10 +145,10 @@ def _refuse_other_parameters(
 def permute_queries_and_keys(
     prefix: str, stack: Any, old: Spec, weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Reorder the weights of a stack's queries and keys for its layout of pairs, if it is another.
+    """Reorder the weights of a stack's queries and keys for another layout of pairs.
 
-    Scores are sums over coordinates, so that a head's queries and keys may have theirs in any
-    order, as long as it is one. Rotations name the coordinates that are a pair.
+    A score is a sum over a head's coordinates, so it stays the same if queries and keys are both
+    reordered. A layout says which coordinates a rotation turns as a pair.
 
     Args:
         prefix: of the names of its parameters.
@@ -171,10 +170,10 @@ def permute_queries_and_keys(
             continue
         if before.layout == now.layout:
             continue
-        _refuse_vectors(stack)
+        _refuse_vectors_of_others(stack)
         index = torch.empty_like(now.order())
         index[now.order()] = before.order()
-        for name in _projections(f"{prefix}layers.{layer}", attentions):
+        for name in _name_projections(f"{prefix}layers.{layer}", attentions):
             rows = weights[name].unflatten(0, (dims.num_heads, -1))[:, index]  # [H, D, ...]
             found[name] = rows.flatten(0, 1)
     return found
@@ -201,14 +200,14 @@ def _build_rotary(spec: Spec, layer: int, dims: Dims) -> Optional[Rope]:
     return None
 
 
-def _projections(layer: str, attentions: list[str]) -> Iterator[str]:
+def _name_projections(layer: str, attentions: list[str]) -> Iterator[str]:
     """Name the parameters that make a layer's queries and keys."""
     for attention, part in product(attentions, ("q_proj", "k_proj")):
         yield from (f"{layer}.{attention}.{part}.{kind}" for kind in ("weight", "bias"))
 
 
-def _refuse_vectors(stack: Any) -> None:
-    """Refuse an order of coordinates that vectors of another encoding do not have."""
+def _refuse_vectors_of_others(stack: Any) -> None:
+    """Refuse another order of coordinates where another encoding has vectors in the old one."""
     if not all(terms.content_only for terms in stack.assembly.check("auto")):
         raise UserError(
             f"{stack.assembly.spec}: the layout of pairs can be changed beside encodings that add "

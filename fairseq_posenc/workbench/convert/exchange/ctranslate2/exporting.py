@@ -1,21 +1,22 @@
-"""A folder that CTranslate2 serves, made of a trained model."""
+"""Export of a trained model to a folder that CTranslate2 reads, compared with the model."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import ctranslate2
+import torch
+from torch import Tensor
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.convert.exchange.card import Labels, card
-from fairseq_posenc.workbench.convert.exchange.config_json import generation
-from fairseq_posenc.workbench.convert.exchange.ctranslate2.comparison import (
-    LogProbDifference,
-    difference,
-)
-from fairseq_posenc.workbench.convert.exchange.ctranslate2.specification import specification
-from fairseq_posenc.workbench.convert.exchange.ctranslate2.text import TextSide, write_sides
+from fairseq_posenc.workbench.convert.exchange.card import Labels, write_card
+from fairseq_posenc.workbench.convert.exchange.config_json import build_generation_config
+from fairseq_posenc.workbench.convert.exchange.ctranslate2.specification import build_specification
+from fairseq_posenc.workbench.convert.exchange.ctranslate2.text import TextSide, write_tokenizers
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import create_folder
-from fairseq_posenc.workbench.convert.random_comparison import ALLOWED
+from fairseq_posenc.workbench.convert.random_comparison import ALLOWED, LONGEST, compute_scores
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 _TRANSLATION = """translator = ctranslate2.Translator("FOLDER")
@@ -32,15 +33,22 @@ _CAUSAL_LM = """generator = ctranslate2.Generator("FOLDER")
 print({joined})"""
 
 
-def serve(
-    trained: OpenModel, quantization: str, given: str | None, out: Path, labels: Labels
+class LogProbDifference(NamedTuple):
+    """The difference of the log probabilities of two models."""
+
+    largest: float  # of all symbols, in parts of the largest log probability
+    mean: float  # of all symbols, in nats
+
+
+def export_to_ctranslate2(
+    trained: OpenModel, quantization: str, tokens: str | None, out: Path, labels: Labels
 ) -> list[str]:
     """Write a folder that CTranslate2 reads, and compare the two models.
 
     Args:
         trained: the model.
         quantization: of the weights: ``float32``, ``float16`` or ``int8``.
-        given: value of ``--tokens``; None to search the folder of the data.
+        tokens: value of ``--tokens``; None to search the folder of the data.
         out: the folder.
         labels: license and languages for the model card.
 
@@ -56,7 +64,7 @@ def serve(
             "neither: --to hf or --to onnx"
         )
     with create_folder(out) as folder:
-        sides = write_sides(trained, given, folder)
+        sides = write_tokenizers(trained, tokens, folder)
         vocabularies = [side.symbols for side in sides]
         with TemporaryDirectory() as place:
             exact = _write(trained, vocabularies, "float32", Path(place))
@@ -75,19 +83,18 @@ def serve(
             )
         if not sides[0].file:
             notes.append("no tokenizer")
-        text = card(trained, "ctranslate2", _format_usage(trained, sides), notes, labels)
-        (folder / "README.md").write_text(text, encoding="utf-8")
+        write_card(folder, trained, "ctranslate2", _format_usage(trained, sides), notes, labels)
     return [f"wrote {out}: a model of CTranslate2 in {quantization}", *notes]
 
 
 def _write(
     trained: OpenModel, vocabularies: list[list[str]], quantization: str, folder: Path
 ) -> LogProbDifference:
-    """Write the model and its vocabularies; compare what CTranslate2 reads."""
-    spec = specification(trained, vocabularies)
+    """Write the model and its vocabularies (the symbols of each dictionary, in order); compare."""
+    spec = build_specification(trained, vocabularies)
     spec.optimize(quantization)
     spec.save(str(folder))
-    return difference(trained, folder, vocabularies)
+    return _compare_log_probs(trained, folder, vocabularies)
 
 
 def _format_usage(trained: OpenModel, sides: list[TextSide]) -> str:
@@ -104,10 +111,56 @@ def _format_usage(trained: OpenModel, sides: list[TextSide]) -> str:
     cut = cutting.format(source=names[0], text="Un homme dort.")
     if trained.family.name == "translation":
         joined = joining.format(target=names[1], found="translation")
-        longest = generation(trained)["max_new_tokens"] - 1  # at which fairseq adds the end
+        longest = (
+            build_generation_config(trained)["max_new_tokens"] - 1
+        )  # at which fairseq adds the end
         lines.append(_TRANSLATION.format(cut=cut, joined=joined, longest=longest))
     else:
         joined = joining.format(target=names[1], found="found.sequences[0]")
         start = "<s>" if trained.settings.task.get("add_bos_token") else "</s>"
         lines.append(_CAUSAL_LM.format(start=start, cut=cut, joined=joined))
     return "\n".join(lines)
+
+
+@torch.no_grad()
+def _compare_log_probs(
+    trained: OpenModel, folder: Path, vocabularies: list[list[str]]
+) -> LogProbDifference:
+    """Compare random sentences of three lengths, in CTranslate2 as one batch."""
+    sides = [_draw_sentences(stack) for stack in trained.stacks.values()]
+    written = [
+        [[symbols[number] for number in sentence] for sentence in sentences]
+        for symbols, sentences in zip((vocabularies[0], vocabularies[-1]), sides)
+    ]
+    place, end = str(folder), trained.stacks["decoder"].eos_idx
+    if trained.family.name == "translation":
+        translator = ctranslate2.Translator(place, inter_threads=1, intra_threads=1)
+        found = translator.score_batch(*written, max_input_length=0)
+    else:
+        generator = ctranslate2.Generator(place, inter_threads=1, intra_threads=1)
+        symbol = vocabularies[0][end]
+        lines = [[symbol, *sentence, symbol] for sentence in written[0]]
+        found = generator.score_batch(lines, max_input_length=0)
+    theirs = torch.cat([torch.tensor(each.log_probs) for each in found])
+    ours = torch.cat([_compute_log_probs(trained, end, *sentence) for sentence in zip(*sides)])
+    apart = (ours - theirs).abs()
+    return LogProbDifference(float(apart.max() / ours.abs().max()), float(apart.mean()))
+
+
+def _draw_sentences(stack: Any) -> list[list[int]]:
+    """Draw sentences without their ends, the longest as long as may be."""
+    dims, generator = stack.assembly.dims, torch.Generator().manual_seed(1)
+    symbols: int = stack.embed_tokens.num_embeddings
+    longest = min(LONGEST, dims.max_positions) - 1
+    return [
+        torch.randint(4, symbols, (length,), generator=generator).tolist()
+        for length in (longest, longest // 2 + 1, 2)
+    ]
+
+
+def _compute_log_probs(trained: OpenModel, end: int, *sentence: list[int]) -> Tensor:
+    """Compute the log probabilities of a sentence's symbols, its end among them."""
+    *source, target = sentence
+    given = [torch.tensor([[*source[0], end]])] if source else []
+    found = compute_scores(trained.model, *given, torch.tensor([[end, *target]])).log_softmax(-1)[0]
+    return found.gather(1, torch.tensor([*target, end])[:, None])[:, 0]

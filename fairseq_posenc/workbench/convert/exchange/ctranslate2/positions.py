@@ -42,22 +42,17 @@ _ONE_PLACE = "and CTranslate2 reads one of them"
 
 
 class PlacedPositions(NamedTuple):
-    """The positions of a stack.
+    """The positions of a stack, in CTranslate2's places."""
 
-    Attributes:
-        table: ``(max_positions, embed_dim)``, added to the token embeddings where the first layer's
-            attention has no positions of its own.
-        attention: the self-attention of each layer, of which only positions are set.
-        alibi: whether the scores of all layers have ALiBi's bias.
-    """
-
+    # `(max_positions, embed_dim)`, added to the token embeddings where the first layer's attention
+    # has no positions of its own
     table: Tensor
-    attention: list[MultiHeadAttentionSpec]
-    alibi: bool
+    attention: list[MultiHeadAttentionSpec]  # of each layer; only its positions are set
+    alibi: bool  # whether the scores of all layers have ALiBi's bias
 
 
 @torch.no_grad()
-def positions_of(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
+def place_positions(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
     """Find places for the positions of a stack.
 
     Args:
@@ -74,7 +69,7 @@ def positions_of(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
     states = [shared.of_kind(layer.self_attn.kind) for layer in stack.layers]
     terms = [layer.self_attn.terms(span, state) for layer, state in zip(stack.layers, states)]
     _refuse_without_place(stack, states, terms)
-    table = _input_table(stack, tokens)
+    table = _compute_input_table(stack, tokens)
     bias = _find_common_bias(stack, terms)
     alibi = bias is not None and all(_is_alibi(each.bias, dims) for each in terms)
     if bias is not None and not alibi and reads_prompts:
@@ -82,7 +77,7 @@ def positions_of(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
     attention = []
     for state, layer, each in zip(states, stack.layers, terms):
         rope = None if state.rotation is None else _find_rope(stack, layer.self_attn.kind)
-        attention.append(_attention(stack, each._replace(bias=None) if alibi else each, rope))
+        attention.append(_build_attention(stack, each._replace(bias=None) if alibi else each, rope))
     rotates = any(state.rotation is not None for state in states)
     if table is not None and (rotates or any(each.changes for each in terms)):
         _refuse(stack, "positions both at the input and in the attention", _ONE_PLACE)
@@ -122,7 +117,7 @@ def _refuse_without_place(stack: Any, states: list[Shared], terms: list[Terms]) 
             _refuse(stack, "both vectors and a bias by distance", _ONE_PLACE)
 
 
-def _input_table(stack: Any, tokens: Tensor) -> Optional[Tensor]:
+def _compute_input_table(stack: Any, tokens: Tensor) -> Optional[Tensor]:
     """Compute the vectors added at the input, ``(max_positions, embed_dim)``; None for none."""
     if stack.embed_positions is None:
         return None
@@ -162,7 +157,7 @@ def _find_rope(stack: Any, kind: int) -> Rope:
     return rope
 
 
-def _attention(stack: Any, terms: Terms, rope: Optional[Rope]) -> MultiHeadAttentionSpec:
+def _build_attention(stack: Any, terms: Terms, rope: Optional[Rope]) -> MultiHeadAttentionSpec:
     """Build the self-attention of a layer, of which only positions are set."""
     dims = stack.assembly.dims
     tables = [terms.query_table, terms.value_table]
@@ -170,14 +165,23 @@ def _attention(stack: Any, terms: Terms, rope: Optional[Rope]) -> MultiHeadAtten
     gain = 1.0 if rope is None else rope.scaling.gain(rope.dims)
     if rope is not None and gain != 1 and (has_tables or rope.rotated < dims.head_dim):
         _refuse(stack, "a rotation that scales a part of the scores")
+    factors, rotary = None, {}
+    if rope is not None:
+        factors = _rope_factors(rope)
+        rotary = {
+            "rotary_dim": rope.rotated,
+            "rotary_interleave": rope.layout == "interleaved",
+            "rotary_base": rope.base,
+            "rotary_scaling_type": None if factors is None else RotaryScalingType.Su,
+        }
     spec = MultiHeadAttentionSpec(
         self_attention=True,
         relative_position=has_tables,
         relative_attention_bias=terms.bias is not None,
-        **({} if rope is None else _rotary_options(rope)),
+        **rotary,
     )
-    if rope is not None:
-        _set_frequencies(spec, rope)
+    if factors is not None:  # the form "Su" has a factor for each pair, whatever scaling it is of
+        spec.rotary_scaling_long_factor = spec.rotary_scaling_short_factor = factors.numpy()
     if has_tables:
         _set_tables(spec, *tables)
     if terms.bias is not None:
@@ -186,30 +190,14 @@ def _attention(stack: Any, terms: Terms, rope: Optional[Rope]) -> MultiHeadAtten
     return spec
 
 
-def _rotary_options(rope: Rope) -> dict[str, Any]:
-    return {
-        "rotary_dim": rope.rotated,
-        "rotary_interleave": rope.layout == "interleaved",
-        "rotary_base": rope.base,
-        "rotary_scaling_type": None if _is_plain(rope) else RotaryScalingType.Su,
-    }
+def _rope_factors(rope: Rope) -> Optional[Tensor]:
+    """Compute the factors by which scaling divides the frequencies of pairs, ``(rotated / 2,)``.
 
-
-def _rope_factors(rope: Rope) -> Tensor:
-    """Compute the factors by which scaling divides the frequencies of pairs, ``(rotated / 2,)``."""
+    None if all of them are 1.
+    """
     exponents = torch.arange(0, rope.rotated, 2) / rope.rotated
-    return rope.base**-exponents / rope.frequencies
-
-
-def _is_plain(rope: Rope) -> bool:
-    return torch.allclose(_rope_factors(rope), torch.ones(()))
-
-
-def _set_frequencies(spec: MultiHeadAttentionSpec, rope: Rope) -> None:
-    """Give each pair its frequency, whatever scaling it is of, as a factor of the form "Su"."""
-    if not _is_plain(rope):
-        factors = _rope_factors(rope).numpy()
-        spec.rotary_scaling_long_factor = spec.rotary_scaling_short_factor = factors
+    factors = rope.base**-exponents / rope.frequencies
+    return None if torch.allclose(factors, torch.ones(())) else factors
 
 
 def _set_tables(

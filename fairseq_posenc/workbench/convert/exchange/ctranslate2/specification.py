@@ -21,7 +21,7 @@ from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.convert.exchange.ctranslate2.positions import (
     PlacedPositions,
-    positions_of,
+    place_positions,
 )
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
@@ -43,17 +43,13 @@ class _Weights:
         }
 
     def take(self, name: str) -> numpy.ndarray:
-        """Take a weight by fairseq's name.
-
-        Raises:
-            UserError: the model has none.
-        """
+        """Take a weight by fairseq's name."""
         if name not in self.left:
             raise UserError(f"--to ctranslate2: the model has no {name}, which CTranslate2 needs")
         taken: numpy.ndarray = self.left.pop(name).numpy().copy()  # quantized in place
         return taken
 
-    def linear(self, name: str) -> LinearSpec:
+    def take_linear(self, name: str) -> LinearSpec:
         """Take a linear layer, with its bias if it has one."""
         spec = LinearSpec()
         spec.weight = self.take(f"{name}.weight")
@@ -61,16 +57,12 @@ class _Weights:
             spec.bias = self.take(f"{name}.bias")
         return spec
 
-    def norm(self, spec: LayerNormSpec, name: str) -> None:
+    def take_norm(self, spec: LayerNormSpec, name: str) -> None:
         """Take a layer norm."""
         spec.gamma, spec.beta = self.take(f"{name}.weight"), self.take(f"{name}.bias")
 
     def check_none_left(self) -> None:
-        """Refuse a model with weights that found no place.
-
-        Raises:
-            UserError: names the first.
-        """
+        """Refuse a model with weights that found no place."""
         if self.left:
             raise UserError(
                 f"--to ctranslate2: CTranslate2 has no place for {next(iter(self.left))}"
@@ -78,7 +70,7 @@ class _Weights:
             )
 
 
-def specification(trained: OpenModel, vocabularies: list[list[str]]) -> ModelSpec:
+def build_specification(trained: OpenModel, vocabularies: list[list[str]]) -> ModelSpec:
     """Build the specification of a model, checked and in float32.
 
     Args:
@@ -89,9 +81,9 @@ def specification(trained: OpenModel, vocabularies: list[list[str]]) -> ModelSpe
         UserError: the model has something that CTranslate2 has not.
     """
     weights = _Weights(trained.weights)
-    decoder = _decoder(weights, trained)
+    decoder = _build_decoder(weights, trained)
     if trained.family.name == "translation":
-        spec: Any = TransformerSpec(_encoder(weights, trained.stacks["encoder"]), decoder)
+        spec: Any = TransformerSpec(_build_encoder(weights, trained.stacks["encoder"]), decoder)
         spec.register_source_vocabulary(vocabularies[0])
         spec.register_target_vocabulary(vocabularies[-1])
         spec.config.decoder_start_token = spec.config.eos_token
@@ -106,36 +98,36 @@ def specification(trained: OpenModel, vocabularies: list[list[str]]) -> ModelSpe
     return spec
 
 
-def _encoder(weights: _Weights, stack: Any) -> TransformerEncoderSpec:
-    placed = positions_of(stack, reads_prompts=False)
-    spec = TransformerEncoderSpec(len(stack.layers), **_style(stack))
+def _build_encoder(weights: _Weights, stack: Any) -> TransformerEncoderSpec:
+    placed = place_positions(stack, reads_prompts=False)
+    spec = TransformerEncoderSpec(len(stack.layers), **_read_layer_style(stack))
     (embeddings,) = spec.embeddings
     spec.position_encodings.encodings = placed.table.numpy()
-    _fill(weights, "encoder", stack, spec, embeddings, placed)
+    _set_stack(weights, "encoder", stack, spec, embeddings, placed)
     return spec
 
 
-def _decoder(weights: _Weights, trained: OpenModel) -> TransformerDecoderSpec:
+def _build_decoder(weights: _Weights, trained: OpenModel) -> TransformerDecoderSpec:
     stack, translates = trained.stacks["decoder"], trained.family.name == "translation"
-    placed = positions_of(stack, reads_prompts=not translates)
+    placed = place_positions(stack, reads_prompts=not translates)
     spec = TransformerDecoderSpec(
         len(stack.layers),
         with_encoder_attention=translates,
         alibi=placed.alibi,
-        **_style(stack),
+        **_read_layer_style(stack),
     )
     if not placed.alibi:
         spec.position_encodings.encodings = placed.table.numpy()
-    _fill(weights, "decoder", stack, spec, spec.embeddings, placed)
+    _set_stack(weights, "decoder", stack, spec, spec.embeddings, placed)
     if translates:
         for index, layer in enumerate(spec.layer):
             name = f"decoder.layers.{index}.encoder_attn"
-            _attend(weights, layer.attention, name, self_attention=False)
-    spec.projection = weights.linear("decoder.output_projection")
+            _set_attention(weights, layer.attention, name, self_attention=False)
+    spec.projection = weights.take_linear("decoder.output_projection")
     return spec
 
 
-def _style(stack: Any) -> dict[str, Any]:
+def _read_layer_style(stack: Any) -> dict[str, Any]:
     """Build the arguments of CTranslate2's stack: heads, norms and activation of the layers."""
     activation = str(stack.cfg.activation_fn)
     if activation not in _ACTIVATIONS:
@@ -152,7 +144,7 @@ def _style(stack: Any) -> dict[str, Any]:
     }
 
 
-def _fill(
+def _set_stack(
     weights: _Weights,
     name: str,
     stack: Any,
@@ -164,26 +156,26 @@ def _fill(
     embeddings.weight = weights.take(f"{name}.embed_tokens.weight")
     spec.scale_embeddings = float(stack.embed_scale)
     if stack.layer_norm is not None:
-        weights.norm(spec.layer_norm, f"{name}.layer_norm")
+        weights.take_norm(spec.layer_norm, f"{name}.layer_norm")
     if stack.layernorm_embedding is not None:
-        weights.norm(spec.layernorm_embedding, f"{name}.layernorm_embedding")
+        weights.take_norm(spec.layernorm_embedding, f"{name}.layernorm_embedding")
     for index, (layer, attention) in enumerate(zip(spec.layer, placed.attention)):
         layer.self_attention = attention
-        _attend(weights, attention, f"{name}.layers.{index}.self_attn", self_attention=True)
-        layer.ffn.linear_0 = weights.linear(f"{name}.layers.{index}.fc1")
-        layer.ffn.linear_1 = weights.linear(f"{name}.layers.{index}.fc2")
-        weights.norm(layer.ffn.layer_norm, f"{name}.layers.{index}.final_layer_norm")
+        _set_attention(weights, attention, f"{name}.layers.{index}.self_attn", self_attention=True)
+        layer.ffn.linear_0 = weights.take_linear(f"{name}.layers.{index}.fc1")
+        layer.ffn.linear_1 = weights.take_linear(f"{name}.layers.{index}.fc2")
+        weights.take_norm(layer.ffn.layer_norm, f"{name}.layers.{index}.final_layer_norm")
 
 
-def _attend(
+def _set_attention(
     weights: _Weights, spec: MultiHeadAttentionSpec, name: str, *, self_attention: bool
 ) -> None:
     """Set the projections of an attention and the layer norm of its block."""
-    query, key, value = (weights.linear(f"{name}.{each}_proj") for each in "qkv")
+    query, key, value = (weights.take_linear(f"{name}.{each}_proj") for each in "qkv")
     if self_attention:
         fuse_linear(spec.linear[0], [query, key, value])
     else:
         spec.linear[0] = query
         fuse_linear(spec.linear[1], [key, value])
-    spec.linear[-1] = weights.linear(f"{name}.out_proj")
-    weights.norm(spec.layer_norm, f"{name}_layer_norm")
+    spec.linear[-1] = weights.take_linear(f"{name}.out_proj")
+    weights.take_norm(spec.layer_norm, f"{name}_layer_norm")

@@ -27,25 +27,20 @@ _NOTHING = ("", "", '"{text}".split()', '" ".join({found})')
 
 
 class TextSide(NamedTuple):
-    """The source or the target: a dictionary and the tokenizer of its text.
+    """The source or the target: a dictionary and the tokenizer of its text."""
 
-    Attributes:
-        symbols: of the dictionary, in order, as the tokenizer writes them.
-        file: name of the tokenizer's file; "" for none.
-        usage: lines of Python: import, opening the file, tokenizing a text, joining pieces.
-    """
-
-    symbols: list[str]
-    file: str
+    symbols: list[str]  # of the dictionary, in order, as the tokenizer writes them
+    file: str  # name of the tokenizer's file; "" for none
+    # lines of Python: import, opening the file, tokenizing a text, joining pieces
     usage: tuple[str, str, str, str]
 
 
-def write_sides(trained: OpenModel, given: str | None, folder: Path) -> list[TextSide]:
+def write_tokenizers(trained: OpenModel, tokens: str | None, folder: Path) -> list[TextSide]:
     """Write the tokenizer of each dictionary of a model into a folder.
 
     Args:
         trained: the model.
-        given: value of ``--tokens``; None to search the folder of the data.
+        tokens: value of ``--tokens``; None to search the folder of the data.
         folder: for the files.
 
     Raises:
@@ -55,7 +50,7 @@ def write_sides(trained: OpenModel, given: str | None, folder: Path) -> list[Tex
     found: list[TextSide] = []
     for name, dictionary in trained.dictionaries.items():
         language = name.split(".")[1] if translates else ""
-        tokenization = hf_tokenizer.find_tokenization(given, trained.data, language)
+        tokenization = hf_tokenizer.find_tokenization(tokens, trained.data, language)
         if isinstance(tokenization, Path) and tokenization.is_file():
             shutil.copyfile(tokenization, folder / tokenization.name)
             found.append(TextSide(list(dictionary.symbols), tokenization.name, _SENTENCEPIECE))
@@ -71,7 +66,7 @@ def _write_json(
     tokenization: Path | str, dictionary: Dictionary, path: Path, template: str
 ) -> TextSide:
     """Write a tokenizer.json; the symbols of GPT-2's dictionary, numbers, become its pieces."""
-    tokenizer = hf_tokenizer.build(tokenization, dictionary, template).tokenizer
+    tokenizer = hf_tokenizer.build_tokenizer(tokenization, dictionary, template).tokenizer
     tokenizer.save(str(path))
     symbols = [tokenizer.id_to_token(number) for number in range(len(dictionary))]
     return TextSide(symbols, path.name, _TOKENIZERS)

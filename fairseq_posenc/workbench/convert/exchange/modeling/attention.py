@@ -59,7 +59,7 @@ class Attention(AttentionCore, nn.Module):
             cache = cache.self_attention_cache
         decay = self.encodings.decay(x, shared.positions)
         if cache is not None:
-            key, value, decay = self._extend(cache, key, value, decay)
+            key, value, decay = self._extend_cache(cache, key, value, decay)
         src_len = shared.positions.tokens.size(1)
         dropped = src_len - key.size(2)  # by a cache, as no query sees them
         terms = self.terms(Span.from_lengths(query.size(2), src_len, x.device), shared)
@@ -67,7 +67,7 @@ class Attention(AttentionCore, nn.Module):
         mask = shared.mask(self.direction).without_first_keys(dropped)
         return self.attend(query, key, value, terms, mask, need_weights)
 
-    def _extend(
+    def _extend_cache(
         self, cache: Cache, key: Tensor, value: Tensor, decay: Optional[Tensor]
     ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
         """Append keys, values and decay to those of earlier steps, and cache them for the next.
@@ -80,10 +80,10 @@ class Attention(AttentionCore, nn.Module):
         layers, width, new = getattr(cache, "layers", ()), key.size(-1), key.size(2)
         earlier = layers[self.layer].keys if self.layer < len(layers) else None
         if earlier is not None and earlier.numel():
-            decay = decay + _decay_of(earlier[:, :, -1:, width:])
+            decay = decay + _decode_decay(earlier[:, :, -1:, width:])
         bits = decay.detach()[..., None].view(key.dtype)  # [B, H, T, 8 bytes]
         keys, value = cache.update(torch.cat([key, bits], -1), value, self.layer)
-        decay = torch.cat([_decay_of(keys[:, :, :-new, width:]), decay], -1)
+        decay = torch.cat([_decode_decay(keys[:, :, :-new, width:]), decay], -1)
         return keys[..., :width], value, decay
 
     def attend(
@@ -103,7 +103,7 @@ class Attention(AttentionCore, nn.Module):
         return self.merge_heads(attended), weights
 
 
-def _decay_of(bits: Tensor) -> Tensor:
+def _decode_decay(bits: Tensor) -> Tensor:
     """Read float64 numbers ``(B, H, S)`` from their bits in another type, the last dimension."""
     return bits.clone(memory_format=torch.contiguous_format).view(torch.float64)[..., 0]
 

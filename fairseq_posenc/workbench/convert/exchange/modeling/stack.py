@@ -50,21 +50,21 @@ class Layer(GradientCheckpointingLayer):
     ) -> tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
         """Compute ``(B, T, C)``, and the weights of both attentions."""
         common: tuple[Any, ...] = (shared, cache, need_weights)
-        found, weights = self.self_attn(self._before(x, self.self_attn_layer_norm), *common)
-        x = self._after(x, found, self.self_attn_layer_norm)
+        found, weights = self.self_attn(self._norm_input(x, self.self_attn_layer_norm), *common)
+        x = self._add_output(x, found, self.self_attn_layer_norm)
         cross_weights = None
         if memory is not None:
             norm = self.encoder_attn_layer_norm
-            found, cross_weights = self.encoder_attn(self._before(x, norm), *common, memory)
-            x = self._after(x, found, norm)
-        inner = self.activation(self.fc1(self._before(x, self.final_layer_norm)))
-        x = self._after(x, self.fc2(self.activation_dropout(inner)), self.final_layer_norm)
+            found, cross_weights = self.encoder_attn(self._norm_input(x, norm), *common, memory)
+            x = self._add_output(x, found, norm)
+        inner = self.activation(self.fc1(self._norm_input(x, self.final_layer_norm)))
+        x = self._add_output(x, self.fc2(self.activation_dropout(inner)), self.final_layer_norm)
         return x, weights, cross_weights
 
-    def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
+    def _norm_input(self, x: Tensor, norm: nn.Module) -> Tensor:
         return norm(x) if self.norm_before else x
 
-    def _after(self, x: Tensor, found: Tensor, norm: nn.Module) -> Tensor:
+    def _add_output(self, x: Tensor, found: Tensor, norm: nn.Module) -> Tensor:
         x = x + self.dropout(found)
         return x if self.norm_before else norm(x)
 
@@ -126,7 +126,7 @@ class Stack(nn.Module):
             output_hidden_states: whether to return the output of each layer.
             **kwargs: of transformers; not used.
         """
-        shared = self._shared(input_ids, attention_mask, prefix_ids, past_key_values)
+        shared = self._compute_shared(input_ids, attention_mask, prefix_ids, past_key_values)
         if self.training and any(layer.gradient_checkpointing for layer in self.layers):
             if past_key_values is not None:
                 raise ValueError("gradient checkpointing keeps no caches: call eval() to generate")
@@ -143,7 +143,7 @@ class Stack(nn.Module):
                 x = x + vectors.type_as(x)
         x = self.dropout(x if self.layernorm_embedding is None else self.layernorm_embedding(x))
         if memory is not None and self._rotates_source():
-            shared = shared.with_source(self.encodings, self._source_ids(memory))
+            shared = shared.with_source(self.encodings, self._find_source_ids(memory))
         states, weights, cross_weights = [x], [], []
         for layer, kind in zip(self.layers, self.kinds):
             common = (past_key_values, output_attentions, memory)
@@ -161,7 +161,7 @@ class Stack(nn.Module):
             cross_attentions=tuple(cross_weights) if output_attentions and memory else None,
         )
 
-    def _shared(
+    def _compute_shared(
         self,
         input_ids: Tensor,
         attention_mask: Optional[Tensor],
@@ -182,7 +182,7 @@ class Stack(nn.Module):
         positions = Positions.from_tokens(tokens, pad, eos, input_ids.size(1), inspect)
         return Shared.compute(self.encodings, positions)
 
-    def _source_ids(self, memory: Memory) -> Tensor:
+    def _find_source_ids(self, memory: Memory) -> Tensor:
         batch, length = memory.states.shape[:2]
         tokens = torch.zeros(batch, length, dtype=torch.long, device=memory.states.device)
         if memory.padding is not None:
