@@ -16,59 +16,33 @@ from fairseq_posenc.encodings.terms import Terms
 
 
 class CallFeatures(NamedTuple):
-    """The features of a call that the choice of a backend depends on, beside the terms.
+    """The features of a call that the choice of a backend depends on, beside the terms."""
 
-    Attributes:
-        device: ``cpu``, ``cuda``.
-        dtype: of queries, keys and values.
-        tgt_len: T.
-        src_len: S.
-        head_dim: D.
-        padded: whether a mask differs from sentence to sentence.
-        limited: whether a window or segments hide keys.
-        documents: whether each row has several documents, each with a first token.
-        dropout: whether weights are dropped.
-        learns: whether there will be a backward pass.
-        need_weights: whether the weights are asked for.
-        direction: see :class:`Mask`.
-        lifted: whether queries and keys are wider than values.
-    """
-
-    device: str = "cpu"
-    dtype: torch.dtype = torch.float32
-    tgt_len: int = 512
-    src_len: int = 512
-    head_dim: int = 64
-    padded: bool = False
-    limited: bool = False
-    documents: bool = False
-    dropout: bool = False
-    learns: bool = False
-    need_weights: bool = False
-    direction: str = "both"
-    lifted: bool = False
+    device: str = "cpu"  # `cpu`, `cuda`
+    dtype: torch.dtype = torch.float32  # of queries, keys and values
+    tgt_len: int = 512  # T
+    src_len: int = 512  # S
+    head_dim: int = 64  # D
+    padded: bool = False  # whether a mask differs from sentence to sentence
+    limited: bool = False  # whether a window or segments hide keys
+    documents: bool = False  # whether each row has several documents, each with a first token
+    dropout: bool = False  # whether weights are dropped
+    learns: bool = False  # whether there will be a backward pass
+    need_weights: bool = False  # whether the weights are asked for
+    direction: str = "both"  # see `Mask`
+    lifted: bool = False  # whether queries and keys are wider than values
 
 
 class AttentionCall(NamedTuple):
-    """The arguments of attention, for every backend.
+    """The arguments of attention, for every backend."""
 
-    Attributes:
-        query: ``(B, H, T, D)``, unscaled; the last T of S positions.
-        key: ``(B, H, S, D)``.
-        value: ``(B, H, S, D)``.
-        terms: of the position encodings, added to the scores.
-        mask: which keys a query may see. A query that may see none gets zeros.
-        dropout: probability of dropping a weight; 0 outside training.
-        need_weights: also return the weights before dropout.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    terms: Terms
-    mask: Mask = Mask()
-    dropout: float = 0.0
-    need_weights: bool = False
+    query: Tensor  # `(B, H, T, D)`, unscaled; the last T of S positions
+    key: Tensor  # `(B, H, S, D)`
+    value: Tensor  # `(B, H, S, D)`
+    terms: Terms  # of the position encodings, added to the scores
+    mask: Mask = Mask()  # which keys a query may see. A query that may see none gets zeros
+    dropout: float = 0.0  # probability of dropping a weight; 0 outside training
+    need_weights: bool = False  # also return the weights before dropout
 
     def temperature(self) -> Tensor | None:
         """Compute the factor of all scores of each query, ``(B or 1, G, T)``, or None for 1."""
@@ -95,19 +69,19 @@ class AttentionCall(NamedTuple):
     def features(self) -> CallFeatures:
         """Features that the choice of a backend depends on."""
         return CallFeatures(
-            self.query.device.type,
-            self.query.dtype,
-            self.query.size(2),
-            self.key.size(2),
-            self.query.size(3),
-            self.mask.key_padding is not None,
-            self.mask.locality.limits,
-            self.mask.locality.documents,
-            self.dropout > 0,
-            torch.is_grad_enabled() and any(x.requires_grad for x in self[:3]),
-            self.need_weights,
-            self.mask.direction,
-            self.query.size(3) != self.value.size(3),
+            device=self.query.device.type,
+            dtype=self.query.dtype,
+            tgt_len=self.query.size(2),
+            src_len=self.key.size(2),
+            head_dim=self.query.size(3),
+            padded=self.mask.key_padding is not None,
+            limited=self.mask.locality.limits,
+            documents=self.mask.locality.documents,
+            dropout=self.dropout > 0,
+            learns=torch.is_grad_enabled() and any(x.requires_grad for x in self[:3]),
+            need_weights=self.need_weights,
+            direction=self.mask.direction,
+            lifted=self.query.size(3) != self.value.size(3),
         )
 
 
@@ -125,6 +99,6 @@ class Backend(Protocol):
 
 
 def score_scale(terms: Terms, head_dim: int) -> float:
-    """Compute the factor of the combined dot products, 1 / sqrt(c * D)."""
+    """Compute the factor of the combined dot products, 1 / sqrt(scale_factor * D)."""
     factor = 1.0 if terms.scale_factor is None else terms.scale_factor
     return float((factor * head_dim) ** -0.5)

@@ -23,22 +23,16 @@ _T = TypeVar("_T")
 class Mask(NamedTuple):
     """Which keys a query may see.
 
-    Attributes:
-        direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
-        key_padding: ``(B, S)`` of bool, True for padding, or None.
-        pairs: ``(T, S)`` of bool, True where a query must not see a key, or None.
-        cache: of the forward pass; None outside of one.
-        locality: limits of the keys.
-
     Source: DecBERT, arXiv:2204.08688, for layers with a direction. The diagonal is never masked
     by a direction.
     """
 
+    # `both`; `lr`, keys up to the query (causal); `rl`, keys from the query on
     direction: str = "both"
-    key_padding: Tensor | None = None
-    pairs: Tensor | None = None
-    cache: Optional[PerForwardCache] = None
-    locality: Locality = Locality()
+    key_padding: Tensor | None = None  # `(B, S)` of bool, True for padding, or None
+    pairs: Tensor | None = None  # `(T, S)` of bool, True where a query must not see a key, or None
+    cache: Optional[PerForwardCache] = None  # of the forward pass; None outside of one
+    locality: Locality = Locality()  # limits of the keys
 
     @property
     def may_hide_all(self) -> bool:

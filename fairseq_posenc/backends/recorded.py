@@ -16,26 +16,16 @@ from fairseq_posenc.encodings.terms import Terms
 
 
 class Record(NamedTuple):
-    """A benchmark of forward and backward pass together, and the backend that won it.
+    """A benchmark of forward and backward pass together, and the backend that won it."""
 
-    Attributes:
-        backend: ``triton`` or ``flex``.
-        chip: compute capability, such as ``sm_90``.
-        terms: names of the fields of :class:`~fairseq_posenc.encodings.terms.Terms` that were
-            given, with ``product`` if they were multiplied.
-        dropout: whether attention dropout was on.
-        shortest: smallest number of keys for which the record holds.
-        longest: largest number of keys.
-        source: file with the figures, in ``docs/results``.
-    """
-
-    backend: str
-    chip: str
+    backend: str  # `triton` or `flex`
+    chip: str  # compute capability, such as `sm_90`
+    # names of the fields of `Terms` that were given, and `product` if they were multiplied
     terms: frozenset[str]
-    dropout: bool
-    shortest: int
-    longest: int
-    source: str
+    dropout: bool  # whether attention dropout was on
+    shortest: int  # smallest number of keys for which the record holds
+    longest: int  # largest number of keys
+    source: str  # file with the figures, in `docs/results`
 
 
 RECORDED: tuple[Record, ...] = ()  # no GPU has been measured yet

@@ -90,17 +90,11 @@ def _append_decay(
 
 
 class _PreparedMask(NamedTuple):
-    """The mask of torch's attention.
+    """The mask of torch's attention."""
 
-    Attributes:
-        bias: ``(B or 1, G, T, S)``, with -inf where a query must not see a key, or None.
-        causal: whether torch hides the future itself.
-        fully_masked: ``(B, 1, T, 1)``, queries that see no key, or None.
-    """
-
-    bias: Tensor | None
-    causal: bool
-    fully_masked: Tensor | None
+    bias: Tensor | None  # `(B or 1, G, T, S)`, with -inf where a query must not see a key, or None
+    causal: bool  # whether torch hides the future itself
+    fully_masked: Tensor | None  # `(B, 1, T, 1)`, queries that see no key, or None
 
 
 def _prepare_mask(

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from fairseq_posenc.backends.base import score_scale
 from fairseq_posenc.backends.by_distance import expand_by_distance
-from fairseq_posenc.backends.flex.scores import ScoreMod, score_mod
+from fairseq_posenc.backends.flex.scores import ScoreMod, build_score_mod
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
@@ -90,7 +90,7 @@ class LayerPositions(nn.Module):
         """
         positions = shared.positions
         sizes = positions.tgt_len, positions.tokens.size(1)
-        return score_mod(self._terms(shared), *sizes, positions.tokens.device)
+        return build_score_mod(self._terms(shared), *sizes, positions.tokens.device)
 
     def _terms(self, shared: Shared) -> Terms:
         positions = shared.positions

@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from fairseq_posenc.backends import choose, flex, reference
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures
-from fairseq_posenc.backends.flex.sizes import rounded_length
+from fairseq_posenc.backends.flex.sizes import round_length
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
@@ -122,7 +122,7 @@ def test_a_kernel_for_documents_and_a_reset():
 
 
 def test_lengths_are_rounded_to_few():
-    assert [rounded_length(n) for n in (1, 2, 128, 129, 1024, 1025, 4097)] == [
+    assert [round_length(n) for n in (1, 2, 128, 129, 1024, 1025, 4097)] == [
         1,
         128,
         128,
@@ -131,7 +131,7 @@ def test_lengths_are_rounded_to_few():
         1280,
         5120,
     ]
-    assert len({rounded_length(n) for n in range(1, 16_385)}) < 40
+    assert len({round_length(n) for n in range(1, 16_385)}) < 40
 
 
 @pytest.mark.parametrize(

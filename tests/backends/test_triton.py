@@ -464,7 +464,7 @@ def test_says_why_it_cannot_run_here(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     assert backend.unavailable() == "the GPU is older than compute capability 8.0"
     with monkeypatch.context() as old:
-        old.setattr(backend, "_version", lambda: "3.2.0")
+        old.setattr(backend, "_read_version", lambda: "3.2.0")
         assert backend.unavailable() == "triton is 3.2.0, and 3.3 is the oldest that will do"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert backend.unavailable() == "triton is not installed"
@@ -500,7 +500,7 @@ def test_nothing_is_recorded_without_figures():
 
 @pytest.mark.parametrize("version", ["3.2.0", "2.1.0+git1"])
 def test_an_old_triton_is_named_and_does_without(version, monkeypatch):
-    monkeypatch.setattr(backend, "_version", lambda: version)
+    monkeypatch.setattr(backend, "_read_version", lambda: version)
     why_not = backend.unavailable()
     assert why_not == f"triton is {version}, and 3.3 is the oldest that will do"
     call = CallFeatures("cuda", torch.bfloat16, dropout=True)
@@ -513,7 +513,7 @@ def test_an_old_triton_is_named_and_does_without(version, monkeypatch):
 
 @pytest.mark.parametrize("version", ["3.3.0", "3.10.1", "4.0"])
 def test_a_new_triton_will_do(version, monkeypatch):
-    monkeypatch.setattr(backend, "_version", lambda: version)
+    monkeypatch.setattr(backend, "_read_version", lambda: version)
     assert "triton is" not in backend.unavailable()
 
 

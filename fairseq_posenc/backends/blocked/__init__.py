@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scale
-from fairseq_posenc.backends.blocked.dropout import draw
+from fairseq_posenc.backends.blocked.dropout import draw_seeds
 from fairseq_posenc.backends.blocked.function import BlockedAttention
 from fairseq_posenc.backends.blocked.geometry import Geometry, Rule
 from fairseq_posenc.backends.blocked.operands import (
@@ -88,8 +88,8 @@ def _prepare_operands(
     }
     if dropout:
         batch, heads, (queries, keys) = geometry.batch, geometry.heads, geometry.padded
-        by_name["query_seeds"] = draw(batch, heads, 2, queries, device=device)
-        by_name["key_seeds"] = draw(batch, heads, keys, device=device)
+        by_name["query_seeds"] = draw_seeds(batch, heads, 2, queries, device=device)
+        by_name["key_seeds"] = draw_seeds(batch, heads, keys, device=device)
     first, pair_bias = terms.first, terms.pair_bias
     operands = operands._replace(
         **lay_out_segments(geometry, mask),

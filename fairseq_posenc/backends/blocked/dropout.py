@@ -17,26 +17,26 @@ from torch import Tensor
 MURMUR, XXHASH = 0x5BD1E995, 0x85EBCA77 - 2**32
 
 
-def draw(*shape: int, device: torch.device) -> Tensor:
+def draw_seeds(*shape: int, device: torch.device) -> Tensor:
     """Draw seeds from torch's generator, which activation checkpointing rewinds."""
     return torch.randint(-(2**31), 2**31, shape, dtype=torch.int32, device=device)
 
 
-def multiplier(rate: float) -> float:
+def compute_kept_factor(rate: float) -> float:
     """Compute the factor of the kept weights, 1 / (1 - rate)."""
     return 1 / (1 - rate) if rate < 1 else 0.0
 
 
-def keep_threshold(rate: float) -> int:
+def compute_keep_threshold(rate: float) -> int:
     """Compute the bound below which 32 random bits, read as a signed number, keep a weight."""
     return min(round((1 - rate) * 2**32) - 2**31, 2**31 - 1)
 
 
-def sign_dropped(weights: Tensor, rate: float, queries: Tensor, keys: Tensor) -> Tensor:
-    """Mark the dropped ones of weights ``(c, M, W)`` with a minus sign.
+def mark_dropped(weights: Tensor, rate: float, queries: Tensor, keys: Tensor) -> Tensor:
+    """Give the dropped ones of weights ``(c, M, W)`` a minus sign.
 
-    One tensor then holds both: of weights ``.2 .3 .5`` with the second dropped, ``.2 -.3 .5``, the
-    clamp at 0, ``.2 0 .5``, is applied to the values, and the absolute is the softmax.
+    So one tensor holds two. With the second of ``.2 .3 .5`` dropped it is ``.2 -.3 .5``: its clamp
+    at 0, ``.2 0 .5``, multiplies the values, and its absolute value is the softmax.
 
     Args:
         weights: none below 0.
@@ -47,7 +47,7 @@ def sign_dropped(weights: Tensor, rate: float, queries: Tensor, keys: Tensor) ->
     one, other = queries.unsqueeze(-1)  # each [c, M, 1]
     bits = one ^ keys.unsqueeze(-2)  # [c, M, W]
     bits.mul_(MURMUR).bitwise_xor_(other).mul_(XXHASH)
-    threshold = keep_threshold(rate)
+    threshold = compute_keep_threshold(rate)
     if weights.dtype == torch.float64:
         return weights.where(bits < threshold, -weights)
     bits.ge_(threshold).bitwise_left_shift_(31)  # the sign of a float

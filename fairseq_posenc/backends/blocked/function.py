@@ -1,7 +1,7 @@
 """Attention over all blocks, forward and backward, as one autograd function.
 
-Chunk: sentences and heads that are computed together. Block: some queries of a chunk, and the keys
-that they may see; see :mod:`~fairseq_posenc.backends.blocked.geometry`.
+A chunk is the sentences and heads that are computed together; a block is some queries of a chunk,
+and the keys that they may see.
 
 Shapes: B batch, H heads, T queries, S keys, D head size, C = H * D; c pairs of sentence and head in
 a chunk, M queries and W keys of a block.
@@ -36,18 +36,18 @@ class BlockedAttention(torch.autograd.Function):
         gathered = given.query.new_empty(queries, batch, heads, width)  # [T, B, H, D]
         gathered = gathered.permute(1, 2, 0, 3)  # [B, H, T, D]
         saved: list[Tensor | None] = []
-        for chunk, blocks in geometry.chunks():
+        for chunk, blocks in geometry.split_chunks():
             target = chunk.select(gathered)  # [c, T, D]
-            for block, scores, values in _blocks(geometry, rule, chunk, blocks, given):
-                state = scores.forward(block)
+            for block, scores, values in _visit_blocks(geometry, rule, chunk, blocks, given):
+                state = scores.compute_weights(block)
                 assert state.weights is not None
                 kept = state.weights  # negative where dropped
                 if rule.dropout:  # in place, unless they are to be saved
                     kept = kept.clamp(min=0) if rule.saves_weights else kept.clamp_(min=0)
-                target[:, block.queries] = values.gather(kept)
+                target[:, block.queries] = values.sum_by_weights(kept)
                 if rule.saves:
                     saved += state.select_saved(rule)
-        attended = _finish(geometry, rule, given, gathered)
+        attended = _finish_attended(geometry, rule, given, gathered)
         ctx.call = geometry, rule
         ctx.save_for_backward(attended, *given, *saved)
         return attended
@@ -76,14 +76,14 @@ def _pad_to_tiles(geometry: Geometry, rule: Rule, given: Operands) -> Operands:
     )
 
 
-def _finish(geometry: Geometry, rule: Rule, given: Operands, gathered: Tensor) -> Tensor:
+def _finish_attended(geometry: Geometry, rule: Rule, given: Operands, gathered: Tensor) -> Tensor:
     """Put attended values in the queries' order, scaled for dropout, zeros if fully masked.
 
     Saved in full precision: the gradients subtract numbers of nearly equal size.
     """
     attended = _restore_queries(gathered[:, :, : geometry.tgt_len])
     if rule.dropout:
-        attended.mul_(dropout.multiplier(rule.dropout))
+        attended.mul_(dropout.compute_kept_factor(rule.dropout))
     if given.fully_masked is not None:
         attended.masked_fill_(given.fully_masked, 0.0)
     return attended
@@ -100,13 +100,13 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
     means = reverse_queries((grad * attended).sum(-1, keepdim=True), geometry.missing[0])
     grad = reverse_queries(grad, geometry.missing[0])  # [B, H, T, D]
     if rule.dropout:
-        grad.mul_(dropout.multiplier(rule.dropout))
+        grad.mul_(dropout.compute_kept_factor(rule.dropout))
     totals = given.make_zeros(ctx.needs_input_grad[2:])
-    for chunk, blocks in geometry.chunks():
+    for chunk, blocks in geometry.split_chunks():
         chunk_totals = totals.select_chunk(chunk)
         chunk_grad, chunk_mean = chunk.select(grad), chunk.select(means)  # [c, T, D], [c, T, 1]
-        for block, scores, values in _blocks(geometry, rule, chunk, blocks, given):
-            state = scores.forward(block, next(states, None))
+        for block, scores, values in _visit_blocks(geometry, rule, chunk, blocks, given):
+            state = scores.compute_weights(block, next(states, None))
             assert state.weights is not None
             weights = kept = state.weights
             if rule.dropout:
@@ -127,14 +127,14 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
     return totals
 
 
-def _blocks(
+def _visit_blocks(
     geometry: Geometry, rule: Rule, chunk: Chunk, blocks: list[Block], given: Operands
 ) -> Iterator[tuple[Block, Scores, Values]]:
-    """Yield the blocks of a chunk, with their scores and values."""
+    """Yield the blocks of a chunk, each with the objects that compute its weights and output."""
     operands = given.select_chunk(chunk)
     scores = Scores(geometry, rule, chunk, operands)
     for block in blocks:
-        lines = None if operands.value_table is None else scores.reset_lines(block)
+        lines = None if operands.value_table is None else scores.locate_reset(block)
         yield block, scores, Values(block, operands, lines, geometry.tile)
 
 

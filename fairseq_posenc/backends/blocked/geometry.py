@@ -28,7 +28,7 @@ SEPARATE_BELOW = 0.8
 
 
 class Rule(NamedTuple):
-    """The computation of weights from scores."""
+    """The settings of a call beside its tensors and sizes."""
 
     product: bool  # whether terms are multiplied, else added
     scale: float  # of the query
@@ -44,7 +44,7 @@ class Rule(NamedTuple):
 class Chunk(NamedTuple):
     """Sentences and heads that are computed together."""
 
-    batch: slice
+    batch: slice  # sentences
     heads: slice
 
     def select(self, x: Tensor) -> Tensor:
@@ -163,16 +163,16 @@ class Geometry(NamedTuple):
             (chunk.batch.stop - chunk.batch.start)
             * (chunk.heads.stop - chunk.heads.start)
             * sum(queries * keys for queries, keys in (block.shape for block in blocks))
-            for chunk, blocks in self.chunks()
+            for chunk, blocks in self.split_chunks()
         )
 
-    def chunks(self) -> Iterator[tuple[Chunk, list[Block]]]:
+    def split_chunks(self) -> Iterator[tuple[Chunk, list[Block]]]:
         """Yield sentences and heads to compute together, and the blocks that hold their pairs."""
         separate = len(self.visible) > 1
         for number, visible in enumerate(self.visible or (None,)):
             begin, end = (number, number + 1) if separate else (0, self.batch)
-            sentences, heads, queries = self._sizes(end - begin, visible)
-            blocks = list(self._blocks(queries, visible))
+            sentences, heads, queries = self._choose_sizes(end - begin, visible)
+            blocks = list(self._split_blocks(queries, visible))
             for b in range(begin, end, sentences):
                 for h in range(0, self.heads, heads):
                     yield (
@@ -182,7 +182,7 @@ class Geometry(NamedTuple):
                         blocks,
                     )
 
-    def _blocks(self, queries: int, visible: VisibleKeys | None) -> Iterator[Block]:
+    def _split_blocks(self, queries: int, visible: VisibleKeys | None) -> Iterator[Block]:
         """Yield blocks of so many queries, with the keys that any of them sees."""
         tgt_len, src_len = self.padded
         for start in range(0, tgt_len, queries):
@@ -198,8 +198,8 @@ class Geometry(NamedTuple):
             low, high = low // self.tile * self.tile, -(-high // self.tile) * self.tile
             yield Block(slice(start, end), slice(low, high))
 
-    def _sizes(self, batch: int, visible: VisibleKeys | None) -> tuple[int, int, int]:
-        """Choose the numbers of sentences, heads and queries of a block."""
+    def _choose_sizes(self, batch: int, visible: VisibleKeys | None) -> tuple[int, int, int]:
+        """Choose the numbers of sentences and heads of a chunk, and of queries of its blocks."""
         tgt_len, src_len = self.padded
         queries = min(MAX_QUERIES, tgt_len)
         if visible is not None:

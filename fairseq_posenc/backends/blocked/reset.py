@@ -6,7 +6,8 @@ position may differ between sentences, and may lie outside the block. It stays a
 reading it would synchronize with the GPU. So every block writes both lines; a line that lies
 outside the block writes back the values that are already there.
 
-Members: the queries of a block, or its keys, whichever ``side`` says. Line: this row or column.
+A *line* is this row or column. *Members* are the queries of a block, or its keys if the ``side`` is
+that of keys.
 
 Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
 rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
@@ -89,7 +90,7 @@ class ResetLines(NamedTuple):
         row = self.reset_row.take(x)
         return self.reset_column.take(x), row
 
-    def products(self, table: Tensor, own: Tensor, side: int) -> tuple[Tensor, Tensor]:
+    def multiply(self, table: Tensor, own: Tensor, side: int) -> tuple[Tensor, Tensor]:
         """Multiply with a table's two rows, for column and row.
 
         Args:
@@ -100,7 +101,7 @@ class ResetLines(NamedTuple):
         Returns:
             ``(c, M, 1)`` and ``(c, 1, 1)`` of queries, ``(c, 1, 1)`` and ``(c, 1, W)`` of keys.
         """
-        products = own @ reset_rows(table, own).transpose(1, 2)  # [c, members, 2]
+        products = own @ expand_reset_rows(table, own).transpose(1, 2)  # [c, members, 2]
         if side == QUERY_SIDE:  # [c, M, 1], [c, 1, 1]
             return products[..., 1:], self.reset_row.select(products[..., :1])
         products = products.transpose(1, 2)  # [c, 2, members]
@@ -127,7 +128,7 @@ def find_first_tokens(first: Tensor, batch: int, heads: int) -> Tensor:
     return place[:, None, None, None].expand(batch, heads, 1, 1)
 
 
-def reset_rows(table: Tensor, like: Tensor) -> Tensor:
+def expand_reset_rows(table: Tensor, like: Tensor) -> Tensor:
     """Expand a table's two rows to all pairs of sentence and head, ``(c, 2, D)``, a view."""
     return table[:, ROW_OF_FIRST_QUERY:].expand(like.size(0), -1, -1)
 

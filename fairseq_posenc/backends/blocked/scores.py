@@ -1,12 +1,14 @@
-"""The scores of a chunk, block by block: attention weights, and their gradients.
+"""The attention weights of a chunk, block by block, and the gradients of their operands.
 
-A score has up to four parts: content, gain, query term and key term, which are multiplied or added
-up. The first token's reset, a row and a column of the scores with table rows of their own, is in
-:mod:`~fairseq_posenc.backends.blocked.reset`.
+A chunk is some sentences and heads, a block some queries of it and the keys that they may see. A
+score has up to four parts: content (query times key), gain, query term and key term (either times a
+table row for the distance), which are multiplied or added up. If the first token is *reset*, its
+row and its column of the scores have table rows of their own
+(:mod:`~fairseq_posenc.backends.blocked.reset`).
 
-Skewed: a block laid out so that each column is one distance (one table row), see
-:mod:`~fairseq_posenc.backends.blocked.skew`. Band: the table rows that a tile needs. Both have a
-side: the queries or the keys, whichever are multiplied with the table.
+A *band* is the run of table rows that a tile of queries (or keys) needs. *Skewed* gradients have a
+column for each row of a band, so one matrix product sums them by distance
+(:mod:`~fairseq_posenc.backends.blocked.skew`).
 
 Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
 rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
@@ -29,7 +31,7 @@ from fairseq_posenc.backends.blocked.reset import (
     ROW_OF_FIRST_QUERY,
     ResetLines,
     add_reset_rows,
-    reset_rows,
+    expand_reset_rows,
 )
 from fairseq_posenc.backends.blocked.skew import (
     KEY_SIDE,
@@ -41,24 +43,17 @@ from fairseq_posenc.backends.blocked.skew import (
 
 
 class BlockState(NamedTuple):
-    """The tensors of a block after its forward pass, or those saved of them; each ``(c, M, W)``.
+    """The tensors of a block after its forward pass, or those saved of them; each ``(c, M, W)``."""
 
-    Attributes:
-        content: products of queries and keys; a sum without a gain overwrites it.
-        gain: multiplies the content; a view of a table, never saved.
-        query_term: products of queries and their table rows; in a sum, maybe in tiles
-            ``(c, tiles, N, W)``.
-        key_term: products of keys and theirs; in a sum, maybe in tiles ``(c, M, tiles, N)``.
-        weights: after the softmax; those that dropout drops are negative.
-        scores: before a temperature multiplies them; never saved.
-    """
-
+    # products of queries and keys; a sum without a gain overwrites it
     content: Tensor | None = None
-    gain: Tensor | None = None
+    gain: Tensor | None = None  # multiplies the content; a view of a table, never saved
+    # products of queries and their table rows; in a sum, maybe in tiles `(c, tiles, N, W)`
     query_term: Tensor | None = None
+    # products of keys and theirs; in a sum, maybe in tiles `(c, M, tiles, N)`
     key_term: Tensor | None = None
-    weights: Tensor | None = None
-    scores: Tensor | None = None
+    weights: Tensor | None = None  # after the softmax; those that dropout drops are negative
+    scores: Tensor | None = None  # before a temperature multiplies them; never saved
 
     def select_saved(self, rule: Rule) -> BlockState:
         """Select the tensors for a backward pass: the parts of a product, or a sum's weights."""
@@ -84,7 +79,7 @@ class BlockState(NamedTuple):
                 scores.mul_(term)
         return scores
 
-    def gradient(self, name: str, grad: Tensor, product: bool) -> Tensor:
+    def compute_gradient(self, name: str, grad: Tensor, product: bool) -> Tensor:
         """Compute the gradient of a part of the scores, ``(c, M, W)``, from that of the scores.
 
         Args:
@@ -109,7 +104,7 @@ class Scores:
     def __init__(self, geometry: Geometry, rule: Rule, chunk: Chunk, operands: Operands) -> None:
         self.geometry, self.rule, self.chunk, self.operands = geometry, rule, chunk, operands
 
-    def forward(self, block: Block, saved: BlockState | None = None) -> BlockState:
+    def compute_weights(self, block: Block, saved: BlockState | None = None) -> BlockState:
         """Compute a block's weights, from its saved tensors if there are any."""
         state = saved or BlockState()
         if self.operands.gain is not None:
@@ -118,14 +113,14 @@ class Scores:
             return state
         if state.content is None:
             state = self._compute_parts(block, state.gain)
-        weights, scores = self._compute_weights(block, state)
+        weights, scores = self._compute_softmax(block, state)
         query_seeds, key_seeds = self.operands.query_seeds, self.operands.key_seeds
         if query_seeds is not None and key_seeds is not None:
             seeds = query_seeds[:, :, block.queries].transpose(0, 1), key_seeds[:, block.keys]
-            weights = dropout.sign_dropped(weights, self.rule.dropout, *seeds)
+            weights = dropout.mark_dropped(weights, self.rule.dropout, *seeds)
         return state._replace(weights=weights, scores=scores)
 
-    def reset_lines(self, block: Block) -> ResetLines | None:
+    def locate_reset(self, block: Block) -> ResetLines | None:
         """Locate the first token's scores in a block; None without a reset."""
         first = self.operands.first
         return None if first is None else ResetLines.locate(first, block, self.geometry.src_len)
@@ -141,14 +136,14 @@ class Scores:
             total = block.select_pairs(totals.pair_bias)
             total += self.chunk.split_sentences(grad).sum_to_size(total.shape)
         self._add_decay_gradients(block, grad, totals)
-        given, product, lines = self.operands, self.rule.product, self.reset_lines(block)
+        given, product, lines = self.operands, self.rule.product, self.locate_reset(block)
         query, key = given.query[:, block.queries], given.key[:, block.keys]
-        content_grad = state.gradient("content", grad, product)  # [c, M, W]
+        content_grad = state.compute_gradient("content", grad, product)  # [c, M, W]
         reset_parts = (BlockState(), BlockState())  # in a plain sum all gradients equal grad
         if lines is not None and content_grad is not grad:
-            reset_parts = self._reset_parts(block, state, lines)
+            reset_parts = self._compute_reset_parts(block, state, lines)
             for line, line_parts in zip(lines, reset_parts):
-                line_grad = line_parts.gradient("content", line.select(grad), product)
+                line_grad = line_parts.compute_gradient("content", line.select(grad), product)
                 line.put(content_grad, line_grad)
         totals.query[:, block.queries].baddbmm_(content_grad, key)  # [c, M, D]
         totals.key[:, :, block.keys].baddbmm_(query.transpose(1, 2), content_grad)  # [c, D, W]
@@ -204,20 +199,20 @@ class Scores:
         given, tile = self.operands, self.geometry.tile
         for total, name in ((totals.bias, "bias"), (totals.gain, "gain")):
             if total is not None:
-                by_pair = state.gradient(name, grad, self.rule.product)  # [c, M, W]
+                by_pair = state.compute_gradient(name, grad, self.rule.product)  # [c, M, W]
                 if total.size(0) == 1:
                     by_pair = by_pair.sum(0, keepdim=True)  # [1, M, W]
                 total[:, block.rows].add_(sum_by_distance(by_pair))  # [G, M + W - 1]
         if given.query_table is not None:
             band = Band(given.query_table, block, QUERY_SIDE, tile)
-            skewed = band.skew(state.gradient("query_term", grad, self.rule.product))
-            totals.query[:, block.queries].add_(band.sums(skewed))
-            band.add_to(totals.query_table, skewed, given.query[:, block.queries])
+            skewed = band.skew(state.compute_gradient("query_term", grad, self.rule.product))
+            totals.query[:, block.queries].add_(band.sum_rows(skewed))
+            band.add_table_gradient(totals.query_table, skewed, given.query[:, block.queries])
         if given.key_table is not None:
             band = Band(given.key_table, block, KEY_SIDE, tile)
-            skewed = band.skew(state.gradient("key_term", grad, self.rule.product))
-            totals.key[:, :, block.keys].add_(band.transposed_sums(skewed))
-            band.add_to(totals.key_table, skewed, given.key[:, block.keys])
+            skewed = band.skew(state.compute_gradient("key_term", grad, self.rule.product))
+            totals.key[:, :, block.keys].add_(band.sum_rows_transposed(skewed))
+            band.add_table_gradient(totals.key_table, skewed, given.key[:, block.keys])
 
     def _add_reset_gradients(
         self,
@@ -231,37 +226,37 @@ class Scores:
         given, product = self.operands, self.rule.product
         (column_parts, row_parts), (column, row) = reset_parts, lines.take(grad)
 
-        def gradients(name: str) -> tuple[Tensor, Tensor]:  # [c, M, 1] and [c, 1, W]
-            column_grad = column_parts.gradient(name, column, product)
-            return column_grad, row_parts.gradient(name, row, product)
+        def split_gradient(name: str) -> tuple[Tensor, Tensor]:  # [c, M, 1] and [c, 1, W]
+            column_grad = column_parts.compute_gradient(name, column, product)
+            return column_grad, row_parts.compute_gradient(name, row, product)
 
         for total, name in ((totals.bias, "bias"), (totals.gain, "gain")):
             if total is not None:
-                column_sum, row_sum = (x.sum((1, 2)) for x in gradients(name))  # each [c]
+                column_sum, row_sum = (x.sum((1, 2)) for x in split_gradient(name))  # each [c]
                 add_reset_rows(total, torch.stack([row_sum, column_sum], 1))  # [c, 2]
         if given.query_table is not None:
             query = given.query[:, block.queries]
-            weights = lines.sum_by_member(*gradients("query_term"), QUERY_SIDE)  # [c, M, 2]
-            rows = reset_rows(given.query_table, weights)  # [c, 2, D]
+            weights = lines.sum_by_member(*split_gradient("query_term"), QUERY_SIDE)  # [c, M, 2]
+            rows = expand_reset_rows(given.query_table, weights)  # [c, 2, D]
             totals.query[:, block.queries].baddbmm_(weights, rows)
             add_reset_rows(totals.query_table, weights.transpose(1, 2) @ query)
         if given.key_table is not None:
             key = given.key[:, block.keys]
-            weights = lines.sum_by_member(*gradients("key_term"), KEY_SIDE)  # [c, W, 2]
-            rows = reset_rows(given.key_table, weights)  # [c, 2, D]
+            weights = lines.sum_by_member(*split_gradient("key_term"), KEY_SIDE)  # [c, W, 2]
+            rows = expand_reset_rows(given.key_table, weights)  # [c, 2, D]
             totals.key[:, :, block.keys].baddbmm_(rows.transpose(1, 2), weights.transpose(1, 2))
             add_reset_rows(totals.key_table, weights.transpose(1, 2) @ key)
 
-    def _reset_parts(
+    def _compute_reset_parts(
         self, block: Block, state: BlockState, lines: ResetLines
     ) -> tuple[BlockState, BlockState]:
         """Compute the parts of the reset's column, ``(c, M, 1)``, and row, ``(c, 1, W)``."""
         given, terms = self.operands, {}
         if given.query_table is not None:
             query = given.query[:, block.queries]
-            terms["query_term"] = lines.products(given.query_table, query, QUERY_SIDE)
+            terms["query_term"] = lines.multiply(given.query_table, query, QUERY_SIDE)
         if given.key_table is not None:
-            terms["key_term"] = lines.products(given.key_table, given.key[:, block.keys], KEY_SIDE)
+            terms["key_term"] = lines.multiply(given.key_table, given.key[:, block.keys], KEY_SIDE)
         if state.content is not None:
             first_column, first_row = (line.select(state.content) for line in lines)
             terms["content"] = first_column, first_row
@@ -279,19 +274,19 @@ class Scores:
         query, key = given.query[:, block.queries], given.key[:, block.keys]
         query_term = key_term = None
         if given.query_table is not None:
-            query_term = Band(given.query_table, block, QUERY_SIDE, tile).scores(query)
+            query_term = Band(given.query_table, block, QUERY_SIDE, tile).multiply(query)
         if given.key_table is not None:
-            key_term = Band(given.key_table, block, KEY_SIDE, tile).scores(key)
+            key_term = Band(given.key_table, block, KEY_SIDE, tile).multiply(key)
         if self.rule.product:  # each is read several times: copy it into contiguous memory once
             query_term = None if query_term is None else query_term.flatten(1, 2)  # [c, M, W]
             key_term = None if key_term is None else key_term.flatten(2, 3)  # [c, M, W]
         return BlockState(query @ key.transpose(1, 2), gain, query_term, key_term)  # [c, M, W]
 
-    def _compute_weights(self, block: Block, parts: BlockState) -> tuple[Tensor, Tensor | None]:
+    def _compute_softmax(self, block: Block, parts: BlockState) -> tuple[Tensor, Tensor | None]:
         """Compute the weights, and the scores before the temperature (None without one)."""
-        given, product, lines = self.operands, self.rule.product, self.reset_lines(block)
+        given, product, lines = self.operands, self.rule.product, self.locate_reset(block)
         # Computed before combine(), which overwrites the content of a sum.
-        reset = () if lines is None else self._reset_parts(block, parts, lines)
+        reset = () if lines is None else self._compute_reset_parts(block, parts, lines)
         scores = parts.combine(product)
         if given.bias is not None:
             scores.add_(view_by_distance(given.bias, block))

@@ -72,7 +72,7 @@ class Band:
             table.storage_offset() + self.start * width,
         )
 
-    def scores(self, members: Tensor) -> Tensor:
+    def multiply(self, members: Tensor) -> Tensor:
         """Multiply members ``(c, members, D)`` with the rows of all pairs, a view.
 
         Returns:
@@ -97,17 +97,17 @@ class Band:
         self._unskew(skewed).copy_(pairs)
         return skewed
 
-    def sums(self, skewed: Tensor) -> Tensor:
+    def sum_rows(self, skewed: Tensor) -> Tensor:
         """Sum the rows by weight (:meth:`skew`) for each member, ``(c, members, D)``."""
         sums = (skewed @ self.rows).unflatten(2, (-1, self.tile))  # [G, tiles, c / G, N, D]
         return sums.transpose(1, 2).reshape(-1, self.tiles * self.tile, sums.size(-1))
 
-    def transposed_sums(self, skewed: Tensor) -> Tensor:
-        """Compute :meth:`sums` transposed, ``(c, D, members)``."""
+    def sum_rows_transposed(self, skewed: Tensor) -> Tensor:
+        """Compute :meth:`sum_rows` transposed, ``(c, D, members)``."""
         sums = (self.rows.transpose(2, 3) @ skewed.transpose(2, 3)).unflatten(3, (-1, self.tile))
         return sums.permute(0, 3, 2, 1, 4).reshape(-1, sums.size(2), self.tiles * self.tile)
 
-    def add_to(self, table: Tensor | None, skewed: Tensor, members: Tensor) -> None:
+    def add_table_gradient(self, table: Tensor | None, skewed: Tensor, members: Tensor) -> None:
         """Add the weighted sums of members ``(c, members, D)`` to a table of gradients, if any."""
         if table is None:
             return

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scale
-from fairseq_posenc.backends.flex.blocks import block_mask
-from fairseq_posenc.backends.flex.scores import ScoreMod, score_mod
-from fairseq_posenc.backends.flex.sizes import let_vary, rounded_length
+from fairseq_posenc.backends.flex.blocks import build_block_mask
+from fairseq_posenc.backends.flex.scores import ScoreMod, build_score_mod
+from fairseq_posenc.backends.flex.sizes import round_length, vary_batch
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 
@@ -58,19 +58,19 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         rows = [attend(_select_sentence(call, b))[0] for b in range(query.size(0))]
         return torch.cat(rows), None
     tgt_len, src_len = query.size(2), key.size(2)
-    sizes = rounded_length(tgt_len), rounded_length(src_len)
+    sizes = round_length(tgt_len), round_length(src_len)
     deps = (*mask[:3], *mask.locality, query.size(0), tgt_len, src_len, query.device)
-    blocks = mask.cached("flex", deps, lambda: block_mask(mask, query, src_len, *sizes))
+    blocks = mask.cached("flex", deps, lambda: build_block_mask(mask, query, src_len, *sizes))
     query = F.pad(query, (0, 0, 0, sizes[0] - tgt_len))
     key, value = (F.pad(x, (0, 0, 0, sizes[1] - src_len)) for x in (key, value))
     with torch.autocast(query.device.type, enabled=False):
         softmax = call.temperature(), call.decay()
-        modify = score_mod(terms, tgt_len, src_len, query.device, mask, query, key, *softmax)
+        modify = build_score_mod(terms, tgt_len, src_len, query.device, mask, query, key, *softmax)
         scale = score_scale(terms, query.size(-1))
         if terms.sink is None:
-            attended = _run(query, key, value, modify, blocks, scale=scale)
+            attended = _run_compiled(query, key, value, modify, blocks, scale=scale)
         else:  # it takes its share of the weights
-            attended, logsumexp = _run(
+            attended, logsumexp = _run_compiled(
                 query, key, value, modify, blocks, scale=scale, return_lse=True
             )
             share = torch.sigmoid(logsumexp - at_least_fp32(terms.sink)[:, None])  # [B, H, T]
@@ -102,20 +102,20 @@ def _select_sentence(call: AttentionCall, index: int) -> AttentionCall:
 
 
 @cache
-def _compiled() -> Any:
+def _compile_attention() -> Any:
     """Compile FlexAttention, once."""
     return torch.compile(flex_attention, fullgraph=True)
 
 
-def _run(
+def _run_compiled(
     query: Tensor, key: Tensor, value: Tensor, modify: ScoreMod, blocks: BlockMask, **more: Any
 ) -> Any:
     """Attend by the compiled function; ``more`` is its own."""
     if torch.compiler.is_compiling():
         return flex_attention(query, key, value, modify, blocks, **more)
-    let_vary(query, key, value)
+    vary_batch(query, key, value)
     limits = torch._dynamo.config.patch(
         recompile_limit=KERNELS, accumulated_recompile_limit=KERNELS, automatic_dynamic_shapes=False
     )
     with limits:
-        return _compiled()(query, key, value, modify, blocks, **more)
+        return _compile_attention()(query, key, value, modify, blocks, **more)

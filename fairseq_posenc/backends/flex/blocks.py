@@ -10,12 +10,20 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
-from fairseq_posenc.backends.flex.sizes import TILE, let_vary
+from fairseq_posenc.backends.flex.sizes import TILE, index_of, vary_batch
 from fairseq_posenc.backends.mask import Mask
 
 
-def block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys: int) -> BlockMask:
-    """Make the mask of a call whose queries and keys are filled up to these numbers."""
+def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys: int) -> BlockMask:
+    """Build the mask of a call.
+
+    Args:
+        mask: which keys a query may see.
+        query: ``(B, H, T, D)``, not filled up.
+        src_len: S, not filled up.
+        queries: T filled up.
+        keys: S filled up.
+    """
     tgt_len, device = query.size(2), query.device
     ranges = mask.visible_ranges(tgt_len, src_len, device)
     own = segments = None
@@ -53,14 +61,12 @@ def block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys: int)
         whole = torch.zeros_like(whole)
 
     def visible_pair(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        def row(x: Tensor) -> Tensor:
-            return b if x.size(0) > 1 else torch.zeros_like(b)
-
-        seen = (j >= low[row(low), i]) & (j <= high[row(high), i]) & ~hidden[row(hidden), j]
+        seen = (j >= low[index_of(low, 0, b), i]) & (j <= high[index_of(high, 0, b), i])
+        seen = seen & ~hidden[index_of(hidden, 0, b), j]
         if pairs is not None:
             seen = seen & ~pairs[i, j]
         if own is not None and segments is not None:
-            seen = seen & (own[row(own), i] == segments[row(segments), j])
+            seen = seen & (own[index_of(own, 0, b), i] == segments[index_of(segments, 0, b), j])
         return seen
 
     def count_and_sort(tiles: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +76,7 @@ def block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys: int)
         return number, tiles.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
 
     found = (*count_and_sort(visible & ~whole), *count_and_sort(whole))
-    let_vary(low, high, hidden, own, segments, *found)
+    vary_batch(low, high, hidden, own, segments, *found)
     return BlockMask.from_kv_blocks(
         *found, BLOCK_SIZE=TILE, mask_mod=visible_pair, seq_lengths=(queries, keys)
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.backends.base import score_scale
-from fairseq_posenc.backends.flex.sizes import let_vary, rounded_length
+from fairseq_posenc.backends.flex.sizes import index_of, round_length, vary_batch
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
@@ -31,8 +31,8 @@ class _VisibleRows(NamedTuple):
     size: int  # of the padded tables, the reset's two rows at their end included
     reset: bool  # whether the tables have those
 
-    def cut(self, table: Tensor) -> Tensor:
-        """Cut the visible rows out of a table, ``(G, R, ...)``, and pad them to the size."""
+    def select(self, table: Tensor) -> Tensor:
+        """Select the visible rows of a table, ``(G, R, ...)``, and pad them to the size."""
         table = at_least_fp32(table)
         rows = table[:, self.low : self.low + self.number]
         missing = self.size - 2 * self.reset - self.number
@@ -45,11 +45,11 @@ def _split_in_two(decay: Tensor) -> tuple[Tensor, Tensor]:
     """Split numbers in float64 into two in float32, whose differences lose nothing."""
     high = decay.float()
     low = (decay - high).float()
-    let_vary(high, low)
+    vary_batch(high, low)
     return high, low
 
 
-def score_mod(
+def build_score_mod(
     terms: Terms,
     tgt_len: int,
     src_len: int,
@@ -67,7 +67,7 @@ def score_mod(
         tgt_len: T.
         src_len: S.
         device: of the terms.
-        mask: rows of distances that it hides are left out.
+        mask: the keys that a query may see; rows of hidden distances are left out.
         query: ``(B, H, T, D)``, filled up to the kernel's length; for terms that have a table.
         key: ``(B, H, S, D)``, likewise.
         temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
@@ -81,7 +81,7 @@ def score_mod(
     high = 0 if mask.direction == "lr" else min(reach, tgt_len - 1)
     number = high - low + 1
     reset = terms.first is not None
-    size = rounded_length(max(number, 2)) + 2 * reset
+    size = round_length(max(number, 2)) + 2 * reset
     rows = _VisibleRows(low + src_len - 1, number, size, reset)
     # What differs from call to call is a tensor: a number would be compiled into the kernel.
     shift = torch.tensor(tgt_len - src_len - low, device=device)
@@ -92,22 +92,24 @@ def score_mod(
             return None
         # The scores come scaled: what is added to them has to be, and what multiplies them not.
         scale = 1.0 if terms.product else score_scale(terms, x.size(-1))
-        return (at_least_fp32(x) * scale) @ rows.cut(table).transpose(-1, -2)  # [B, H, T or S, R]
+        return (at_least_fp32(x) * scale) @ rows.select(table).transpose(
+            -1, -2
+        )  # [B, H, T or S, R]
 
     by_query = multiply_rows(query, terms.query_table)  # [B, H, T, R]
     by_key = multiply_rows(key, terms.key_table)  # [B, H, S, R]
-    gain = None if terms.gain is None else rows.cut(terms.gain)
-    bias = None if terms.bias is None else rows.cut(terms.bias)
+    gain = None if terms.gain is None else rows.select(terms.gain)
+    bias = None if terms.bias is None else rows.select(terms.bias)
     pair_bias, first = terms.pair_bias, terms.first
     if pair_bias is not None:
         pair_bias = F.pad(at_least_fp32(pair_bias), (0, keys - src_len, 0, queries - tgt_len))
     if first is not None:
         first_query = F.pad(first[:, src_len - tgt_len :], (0, queries - tgt_len))
         first_key = F.pad(first, (0, keys - src_len))
-        let_vary(first_query, first_key)
+        vary_batch(first_query, first_key)
     if temperature is not None:
         temperature = F.pad(temperature, (0, queries - tgt_len))
-    let_vary(by_query, by_key, pair_bias, temperature)
+    vary_batch(by_query, by_key, pair_bias, temperature)
     offset = torch.tensor(src_len - tgt_len, device=device)
     earlier, later = (
         None if c is None else _split_in_two(F.pad(c, (0, keys - src_len))) for c in decay
@@ -118,20 +120,16 @@ def score_mod(
     ) -> Any:
         """Compute c_i - c_j from both parts of c."""
         high, low = parts
-        b, h, i = pick(high, 0, b), pick(high, 1, h), (i + offset).clamp(max=keys - 1)
+        b, h, i = index_of(high, 0, b), index_of(high, 1, h), (i + offset).clamp(max=keys - 1)
         return (high[b, h, i] - high[b, h, j]) + (low[b, h, i] - low[b, h, j])
-
-    def pick(table: Tensor, dim: int, index: Tensor) -> Tensor:
-        """Make the index of a sentence or head in a table that may have one row for all."""
-        return index if table.size(dim) > 1 else torch.zeros_like(index)
 
     def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         row = (j - i + shift).clamp(min=0).minimum(last_row)  # of hidden pairs too
         if first is not None:
-            row = torch.where(first_key[pick(first, 0, b), j], rows.size - 1, row)
-            row = torch.where(first_query[pick(first, 0, b), i], rows.size - 2, row)
+            row = torch.where(first_key[index_of(first, 0, b), j], rows.size - 1, row)
+            row = torch.where(first_query[index_of(first, 0, b), i], rows.size - 2, row)
         if gain is not None:
-            score = score * gain[pick(gain, 0, h), row]
+            score = score * gain[index_of(gain, 0, h), row]
         if by_query is not None:
             term = by_query[b, h, i, row]
             score = score * term if terms.product else score + term
@@ -139,9 +137,9 @@ def score_mod(
             term = by_key[b, h, j, row]
             score = score * term if terms.product else score + term
         if bias is not None:
-            score = score + bias[pick(bias, 0, h), row]
+            score = score + bias[index_of(bias, 0, h), row]
         if pair_bias is not None:
-            score = score + pair_bias[pick(pair_bias, 0, b), pick(pair_bias, 1, h), i, j]
+            score = score + pair_bias[index_of(pair_bias, 0, b), index_of(pair_bias, 1, h), i, j]
         if earlier is not None and later is not None:
             is_later = j > i + offset
             score = score + torch.where(
@@ -150,7 +148,7 @@ def score_mod(
         elif (only := earlier or later) is not None:
             score = score + decay_of_pair(only, b, h, i, j)
         if temperature is not None:
-            score = score * temperature[pick(temperature, 0, b), pick(temperature, 1, h), i]
+            score = score * temperature[index_of(temperature, 0, b), index_of(temperature, 1, h), i]
         return score
 
     return modify

@@ -1,4 +1,4 @@
-"""The sizes that FlexAttention's kernels are compiled for."""
+"""The sizes that FlexAttention's kernels are compiled for, and tensors of other sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 TILE = 128  # tokens
 
 
-def rounded_length(length: int) -> int:
+def round_length(length: int) -> int:
     """Round a length up to one that kernels are compiled for.
 
     They are 1, for a step of decoding, and multiples of a tile, from eight tiles on of an eighth of
@@ -20,8 +20,13 @@ def rounded_length(length: int) -> int:
     return -(-length // step) * step
 
 
-def let_vary(*tensors: Tensor | None) -> None:
+def vary_batch(*tensors: Tensor | None) -> None:
     """Let the batch of tensors vary from call to call of one kernel."""
     for x in tensors:
         if x is not None and x.size(0) > 1 and not torch.compiler.is_compiling():
             torch._dynamo.maybe_mark_dynamic(x, 0)
+
+
+def index_of(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Find the index of a sentence or head in a dimension that may have one entry for all."""
+    return index if x.size(dim) > 1 else torch.zeros_like(index)

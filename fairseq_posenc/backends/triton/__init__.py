@@ -27,7 +27,7 @@ OLDEST = (3, 3)  # versions before have no kernels that take a NamedTuple
 
 def unavailable() -> str:
     """Explain why this backend cannot run on this machine; empty if it can."""
-    version = _version()
+    version = _read_version()
     if not version:
         return "triton is not installed"
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
@@ -69,11 +69,15 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     call = call._replace(query=call.query.type_as(value), key=call.key.type_as(value))
     with torch.autocast(value.device.type, enabled=False):
         if call.terms.first is not None:
-            return resets.attend(_run_exact, call), None
+            return resets.attend(partial(_run_kernels, exact=True), call), None
         return _run_kernels(call, exact=False)[0], None
 
 
 def _run_kernels(call: AttentionCall, exact: bool) -> tuple[Tensor, Tensor]:
+    """Compute attended values ``(B, H, T, D)`` and log2 of the sums of exponentials ``(B, H, T)``.
+
+    Attended values are float32 if ``exact``, else of the values' dtype.
+    """
     query, key, value, terms, mask, dropout, _ = call
     # Only here, for triton takes long to import and is not everywhere.
     from fairseq_posenc.backends.triton.attention import Attention, Settings
@@ -82,8 +86,8 @@ def _run_kernels(call: AttentionCall, exact: bool) -> tuple[Tensor, Tensor]:
     if torch.compiler.is_compiling():
         from fairseq_posenc.backends.triton.operation import attend as apply
     settings = Settings(
-        padding=_as_uint8(mask.key_padding),
-        pairs=_as_uint8(mask.pairs),
+        padding=_view_as_uint8(mask.key_padding),
+        pairs=_view_as_uint8(mask.pairs),
         dropout=Dropout.draw(dropout, query, key) if dropout else None,
         scale=score_scale(terms, query.size(-1)),
         direction=mask.direction,
@@ -95,17 +99,14 @@ def _run_kernels(call: AttentionCall, exact: bool) -> tuple[Tensor, Tensor]:
     return attended, log_sums
 
 
-_run_exact = partial(_run_kernels, exact=True)
-
-
-def _version() -> str:
+def _read_version() -> str:
     """Read Triton's version; empty if it is not installed."""
     spec = importlib.util.find_spec("triton")
-    return "" if spec is None or spec.origin is None else _version_in(spec.origin)
+    return "" if spec is None or spec.origin is None else _parse_version(spec.origin)
 
 
 @cache
-def _version_in(path: str) -> str:
+def _parse_version(path: str) -> str:
     """Read the version in a file: importing it takes long, and it has several names."""
     found = re.search(r"__version__ = [\"']([^\"']+)", Path(path).read_text("utf-8"))
     return found[1] if found else ""
@@ -116,5 +117,5 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _as_uint8(mask: Tensor | None) -> Tensor | None:
+def _view_as_uint8(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask.contiguous().view(torch.uint8)

@@ -1,7 +1,10 @@
-"""Attention as one differentiable step: starts the kernels, forward and backward.
+"""Attention as one differentiable step: lays out its tensors, and starts the kernels.
 
-B batch, H heads, T queries, S keys, D head size, G heads of a table (1 or H), R distances, N side
-of a tile, W power of 2 that D is padded to.
+A kernel computes the scores tile by tile, N queries by N keys. Tables have a row for each distance,
+vectors that meet queries, keys or weights of values, or numbers: a gain or a bias.
+
+Shapes: B batch, H heads, T queries, S keys, D head size; G heads of a table (1 or H), R distances;
+W power of 2 that D is padded to.
 """
 
 from __future__ import annotations
@@ -16,90 +19,96 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.blocked.dropout import multiplier
+from fairseq_posenc.backends.blocked.dropout import compute_kept_factor
 from fairseq_posenc.backends.triton import sizes
 from fairseq_posenc.backends.triton.forward import forward_kernel
 from fairseq_posenc.backends.triton.gradients import Gradients
-from fairseq_posenc.backends.triton.problem import (
-    Dropout,
-    Problem,
-    Saved,
-    Table,
-    TrainedTables,
-)
+from fairseq_posenc.backends.triton.problem import Dropout, Problem, Saved, Table, TrainedTables
 
 
 class Settings(NamedTuple):
-    """The arguments of a call beside the tensors that have gradients."""
+    """The arguments of a call beside its inputs, the tensors that may have gradients."""
 
     padding: Tensor | None  # `(B, S)` of uint8, 1 for keys that nobody may see
     pairs: Tensor | None  # `(T, S)` of uint8, 1 where a query must not see a key
     dropout: Dropout | None  # None for no dropout
     scale: float  # factor of the combined dot products
-    direction: str  # see Mask
+    direction: str  # `both`; `lr`, keys up to the query; `rl`, keys from the query on
     product: bool  # whether terms are multiplied, else added
-    exact: bool  # whether attended values stay in float32, for more to be added to them
+    exact: bool  # keep attended values in float32, for more to be added to them
 
 
 class Attention(torch.autograd.Function):
-    """Flash attention with tables by distance; its inputs are the first fields of ``Problem``."""
+    """Flash attention with tables by distance.
+
+    Its inputs are query, key, value; tables of queries, keys and values; gain and bias.
+    """
 
     @staticmethod
     def forward(ctx: Any, settings: Settings, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Compute attended values and logarithms of the sums; see :class:`ForwardResult`."""
-        found = run_forward(settings, inputs)
+        """Compute the fields of a :class:`ForwardResult`."""
+        result = run_forward(settings, inputs)
         ctx.settings = settings
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*found, *inputs)
+        ctx.save_for_backward(*result, *inputs)
         assert inputs[0] is not None
-        attended = found.attended if settings.exact else found.attended.type_as(inputs[0])
-        return attended, found.log_sums
+        attended = result.attended if settings.exact else result.attended.type_as(inputs[0])
+        return attended, result.log_sums
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, by_log_sums: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, log_sums_grad: Tensor | None) -> tuple[Tensor | None, ...]:
         """Compute the gradients of all inputs."""
         attended, log_sums, *inputs = ctx.saved_tensors
+        result = ForwardResult(attended, log_sums)
         trained = TrainedTables(*ctx.needs_input_grad[4:9])
-        found = ForwardResult(attended, log_sums)
-        return None, *run_backward(ctx.settings, inputs, found, grad, by_log_sums, trained)
+        return None, *run_backward(ctx.settings, inputs, result, grad, log_sums_grad, trained)
 
 
 class ForwardResult(NamedTuple):
-    """The result of the forward pass."""
+    """The result of the forward pass, of float32."""
 
-    attended: Tensor  # values `(B, H, T, D)` of float32
-    log_sums: Tensor  # `(B, H, T)`; see Saved
+    attended: Tensor  # values summed by weights, `(B, H, T, D)`
+    log_sums: Tensor  # base-2 logarithm of each query's sum of exponentials, `(B, H, T)`
 
 
 def run_forward(settings: Settings, inputs: Sequence[Tensor | None]) -> ForwardResult:
-    """Start the forward kernel."""
+    """Start the forward kernel, a program for each N queries of a head of a sentence."""
     problem = build_problem(settings, inputs)
     attended = torch.empty_like(problem.query, dtype=torch.float32)  # [B, H, T, D]
     log_sums = attended.new_empty(problem.query.shape[:3])  # [B, H, T]
     options = compile_options(problem, settings)
-    blocks = log_sums[..., 0].numel() * triton.cdiv(problem.tgt_len, options["N"])
+    programs = log_sums[..., 0].numel() * triton.cdiv(problem.tgt_len, options["N"])
     with torch.cuda.device_of(attended):
-        forward_kernel[(blocks,)](problem, attended, log_sums, **options)
+        forward_kernel[(programs,)](problem, attended, log_sums, **options)
     return ForwardResult(attended, log_sums)
 
 
 def run_backward(
     settings: Settings,
     inputs: Sequence[Tensor | None],
-    found: ForwardResult,
+    result: ForwardResult,
     grad: Tensor,
-    by_log_sums: Tensor | None,
+    log_sums_grad: Tensor | None,
     trained: TrainedTables,
 ) -> list[Tensor | None]:
-    """Start the backward kernels, and return the gradients of the inputs."""
+    """Start the backward kernels; return the gradients of the inputs.
+
+    Args:
+        settings: of the call.
+        inputs: of :class:`Attention`.
+        result: of the forward pass.
+        grad: gradient of the attended values, ``(B, H, T, D)``.
+        log_sums_grad: gradient of the logarithms, ``(B, H, T)``; None if nothing was made of them.
+        trained: tables that need a gradient.
+    """
     problem = build_problem(settings, inputs)
     # Rounded before, so that the two agree: where a query sees one key alone, they cancel out.
     rows = grad.type_as(problem.query).contiguous()
-    dots = (rows * found.attended).sum(-1)  # [B, H, T]
-    if by_log_sums is not None:
-        dots = dots - by_log_sums / math.log(2)
-    saved = Saved(rows, found.log_sums, dots * problem.scale)
+    dots = (rows * result.attended).sum(-1)  # [B, H, T]
+    if log_sums_grad is not None:
+        dots = dots - log_sums_grad / math.log(2)
+    saved = Saved(rows, result.log_sums, dots * problem.scale)
     with torch.cuda.device_of(grad):
         gradients = Gradients(problem, settings.product, trained)
         gradients.run(saved, compile_options(problem, settings))
@@ -114,16 +123,11 @@ def _pad_table(table: Tensor, query: Tensor) -> Tensor:
 
 
 def build_problem(settings: Settings, inputs: Sequence[Any]) -> Problem:
-    """Build the arguments of the kernels.
-
-    Args:
-        settings: of the call.
-        inputs: query, key, value; tables of queries, keys and values; gain and bias.
-    """
+    """Build the arguments of the kernels from those of :class:`Attention`."""
     contiguous: list[Any] = [None if x is None else x.contiguous() for x in inputs]
     query, key, value, *tables = contiguous
     vectors = [None if x is None else _pad_table(x, query) for x in tables[:3]]
-    if _are_same(inputs[3], inputs[4]):
+    if _share_memory(inputs[3], inputs[4]):
         vectors[1] = vectors[0]
     scalars = [None if x is None else x.float() for x in tables[3:]]
     query_table, key_table, value_table, gain, bias = map(Table.from_rows, vectors + scalars)
@@ -139,7 +143,9 @@ def build_problem(settings: Settings, inputs: Sequence[Any]) -> Problem:
         padding=settings.padding,
         pairs=settings.pairs,
         drop=None if settings.dropout is None else settings.dropout.for_kernels(),
-        dropout_scale=1.0 if settings.dropout is None else multiplier(settings.dropout.rate),
+        dropout_scale=1.0
+        if settings.dropout is None
+        else compute_kept_factor(settings.dropout.rate),
         scale=settings.scale,
         heads=query.size(1),
         tgt_len=query.size(2),
@@ -149,17 +155,20 @@ def build_problem(settings: Settings, inputs: Sequence[Any]) -> Problem:
 
 
 def compile_options(problem: Problem, settings: Settings) -> dict[str, Any]:
-    """Choose the compile-time options of ``forward_kernel`` and ``key_kernel``."""
+    """Choose the compile-time options of ``forward_kernel`` and ``key_kernel``.
+
+    ``SAME``: queries and keys have one table. See also :func:`sizes.choose_options`.
+    """
     return {
         "DIRECTION": settings.direction,
         "PRODUCT": settings.product,
-        "SAME": _are_same(*(x and x.rows for x in (problem.query_table, problem.key_table))),
+        "SAME": _share_memory(*(x and x.rows for x in (problem.query_table, problem.key_table))),
         **sizes.choose_options(problem),
     }
 
 
-def _are_same(ours: Tensor | None, theirs: Tensor | None) -> bool:
-    """Check whether two tables share their memory, so that rows are loaded once."""
+def _share_memory(ours: Tensor | None, theirs: Tensor | None) -> bool:
+    """Check whether two tables are one tensor, so that its rows are loaded once."""
     if ours is None or theirs is None:
         return False
     one, other = ((x.data_ptr(), x.shape, x.stride()) for x in (ours, theirs))

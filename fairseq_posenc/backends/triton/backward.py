@@ -15,32 +15,22 @@ import triton.language as tl
 
 from fairseq_posenc.backends.triton.relative_shift import (
     load_band,
-    load_rows,
     multiply,
-    relative_products,
+    multiply_band,
     store_rows,
 )
 from fairseq_posenc.backends.triton.tiles import (
     apply_mask,
     combine_parts,
+    compute_parts,
+    find_queries,
     is_kept,
-    load_keys,
-    query_range,
-    score_parts,
+    load_block,
 )
 
 
 @triton.jit
-def load_queries(
-    problem, rows, sequence, first_query, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr
-):
-    """Load a block of queries, or of their gradients of the output, ``(N, W)``."""
-    start = sequence.to(tl.int64) * problem.tgt_len * problem.width
-    return load_rows(rows + start, first_query, problem.tgt_len, problem.width, FULL, N, W)
-
-
-@triton.jit
-def weight_gradients(
+def compute_weight_gradients(
     problem, grad, v, head, first_query, first_key, N: tl.constexpr, W: tl.constexpr
 ):
     """Compute the gradients of the weights, ``(keys N, queries N)``."""
@@ -49,12 +39,14 @@ def weight_gradients(
         band = load_band(
             problem, problem.value_table, head, first_key - first_query - N, 2 * N, N, W
         )
-        grad_weight += relative_products(grad, band, False, N, True)  # [keys N, queries N]
+        grad_weight += multiply_band(grad, band, False, N, True)  # [keys N, queries N]
     return grad_weight
 
 
 @triton.jit
-def score_gradients(problem, saved, scores, grad_weight, sequence, m, n, FULL: tl.constexpr):
+def compute_score_gradients(
+    problem, saved, scores, grad_weight, sequence, m, n, FULL: tl.constexpr
+):
     """Compute the weights after dropout without its factor, and the gradients of the scores.
 
     The gradients are multiplied by the scale, as all but the bias's need it.
@@ -73,27 +65,31 @@ def score_gradients(problem, saved, scores, grad_weight, sequence, m, n, FULL: t
 
 
 @triton.jit
-def content_gradient(parts, grad, PRODUCT: tl.constexpr):
+def compute_content_gradient(parts, grad, PRODUCT: tl.constexpr):
     """Compute the gradient of the content: times the other factors of a product."""
-    return grad * parts[2] * parts[3] * parts[1] if PRODUCT else grad * parts[1]
+    _, gain, query_term, key_term = parts
+    return grad * query_term * key_term * gain if PRODUCT else grad * gain
 
 
 @triton.jit
-def gain_gradient(parts, grad, PRODUCT: tl.constexpr):
+def compute_gain_gradient(parts, grad, PRODUCT: tl.constexpr):
     """Compute the gradient of the gain."""
-    return grad * parts[2] * parts[3] * parts[0] if PRODUCT else grad * parts[0]
+    content, _, query_term, key_term = parts
+    return grad * query_term * key_term * content if PRODUCT else grad * content
 
 
 @triton.jit
-def query_term_gradient(parts, grad, PRODUCT: tl.constexpr):
+def compute_query_term_gradient(parts, grad, PRODUCT: tl.constexpr):
     """Compute the gradient of the query term."""
-    return grad * parts[0] * parts[1] * parts[3] if PRODUCT else grad
+    content, gain, _, key_term = parts
+    return grad * content * gain * key_term if PRODUCT else grad
 
 
 @triton.jit
-def key_term_gradient(parts, grad, PRODUCT: tl.constexpr):
+def compute_key_term_gradient(parts, grad, PRODUCT: tl.constexpr):
     """Compute the gradient of the key term."""
-    return grad * parts[0] * parts[1] * parts[2] if PRODUCT else grad
+    content, gain, query_term, _ = parts
+    return grad * content * gain * query_term if PRODUCT else grad
 
 
 @triton.jit
@@ -129,14 +125,14 @@ def store_tiles(
 ):
     """Store the wanted gradients, each as soon as it is computed, to save registers."""
     if tiles.query is not None:
-        tile = query_term_gradient(parts, grad, PRODUCT)
+        tile = compute_query_term_gradient(parts, grad, PRODUCT)
         store_transposed(tiles.query, tile, layout, sequence_in_slab, first_query, first_key, N)
     if tiles.key is not None:
         row, stride = first_key - layout.start, layout.key_stride
-        tile = key_term_gradient(parts, grad, PRODUCT)
+        tile = compute_key_term_gradient(parts, grad, PRODUCT)
         store_tile(tiles.key, tile, sequence_in_slab, row, first_query, layout.keys, stride, N)
     if tiles.gain is not None:
-        tile = gain_gradient(parts, grad, PRODUCT)
+        tile = compute_gain_gradient(parts, grad, PRODUCT)
         store_transposed(tiles.gain, tile, layout, sequence_in_slab, first_query, first_key, N)
     if tiles.bias is not None:
         store_transposed(tiles.bias, grad, layout, sequence_in_slab, first_query, first_key, N)
@@ -164,26 +160,26 @@ def key_kernel(
     sequence = first_sequence + sequence_in_slab
     first_key = layout.start + tl.program_id(0) % blocks * N
     batch, head = sequence // problem.heads, sequence % problem.heads
-    k = load_keys(problem, problem.key, sequence, first_key, FULL, N, W)  # [keys N, W]
-    v = load_keys(problem, problem.value, sequence, first_key, FULL, N, W)  # [keys N, W]
+    # [keys N, W] each
+    k = load_block(problem, problem.key, sequence, first_key, problem.src_len, FULL, N, W)
+    v = load_block(problem, problem.value, sequence, first_key, problem.src_len, FULL, N, W)
     n = first_key + tl.arange(0, N)[:, None]  # [keys N, 1]
     grad_k = tl.zeros((N, W), tl.float32)
     grad_v = tl.zeros((N, W), tl.float32)
-    start, end = query_range(problem, first_key, DIRECTION, N)
+    start, end = find_queries(problem, first_key, DIRECTION, N)
     for first_query in range(start, end, N):
         m = first_query + tl.arange(0, N)[None, :]  # [1, queries N]
-        q = load_queries(
-            problem, problem.query, sequence, first_query, FULL, N, W
-        )  # [queries N, W]
-        parts = score_parts(problem, q, k, head, first_query, first_key, True, PRODUCT, SAME, N, W)
-        # Loaded late, and used before the weights, so that fewer tiles are held at a time.
-        grad = load_queries(
-            problem, saved.grad, sequence, first_query, FULL, N, W
-        )  # [queries N, W]
-        grad_weight = weight_gradients(problem, grad, v, head, first_query, first_key, N, W)
+        # [queries N, W]
+        q = load_block(problem, problem.query, sequence, first_query, problem.tgt_len, FULL, N, W)
+        parts = compute_parts(
+            problem, q, k, head, first_query, first_key, True, PRODUCT, SAME, N, W
+        )
+        # [queries N, W], loaded late and used before the weights, so that fewer tiles are held.
+        grad = load_block(problem, saved.grad, sequence, first_query, problem.tgt_len, FULL, N, W)
+        grad_weight = compute_weight_gradients(problem, grad, v, head, first_query, first_key, N, W)
         scores = combine_parts(problem, parts, head, first_query, first_key, True, PRODUCT, N)
         scores = apply_mask(problem, scores, batch, m, n, DIRECTION, FULL)
-        dropped, grad_score = score_gradients(
+        dropped, grad_score = compute_score_gradients(
             problem, saved, scores, grad_weight, sequence, m, n, FULL
         )
         if tiles.weights is not None:
@@ -195,7 +191,7 @@ def key_kernel(
         store_tiles(
             tiles, layout, parts, grad_score, sequence_in_slab, first_query, first_key, PRODUCT, N
         )
-        tile = content_gradient(parts, grad_score, PRODUCT).to(q.dtype)
+        tile = compute_content_gradient(parts, grad_score, PRODUCT).to(q.dtype)
         store_transposed(tiles.content, tile, layout, sequence_in_slab, first_query, first_key, N)
         if grad_key is not None:
             grad_k += multiply(tile, q)  # [keys N, W]

@@ -15,7 +15,6 @@ import triton.language as tl
 from fairseq_posenc.backends.triton.relative_shift import (
     add_exactly,
     load_band,
-    load_rows,
     mask_half,
     roll_rows,
     store_rows,
@@ -23,11 +22,11 @@ from fairseq_posenc.backends.triton.relative_shift import (
 from fairseq_posenc.backends.triton.tiles import (
     apply_mask,
     combine_parts,
+    compute_parts,
+    find_block,
+    find_keys,
     is_kept,
-    key_range,
-    load_keys,
-    program_block,
-    score_parts,
+    load_block,
 )
 
 NOTHING = tl.constexpr(-1e30)  # log2 of a sum of nothing: far below any other
@@ -103,27 +102,30 @@ def forward_kernel(
     Values are hardly rounded: the backward pass subtracts them from numbers that can be nearly as
     large.
     """
-    sequence, first_query = program_block(problem.tgt_len, N)
+    sequence, first_query = find_block(problem.tgt_len, N)
     batch, head = sequence // problem.heads, sequence % problem.heads
-    queries = problem.query + sequence.to(tl.int64) * problem.tgt_len * problem.width
-    q = load_rows(queries, first_query, problem.tgt_len, problem.width, FULL, N, W)  # [N, W]
+    # [N, W]
+    q = load_block(problem, problem.query, sequence, first_query, problem.tgt_len, FULL, N, W)
     m = first_query + tl.arange(0, N)[:, None]  # [N, 1]
     sums = tl.zeros((N, W), tl.float32)
     total = tl.zeros((N,), tl.float32)
     highest = tl.full((N,), float("-inf"), tl.float32)
-    start, end = key_range(problem, first_query, DIRECTION, N)
+    start, end = find_keys(problem, first_query, DIRECTION, N)
     for first_key in range(start, end, N):
         n = first_key + tl.arange(0, N)[None, :]  # [1, N]
-        k = load_keys(problem, problem.key, sequence, first_key, FULL, N, W)  # [N, W]
-        parts = score_parts(problem, q, k, head, first_query, first_key, False, PRODUCT, SAME, N, W)
+        # [N, W]
+        k = load_block(problem, problem.key, sequence, first_key, problem.src_len, FULL, N, W)
+        parts = compute_parts(
+            problem, q, k, head, first_query, first_key, False, PRODUCT, SAME, N, W
+        )
         scores = combine_parts(problem, parts, head, first_query, first_key, False, PRODUCT, N)
         # Masks come last: they are applied to the whole score, and never multiplied.
         scores = apply_mask(problem, scores, batch, m, n, DIRECTION, FULL)
         weights, decay, highest, total = online_softmax_step(scores, highest, total)
         if problem.drop is not None:
             weights = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
-        # Late, to save registers.
-        v = load_keys(problem, problem.value, sequence, first_key, FULL, N, W)  # [N, W]
+        # [N, W], loaded late to save registers.
+        v = load_block(problem, problem.value, sequence, first_key, problem.src_len, FULL, N, W)
         sums = add_values(
             problem, sums * decay[:, None], weights, v, head, first_query, first_key, N, W
         )

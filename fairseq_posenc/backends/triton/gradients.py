@@ -14,23 +14,16 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.triton.backward import key_kernel
-from fairseq_posenc.backends.triton.problem import (
-    Problem,
-    Saved,
-    Side,
-    Slab,
-    Tiles,
-    TrainedTables,
-)
+from fairseq_posenc.backends.triton.problem import Problem, Saved, Side, Slab, Tiles, TrainedTables
 from fairseq_posenc.backends.triton.sizes import choose_warps
 from fairseq_posenc.backends.triton.slabs import (
     add_diagonals,
     choose_stored,
-    key_side,
+    describe_key_side,
+    describe_query_side,
     make_zero_tiles,
-    query_side,
+    needs_value_tiles,
     split_slabs,
-    values_from_tiles,
 )
 from fairseq_posenc.backends.triton.stored import rows_kernel, table_kernel
 
@@ -55,7 +48,7 @@ class Gradients:
         self.stored = choose_stored(problem, product, trained)
         # `key_kernel` lacks the registers for products with tables and the sums of key gradients.
         self.keys_from_tiles = problem.has_vectors
-        self.values_from_tiles = values_from_tiles(problem, product)
+        self.values_from_tiles = needs_value_tiles(problem, product)
         self.query = torch.empty_like(problem.query, dtype=torch.float32)
         self.key = torch.empty_like(problem.key)
         self.value = torch.empty_like(problem.value)
@@ -118,20 +111,22 @@ class Gradients:
         # In a plain sum the query term's gradient equals the content's, and is not stored again.
         tile = tiles.content if tiles.query is None else tiles.query
         given: tuple[Any, ...] = tiles.content, problem.key, tile, problem.query_table, self.query
-        side = query_side(problem, layout)
+        side = describe_query_side(problem, layout)
         blocks = slab.sequences * layout.queries // self.sizes["N"]
         add = layout.start > 0  # to the sums over earlier keys, which an earlier slab wrote
         rows_kernel[(blocks,)](slab.sequence, side, *given, ADD=add, SIGN=1, **self.sizes)
         if self.keys_from_tiles:
             given = tiles.content, problem.query, tiles.key, problem.key_table, self.key
-            side = key_side(problem, layout)
+            side = describe_key_side(problem, layout)
             blocks = slab.sequences * layout.keys // self.sizes["N"]
             rows_kernel[(blocks,)](slab.sequence, side, *given, ADD=False, SIGN=-1, **self.sizes)
 
     def _write_values(self, slab: Slab, tiles: Tiles, saved: Saved) -> None:
         """Write the gradients of values if they are left."""
         if self.values_from_tiles:
-            side = key_side(self.problem, slab.layout)._replace(factor=self.problem.dropout_scale)
+            side = describe_key_side(self.problem, slab.layout)._replace(
+                factor=self.problem.dropout_scale
+            )
             given = tiles.weights, saved.grad, None, None, self.value
             blocks = slab.sequences * slab.layout.keys // self.sizes["N"]
             rows_kernel[(blocks,)](slab.sequence, side, *given, ADD=False, SIGN=-1, **self.sizes)
@@ -139,7 +134,12 @@ class Gradients:
     def _add_to_tables(self, slab: Slab, tiles: Tiles, saved: Saved) -> None:
         """Add to the gradients of the tables."""
         problem, content = self.problem, tiles.content
-        queries, keys = query_side(problem, slab.layout), key_side(problem, slab.layout)
+        queries, keys = (
+            describe_query_side(problem, slab.layout),
+            describe_key_side(problem, slab.layout),
+        )
+        # Of each table: tiles of its term's gradient, the vectors that its rows were multiplied
+        # with (None for numbers), the tiles' layout, and 1 if distances grow along a row, else -1.
         found = (
             (content if tiles.query is None else tiles.query, problem.query, queries, 1),
             (tiles.key, problem.key, keys, -1),

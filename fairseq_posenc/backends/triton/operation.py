@@ -36,12 +36,12 @@ TENSORS = ", ".join(
 )
 def attention(*given: Any) -> tuple[Tensor, Tensor]:
     """Compute a :class:`ForwardResult`."""
-    found = run_forward(_settings(given), given[:INPUTS])
+    found = run_forward(_unpack_settings(given), given[:INPUTS])
     return found.attended, found.log_sums
 
 
 @attention.register_fake
-def _shapes(*given: Any) -> tuple[Tensor, Tensor]:
+def _allocate_outputs(*given: Any) -> tuple[Tensor, Tensor]:
     query = given[0]
     attended = torch.empty_like(query, dtype=torch.float32, memory_format=torch.contiguous_format)
     return attended, attended.new_empty(query.shape[:3])
@@ -50,26 +50,26 @@ def _shapes(*given: Any) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op(
     "fairseq_posenc::attention_backward",
     mutates_args=(),
-    schema=f"(Tensor attended, Tensor log_sums, Tensor grad, Tensor? by_log_sums, bool[] wanted, "
+    schema=f"(Tensor attended, Tensor log_sums, Tensor grad, Tensor? log_sums_grad, bool[] wanted, "
     f"{TENSORS}) -> Tensor[]",
 )
 def attention_backward(*given: Any) -> list[Tensor]:
     """Compute the gradients of the inputs; an empty tensor for those that have none."""
-    *found, grad, by_log_sums, wanted = given[:5]
+    *found, grad, log_sums_grad, wanted = given[:5]
     inputs = given[5:][:INPUTS]
     every = run_backward(
-        _settings(given[5:]),
+        _unpack_settings(given[5:]),
         inputs,
         ForwardResult(*found),
         grad,
-        by_log_sums,
+        log_sums_grad,
         TrainedTables(*wanted),
     )
     return [grad.new_empty(0) if x is None else x for x in every]
 
 
 @attention_backward.register_fake
-def _shapes_backward(*given: Any) -> list[Tensor]:
+def _allocate_gradients(*given: Any) -> list[Tensor]:
     inputs = given[5:][:INPUTS]
     wanted = [True] * 3 + list(given[4])
     return [
@@ -80,27 +80,27 @@ def _shapes_backward(*given: Any) -> list[Tensor]:
     ]
 
 
-def _settings(given: tuple[Any, ...]) -> Settings:
+def _unpack_settings(given: tuple[Any, ...]) -> Settings:
     padding, pairs, query_keys, key_keys = given[INPUTS : INPUTS + MASKS]
     rate, scale, direction, product = given[INPUTS + MASKS :]
     dropout = None if query_keys is None else Dropout(rate, query_keys, key_keys)
     return Settings(padding, pairs, dropout, scale, direction, product, exact=True)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*output, *inputs[: INPUTS + MASKS])
     ctx.numbers = inputs[INPUTS + MASKS :]
 
 
-def _backward(ctx: Any, grad: Tensor, by_log_sums: Tensor | None) -> tuple[Any, ...]:
+def _run_backward(ctx: Any, grad: Tensor, log_sums_grad: Tensor | None) -> tuple[Any, ...]:
     saved = ctx.saved_tensors
     wanted = list(ctx.needs_input_grad[3:8])
-    found = attention_backward(*saved[:2], grad, by_log_sums, wanted, *saved[2:], *ctx.numbers)
+    found = attention_backward(*saved[:2], grad, log_sums_grad, wanted, *saved[2:], *ctx.numbers)
     needed = zip(found, ctx.needs_input_grad)
     return *(x if need else None for x, need in needed), *[None] * (MASKS + len(ctx.numbers))
 
 
-attention.register_autograd(_backward, setup_context=_save)
+attention.register_autograd(_run_backward, setup_context=_save_for_backward)
 
 
 def attend(settings: Settings, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:

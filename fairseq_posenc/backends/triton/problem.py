@@ -29,7 +29,7 @@ class Table(NamedTuple):
         return cls(rows, rows[0].numel() if rows.size(0) > 1 else 0)
 
 
-class Drop(NamedTuple):
+class KernelDropout(NamedTuple):
     """Dropout, as a kernel argument; see :class:`Dropout`."""
 
     first: Tensor  # the first seed of each query, `(B, H, T)` of int32
@@ -51,13 +51,13 @@ class Dropout(NamedTuple):
     @classmethod
     def draw(cls, rate: float, query: Tensor, key: Tensor) -> Dropout:
         """Draw from torch's generator, so a forward pass done again drops the same weights."""
-        queries = dropout.draw(2, *query.shape[:3], device=query.device)
-        return cls(rate, queries, dropout.draw(*key.shape[:3], device=query.device))
+        queries = dropout.draw_seeds(2, *query.shape[:3], device=query.device)
+        return cls(rate, queries, dropout.draw_seeds(*key.shape[:3], device=query.device))
 
-    def for_kernels(self) -> Drop:
+    def for_kernels(self) -> KernelDropout:
         """Build the kernels' argument."""
         first, second = self.queries
-        return Drop(first, second, self.keys, dropout.keep_threshold(self.rate))
+        return KernelDropout(first, second, self.keys, dropout.compute_keep_threshold(self.rate))
 
 
 class Problem(NamedTuple):
@@ -76,7 +76,7 @@ class Problem(NamedTuple):
     bias: Table | None  # scalars of float32
     padding: Tensor | None  # `(B, S)`, keys that nobody may see
     pairs: Tensor | None  # `(T, S)`, keys that a query must not see
-    drop: Drop | None  # None for no dropout
+    drop: KernelDropout | None  # None for no dropout
     dropout_scale: float  # factor of the kept weights, 1 / (1 - rate)
     scale: float  # factor of the combined dot products
     heads: int  # H

@@ -72,7 +72,7 @@ def add_exactly(sums, x, y):
 
 
 @triton.jit
-def band_row(N: tl.constexpr, FLIP: tl.constexpr):
+def index_band(N: tl.constexpr, FLIP: tl.constexpr):
     """Compute the band's row of each element of a tile, ``(N, N)``; by (key, query) if flipped."""
     step = tl.arange(0, N)[None, :] - tl.arange(0, N)[:, None]  # [N, N]
     return N - step if FLIP else N + step
@@ -108,7 +108,7 @@ def gather_flat(x, index, N: tl.constexpr):
 
 
 @triton.jit
-def relative_products(x, band, ROWS: tl.constexpr, N: tl.constexpr, FLIP: tl.constexpr):
+def multiply_band(x, band, ROWS: tl.constexpr, N: tl.constexpr, FLIP: tl.constexpr):
     """Multiply queries or keys with their table rows, ``x . a_r``, for a tile ``(N, N)``.
 
     Args:
@@ -120,9 +120,9 @@ def relative_products(x, band, ROWS: tl.constexpr, N: tl.constexpr, FLIP: tl.con
     """
     if ROWS:
         product = multiply(x, tl.trans(band)).reshape(2 * N * N)  # of [N, 2N]
-        return gather_flat(product, tl.arange(0, N)[:, None] * (2 * N) + band_row(N, FLIP), N)
+        return gather_flat(product, tl.arange(0, N)[:, None] * (2 * N) + index_band(N, FLIP), N)
     product = multiply(band, tl.trans(x)).reshape(2 * N * N)  # of [2N, N]
-    return gather_flat(product, band_row(N, FLIP) * N + tl.arange(0, N)[None, :], N)
+    return gather_flat(product, index_band(N, FLIP) * N + tl.arange(0, N)[None, :], N)
 
 
 @triton.jit
@@ -131,7 +131,7 @@ def load_scalars(problem, table, head, first_query, first_key, N: tl.constexpr, 
     row = first_key - first_query + problem.tgt_len - 1 - N + tl.arange(0, 2 * N)
     inside = (row >= 0) & (row < problem.tgt_len + problem.src_len - 1)
     band = tl.load(table.rows + head * table.head_stride + row, mask=inside, other=0.0)
-    return gather_flat(band, band_row(N, FLIP), N)
+    return gather_flat(band, index_band(N, FLIP), N)
 
 
 @triton.jit

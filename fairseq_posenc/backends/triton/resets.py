@@ -72,9 +72,9 @@ class _Places(NamedTuple):
         place = first.int().argmax(1)  # [B]
         query = (place - (src_len - tgt_len)).clamp(0)
         left_out = first if mask.key_padding is None else first | mask.key_padding
-        hidden_key = _hidden_key(first, place, mask, tgt_len)
+        hidden_key = _find_hidden_key(first, place, mask, tgt_len)
         return cls(
-            place, query, left_out, hidden_key, _hidden_of_query(place, query, mask, src_len)
+            place, query, left_out, hidden_key, _find_hidden_of_query(place, query, mask, src_len)
         )
 
 
@@ -87,14 +87,14 @@ def _split_terms(terms: Terms, tgt_len: int, src_len: int) -> tuple[Terms, Terms
     sizes = [tgt_len + src_len - 1, 1, 1]
     lines = {name: table.split(sizes, 1) for name, _, table in terms.given()}
 
-    def at(row: int, length: int) -> dict[str, Any]:
+    def select_row(row: int, length: int) -> dict[str, Any]:
         tables = {name: parts[row] for name, parts in lines.items()}
         return {name: x.expand(-1, length, *x.shape[2:]) for name, x in tables.items()}
 
-    column = bare._replace(**at(2, tgt_len))
+    column = bare._replace(**select_row(2, tgt_len))
     return (
         bare._replace(**{name: parts[0] for name, parts in lines.items()}),
-        bare._replace(**at(1, src_len)),
+        bare._replace(**select_row(1, src_len)),
         column._replace(query_table=column.key_table, key_table=column.query_table),
     )
 
@@ -104,7 +104,7 @@ def _select_token(x: Tensor, at: Tensor) -> Tensor:
     return x.gather(2, at[:, None, None, None].expand(-1, x.size(1), 1, x.size(3)))
 
 
-def _hidden_key(first: Tensor, place: Tensor, mask: Mask, tgt_len: int) -> Tensor:
+def _find_hidden_key(first: Tensor, place: Tensor, mask: Mask, tgt_len: int) -> Tensor:
     """Mark the queries that must not see the first token's key, or have none, ``(B, T)``."""
     hidden = ~first.any(1, keepdim=True)
     if mask.key_padding is not None:
@@ -119,7 +119,7 @@ def _hidden_key(first: Tensor, place: Tensor, mask: Mask, tgt_len: int) -> Tenso
     return hidden.expand(-1, tgt_len)
 
 
-def _hidden_of_query(place: Tensor, at: Tensor, mask: Mask, src_len: int) -> Tensor:
+def _find_hidden_of_query(place: Tensor, at: Tensor, mask: Mask, src_len: int) -> Tensor:
     """Mark the keys that the first token's query must not see, ``(B, S)``."""
     hidden = mask.key_padding
     if hidden is None:

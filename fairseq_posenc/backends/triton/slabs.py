@@ -38,12 +38,12 @@ def choose_stored(problem: Problem, product: bool, trained: TrainedTables) -> St
         query=problem.query_table is not None and not plain_sum,
         gain=trained.gain,
         bias=trained.bias and not plain_sum,
-        weights=trained.value_table or values_from_tiles(problem, product),
+        weights=trained.value_table or needs_value_tiles(problem, product),
         key=problem.key_table is not None,
     )
 
 
-def values_from_tiles(problem: Problem, product: bool) -> bool:
+def needs_value_tiles(problem: Problem, product: bool) -> bool:
     """Check whether the gradient of values is computed from stored weights."""
     both = problem.query_table is not None and problem.key_table is not None
     return product or both
@@ -90,7 +90,7 @@ def make_zero_tiles(problem: Problem, slab: Slab, stored: StoredTiles) -> Tiles:
     return Tiles(*tiles)
 
 
-def query_side(problem: Problem, layout: Layout) -> Side:
+def describe_query_side(problem: Problem, layout: Layout) -> Side:
     """Describe the layout of tiles with a row for each query."""
     return Side(
         heads=problem.heads,
@@ -110,9 +110,9 @@ def query_side(problem: Problem, layout: Layout) -> Side:
     )
 
 
-def key_side(problem: Problem, layout: Layout) -> Side:
+def describe_key_side(problem: Problem, layout: Layout) -> Side:
     """Describe the layout of tiles with a row for each key."""
-    return query_side(problem, layout)._replace(
+    return describe_query_side(problem, layout)._replace(
         rows=layout.keys,
         columns=layout.queries,
         stride=layout.key_stride,

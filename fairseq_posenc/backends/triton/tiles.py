@@ -19,7 +19,7 @@ from fairseq_posenc.backends.triton.relative_shift import (
     load_rows,
     load_scalars,
     multiply,
-    relative_products,
+    multiply_band,
 )
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -29,23 +29,23 @@ XXHASH = tl.constexpr(0x85EBCA77 - 2**32)
 
 
 @triton.jit
-def program_block(length, N: tl.constexpr):
+def find_block(length, N: tl.constexpr):
     """Find the sequence (of a batch and head) of a program, and the first row of its block."""
     blocks = tl.cdiv(length, N)
     return tl.program_id(0) // blocks, tl.program_id(0) % blocks * N
 
 
 @triton.jit
-def load_keys(
-    problem, rows, sequence, first_key, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr
+def load_block(
+    problem, rows, sequence, first, length, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr
 ):
-    """Load a block of keys or of values, ``(N, W)``."""
-    start = sequence.to(tl.int64) * problem.src_len * problem.width
-    return load_rows(rows + start, first_key, problem.src_len, problem.width, FULL, N, W)
+    """Load rows from ``first`` on of a sequence of ``(B, H, length, D)``: ``(N, W)``."""
+    start = sequence.to(tl.int64) * length * problem.width
+    return load_rows(rows + start, first, length, problem.width, FULL, N, W)
 
 
 @triton.jit
-def key_range(problem, first_query, DIRECTION: tl.constexpr, N: tl.constexpr):
+def find_keys(problem, first_query, DIRECTION: tl.constexpr, N: tl.constexpr):
     """Find the first key, and the end of the keys, that queries from ``first_query`` on may see."""
     past = problem.src_len - problem.tgt_len
     start = 0
@@ -58,7 +58,7 @@ def key_range(problem, first_query, DIRECTION: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def query_range(problem, first_key, DIRECTION: tl.constexpr, N: tl.constexpr):
+def find_queries(problem, first_key, DIRECTION: tl.constexpr, N: tl.constexpr):
     """Find the first query, and the end of the queries, that may see keys from ``first_key`` on."""
     past = problem.src_len - problem.tgt_len
     start = 0
@@ -107,7 +107,7 @@ def is_kept(problem, sequence, m, n, FULL: tl.constexpr):
 
 
 @triton.jit
-def score_parts(
+def compute_parts(
     problem,
     q,
     k,
@@ -129,16 +129,17 @@ def score_parts(
     key_term = 1.0 if PRODUCT else 0.0
     # What takes most registers on its way comes first.
     if problem.query_table is not None:
+        # [2N, W]
         band = load_band(
             problem, problem.query_table, head, first_key - first_query - N, 2 * N, N, W
-        )  # [2N, W]
-        query_term = relative_products(q, band, not FLIP, N, FLIP)  # [N, N]
+        )
+        query_term = multiply_band(q, band, not FLIP, N, FLIP)  # [N, N]
     if problem.key_table is not None:
         if not SAME:
             band = load_band(
                 problem, problem.key_table, head, first_key - first_query - N, 2 * N, N, W
             )
-        key_term = relative_products(k, band, FLIP, N, FLIP)  # [N, N]
+        key_term = multiply_band(k, band, FLIP, N, FLIP)  # [N, N]
     if problem.gain is not None:
         gain = load_scalars(problem, problem.gain, head, first_query, first_key, N, FLIP)  # [N, N]
     x, y = (k, q) if FLIP else (q, k)
