@@ -141,22 +141,20 @@ def _convert_weights(
 def from_hf_weights(
     config: dict[str, Any], weights: dict[str, Tensor], wanted: list[str], model: Any
 ) -> tuple[dict[str, Tensor], set[str]]:
-    """Collect a model's weights by fairseq's names, and the names there of what was used.
+    """Collect a model's weights by fairseq's names; list the folder's tensors that were used.
 
     Args:
-        config: of the folder, as ``weights``.
-        weights: by their names there.
-        wanted: fairseq's names.
+        config: config.json of the folder.
+        weights: tensors of the folder, by their names there.
+        wanted: fairseq's names of the weights.
         model: of fairseq, its positions those of the folder.
 
     Raises:
         UserError: output embeddings that are not those of the input.
     """
     layout, hf_class = _find_class(config, model)
-    found, used = (
-        {},
-        {*hf_class.fixed, layout.token_types, layout.scaled_embeddings, *_list_unneeded(weights)},
-    )
+    found: dict[str, Tensor] = {}
+    used = {*hf_class.fixed, layout.token_types, layout.scaled_embeddings, *_list_copies(weights)}
     for name in wanted:
         place = _map_param(to_exported_name(name), layout, hf_class)
         if name.endswith(_OUTPUT_EMBEDDINGS) and place.name not in weights:
@@ -165,10 +163,9 @@ def from_hf_weights(
         if place.name in weights:
             found[name] = place.from_hf(weights[place.name])
             used.add(place.name)
-    if layout.scaled_embeddings in weights and not model.decoder.share_input_output_embed:
-        found["decoder.embed_tokens.weight"] = (
-            weights[layout.scaled_embeddings] / model.decoder.embed_scale
-        )
+    scaled = weights.get(layout.scaled_embeddings)
+    if scaled is not None and not model.decoder.share_input_output_embed:
+        found["decoder.embed_tokens.weight"] = scaled / model.decoder.embed_scale
     types = weights.get(layout.token_types)
     if types is not None and types[0].any():  # one vector more for every token
         table = next((name for name in found if name.endswith(_POSITION_TABLE)), None)
@@ -178,7 +175,7 @@ def from_hf_weights(
     return found, used
 
 
-def _list_unneeded(weights: dict[str, Tensor]) -> list[str]:
+def _list_copies(weights: dict[str, Tensor]) -> list[str]:
     """List the tensors that hold a weight a second time, which must be equal, or none."""
     there = [pair for pair in _TIED_PAIRS if weights.keys() >= set(pair)]
     for second, first in there:

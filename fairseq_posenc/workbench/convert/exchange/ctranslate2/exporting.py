@@ -12,25 +12,14 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.convert.exchange.card import Labels, write_card
-from fairseq_posenc.workbench.convert.exchange.config_json import build_generation_config
 from fairseq_posenc.workbench.convert.exchange.ctranslate2.specification import build_specification
-from fairseq_posenc.workbench.convert.exchange.ctranslate2.text import TextSide, write_tokenizers
+from fairseq_posenc.workbench.convert.exchange.ctranslate2.text import (
+    format_usage,
+    write_tokenizers,
+)
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import create_folder
 from fairseq_posenc.workbench.convert.random_comparison import ALLOWED, LONGEST, compute_scores
 from fairseq_posenc.workbench.loading.open_model import OpenModel
-
-_TRANSLATION = """translator = ctranslate2.Translator("FOLDER")
-(found,) = translator.translate_batch(
-    [{cut}],
-    beam_size=5, max_decoding_length={longest}, return_end_token=True,
-)
-translation = [each for each in found.hypotheses[0] if each != "</s>"]
-print({joined})"""
-_CAUSAL_LM = """generator = ctranslate2.Generator("FOLDER")
-(found,) = generator.generate_batch(
-    [["{start}", *{cut}]], max_length=50, sampling_topk=10
-)
-print({joined})"""
 
 
 class LogProbDifference(NamedTuple):
@@ -83,7 +72,7 @@ def export_to_ctranslate2(
             )
         if not sides[0].file:
             notes.append("no tokenizer")
-        write_card(folder, trained, "ctranslate2", _format_usage(trained, sides), notes, labels)
+        write_card(folder, trained, "ctranslate2", format_usage(trained, sides), notes, labels)
     return [f"wrote {out}: a model of CTranslate2 in {quantization}", *notes]
 
 
@@ -95,31 +84,6 @@ def _write(
     spec.optimize(quantization)
     spec.save(str(folder))
     return _compare_log_probs(trained, folder, vocabularies)
-
-
-def _format_usage(trained: OpenModel, sides: list[TextSide]) -> str:
-    """Format the lines of Python that run the model with CTranslate2 and its tokenizer."""
-    source, target = sides[0], sides[-1]
-    library, opening, cutting, joining = source.usage
-    names = ("source", "source" if source.file == target.file else "target")
-    lines = ["import ctranslate2", library, ""] if library else ["import ctranslate2", ""]
-    if source.file:
-        lines += [
-            f"{name} = {opening.format(file=side.file)}"
-            for name, side in dict(zip(names, (source, target))).items()
-        ]
-    cut = cutting.format(source=names[0], text="Un homme dort.")
-    if trained.family.name == "translation":
-        joined = joining.format(target=names[1], found="translation")
-        longest = (
-            build_generation_config(trained)["max_new_tokens"] - 1
-        )  # at which fairseq adds the end
-        lines.append(_TRANSLATION.format(cut=cut, joined=joined, longest=longest))
-    else:
-        joined = joining.format(target=names[1], found="found.sequences[0]")
-        start = "<s>" if trained.settings.task.get("add_bos_token") else "</s>"
-        lines.append(_CAUSAL_LM.format(start=start, cut=cut, joined=joined))
-    return "\n".join(lines)
 
 
 @torch.no_grad()

@@ -9,21 +9,44 @@ from typing import NamedTuple
 from fairseq.data import Dictionary
 
 from fairseq_posenc.workbench.convert.exchange import hf_tokenizer
+from fairseq_posenc.workbench.convert.exchange.config_json import build_generation_config
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
-_SENTENCEPIECE = (
-    "import sentencepiece",
-    'sentencepiece.SentencePieceProcessor(model_file="FOLDER/{file}")',
-    '{source}.encode("{text}", out_type=str)',
-    "{target}.decode({found})",
+
+class Usage(NamedTuple):
+    """Python that uses a tokenizer, with fields to be filled in."""
+
+    tokenize: str  # a text
+    join: str  # its pieces to a text
+    import_line: str = ""
+    open_file: str = ""
+
+
+_SENTENCEPIECE = Usage(
+    tokenize='{source}.encode("{text}", out_type=str)',
+    join="{target}.decode({found})",
+    import_line="import sentencepiece",
+    open_file='sentencepiece.SentencePieceProcessor(model_file="FOLDER/{file}")',
 )
-_TOKENIZERS = (
-    "from tokenizers import Tokenizer",
-    'Tokenizer.from_file("FOLDER/{file}")',
-    '{source}.encode("{text}", add_special_tokens=False).tokens',
-    "{target}.decode([{target}.token_to_id(each) for each in {found}])",
+_TOKENIZERS = Usage(
+    tokenize='{source}.encode("{text}", add_special_tokens=False).tokens',
+    join="{target}.decode([{target}.token_to_id(each) for each in {found}])",
+    import_line="from tokenizers import Tokenizer",
+    open_file='Tokenizer.from_file("FOLDER/{file}")',
 )
-_NOTHING = ("", "", '"{text}".split()', '" ".join({found})')
+_NO_TOKENIZER = Usage(tokenize='"{text}".split()', join='" ".join({found})')
+_TRANSLATION = """translator = ctranslate2.Translator("FOLDER")
+(found,) = translator.translate_batch(
+    [{cut}],
+    beam_size=5, max_decoding_length={longest}, return_end_token=True,
+)
+translation = [each for each in found.hypotheses[0] if each != "</s>"]
+print({joined})"""
+_CAUSAL_LM = """generator = ctranslate2.Generator("FOLDER")
+(found,) = generator.generate_batch(
+    [["{start}", *{cut}]], max_length=50, sampling_topk=10
+)
+print({joined})"""
 
 
 class TextSide(NamedTuple):
@@ -31,8 +54,7 @@ class TextSide(NamedTuple):
 
     symbols: list[str]  # of the dictionary, in order, as the tokenizer writes them
     file: str  # name of the tokenizer's file; "" for none
-    # lines of Python: import, opening the file, tokenizing a text, joining pieces
-    usage: tuple[str, str, str, str]
+    usage: Usage
 
 
 def write_tokenizers(trained: OpenModel, tokens: str | None, folder: Path) -> list[TextSide]:
@@ -55,7 +77,7 @@ def write_tokenizers(trained: OpenModel, tokens: str | None, folder: Path) -> li
             shutil.copyfile(tokenization, folder / tokenization.name)
             found.append(TextSide(list(dictionary.symbols), tokenization.name, _SENTENCEPIECE))
         elif tokenization == "none":
-            found.append(TextSide(list(dictionary.symbols), "", _NOTHING))
+            found.append(TextSide(list(dictionary.symbols), "", _NO_TOKENIZER))
         else:
             file = f"tokenizer.{language}.json" if translates else "tokenizer.json"
             found.append(_write_json(tokenization, dictionary, folder / file, trained.family.name))
@@ -70,3 +92,28 @@ def _write_json(
     tokenizer.save(str(path))
     symbols = [tokenizer.id_to_token(number) for number in range(len(dictionary))]
     return TextSide(symbols, path.name, _TOKENIZERS)
+
+
+def format_usage(trained: OpenModel, sides: list[TextSide]) -> str:
+    """Format the lines of Python that run the model with CTranslate2 and its tokenizer."""
+    source, target = sides[0], sides[-1]
+    usage = source.usage
+    names = ("source", "source" if source.file == target.file else "target")
+    lines = [*filter(None, ("import ctranslate2", usage.import_line)), ""]
+    if source.file:
+        lines += [
+            f"{name} = {usage.open_file.format(file=side.file)}"
+            for name, side in dict(zip(names, (source, target))).items()
+        ]
+    cut = usage.tokenize.format(source=names[0], text="Un homme dort.")
+    if trained.family.name == "translation":
+        joined = usage.join.format(target=names[1], found="translation")
+        longest = (
+            build_generation_config(trained)["max_new_tokens"] - 1
+        )  # then fairseq adds the end
+        lines.append(_TRANSLATION.format(cut=cut, joined=joined, longest=longest))
+    else:
+        joined = usage.join.format(target=names[1], found="found.sequences[0]")
+        start = "<s>" if trained.settings.task.get("add_bos_token") else "</s>"
+        lines.append(_CAUSAL_LM.format(start=start, cut=cut, joined=joined))
+    return "\n".join(lines)
