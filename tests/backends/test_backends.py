@@ -373,7 +373,8 @@ def test_activation_checkpointing_drops_the_same_weights():
 def test_hashed_dropout_is_independent_from_pair_to_pair(rate):
     """Counts, and products of rows and of columns, spread as those of independent draws do."""
     device = torch.device("cpu")
-    queries, keys = hashed.draw(2, 8, 256, device=device), hashed.draw(8, 256, device=device)
+    queries = hashed.draw_seeds(2, 8, 256, device=device)
+    keys = hashed.draw_seeds(8, 256, device=device)
     weights = hashed.mark_dropped(torch.ones(8, 256, 256), rate, queries, keys)
     assert set(weights.unique().tolist()) == {-1, 1}
     z = ((weights < 0).double() - rate) / (rate * (1 - rate)) ** 0.5

@@ -62,7 +62,7 @@ def _largest_difference(call: AttentionCall) -> float:
 @pytest.fixture
 def uncompiled(monkeypatch):
     """Let torch compute the same functions without a kernel, for each pair."""
-    monkeypatch.setattr(flex, "_compiled", lambda: flex_attention)
+    monkeypatch.setattr(flex, "_compile_attention", lambda: flex_attention)
 
 
 @pytest.mark.parametrize("left", [False, True])

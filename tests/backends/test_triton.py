@@ -558,8 +558,8 @@ def test_triton_is_not_imported_before_it_is_used():
 
 
 def test_a_resets_places_are_found_once_a_forward_pass(monkeypatch):
-    calls, real = [], resets._hidden_key
-    monkeypatch.setattr(resets, "_hidden_key", lambda *args: calls.append(1) or real(*args))
+    calls, real = [], resets._find_hidden_key
+    monkeypatch.setattr(resets, "_find_hidden_key", lambda *args: calls.append(1) or real(*args))
     model = make_model("masked_lm", position_encoding="m4+reset", position_backend="triton")
     logits(model.to(DEVICE), "masked_lm", make_tokens().to(DEVICE))
     assert len(calls) == 1

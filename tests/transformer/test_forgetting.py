@@ -63,7 +63,7 @@ def draw(causal: bool, spec: str, length: int = LENGTH, dtype: torch.dtype = tor
 @pytest.mark.parametrize("spec", [*GATED, *COUNTED])
 @torch.no_grad()
 def test_equals_the_formula_on_every_backend(spec, monkeypatch):
-    monkeypatch.setattr(flex, "_compiled", lambda: flex_attention)
+    monkeypatch.setattr(flex, "_compile_attention", lambda: flex_attention)
     refuses = flex.refuses
     monkeypatch.setattr(
         flex,

@@ -108,7 +108,7 @@ def attended(spec: str, backends: Iterable[str], causal: bool, direction: str):
 @pytest.mark.parametrize("softmax_spec", OF_SOFTMAX)
 @pytest.mark.parametrize("spec", FEW)
 def test_equals_the_formula_on_every_backend(spec, softmax_spec, monkeypatch):
-    monkeypatch.setattr(flex, "_compiled", lambda: flex_attention)
+    monkeypatch.setattr(flex, "_compile_attention", lambda: flex_attention)
     monkeypatch.setattr(flex, "refuses", lambda terms, call: "")  # float64, uncompiled
     backends = ["reference", "blocked", "flex"]
     if spec in ("none", "rope") or (spec in ("t5", "tupe+reset") and softmax_spec == "sink"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import product
 from typing import Any, NamedTuple, Optional, cast
 
@@ -173,7 +173,8 @@ def permute_queries_and_keys(
         _refuse_vectors_of_others(stack)
         index = torch.empty_like(now.order())
         index[now.order()] = before.order()
-        for name in _name_projections(f"{prefix}layers.{layer}", attentions):
+        for names in product(attentions, ("q_proj", "k_proj"), ("weight", "bias")):
+            name = ".".join([f"{prefix}layers.{layer}", *names])
             rows = weights[name].unflatten(0, (dims.num_heads, -1))[:, index]  # [H, D, ...]
             found[name] = rows.flatten(0, 1)
     return found
@@ -198,12 +199,6 @@ def _build_rotary(spec: Spec, layer: int, dims: Dims) -> Optional[Rope]:
             (built,) = build_encodings({item.name: item}, dims).as_list()
             return cast(Rope, built)
     return None
-
-
-def _name_projections(layer: str, attentions: list[str]) -> Iterator[str]:
-    """Name the parameters that make a layer's queries and keys."""
-    for attention, part in product(attentions, ("q_proj", "k_proj")):
-        yield from (f"{layer}.{attention}.{part}.{kind}" for kind in ("weight", "bias"))
 
 
 def _refuse_vectors_of_others(stack: Any) -> None:
