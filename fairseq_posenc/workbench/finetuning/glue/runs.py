@@ -35,30 +35,18 @@ _PLAIN = re.compile(r"[A-Za-z_./][\w./+-]*")
 
 
 class GlueRun(NamedTuple):
-    """One fine-tuning: a task, a learning rate and a seed; its fields are its folder's stamp.
+    """One fine-tuning: a task, a learning rate and a seed; its fields are its folder's stamp."""
 
-    Attributes:
-        protocol: name of the protocol.
-        task: name of the task.
-        learning_rate: peak learning rate.
-        seed: random seed.
-        metric: metric that chooses the checkpoint.
-        max_update: number of updates.
-        data: folder of the data-bin.
-        checkpoint: checkpoint of the pre-trained model.
-        modified: modification time of the checkpoint, in nanoseconds.
-        command: ``fairseq-hydra-train`` and its arguments, without the checkpoint to start from.
-    """
-
-    protocol: str
-    task: str
-    learning_rate: float
-    seed: int
-    metric: str
-    max_update: int
-    data: str
-    checkpoint: str
-    modified: int
+    protocol: str  # name of the protocol
+    task: str  # name of the task
+    learning_rate: float  # peak learning rate
+    seed: int  # random seed
+    metric: str  # metric that chooses the checkpoint
+    max_update: int  # number of updates
+    data: str  # folder of the data-bin
+    checkpoint: str  # checkpoint of the pre-trained model
+    modified: int  # modification time of the checkpoint, in nanoseconds
+    # `fairseq-hydra-train` and its arguments, without the checkpoint to start from
     command: list[str]
 
     @property
@@ -81,46 +69,27 @@ class GlueRun(NamedTuple):
 
 
 class GlueRequest(NamedTuple):
-    """The user's choices for the fine-tunings of a model.
+    """The user's choices for the fine-tunings of a model."""
 
-    Attributes:
-        protocol: name of the protocol.
-        tasks: tasks to fine-tune on.
-        data: folder of their data-bins.
-        pretrained: the model to start from, its path absolute.
-        out: folder of the runs, absolute.
-        rates: peak learning rates; empty for the paper's.
-        seeds: random seeds; empty for the paper's.
-        configs: folder of the YAML files.
-        overrides: hydra overrides.
-    """
-
-    protocol: str
-    tasks: Sequence[Task]
-    data: Path
-    pretrained: Pretrained
-    out: Path
-    rates: Sequence[float]
-    seeds: Sequence[int]
-    configs: Path
-    overrides: Sequence[str]
+    protocol: str  # name of the protocol
+    tasks: Sequence[Task]  # tasks to fine-tune on
+    data: Path  # folder of their data-bins
+    pretrained: Pretrained  # the model to start from, its path absolute
+    out: Path  # folder of the runs, absolute
+    rates: Sequence[float]  # peak learning rates; empty for the paper's
+    seeds: Sequence[int]  # random seeds; empty for the paper's
+    configs: Path  # folder of the YAML files
+    overrides: Sequence[str]  # hydra overrides
 
 
 class TaskConfig(NamedTuple):
-    """The settings of a task: its YAML file with the user's overrides.
+    """The settings of a task: its YAML file with the user's overrides."""
 
-    Attributes:
-        name: name of the YAML file without its ending.
-        metric: metric that chooses the checkpoint, and is reported.
-        max_update: number of updates.
-        warmup_updates: updates in which the learning rate grows.
-        model: model options in the file: hydra changes them, and adds all others with ``+``.
-    """
-
-    name: str
-    metric: str
-    max_update: int
-    warmup_updates: int
+    name: str  # name of the YAML file without its ending
+    metric: str  # metric that chooses the checkpoint, and is reported
+    max_update: int  # number of updates
+    warmup_updates: int  # updates in which the learning rate grows
+    # model options in the file: hydra changes them, and adds all others with `+`
     model: frozenset[str]
 
 
