@@ -31,7 +31,7 @@ from fairseq_posenc.workbench.training.recipes.yaml_files import config_name
 CONFIGS = shipped("finetune_configs") / "glue"
 RESULT = "result.json"  # written last
 _NAMES = {"modified": "version of the checkpoint"}  # of fields, in messages
-_PLAIN = re.compile(r"[A-Za-z_./][\w./+-]*")
+_NEEDS_NO_QUOTES = re.compile(r"[A-Za-z_./][\w./+-]*")
 
 
 class GlueRun(NamedTuple):
@@ -93,9 +93,9 @@ class TaskConfig(NamedTuple):
     model: frozenset[str]
 
 
-def paper_grid(protocol: str, task: Task) -> tuple[tuple[float, ...], tuple[int, ...]]:
+def look_up_grid(protocol: str, task: Task) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """Look up the learning rates and seeds of the paper."""
-    recipe = _find_recipe(protocol)
+    recipe = recipes.load()["finetuning"]["glue"][protocol]
     given = {**recipe["not_given"], **recipe["settings"]}
     given.update(recipe.get("per_task", {}).get(task.name, {}))
     return tuple(given["lr"]), tuple(given["seeds"])
@@ -120,22 +120,23 @@ def compose_task_config(
     cfg = _compose(path, overrides)
     # Where the YAML file leaves them open, they depend on the data.
     max_update = cfg.optimization.max_update or (
-        cfg.optimization.max_epoch * _updates_per_epoch(cfg, examples)
+        cfg.optimization.max_epoch * _count_updates_per_epoch(cfg, examples)
     )
+    recipe = recipes.load()["finetuning"]["glue"][protocol]
     warmup = cfg.lr_scheduler.warmup_updates or round(
-        _find_recipe(protocol)["not_given"].get("warmup_ratio", 0) * max_update
+        recipe["not_given"].get("warmup_ratio", 0) * max_update
     )
     written = _compose(path, []) if overrides else cfg
-    metric, model = cfg.checkpoint.best_checkpoint_metric, frozenset(written.get("model") or {})
-    return TaskConfig(path.stem, metric, int(max_update), int(warmup), model)
+    return TaskConfig(
+        name=path.stem,
+        metric=cfg.checkpoint.best_checkpoint_metric,
+        max_update=int(max_update),
+        warmup_updates=int(warmup),
+        model=frozenset(written.get("model") or {}),
+    )
 
 
-def _find_recipe(protocol: str) -> dict[str, Any]:
-    recipe: dict[str, Any] = recipes.load()["finetuning"]["glue"][protocol]
-    return recipe
-
-
-def _updates_per_epoch(cfg: Any, examples: int) -> int:
+def _count_updates_per_epoch(cfg: Any, examples: int) -> int:
     batches = math.ceil(examples / cfg.dataset.batch_size)
     on_each = math.ceil(batches / cfg.distributed_training.distributed_world_size)
     return math.ceil(on_each / cfg.optimization.update_freq[0])
@@ -167,7 +168,7 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
         settings = compose_task_config(
             request.configs, request.protocol, task, examples, request.overrides
         )
-        rates, seeds = paper_grid(request.protocol, task)
+        rates, seeds = look_up_grid(request.protocol, task)
         for rate, seed in product(request.rates or rates, request.seeds or seeds):
             run = GlueRun(
                 protocol=request.protocol,
@@ -181,11 +182,11 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
                 modified=pretrained.path.stat().st_mtime_ns,
                 command=[],
             )
-            runs.append(run._replace(command=_command(run, settings, request)))
+            runs.append(run._replace(command=_build_command(run, settings, request)))
     return runs
 
 
-def _command(run: GlueRun, settings: TaskConfig, request: GlueRequest) -> list[str]:
+def _build_command(run: GlueRun, settings: TaskConfig, request: GlueRequest) -> list[str]:
     model, folder = request.pretrained, run.folder(request.out)
     chosen = {word.lstrip("+").partition("=")[0] for word in request.overrides}
     values: dict[str, Any] = {
@@ -215,7 +216,7 @@ def _command(run: GlueRun, settings: TaskConfig, request: GlueRequest) -> list[s
 def format_override(name: str, value: Any) -> str:
     """Format a hydra override; texts with brackets, commas and so on are quoted."""
     if isinstance(value, (str, Path)):
-        if _PLAIN.fullmatch(str(value)):
+        if _NEEDS_NO_QUOTES.fullmatch(str(value)):
             return f"{name}={value}"
         escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
         return f"{name}='{escaped}'"
