@@ -65,16 +65,19 @@ def format_table() -> str:
 
 def format_page(name: str) -> str:
     """Write an encoding's page in Markdown."""
-    page = catalogue.page(name)
+    page, is_causal = catalogue.page(name), registry.get(name).causal_only
     formula, prose = equations.split(page.equation)
+    number = catalogue.count_at_base_size(name)
     rows = {
         "use": f'`--position-encoding {name}`; in Python `StackPositions("{name}", C, h)`',
-        "works in": _list_families(name),
+        "works in": (
+            f"causal LMs: {is_causal}" if is_causal else "masked LMs, causal LMs, translation"
+        ),
         "shapes": _quote(page.shapes),
-        "parameters": _format_parameters(name, page.parameters),
+        "parameters": f"`{page.parameters}`; at base size {number:,}" if number else "none",
         "operations": _quote(costs.operations(name)),
         "memory": _quote(costs.numbers(name)),
-        "options": _list_options(name),
+        "options": ", ".join(map(_format_option, registry.options(name).values())) or "none",
         "source": _quote(page.source),
         "differences": _quote("none" if page.differs == "nothing." else page.differs),
         "relatives": _link_relatives(name),
@@ -82,7 +85,8 @@ def format_page(name: str) -> str:
     lines = [f"# {name}", "", _quote(page.summary), "", f"$${equations.to_latex(formula)}$$", ""]
     if prose:
         lines += [f"where {_quote(prose)}", ""]
-    shown = "score against distance" if _choose_picture(name) == "scores" else "trained tables"
+    # A picture of scores would show nothing of terms that enter the values alone.
+    shown = "trained tables" if _find_terms(name) == {"values"} else "score against distance"
     lines += [markdown.table(("", ""), rows.items(), "l"), ""]
     lines += [f"![{shown} with {name}]({name}.png)", ""]
     if measures := choosing.card(name):
@@ -94,16 +98,6 @@ def format_page(name: str) -> str:
     return "\n".join(lines)
 
 
-def _format_parameters(name: str, formula: str) -> str:
-    number = catalogue.count_at_base_size(name)
-    return f"`{formula}`; at base size {number:,}" if number else "none"
-
-
-def _list_families(name: str) -> str:
-    is_causal = registry.get(name).causal_only
-    return f"causal LMs: {is_causal}" if is_causal else "masked LMs, causal LMs, translation"
-
-
 def _link_relatives(name: str) -> str:
     """Link the encodings that enter attention in the same places."""
     places = {other: _find_places(other) for other in registry.names()}
@@ -112,23 +106,18 @@ def _link_relatives(name: str) -> str:
 
 
 def _find_places(name: str) -> set[str]:
-    places = {term.enters for _, term, _ in costs.terms_of(name).given()}
+    """Find the places where an encoding enters attention."""
     acts_on = registry.get(name).acts_on
-    return places | ({acts_on} if acts_on != "scores" and name != "none" else set())
+    return _find_terms(name) | ({acts_on} if acts_on != "scores" and name != "none" else set())
 
 
-def _choose_picture(name: str) -> str:
-    """Choose what to draw of an encoding: its tables, if scores know nothing of them."""
-    enters = {term.enters for _, term, _ in costs.terms_of(name).given()}
-    return "table" if enters == {"values"} else "scores"
-
-
-def _list_options(name: str) -> str:
-    """List an encoding's options with their defaults, or with the kind of value they take."""
-    return ", ".join(map(_format_option, registry.options(name).values())) or "none"
+def _find_terms(name: str) -> set[str]:
+    """Find the places where an encoding's terms enter attention."""
+    return {term.enters for _, term, _ in costs.terms_of(name).given()}
 
 
 def _format_option(option: Parameter) -> str:
+    """Format an option with its default, or with the kind of value that it takes."""
     kinds = [kind for kind in get_args(option.annotation) if kind is not type(None)]
     if option.default is None:
         (kind,) = kinds
