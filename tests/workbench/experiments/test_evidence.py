@@ -126,6 +126,26 @@ def test_candidates_are_those_with_the_best_figures_then_those_of_one_seed(resul
     assert len(found) == len(set(found)) == 8
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("rope", "**Take it for** causal LMs (perplexity)."),
+        (
+            "learned",
+            "**Take it for** causal LMs (perplexity). "
+            "**Not for** causal LMs (perplexity at 4 times the length of training).",
+        ),
+        (
+            "alibi",
+            "**Take it for** causal LMs (perplexity at 4 times the length of training). "
+            "**Not for** causal LMs (perplexity).",
+        ),
+    ],
+)
+def test_a_card_says_for_what_to_take_an_encoding(results, name, advice):
+    assert page.card(name).startswith(f"{advice}\n\n| figure | {name} |")
+
+
 def test_of_bleu_the_highest_is_best(results):
     names = ["system", "beam", "BLEU", "BLEU_low", "BLEU_high"]
     rows = [("t5", 1, 60.0, 59.0, 61.0), ("t5", 5, 30.0, 29.0, 31.0)]
