@@ -56,10 +56,7 @@ def test_self_test_finds_a_wrong_backend(monkeypatch, capsys):
     assert "on sdpa is off by" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "field",
-    [field for field in Terms._fields if field != "content_rows"],
-)
+@pytest.mark.parametrize("field", [field for field in Terms._fields if field != "content_rows"])
 def test_self_test_finds_a_missing_term(monkeypatch, field):
     attend = reference.attend
 

@@ -118,10 +118,7 @@ class TestContenders:
         ("name", "options"),
         [
             ("none", ["--position-encoding", "none"]),
-            (
-                "decbert_diff",
-                ["--position-encoding", "learned", "--attention-directions", "lr,rl"],
-            ),
+            ("decbert_diff", ["--position-encoding", "learned", "--attention-directions", "lr,rl"]),
             (
                 "decbert_same_nope",
                 ["--position-encoding", "none", "--attention-directions", "lr,lr"],

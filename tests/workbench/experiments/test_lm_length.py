@@ -237,8 +237,7 @@ def figures(results, mode):
 
 @slow
 @pytest.mark.parametrize(
-    ("mode", "stride", "length"),
-    [("non-overlapping", 16, 16), ("sliding", 5, 12)],
+    ("mode", "stride", "length"), [("non-overlapping", 16, 16), ("sliding", 5, 12)]
 )
 def test_perplexity_is_that_of_fairseq_eval_lm(measure, mode, stride, length):
     path = checkpoint("rope")
