@@ -23,7 +23,7 @@ from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE
 from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results.intervals import interval
 from fairseq_posenc.workbench.results.record import Record, Row, read
-from fairseq_posenc.workbench.running.options import add_seeds, parse_with_passed
+from fairseq_posenc.workbench.running.options import add_seeds, parse_around_dashes
 from fairseq_posenc.workbench.running.programs import find_command
 from measuring.commands import exit_on_error, new_parser, own_command
 
@@ -39,7 +39,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add("--lr", default=LEARNING_RATE, help="at which they were trained (default: %(default)s)")
     add_seeds(parser, (1, 2, 3))
     add("--out", type=Path, required=True, metavar="FILE", help="the record; runs lie beside it")
-    return parse_with_passed(parser, words)
+    return parse_around_dashes(parser, words)
 
 
 def fine_tune(args: argparse.Namespace) -> Record:
@@ -51,7 +51,7 @@ def fine_tune(args: argparse.Namespace) -> Record:
         out = args.out.with_suffix("") / place
         command = ["--checkpoint", str(args.models / "models" / place / LAST), "--out", str(out)]
         command += ["--name", variant.folder, "--seeds", str(seed)]
-        _run("fairseq-posenc", "glue", *command, *args.passed, log=out / "glue.log")
+        _run("fairseq-posenc", "glue", *command, *args.after_dashes, log=out / "glue.log")
         record = read(out / "results.json")
         reported = {row["task"]: row["metric"] for row in record.rows if row["reported"]}
         found = {each["task"]: each for each in record.figures["runs"]}

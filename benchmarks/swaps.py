@@ -26,7 +26,7 @@ from fairseq_posenc.workbench.experiments.trainings import Trial
 from fairseq_posenc.workbench.experiments.variants import Variant, parse_variants
 from fairseq_posenc.workbench.results.record import Record, read
 from fairseq_posenc.workbench.running.locks import lock_output_folder
-from fairseq_posenc.workbench.running.options import add_seeds, parse_with_passed
+from fairseq_posenc.workbench.running.options import add_seeds, parse_around_dashes
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.stages import Outputs
 from measuring.commands import exit_on_error, new_parser, own_command
@@ -91,7 +91,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add("--lr", default="0.002", help="learning rate (default: %(default)s)")
     add_seeds(parser, (1, 2, 3))
     add("--out", type=Path, required=True, metavar="FILE", help="the record; runs lie beside it")
-    return parse_with_passed(parser, words)
+    return parse_around_dashes(parser, words)
 
 
 def train(args: argparse.Namespace) -> Record:
@@ -109,7 +109,7 @@ def train(args: argparse.Namespace) -> Record:
         family=made["family"],
         lrs=(args.lr,),
         vocab_size=made["vocab_size"],
-        train_args=(*shlex.split(made["options"]), *args.passed),
+        train_args=(*shlex.split(made["options"]), *args.after_dashes),
     )
     with lock_output_folder(settings.models) as lock:
         found = record(Swaps(settings, lock).run())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.workbench.results.markdown import fill_text, table
-from fairseq_posenc.workbench.results.pictures import COLOURS, GRID, look, new_figure, save
+from fairseq_posenc.workbench.results.pictures import COLOURS, GRID, line_style, new_figure, save
 from measuring import results
 from measuring.results import Result
 
@@ -90,8 +90,8 @@ def _draw_panel(axes: Any, rows: list[dict[str, Any]], key: str, unit: float) ->
             for row in rows
             if (row["encoding"], row["backend"]) == (encoding, backend)
         )
-        stock = encoding == "stock"
-        style = look(0) if stock else look(number, COLOURS[1:])  # black is fairseq's own
+        stock = encoding == "stock"  # which alone is black
+        style = line_style(0) if stock else line_style(number, COLOURS[1:])
         name = "stock" if stock else f"{encoding} ({backend})"
         axes.plot(*zip(*points), marker="o", markersize=3, label=name, **style)
     lengths = sorted({row["length"] for row in rows})

@@ -135,8 +135,8 @@ def draw_starts(grid: Grid, path: Path) -> None:
         ends = []
         for label, curve in curves.items():
             axes.plot(*zip(*curve), color=colours[label], linewidth=1.8)
-            end = curve[-1][1]
-            ends.append((f"{label}  {end:.2f}", pictures.height(axes, *curve[-1]), colours[label]))
+            height = pictures.axes_height(axes, *curve[-1])
+            ends.append((f"{label}  {curve[-1][1]:.2f}", height, colours[label]))
         pictures.label_ends(axes, ends, 0.06)
     figure.axes[0].set_ylabel("validation loss, bits per token", color=pictures.GREY)
     pictures.save(figure, path)

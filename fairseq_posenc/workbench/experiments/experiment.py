@@ -14,7 +14,7 @@ from fairseq_posenc.workbench.experiments.settings import Run
 from fairseq_posenc.workbench.experiments.trainings import Trial
 from fairseq_posenc.workbench.running.executor import refuse_jobs
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
-from fairseq_posenc.workbench.running.programs import refuse_failures
+from fairseq_posenc.workbench.running.programs import raise_if_failed
 from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
 Watch = Callable[[Callable[[], Results[AnySettings]]], None]
@@ -53,8 +53,8 @@ class Experiment(ABC, Generic[AnySettings]):
         follow = (lambda: watch(results)) if watch else None
         work: list[Trial] = [*trials.values()]
         if cluster := self.settings.cluster:
-            failures = cluster.run([*map(trainings.build_piece, work)], self.settings.out, follow)
-            refuse_failures(failures, len(work))
+            items = [*map(trainings.build_work_item, work)]
+            raise_if_failed(cluster.run(items, self.settings.out, follow), len(items))
         else:
             refuse_jobs(self.settings.out)
             trainings.run_trials(work, self.settings.jobs, self._lock, follow)

@@ -19,7 +19,7 @@ from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.logs import parse_line, read_curve_file
 from fairseq_posenc.workbench.running.programs import run_logged, run_parallel
 from fairseq_posenc.workbench.running.progress import bar, say
-from fairseq_posenc.workbench.running.stages import Outputs, Piece, Stage
+from fairseq_posenc.workbench.running.stages import Outputs, Stage, WorkItem
 
 LOG = "train.log"
 # Beyond any run: validation and checkpoints are counted in updates, not in rounds of the data.
@@ -98,10 +98,10 @@ def finished(trial: Trial) -> Optional[Outputs]:
     return None if measured is None else {**trained, **measured}
 
 
-def build_piece(trial: Trial) -> Piece:
-    """Build the piece of work that a trial is on a cluster."""
+def build_work_item(trial: Trial) -> WorkItem:
+    """Build the work item that a trial is on a cluster."""
     folder = trial.stage.folder
-    return Piece(
+    return WorkItem(
         trial.label,
         folder,
         work=lambda lock: _TrialRunner(trial, lock, lambda updates: None).run(),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from fairseq_posenc.workbench.results import pictures
-from fairseq_posenc.workbench.results.loss_stages import smoothed
+from fairseq_posenc.workbench.results.loss_stages import smooth_losses
 from fairseq_posenc.workbench.results.pictures import save
 from fairseq_posenc.workbench.running.logs import Curve, Entry
 
@@ -25,7 +25,7 @@ def validation_line(curve: Curve) -> Line:
 
 def training_line(curve: Curve) -> Line:
     """Compute the smoothed training loss in nats over updates."""
-    return sorted([*smoothed(curve), *_no_numbers(curve.training)])
+    return sorted([*smooth_losses(curve), *_no_numbers(curve.training)])
 
 
 def _no_numbers(entries: Iterable[Entry]) -> list[tuple[int, float]]:
@@ -63,7 +63,7 @@ def draw_lines(
     _style_updates(axes, [x for line in lines.values() for x, _ in line])
     pictures.style_values(axes, *limits, log)
     ends = []
-    styles = pictures.looks(list(lines))
+    styles = pictures.assign_styles(list(lines))
     for name, line in lines.items():
         if line:
             ends.append(_draw_line(axes, name, line, styles[name]))
@@ -94,7 +94,7 @@ def _draw_line(
         update = next(x for x in broken if x > finite)
         return f"{name}  diverged at {update:,}", 1.0, style["color"]
     digits = 1 if axes.get_yscale() == "log" else 2
-    return f"{name}  {end:,.{digits}f}", pictures.height(axes, update, end), style["color"]
+    return f"{name}  {end:,.{digits}f}", pictures.axes_height(axes, update, end), style["color"]
 
 
 def _style_updates(axes: Any, updates: Sequence[int]) -> None:

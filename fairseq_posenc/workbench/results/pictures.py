@@ -54,7 +54,7 @@ def save(figure: Any, path: Path) -> None:
         figure.savefig(path, metadata={named: None})
 
 
-def look(number: int, colours: Sequence[str] = COLOURS) -> dict[str, Any]:
+def line_style(number: int, colours: Sequence[str] = COLOURS) -> dict[str, Any]:
     """Choose colour and style of a line by its number."""
     return {
         "color": colours[number % len(colours)],
@@ -62,7 +62,7 @@ def look(number: int, colours: Sequence[str] = COLOURS) -> dict[str, Any]:
     }
 
 
-def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def assign_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Assign colour and style to names of models, an encoding the same in every picture.
 
     Any other name takes the first place that no name of the picture has.
@@ -70,7 +70,10 @@ def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     places = {name: _PLACES.index(name) for name in names if name in _PLACES}
     count = len(COLOURS) * len(STYLES)
     free = (place for place in range(count) if place not in places.values())
-    return {name: look(places[name] if name in places else next(free, count)) for name in names}
+    for name in names:
+        if name not in places:
+            places[name] = next(free, count)
+    return {name: line_style(place) for name, place in places.items()}
 
 
 def style_values(axes: Any, low: float, high: float, log: bool) -> None:
@@ -79,7 +82,7 @@ def style_values(axes: Any, low: float, high: float, log: bool) -> None:
 
     if log:
         axes.set_yscale("log")
-        ticks = plain_ticks(low, high)
+        ticks = choose_ticks(low, high)
         if len(ticks) < _FEW_TICKS:
             axes.yaxis.set_major_locator(MaxNLocator(5))
         else:
@@ -98,7 +101,7 @@ def style_lines(axes: Any) -> None:
     axes.spines["bottom"].set_color(PALE)
 
 
-def height(axes: Any, x: float, y: float) -> float:
+def axes_height(axes: Any, x: float, y: float) -> float:
     """Compute the height of a point as a share of axes, whose limits are set."""
     share: float = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[1]
     return share
@@ -110,7 +113,7 @@ def label_ends(axes: Any, ends: Sequence[tuple[str, float, str]], room: float) -
     The limits of the axes are set. Of each line there are the text, the share of the height that it
     is due, and its colour; a text takes ``room`` of the height.
     """
-    for (text, _, colour), place in zip(ends, spread([due for _, due, _ in ends], room)):
+    for (text, _, colour), place in zip(ends, spread_out([due for _, due, _ in ends], room)):
         axes.annotate(
             text,
             (1.015, place),
@@ -122,7 +125,7 @@ def label_ends(axes: Any, ends: Sequence[tuple[str, float, str]], room: float) -
         )
 
 
-def plain_ticks(low: float, high: float) -> list[float]:
+def choose_ticks(low: float, high: float) -> list[float]:
     """Choose round numbers between two positive limits, about evenly spaced on a log scale."""
     powers = [10.0**exponent for exponent in range(-3, 300) if 10.0**exponent <= high]
     ticks = [digit * power for power in powers for digit in _TICKS if low <= digit * power <= high]
@@ -130,7 +133,7 @@ def plain_ticks(low: float, high: float) -> list[float]:
     return ticks[::step] if step else []
 
 
-def spread(heights: list[float], distance: float) -> list[float]:
+def spread_out(heights: list[float], distance: float) -> list[float]:
     """Move heights apart, as little as their order allows, until none is too near the next."""
     order = sorted(range(len(heights)), key=heights.__getitem__)
     groups: list[list[int]] = []

@@ -18,7 +18,6 @@ from fairseq_posenc.checkpoints.error_messages import choose_exit_code, find_mes
 from fairseq_posenc.errors import UserError
 
 STOPPED = 130  # what a shell reports after Ctrl-C
-CONTINUES = "the same command continues from here"  # advice after an interruption
 _closed: set[int] = set()  # standard streams that nobody reads any more
 
 
@@ -27,7 +26,7 @@ def run_main(program: Callable[[], Optional[int]]) -> int:
 
     An error that ``find_message`` knows is printed as a line. Where nobody
     reads the output any more, as behind ``head``, the work goes on without it; a command that does
-    nothing but print can ask :func:`is_read`. Ctrl-C is a line too, whatever it interrupts; what
+    nothing but print can ask :func:`has_reader`. Ctrl-C is a line too, whatever it interrupts; what
     has to be cleaned up is by then.
     """
     _outlive_readers()
@@ -41,7 +40,7 @@ def run_main(program: Callable[[], Optional[int]]) -> int:
         return STOPPED
 
 
-def is_read() -> bool:
+def has_reader() -> bool:
     """Whether the standard output may still have a reader."""
     return sys.__stdout__ is None or sys.__stdout__.fileno() not in _closed
 
@@ -116,7 +115,9 @@ class Ended(KeyboardInterrupt):
 
 
 @contextmanager
-def signals_as_keyboard_interrupt(advice: str = "") -> Iterator[None]:
+def signals_as_keyboard_interrupt(
+    advice: str = "the same command continues from here",
+) -> Iterator[None]:
     """Raise KeyboardInterrupt on ``kill`` and a closed terminal too, so that cleaning up runs.
 
     Signals that are ignored stay so: that is what ``nohup`` is for.

@@ -12,7 +12,7 @@ from pathlib import Path
 from fairseq.utils import split_paths
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.exit_codes import is_read
+from fairseq_posenc.workbench.running.exit_codes import has_reader
 from fairseq_posenc.workbench.running.options import add_computing, add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.tokens.files import arriving_lines
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         )
         for some in sentences:
             _answer(translator, some, args, nbest)
-            if not is_read():
+            if not has_reader():
                 return 0
         if args.example and not args.plain:
             print(f"  reference             {_example()['target']}")

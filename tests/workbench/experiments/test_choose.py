@@ -19,7 +19,7 @@ from fairseq_posenc.workbench.experiments.pieces import unigram_perplexity
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results import record
-from fairseq_posenc.workbench.running.options import parse_with_passed
+from fairseq_posenc.workbench.running.options import parse_around_dashes
 from tests.workbench.experiments.test_compare import small_text
 
 NAMES = ["none", "learned", "rope", "alibi", "t5"]
@@ -116,7 +116,7 @@ def test_the_unigram_perplexity_is_that_of_the_frequencies(tmp_path):
 def parse_args(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    return parse_with_passed(parser, words)
+    return parse_around_dashes(parser, words)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from fairseq_posenc.workbench.results import pictures, record
 from fairseq_posenc.workbench.running import logs as curves
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.logs import Curve, Entry
-from fairseq_posenc.workbench.running.options import Parser, parse_with_passed
+from fairseq_posenc.workbench.running.options import Parser, parse_around_dashes
 from fairseq_posenc.workbench.running.progress import format_time
 
 DEMO = "none,learned,decbert_diff,m4m"
@@ -44,7 +44,7 @@ DEMO = "none,learned,decbert_diff,m4m"
 def parse_args(*words: str) -> argparse.Namespace:
     parser = Parser()
     command.add_arguments(parser)
-    return parse_with_passed(parser, words)
+    return parse_around_dashes(parser, words)
 
 
 def make_curve(points: list[tuple[int, float]], speed: float) -> Curve:
@@ -584,16 +584,16 @@ class TestReport:
         assert 0 < live._seconds_of_pass(2) < 60
 
     def test_an_encoding_has_one_colour_in_every_picture(self):
-        everywhere = pictures.looks([*registry.names(), "decbert_same", "decbert_diff"])
+        everywhere = pictures.assign_styles([*registry.names(), "decbert_same", "decbert_diff"])
         assert len({tuple(each.values()) for each in everywhere.values()}) == len(everywhere)
         for names in (["rope", "m4m"], ["mine", "m4m", "none", "rope"]):
-            found = pictures.looks(names)
+            found = pictures.assign_styles(names)
             assert all(found[name] == everywhere[name] for name in names if name != "mine")
             assert len({tuple(each.values()) for each in found.values()}) == len(names)
 
     def test_ticks_are_few_and_round(self) -> None:
-        assert pictures.plain_ticks(35, 450) == [40, 50, 70, 100, 150, 200, 300, 400]
-        assert len(pictures.plain_ticks(1, 1e30)) <= 10
+        assert pictures.choose_ticks(35, 450) == [40, 50, 70, 100, 150, 200, 300, 400]
+        assert len(pictures.choose_ticks(1, 1e30)) <= 10
 
     @pytest.mark.parametrize(
         ("heights", "moved"),
@@ -604,11 +604,11 @@ class TestReport:
         ],
     )
     def test_labels_move_apart(self, heights: list[float], moved: list[float]) -> None:
-        assert pictures.spread(heights, 0.1) == pytest.approx(moved)
+        assert pictures.spread_out(heights, 0.1) == pytest.approx(moved)
 
     def test_spread_keeps_its_promises(self) -> None:
         heights = [random.Random(1).random() for _ in range(12)]
-        places = sorted(pictures.spread(heights, 0.05))
+        places = sorted(pictures.spread_out(heights, 0.05))
         assert all(b - a > 0.0499 for a, b in zip(places, places[1:]))
 
 

@@ -19,7 +19,7 @@ from fairseq_posenc.workbench.experiments.choose.answer import (
 from fairseq_posenc.workbench.experiments.evidence import measured, page
 from fairseq_posenc.workbench.experiments.evidence.measured import NOT_MEASURED, Column
 from fairseq_posenc.workbench.experiments.variants import FAMILIES
-from fairseq_posenc.workbench.results.differences import behind, compare
+from fairseq_posenc.workbench.results.differences import compare, find_worse
 from fairseq_posenc.workbench.results.intervals import interval, interval_of_perplexity
 from fairseq_posenc.workbench.results.record import Record
 
@@ -271,7 +271,7 @@ def test_what_is_behind_the_best_is_corrected_for_all_comparisons():
     last = max(k for k, name in enumerate(ranked, 1) if p_values[name] <= 0.05 * k / len(ranked))
     uncorrected = [name for name in ranked if p_values[name] < 0.05]
     assert 0 < last < len(uncorrected)
-    assert behind(best, {**others, "one seed": {1: 99.0}}) == {*ranked[:last]}
+    assert find_worse(best, {**others, "one seed": {1: 99.0}}) == {*ranked[:last]}
 
 
 def test_a_picture_for_each_family(tmp_path):

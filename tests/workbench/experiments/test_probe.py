@@ -408,7 +408,7 @@ class TestDifferences:
     def test_two_seeds_are_never_significant(self):
         two = {name: {0: values[0], 1: values[1]} for name, values in SAMPLES.items()}
         assert not any(each.is_significant for each in differences.compare_all(two))
-        (only,) = differences.describe(two)
+        (only,) = differences.describe_differences(two)
         assert only.startswith("Not judged, fewer than 3 seeds in common: ")
 
     def test_only_seeds_that_both_have_count(self):

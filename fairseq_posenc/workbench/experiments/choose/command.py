@@ -21,7 +21,7 @@ from fairseq_posenc.workbench.experiments.pieces import unigram_perplexity
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.experiments.variants import FAMILIES, parse_variants
-from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import (
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     settings, budget = _settings(question, args), _seconds(args.budget)
     read_text(args.text)  # so that a wrong one is an error before anything is made
     with (
-        signals_as_keyboard_interrupt(CONTINUES),
+        signals_as_keyboard_interrupt(),
         lock_output_folder(settings.out, (REPORT, RECORD)) as lock,
     ):
         names, within = ", ".join(settings.names), format_time(budget)
@@ -132,7 +132,7 @@ def _settings(question: ChooseQuestion, args: argparse.Namespace) -> TextSetting
         points=2,
         jobs=args.jobs or default_jobs(),
         cluster=parse_place(args),
-        train_args=(*args.passed, "--tokens-per-sample", str(question.trained)),
+        train_args=(*args.after_dashes, "--tokens-per-sample", str(question.trained)),
     )
 
 

@@ -10,7 +10,11 @@ from fairseq_posenc.workbench.experiments.results import SeedAggregate
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.experiments.variants import CAUSAL
 from fairseq_posenc.workbench.results import markdown
-from fairseq_posenc.workbench.results.differences import RULE, describe, few_seeds
+from fairseq_posenc.workbench.results.differences import (
+    RULE,
+    describe_differences,
+    explain_few_seeds,
+)
 from fairseq_posenc.workbench.results.intervals import NOTE
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.progress import format_time
@@ -41,7 +45,7 @@ def describe_rounds(rounds: Sequence[Round], settings: TextSettings, unigram: fl
         (f"`{model.variant.name}`", f"{each.updates:,}", model.show(2))
         for each, model in last_of_each(rounds)
     ]
-    few = few_seeds(len(settings.seeds))
+    few = explain_few_seeds(len(settings.seeds))
     sentences = [few] if few else [_describe_round(each) for each in rounds[1:] or rounds]
     seconds = format_time(sum(each.seconds for each in rounds))
     return "\n".join(
@@ -64,7 +68,8 @@ def describe_rounds(rounds: Sequence[Round], settings: TextSettings, unigram: fl
 
 def _describe_round(found: Round) -> str:
     able = {model.variant.name: model.by_seed for model in found.able}
-    return f"After {found.updates:,} updates: {' '.join(describe(able)) or 'nothing to compare.'}"
+    sentences = " ".join(describe_differences(able)) or "nothing to compare."
+    return f"After {found.updates:,} updates: {sentences}"
 
 
 def _advice(rounds: Sequence[Round], settings: TextSettings, unigram: float) -> str:

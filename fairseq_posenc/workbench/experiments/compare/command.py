@@ -25,7 +25,7 @@ from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TA
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
 
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.overwrite:
         refuse_to_lose_report(settings)
     with (
-        signals_as_keyboard_interrupt(CONTINUES),
+        signals_as_keyboard_interrupt(),
         lock_output_folder(settings.out, (REPORT, PICTURE, PAGE, RECORD)) as lock,
     ):
         say(f"comparing {', '.join(settings.names)}; everything goes to {settings.out}/")
@@ -115,7 +115,7 @@ def _settings(args: argparse.Namespace) -> TextSettings:
         seeds=args.seeds,
         vocab_size=args.vocab_size,
         lrs=tuple(dict.fromkeys(lr.strip() for lr in args.lrs.split(","))),
-        train_args=tuple(args.passed),  # the words after `--`
+        train_args=tuple(args.after_dashes),  # the words after `--`
         jobs=jobs,
         cluster=options.parse_place(args),
     )

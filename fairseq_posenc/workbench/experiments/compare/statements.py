@@ -6,7 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Optional
 
 from fairseq_posenc.workbench.experiments.results import SeedAggregate
-from fairseq_posenc.workbench.results.differences import compare, describe, few_seeds
+from fairseq_posenc.workbench.results.differences import (
+    compare,
+    describe_differences,
+    explain_few_seeds,
+)
 
 _FALLING = 0.02  # of the perplexity, in the last quarter of a training
 # A model counts as having left the plateau of a bag of words at this part of its perplexity: far
@@ -19,11 +23,11 @@ def statements(models: Sequence[SeedAggregate], masked: bool = True) -> list[str
     able = [model for model in models if not model.diverged]
     diverged = [f"{_code(model)} {model.show(2)}." for model in models if model.diverged]
     shown = [*diverged, *_falling(able)]
-    if few := few_seeds(min(len(model.outcomes) for model in models)):
+    if few := explain_few_seeds(min(len(model.outcomes) for model in models)):
         return [few, *shown]
     bag = next((each for each in able if masked and each.variant[1:] == ("none", "")), None)
     others = [model for model in able if model is not bag]
-    order = describe({model.variant.name: model.by_seed for model in able})
+    order = describe_differences({model.variant.name: model.by_seed for model in able})
     found = [*shown, *order, _bag_of_words(bag, others), _race(others)]
     return [sentence for sentence in found if sentence]
 

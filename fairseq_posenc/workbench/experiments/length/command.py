@@ -21,12 +21,12 @@ from fairseq_posenc.workbench.experiments.length.stream import (
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import Computing, choose_device, choose_dtype
-from fairseq_posenc.workbench.running.executor import run_pieces
-from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.executor import run_work_items
+from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Inputs, Piece
+from fairseq_posenc.workbench.running.stages import Inputs, WorkItem
 
 REPORT, FIGURES, PICTURE = "lm-length.md", "lm-length.json", "lm-length.png"
 
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             f"--lengths {longest}: the split {args.split} has only {len(stream):,} tokens"
         )
     with (
-        signals_as_keyboard_interrupt(CONTINUES),
+        signals_as_keyboard_interrupt(),
         lock_output_folder(args.out, (REPORT, FIGURES, PICTURE)),
     ):
         # All are opened before the first is scored, so that a wrong one is an error at once.
@@ -95,8 +95,8 @@ def run(args: argparse.Namespace) -> int:
         evaluations = [
             Evaluation(args.out / named.name, plan, _inputs(named, args)) for named in checkpoints
         ]
-        pieces = [_as_piece(*each, args) for each in zip(checkpoints, evaluations)]
-        run_pieces(pieces, args.out, cluster)
+        items = [_build_work_item(*each, args) for each in zip(checkpoints, evaluations)]
+        run_work_items(items, args.out, cluster)
         rows = [row._replace(scores=each.read()) for row, each in zip(rows, evaluations)]
         results = report.LengthResults(args.data, args.split, len(stream), args.stride, rows)
         found = report.record(results)
@@ -112,14 +112,16 @@ def _read_stream(args: argparse.Namespace) -> Stream:
     return read_stream(args.data, args.split, read_dictionary(args.data))
 
 
-def _as_piece(named: NamedCheckpoint, evaluation: Evaluation, args: argparse.Namespace) -> Piece:
-    """Build the piece of work that the scores of a model are, here or on a cluster."""
+def _build_work_item(
+    named: NamedCheckpoint, evaluation: Evaluation, args: argparse.Namespace
+) -> WorkItem:
+    """Build the work item that the scores of a model are, here or on a cluster."""
 
     def work(lock: int) -> None:
         how = Computing.chosen(args.device, args.fp16, args.bf16)
         evaluation.compute(load(named, args.data, how), _read_stream(args))
 
-    return Piece(
+    return WorkItem(
         named.name,
         evaluation.folder,
         work,

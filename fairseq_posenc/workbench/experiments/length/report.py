@@ -174,10 +174,10 @@ def _style_lengths(axes: Any, results: LengthResults) -> None:
 def _draw_lines(axes: Any, names: list[str], lines: list[Line]) -> None:
     drawn = [index for index, (xs, _) in enumerate(lines) if xs]
     furthest = max((lines[index][0][-1] for index in drawn), default=0)
-    ends, styles = [], pictures.looks(names)
+    ends, styles = [], pictures.assign_styles(names)
     for index in drawn:
         (xs, ys), style = lines[index], styles[names[index]]
         axes.plot(xs, ys, marker="o", markersize=3.5, linewidth=1.8, **style)
         text = f"{names[index]}  {ys[-1]:,.1f}" + (f" at {xs[-1]:,}" if xs[-1] < furthest else "")
-        ends.append((text, pictures.height(axes, xs[-1], ys[-1]), style["color"]))
+        ends.append((text, pictures.axes_height(axes, xs[-1], ys[-1]), style["color"]))
     pictures.label_ends(axes, ends, _LABEL_HEIGHT)

@@ -53,7 +53,7 @@ def draw(results: TaskResults, path: Path) -> None:
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
     for axes, task in zip(panels, tasks):
         axes.set_title(task.name, loc="left", fontsize=12)
-        styles = pictures.looks(results.settings.names)
+        styles = pictures.assign_styles(results.settings.names)
         for model in results.settings.variants:
             shares = [share(results, task.name, model, [length]) for length in lengths]
             style = styles[model.name]

@@ -17,7 +17,7 @@ from fairseq_posenc.workbench.experiments.probe.results import (
 )
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import markdown
-from fairseq_posenc.workbench.results.differences import RULE, Scale, compare, few_seeds
+from fairseq_posenc.workbench.results.differences import RULE, Scale, compare, explain_few_seeds
 from fairseq_posenc.workbench.results.intervals import NOTE
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.files import write_whole
@@ -72,7 +72,7 @@ def tables(results: TaskResults) -> str:
             "2023):",
             _shares(results, settings.beyond, ranks=True),
             "\n".join(f"- {_best(results, task.name)}" for task in settings.tasks),
-            few_seeds(len(settings.seeds)) or "",
+            explain_few_seeds(len(settings.seeds)) or "",
         ]
     return "\n\n".join(filter(None, parts))
 

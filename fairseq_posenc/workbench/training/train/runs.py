@@ -155,7 +155,7 @@ class RecipeTraining:
         spec, self.data = str(specs.parse(encoding)), find_data(args.data)
         _check_options(recipe, args)
         self.recipe, self.encoding, self.args, self.model = recipe, encoding, args, model
-        changes = changed_options(args.passed)
+        changes = changed_options(args.after_dashes)
         self.identity = RunIdentity(recipe.name, spec, self.data.name, model, changes)
         self._folder = args.out or self.identity.folder
         self._seeds: Sequence[int] = args.seeds or recipe.seeds
@@ -182,7 +182,8 @@ class RecipeTraining:
         if devices.precision == "--cpu" and devices.meeting:
             options.update(_ON_PROCESSORS)
         if self.recipe.warmup_epochs:
-            options.update(_schedule_options(self.recipe, self.data, options, self.args.passed))
+            more = self.args.after_dashes
+            options.update(_schedule_options(self.recipe, self.data, options, more))
         launcher = [find_command("fairseq-train")]
         if devices.meeting:
             processes = f"--nproc_per_node={devices.gpus}"
@@ -213,7 +214,7 @@ class TrainingRun(NamedTuple):
     def until(self) -> dict[str, str]:
         """The options that end a training, such as ``max_update``, with their values."""
         given = {**self.training.recipe.all_settings}
-        for option, value in parse_options(self.training.args.passed).items():
+        for option, value in parse_options(self.training.args.after_dashes).items():
             given[option.lstrip("-").replace("-", "_")] = value
         return {name: str(given[name]) for name in _END_OPTIONS if name in given}
 
@@ -251,7 +252,7 @@ class TrainingRun(NamedTuple):
         if self.seed is not None:
             words += ["--seed", str(self.seed)]
         start = ["--finetune-from-model", str(args.init)] if args.init else []
-        return [*words, *start, *args.passed]
+        return [*words, *start, *args.after_dashes]
 
     def choose_start(self) -> str:
         """Describe what the weights start from.
@@ -260,7 +261,7 @@ class TrainingRun(NamedTuple):
             UserError: the folder has another run, or there is nothing to start from.
         """
         last, init = self.folder / LAST, self.training.args.init
-        requested = parse_options(self.training.args.passed).keys()
+        requested = parse_options(self.training.args.after_dashes).keys()
         self.stage.refuse_others(last.exists)
         if last.exists():
             if "--restore-file" in requested:
@@ -285,7 +286,7 @@ class TrainingRun(NamedTuple):
 
 
 def _check_options(recipe: Recipe, args: Namespace) -> None:
-    passed = parse_options(args.passed)
+    passed = parse_options(args.after_dashes)
     if "--save-dir" in passed:
         raise UserError("name the folder by --out, before the two dashes")
     if "--seed" in passed and (args.seeds or recipe.seeds):
@@ -306,7 +307,7 @@ def _architecture_options(recipe: Recipe, name: str) -> dict[str, Any]:
 
 def _batch_options(recipe: Recipe, devices: Devices, args: Namespace) -> dict[str, Any]:
     each, steps = share_batch(recipe, devices, args.per_gpu)
-    if _BATCH_OPTIONS & parse_options(args.passed).keys():
+    if _BATCH_OPTIONS & parse_options(args.after_dashes).keys():
         say("the options after the two dashes change the batch")
     size = "batch_size" if recipe.unit == "sequences" else "max_tokens"
     return {size: each, "update_freq": steps, "distributed_world_size": devices.world}
