@@ -19,11 +19,10 @@ from pathlib import Path
 
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.workbench.experiments.compare.record import RECORD, record
-from fairseq_posenc.workbench.experiments.settings import Run
 from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
 from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TextSettings
-from fairseq_posenc.workbench.experiments.trainings import Trial
-from fairseq_posenc.workbench.experiments.variants import Variant, parse_variants
+from fairseq_posenc.workbench.experiments.trials import Trial
+from fairseq_posenc.workbench.experiments.variants import Run, Variant, parse_variants
 from fairseq_posenc.workbench.results.record import Record, read
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import add_seeds, parse_around_dashes

@@ -10,7 +10,11 @@ from typing import Any
 from fairseq import options
 from fairseq_cli import preprocess
 
-from fairseq_posenc.workbench.experiments.pieces import encode, train_pieces, unigram_perplexity
+from fairseq_posenc.workbench.experiments.corpus import (
+    train_pieces,
+    unigram_perplexity,
+    write_pieces,
+)
 from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.running.stages import Stage
@@ -44,7 +48,7 @@ def make_translation(folder: Path, files: dict[str, Path]) -> dict[str, Any]:
         part, side = name.split(".")
         raw = folder / name
         raw.write_text("\n".join(lines) + "\n", "utf-8")
-        encode(folder / "pieces.model", raw, folder / f"{part}.pieces.{side}")
+        write_pieces(folder / "pieces.model", raw, folder / f"{part}.pieces.{side}")
     words = ["-s", "source", "-t", "target", "--joined-dictionary", "--workers", "1"]
     words += [f"--{part}pref={folder / part}.pieces" for part in ("train", "valid")]
     words += ["--destdir", str(folder / "binary")]

@@ -10,8 +10,8 @@ from typing import ClassVar, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import parse
-from fairseq_posenc.workbench.experiments.settings import ExperimentSettings, Run
-from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED
+from fairseq_posenc.workbench.experiments.experiment import ExperimentSettings
+from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED, Run
 
 # By default fairseq cuts the last batch to a multiple of 8 and drops the rest, in validation too.
 KEEP_ALL = ("--required-batch-size-multiple", "1")

@@ -15,7 +15,7 @@ import pytest
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.choose import command, halving, report
 from fairseq_posenc.workbench.experiments.choose.halving import Halving
-from fairseq_posenc.workbench.experiments.pieces import unigram_perplexity
+from fairseq_posenc.workbench.experiments.corpus import unigram_perplexity
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results import record

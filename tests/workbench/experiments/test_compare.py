@@ -21,16 +21,15 @@ import torch
 
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments import corpus, pieces, variants
-from fairseq_posenc.workbench.experiments.compare import command, live, picture, report, statements
+from fairseq_posenc.workbench.experiments import corpus, variants
+from fairseq_posenc.workbench.experiments.compare import command, live, report, statements
 from fairseq_posenc.workbench.experiments.compare.record import RECORD, refuse_to_lose_report
 from fairseq_posenc.workbench.experiments.compare.record import record as record_of
-from fairseq_posenc.workbench.experiments.results import Outcome, aggregate
-from fairseq_posenc.workbench.experiments.settings import Run
+from fairseq_posenc.workbench.experiments.outcomes import Outcome, aggregate
 from fairseq_posenc.workbench.experiments.text_experiment import TextResults
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
-from fairseq_posenc.workbench.experiments.trainings import LOG, train_command
-from fairseq_posenc.workbench.experiments.variants import parse_variants
+from fairseq_posenc.workbench.experiments.trials import LOG
+from fairseq_posenc.workbench.experiments.variants import Run, parse_variants
 from fairseq_posenc.workbench.results import pictures, record
 from fairseq_posenc.workbench.running import logs as curves
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
@@ -93,7 +92,7 @@ FOUR = {
     ],
 )
 def test_results_of_a_text_do_not_replace_the_demo(words, folder):
-    assert command._settings(parse_args(*words)).out == Path(folder)
+    assert command._build_settings(parse_args(*words)).out == Path(folder)
 
 
 class TestContenders:
@@ -282,21 +281,21 @@ class TestPieces:
         return path
 
     def test_symbols_of_fairseq_stay_out_of_the_text(self, text: Path, tmp_path: Path) -> None:
-        pieces.train_pieces(text, tmp_path / "sp", 60)
-        count = pieces.encode(tmp_path / "sp.model", text, tmp_path / "out")
+        corpus.train_pieces(text, tmp_path / "sp", 60)
+        count = corpus.write_pieces(tmp_path / "sp.model", text, tmp_path / "out")
         words = (tmp_path / "out").read_text().split()
         assert len(words) == count
         assert not {"<mask>", "<pad>", "<s>", "</s>"} & set(words)
 
     def test_vocabulary_too_large(self, text: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"--vocab-size 5000: .* use --vocab-size (\d+)") as err:
-            pieces.train_pieces(text, tmp_path / "sp", 5000)
-        pieces.train_pieces(text, tmp_path / "sp", int(re.findall(r"\d+", str(err.value))[1]))
+            corpus.train_pieces(text, tmp_path / "sp", 5000)
+        corpus.train_pieces(text, tmp_path / "sp", int(re.findall(r"\d+", str(err.value))[1]))
 
     def test_vocabulary_too_small(self, text: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"--vocab-size 9: .* use --vocab-size (\d+)") as err:
-            pieces.train_pieces(text, tmp_path / "sp", 9)
-        pieces.train_pieces(text, tmp_path / "sp", int(re.findall(r"\d+", str(err.value))[1]))
+            corpus.train_pieces(text, tmp_path / "sp", 9)
+        corpus.train_pieces(text, tmp_path / "sp", int(re.findall(r"\d+", str(err.value))[1]))
 
 
 def log_line(kind: str, updates: int, loss: float, speed: float = 1000.0) -> str:
@@ -410,7 +409,7 @@ class TestStatements:
         (row,) = (line for line in shown.splitlines() if "`learned`" in line)
         assert "| diverged at update 140 (seed 1) |" in row
         learned = next(model for model in models if model.variant.name == "learned")
-        assert math.isnan(dict(picture.line_of(learned))[140])
+        assert math.isnan(dict(report.mean_line(learned))[140])
 
     @pytest.mark.parametrize(("seeds", "words"), [(1, "One seed is"), (2, "Two seeds are")])
     def test_one_or_two_seeds_are_shown_and_not_judged(self, seeds, words, tmp_path) -> None:
@@ -456,7 +455,7 @@ class TestLearningRates:
         runs = settings.runs
         assert len({settings.folder(run) for run in runs}) == len(runs) == 4
         for run in runs:
-            words = train_command(settings, run)
+            words = settings.train_command(run)
             assert words[len(words) - words[::-1].index("--lr")] == run.case
             assert words[words.index("--seed") + 1] == str(run.seed)
 
@@ -500,7 +499,7 @@ class TestReport:
         lines = re.findall(r"^fairseq-posenc compare (.*)", text, re.MULTILINE)
         assert len(lines) == 6
         for line in lines:
-            assert command._settings(parse_args(*shlex.split(line)))
+            assert command._build_settings(parse_args(*shlex.split(line)))
 
     def test_without_matplotlib(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
@@ -629,7 +628,7 @@ class TestTraining:
         settings = make_settings(tmp_path, seeds=(1,))
         rest = set()
         for run in settings.runs:
-            words = shlex.join(train_command(settings, run))
+            words = shlex.join(settings.train_command(run))
             own = shlex.join(run.variant.options)
             assert own in words
             folder = shlex.quote(str(settings.folder(run)))

@@ -23,6 +23,7 @@ from scipy import stats
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.answers import ASKS, BLANK, ENDS
 from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.experiments.outcomes import Outcome
 from fairseq_posenc.workbench.experiments.probe import (
     command,
     data,
@@ -34,9 +35,13 @@ from fairseq_posenc.workbench.experiments.probe import (
 )
 from fairseq_posenc.workbench.experiments.probe.results import TaskResults, reciprocal_rank
 from fairseq_posenc.workbench.experiments.probe.settings import TRAIN_OPTIONS, TaskSettings
-from fairseq_posenc.workbench.experiments.results import Outcome
-from fairseq_posenc.workbench.experiments.settings import Run
-from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, FAMILIES, parse_variants
+from fairseq_posenc.workbench.experiments.variants import (
+    BOTH,
+    CAUSAL,
+    FAMILIES,
+    Run,
+    parse_variants,
+)
 from fairseq_posenc.workbench.results import differences, intervals, record
 from fairseq_posenc.workbench.running.options import Parser
 
@@ -540,7 +545,7 @@ class TestCommand:
 
     @pytest.mark.parametrize("family", FAMILIES)
     def test_all_are_those_of_the_family(self, family):
-        found = command._settings(parse("--encodings", "all", "--family", family))
+        found = command._build_settings(parse("--encodings", "all", "--family", family))
         names = [variant.name for variant in found.variants]
         assert {"rope", "t5", "none"} <= set(names)
         assert [task.name for task in found.tasks] == NAMES

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.experiments.results import Outcome, SeedAggregate, aggregate
+from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate, aggregate
 from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.experiments.variants import Variant

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 
 from fairseq_posenc.workbench.experiments.text_settings import STACKS, TextSettings
-from fairseq_posenc.workbench.experiments.trainings import train_command
 from fairseq_posenc.workbench.experiments.variants import MASKED, join_list
 
 _USER_DIR = ' --user-dir "$(fairseq-posenc user-dir)"'  # finds the package on every machine
@@ -62,7 +61,7 @@ def commands(settings: TextSettings) -> str:
     """Show the commands that were called for each training."""
     lines = []
     for run in settings.runs:
-        command = shlex.join(train_command(settings, run))
+        command = shlex.join(settings.train_command(run))
         lines += [f"# {settings.label(run)}", command + _USER_DIR]
     summary = "fairseq-train, as it was called, on one thread each"
     return _folded(summary, "\n".join(lines))

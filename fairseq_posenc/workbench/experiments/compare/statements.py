@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Optional
 
-from fairseq_posenc.workbench.experiments.results import SeedAggregate
+from fairseq_posenc.workbench.experiments.outcomes import SeedAggregate
 from fairseq_posenc.workbench.results.differences import (
     compare,
     describe_differences,

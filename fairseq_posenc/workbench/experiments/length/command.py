@@ -6,18 +6,9 @@ import argparse
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.experiments.length import report
-from fairseq_posenc.workbench.experiments.length.checkpoint import (
-    NamedCheckpoint,
-    load,
-    parse_checkpoints,
-)
-from fairseq_posenc.workbench.experiments.length.scoring import Evaluation, EvaluationPlan
-from fairseq_posenc.workbench.experiments.length.stream import (
-    Stream,
-    read_dictionary,
-    read_stream,
-)
+from fairseq_posenc.workbench.experiments.length import checkpoint, report, stream
+from fairseq_posenc.workbench.experiments.length.checkpoint import NamedCheckpoint
+from fairseq_posenc.workbench.experiments.length.scoring import Evaluation
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import Computing, choose_device, choose_dtype
@@ -66,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
     """
     modes = report.MODES if args.mode == "both" else (args.mode,)
     strides = {mode: args.stride if mode == report.SLIDING else None for mode in modes}
-    plan = EvaluationPlan(list(args.lengths), strides, args.max_tokens)
-    if report.SLIDING in modes and args.stride > (shortest := plan.lengths[0]):
+    if report.SLIDING in modes and args.stride > (shortest := args.lengths[0]):
         raise UserError(
             f"--stride {args.stride} is more than the context length {shortest}: tokens in "
             "between would not be scored; choose a smaller stride"
@@ -75,11 +65,11 @@ def run(args: argparse.Namespace) -> int:
     cluster = options.parse_place(args)
     if not cluster:
         choose_device(args.device, args.fp16)
-    checkpoints = parse_checkpoints(args.models)
-    stream = _read_stream(args)
-    if (longest := plan.lengths[-1]) > len(stream):
+    checkpoints = checkpoint.parse_checkpoints(args.models)
+    tokens = _read_stream(args)
+    if (longest := args.lengths[-1]) > len(tokens):
         raise UserError(
-            f"--lengths {longest}: the split {args.split} has only {len(stream):,} tokens"
+            f"--lengths {longest}: the split {args.split} has only {len(tokens):,} tokens"
         )
     with (
         signals_as_keyboard_interrupt(),
@@ -88,17 +78,19 @@ def run(args: argparse.Namespace) -> int:
         # All are opened before the first is scored, so that a wrong one is an error at once.
         rows = []
         for named in checkpoints:
-            loaded = load(named, args.data)
+            loaded = checkpoint.load(named, args.data)
             facts = loaded.encoding, loaded.trained_length, loaded.updates
             rows.append(report.ModelScores(named, *facts, {}))
-        say(f"{len(stream):,} tokens of {args.data / args.split}, all scored once for each figure")
+        say(f"{len(tokens):,} tokens of {args.data / args.split}, all scored once for each figure")
+        sizes = args.lengths, strides, args.max_tokens
         evaluations = [
-            Evaluation(args.out / named.name, plan, _inputs(named, args)) for named in checkpoints
+            Evaluation(args.out / each.name, _collect_inputs(each, args), *sizes)
+            for each in checkpoints
         ]
         items = [_build_work_item(*each, args) for each in zip(checkpoints, evaluations)]
         run_work_items(items, args.out, cluster)
         rows = [row._replace(scores=each.read()) for row, each in zip(rows, evaluations)]
-        results = report.LengthResults(args.data, args.split, len(stream), args.stride, rows)
+        results = report.LengthResults(args.data, args.split, len(tokens), args.stride, rows)
         found = report.record(results)
         found.write(args.out / FIGURES)
         drawn = can_draw() and report.draw(results, args.out / PICTURE)
@@ -108,8 +100,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read_stream(args: argparse.Namespace) -> Stream:
-    return read_stream(args.data, args.split, read_dictionary(args.data))
+def _read_stream(args: argparse.Namespace) -> stream.Stream:
+    return stream.read_stream(args.data, args.split, stream.read_dictionary(args.data))
 
 
 def _build_work_item(
@@ -119,7 +111,7 @@ def _build_work_item(
 
     def work(lock: int) -> None:
         how = Computing.chosen(args.device, args.fp16, args.bf16)
-        evaluation.compute(load(named, args.data, how), _read_stream(args))
+        evaluation.compute(checkpoint.load(named, args.data, how), _read_stream(args))
 
     return WorkItem(
         named.name,
@@ -130,7 +122,7 @@ def _build_work_item(
     )
 
 
-def _inputs(named: NamedCheckpoint, args: argparse.Namespace) -> Inputs:
+def _collect_inputs(named: NamedCheckpoint, args: argparse.Namespace) -> Inputs:
     """Collect what the scores of a model depend on, without their lengths."""
     text = [args.data / name for name in ("dict.txt", f"{args.split}.idx", f"{args.split}.bin")]
     return {

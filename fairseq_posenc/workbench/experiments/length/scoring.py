@@ -23,15 +23,6 @@ _ROWS = 1024  # tokens whose probabilities are computed at once: each has the wh
 _MOST_BITS = 1000.0  # 2 to this power is still a number
 
 
-class EvaluationPlan(NamedTuple):
-    """The figures that are wanted."""
-
-    lengths: Sequence[int]  # context lengths
-    # the stride of each mode; None for that of the length, so that nothing overlaps
-    strides: Mapping[str, int | None]
-    max_tokens: int  # tokens to read in a batch
-
-
 class Score(NamedTuple):
     """How well a model predicts a stream, or why it cannot."""
 
@@ -49,23 +40,20 @@ class Score(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """The scores of a model, each kept in a folder of its own and computed once.
+    """The scores of a model, each computed once and kept in a folder of its own."""
 
-    Attributes:
-        folder: of their folders; its name is what messages call the model.
-        plan: the wanted scores.
-        inputs: what they depend on, without their lengths.
-    """
-
-    folder: Path
-    plan: EvaluationPlan
-    inputs: Inputs
+    folder: Path  # of their folders; its name is what messages call the model
+    inputs: Inputs  # what the scores depend on, without their lengths
+    lengths: Sequence[int]  # context lengths
+    # the stride of each mode; None for that of the length, so that nothing overlaps
+    strides: Mapping[str, int | None]
+    max_tokens: int  # tokens to read in a batch
 
     def stages(self) -> Iterator[tuple[str, int, Stage]]:
         """Yield mode, context length and stage of each score."""
-        for mode, stride in self.plan.strides.items():
-            for length in self.plan.lengths:
-                sizes = length, stride or length, self.plan.max_tokens
+        for mode, stride in self.strides.items():
+            for length in self.lengths:
+                sizes = length, stride or length, self.max_tokens
                 inputs = {**self.inputs, "sizes": sizes}
                 yield mode, length, Stage(self.folder / f"{mode}-{length}", inputs)
 
@@ -81,7 +69,7 @@ class Evaluation(NamedTuple):
 
     def read(self) -> dict[str, dict[int, Score]]:
         """Read the scores of each mode, by length; all are there."""
-        scores: dict[str, dict[int, Score]] = {mode: {} for mode in self.plan.strides}
+        scores: dict[str, dict[int, Score]] = {mode: {} for mode in self.strides}
         for mode, length, stage in self.stages():
             scores[mode][length] = Score(**(stage.outputs or {}))
         return scores

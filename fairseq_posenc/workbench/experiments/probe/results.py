@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
+from fairseq_posenc.workbench.experiments.experiment import Results
 from fairseq_posenc.workbench.experiments.probe.settings import TaskSettings
-from fairseq_posenc.workbench.experiments.results import Results
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results.intervals import Interval, interval_of_share
 

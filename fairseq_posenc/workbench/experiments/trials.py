@@ -1,4 +1,4 @@
-"""Many small trainings in parallel; each can be interrupted and continued, then is measured."""
+"""Trials, many small trainings in parallel: each can be continued, and is measured at its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from fairseq_posenc.checkpoints.safe_loading import open_mapped
 from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.host.divergence import parse_stop_update
-from fairseq_posenc.workbench.experiments.settings import ExperimentSettings, Run
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.devices import choose_device, cores
 from fairseq_posenc.workbench.running.host import USER_DIR
@@ -22,8 +21,6 @@ from fairseq_posenc.workbench.running.progress import bar, say
 from fairseq_posenc.workbench.running.stages import Outputs, Stage, WorkItem
 
 LOG = "train.log"
-# Beyond any run: validation and checkpoints are counted in updates, not in rounds of the data.
-_NEVER = "1000000000"
 # A sum over several threads depends on their number: with one, a seed's figures are the same on any
 # number of cores. Small models train faster so, too, than one by one on all cores.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -35,7 +32,8 @@ class Trial(NamedTuple):
     label: str  # what messages call it
     stage: Stage  # the folder of its checkpoints and log, and the updates it is to make
     train: Sequence[str]  # command of `fairseq-train`, without `--user-dir`
-    measure: Sequence[str] = ()  # command that measures the model, as well, if its log does not
+    # command that measures the model, where the last validation of its training does not
+    measure: Sequence[str] = ()
     # parses the lines that `measure` prints into figures by name
     read: Callable[[list[str]], Outputs] = lambda lines: {}
 
@@ -43,32 +41,6 @@ class Trial(NamedTuple):
 def default_jobs() -> int:
     """Count the trainings to run at a time: one on a GPU, else one on each core."""
     return 1 if choose_device() == "cuda" else cores()
-
-
-def train_command(settings: ExperimentSettings, run: Run) -> list[str]:
-    """Build the command that trains one model, without ``--user-dir``.
-
-    The training can be continued at each of its validations.
-    """
-    # updates between two points of a learning curve
-    every, folder = max(1, settings.updates // settings.points), settings.folder(run)
-    return [
-        *("fairseq-train", str(settings.data(run)), "--max-update", str(settings.updates)),
-        *("--seed", str(run.seed), "--save-dir", str(folder)),
-        *("--validate-interval-updates", str(every), "--save-interval-updates", str(every)),
-        *("--keep-interval-updates", "1", "--no-epoch-checkpoints"),
-        *("--save-interval", _NEVER, "--validate-interval", _NEVER),
-        *("--log-format", "json", "--log-interval", str(min(20, every))),
-        *("--num-workers", "0", "--distributed-world-size", "1", *settings.options(run)),
-    ]
-
-
-def validate_command(data: Path, folder: Path, *options: str) -> list[str]:
-    """Build the command that measures one trained model, without ``--user-dir``."""
-    return [
-        *("fairseq-validate", str(data), "--path", str(folder / LAST), *options),
-        *("--log-format", "json", "--num-workers", "0", "--distributed-world-size", "1"),
-    ]
 
 
 def run_trials(
@@ -85,7 +57,7 @@ def run_trials(
         run_parallel([each.run for each in runners], jobs, watch)
 
 
-def finished(trial: Trial) -> Optional[Outputs]:
+def read_figures(trial: Trial) -> Optional[Outputs]:
     """Read the figures of a trial from its folder; None if it is not finished.
 
     These are ``position_parameters``, ``seconds``, and those that were measured. A training that
@@ -105,7 +77,7 @@ def build_work_item(trial: Trial) -> WorkItem:
         trial.label,
         folder,
         work=lambda lock: _TrialRunner(trial, lock, lambda updates: None).run(),
-        is_done=lambda: finished(trial) is not None,
+        is_done=lambda: read_figures(trial) is not None,
         progress=lambda: updates_done(folder),
     )
 
