@@ -23,7 +23,7 @@ from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
 from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TextSettings
 from fairseq_posenc.workbench.experiments.trials import Trial
 from fairseq_posenc.workbench.experiments.variants import Run, Variant, parse_variants
-from fairseq_posenc.workbench.results.record import Record, read
+from fairseq_posenc.workbench.results.record import read
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import add_seeds, parse_around_dashes
 from fairseq_posenc.workbench.running.programs import run_logged
@@ -59,7 +59,9 @@ class Swaps(TextExperiment):
 
     def prepare(self) -> Outputs:
         """Read the figures of the data, which the comparison made."""
-        return {"source": self.settings.source.name, "source_updates": self._source_updates()}
+        name, rows = self.settings.source.name, read(self.settings.out / RECORD).rows
+        updates = next(row["updates"] for row in rows if row["model"] == name)
+        return {"source": name, "source_updates": updates}
 
     def trial(self, run: Run) -> Trial:
         """Change the positions of the source's model, and build the training."""
@@ -72,10 +74,6 @@ class Swaps(TextExperiment):
             command += ["--seed", str(run.seed), *run.variant.options]
             run_logged(command, start.with_suffix(".swap.log"), self._lock)
         return super().trial(run)
-
-    def _source_updates(self) -> int:
-        rows = read(self.settings.out / RECORD).rows
-        return next(row["updates"] for row in rows if row["model"] == self.settings.source.name)
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -93,8 +91,9 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     return parse_around_dashes(parser, words)
 
 
-def train(args: argparse.Namespace) -> Record:
-    """Change the models' positions, train them, and collect the figures as a comparison does."""
+def main() -> None:
+    """Change the models' positions, train them, and write the record as a comparison does."""
+    args = parse_args(sys.argv[1:])
     made = read(args.comparison / RECORD).data
     (source,) = parse_variants(args.source)
     settings = SwapSettings(
@@ -112,14 +111,8 @@ def train(args: argparse.Namespace) -> Record:
     )
     with lock_output_folder(settings.models) as lock:
         found = record(Swaps(settings, lock).run())
-    return found._replace(data={**found.data, "text": made["text"]})
-
-
-def main() -> None:
-    """Train, and write the record."""
-    args = parse_args(sys.argv[1:])
-    found = train(args)
-    found._replace(command=own_command()).write(args.out)
+    data = {**found.data, "text": made["text"]}
+    found._replace(data=data, command=own_command()).write(args.out)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,7 @@ from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.workbench.experiments.text_settings import STACKS, option_value
 from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED
-from fairseq_posenc.workbench.results.differences import (
-    PERPLEXITY,
-    Scale,
-    Values,
-    find_worse,
-)
+from fairseq_posenc.workbench.results.differences import PERPLEXITY, Scale, Values, find_worse
 from fairseq_posenc.workbench.results.intervals import Interval, interval, interval_of_perplexity
 from fairseq_posenc.workbench.results.record import Record, Row, read
 from fairseq_posenc.workbench.running.files import shipped

@@ -10,6 +10,7 @@ from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.experiment import Experiment
 from fairseq_posenc.workbench.experiments.probe import data, tasks
+from fairseq_posenc.workbench.experiments.probe.data import DATA_SEED, EXAMPLES, TEST_EXAMPLES
 from fairseq_posenc.workbench.experiments.probe.settings import KEEP_ALL, TASKS, TaskSettings
 from fairseq_posenc.workbench.experiments.probe.tasks.base import Task
 from fairseq_posenc.workbench.experiments.trials import Trial
@@ -50,9 +51,9 @@ class TaskExperiment(Experiment[TaskSettings]):
     def _stages(self, task: str) -> tuple[Stage, Stage]:
         """Build the stages of the training and of the test data."""
         settings, folder = self.settings, self.settings.task_data(task)
-        common = dict(task=task, family=settings.family, seed=data.DATA_SEED, version=__version__)
-        train = {**common, "longest": settings.trained, "examples": data.EXAMPLES}
-        test = {**common, "lengths": settings.lengths, "examples": data.TEST_EXAMPLES}
+        common = dict(task=task, family=settings.family, seed=DATA_SEED, version=__version__)
+        train = {**common, "longest": settings.trained, "examples": EXAMPLES}
+        test = {**common, "lengths": settings.lengths, "examples": TEST_EXAMPLES}
         return Stage(folder / "train", train), Stage(folder / "read", test)
 
 
