@@ -131,7 +131,8 @@ def draw_starts(grid: Grid, path: Path) -> None:
         for label, curve in curves.items():
             axes.plot(*zip(*curve), color=colours[label], linewidth=1.8)
             height = pictures.axes_height(axes, *curve[-1])
-            ends.append((f"{label}  {curve[-1][1]:.2f}", height, colours[label]))
+            text = f"{label}  {curve[-1][1]:.2f}"
+            ends.append(pictures.LineEnd(text, height, colours[label]))
         pictures.label_ends(axes, ends, 0.06)
     figure.axes[0].set_ylabel("validation loss, bits per token", color=pictures.GREY)
     pictures.save(figure, path)

@@ -1,18 +1,18 @@
-"""The style that all pictures of lines share."""
+"""The style that all pictures share: colours and styles of lines, axes, labels, files."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # Okabe and Ito's colours, which colour-blind people can tell apart, without the pale ones.
 COLOURS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
 STYLES = ("-", "--", ":", "-.", (0, (7, 1, 1, 1, 1, 1)))  # for more lines than colours
-# The place of an encoding is its colour and style in every picture: no two are alike, and those
-# that are compared most often have a colour each. New ones are added at the end.
-_PLACES = (
+# An encoding's number here is that of its style in every picture: no two are alike, and those that
+# are compared most often have a colour each. New ones are added at the end.
+_ENCODINGS = (
     *("none", "learned", "rope", "alibi", "m4m", "sinusoidal", "t5"),
     *("decbert_diff", "decbert_same", "kerple", "sandwich", "shaw", "fire", "xpos"),
     *("m1", "m2", "m3", "m4", "tupe", "tupe_shared", "raffel"),
@@ -65,15 +65,15 @@ def line_style(number: int, colours: Sequence[str] = COLOURS) -> dict[str, Any]:
 def assign_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Assign colour and style to names of models, an encoding the same in every picture.
 
-    Any other name takes the first place that no name of the picture has.
+    Any other name takes the first style that no name of the picture has.
     """
-    places = {name: _PLACES.index(name) for name in names if name in _PLACES}
+    numbers = {name: _ENCODINGS.index(name) for name in names if name in _ENCODINGS}
     count = len(COLOURS) * len(STYLES)
-    free = (place for place in range(count) if place not in places.values())
+    free = (number for number in range(count) if number not in numbers.values())
     for name in names:
-        if name not in places:
-            places[name] = next(free, count)
-    return {name: line_style(place) for name, place in places.items()}
+        if name not in numbers:
+            numbers[name] = next(free, count)
+    return {name: line_style(number) for name, number in numbers.items()}
 
 
 def style_values(axes: Any, low: float, high: float, log: bool) -> None:
@@ -107,18 +107,25 @@ def axes_height(axes: Any, x: float, y: float) -> float:
     return share
 
 
-def label_ends(axes: Any, ends: Sequence[tuple[str, float, str]], room: float) -> None:
-    """Write each name where its line ends, in a column that no two names share.
+class LineEnd(NamedTuple):
+    """The label of a line, beside its last point."""
 
-    The limits of the axes are set. Of each line there are the text, the share of the height that it
-    is due, and its colour; a text takes ``room`` of the height.
+    text: str
+    height: float  # of the point, as a share of the axes' height (:func:`axes_height`)
+    colour: str
+
+
+def label_ends(axes: Any, ends: Sequence[LineEnd], room: float) -> None:
+    """Write labels where lines end, one below the other; each takes ``room`` of the height.
+
+    The limits of the axes are set.
     """
-    for (text, _, colour), place in zip(ends, spread_out([due for _, due, _ in ends], room)):
+    for end, height in zip(ends, spread_out([end.height for end in ends], room)):
         axes.annotate(
-            text,
-            (1.015, place),
+            end.text,
+            (1.015, height),
             xycoords="axes fraction",
-            color=colour,
+            color=end.colour,
             fontsize=11,
             fontweight="bold",
             verticalalignment="center",

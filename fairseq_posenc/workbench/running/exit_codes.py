@@ -31,7 +31,7 @@ def run_main(program: Callable[[], Optional[int]]) -> int:
     """
     _outlive_readers()
     try:
-        return _run_reporting_errors(program)
+        return _run_reporting_choose_error_handler(program)
     except KeyboardInterrupt as interruption:
         print(
             f"fairseq-posenc: {'; '.join(['stopped', *filter(None, interruption.args)])}",
@@ -74,20 +74,20 @@ def _outlive_readers() -> None:
             new = io.TextIOWrapper(
                 io.BufferedWriter(raw),
                 encoding=stream.encoding,
-                errors=_errors(stream),
+                errors=_choose_error_handler(stream),
                 line_buffering=stream.line_buffering,
                 write_through=stream.write_through,
             )
             setattr(sys, name, new)
 
 
-def _errors(stream: Any) -> str:
+def _choose_error_handler(stream: Any) -> str:
     """Choose how to write text that cannot be encoded, as file names that are not UTF-8."""
     is_utf8 = stream.encoding.lower().startswith("utf")
     return "backslashreplace" if is_utf8 and stream.errors == "strict" else str(stream.errors)
 
 
-def _run_reporting_errors(program: Callable[[], Optional[int]]) -> int:
+def _run_reporting_choose_error_handler(program: Callable[[], Optional[int]]) -> int:
     try:
         try:
             _check_working_folder()

@@ -18,9 +18,9 @@ from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED, Run
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.differences import RULE
+from fairseq_posenc.workbench.results.html_page import convert_to_html
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS, NOTE
 from fairseq_posenc.workbench.results.learning_curves import draw_lines
-from fairseq_posenc.workbench.results.page import page
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.logs import Curve
@@ -57,7 +57,7 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
     ]
     path, text = out / REPORT, "\n\n".join(part for part in parts if part) + "\n"
     write_whole(path, text)
-    write_whole(out / PAGE, page(text, out, _REFRESH if results.missing else 0))
+    write_whole(out / PAGE, convert_to_html(text, out, _REFRESH if results.missing else 0))
     return path
 
 

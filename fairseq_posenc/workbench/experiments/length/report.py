@@ -179,5 +179,6 @@ def _draw_lines(axes: Any, names: list[str], lines: list[Line]) -> None:
         (xs, ys), style = lines[index], styles[names[index]]
         axes.plot(xs, ys, marker="o", markersize=3.5, linewidth=1.8, **style)
         text = f"{names[index]}  {ys[-1]:,.1f}" + (f" at {xs[-1]:,}" if xs[-1] < furthest else "")
-        ends.append((text, pictures.axes_height(axes, xs[-1], ys[-1]), style["color"]))
+        height = pictures.axes_height(axes, xs[-1], ys[-1])
+        ends.append(pictures.LineEnd(text, height, style["color"]))
     pictures.label_ends(axes, ends, _LABEL_HEIGHT)
