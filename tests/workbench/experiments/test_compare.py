@@ -315,6 +315,7 @@ class TestCurves:
             None,
             512.5,
             1,
+            None,
         )
 
     @pytest.mark.parametrize(

@@ -49,13 +49,14 @@ def run(args: argparse.Namespace) -> int:
     settings = _build_settings(args)
     with (
         signals_as_keyboard_interrupt(),
-        lock_output_folder(settings.out, (report.REPORT, report.PICTURE, report.RECORD)) as lock,
+        lock_output_folder(settings.out, report.FILES) as lock,
     ):
         results = TaskExperiment(settings, lock).run()
         found = report.record(results)
         found.write(settings.out / report.RECORD)
         if drawn := can_draw():
             picture.draw(results, settings.out / report.PICTURE)
+            picture.draw_learning(results, settings.out / report.LEARNING)
             for task in tasks_with_depths(results):
                 picture.draw_depths(results, task, settings.out / report.depth_picture(task))
         path = report.write_report(results, drawn)
@@ -81,4 +82,5 @@ def _build_settings(args: argparse.Namespace) -> TaskSettings:
         lengths=args.lengths,
         jobs=args.jobs or default_jobs(),
         cluster=options.parse_place(args),
+        train_args=tuple(args.after_dashes),
     )
