@@ -27,8 +27,6 @@ from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 from measuring.commands import exit_on_error, new_parser, own_command
 
-_MEAN = "mean"  # of the tasks
-
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
@@ -60,7 +58,7 @@ def fine_tune(args: argparse.Namespace, lock: int) -> Record:
         found = {each["task"]: each for each in record.figures["runs"]}
         scores = {task: found[task][metric] for task, metric in reported.items()}
         if len(scores) > 1:
-            scores[_MEAN] = statistics.fmean(scores.values())
+            scores["mean"] = statistics.fmean(scores.values())
         for task, score in scores.items():
             values.setdefault((variant.name, task), {})[seed] = score
             row = {"model": variant.name, "task": task, "seed": seed, "score": score}

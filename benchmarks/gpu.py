@@ -111,12 +111,6 @@ def run_all(
     yield from map(run_once, [step for step in found if step.kind in TIMED])
 
 
-def keep_all(results: Results, out: Path) -> None:
-    """Write the results and their tables."""
-    write_whole(out / "results.json", json.dumps(results, indent=1))
-    write_whole(out / "tables.md", "\n".join(format_tables(results)) + "\n")
-
-
 def format_tables(results: Results) -> list[str]:
     """Format the results as Markdown."""
     cells = [[x["step"], x["end"], f"{x['seconds']:.0f}"] for x in results]
@@ -191,7 +185,9 @@ def main() -> None:
         again = ", before" * (result["step"] in before)
         print(f"{result['step']}: {result['end']}{again}", file=sys.stderr, flush=True)
         known[result["step"]] = result
-        keep_all([known[step.name] for step in found if step.name in known], args.out)
+        results = [known[step.name] for step in found if step.name in known]
+        write_whole(args.out / "results.json", json.dumps(results, indent=1))
+        write_whole(args.out / "tables.md", "\n".join(format_tables(results)) + "\n")
     print((args.out / "tables.md").read_text("utf-8"))
     if left := sum(result["end"].startswith("cut") for result in known.values()):
         print(f"{left} steps are left: the same command goes on with them", file=sys.stderr)

@@ -20,7 +20,6 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from statistics import median
-from typing import NamedTuple
 
 from torch import nn
 
@@ -44,12 +43,9 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-class ResetTime(NamedTuple):
-    """What one process measured of an encoding."""
-
-    contender: Contender
-    seconds: float  # of a pass without the reset
-    ratio: float  # of the time with the reset to that without
+# What one process measured of an encoding: who computed it, the seconds of a pass without the
+# reset, and the ratio of the time with the reset to that. Pickled, so it is no class of a script.
+ResetTime = tuple[Contender, float, float]
 
 
 @contextmanager
@@ -92,7 +88,7 @@ def measure_here(args: argparse.Namespace) -> list[ResetTime]:
         rounds = timing.interleaved(turns, args.device, args.rounds, args.seconds)
         ratio = median((b + c) / (a + d) for a, b, c, d in rounds)
         contender = contender._replace(encoding=encoding)
-        found.append(ResetTime(contender, timing.median(rounds, 0), ratio))
+        found.append((contender, timing.median(rounds, 0), ratio))
     return found
 
 
@@ -107,15 +103,15 @@ def summarize(args: argparse.Namespace, runs: list[list[ResetTime]]) -> Rows:
     """Summarize the ratios of all processes: a row for each encoding."""
     rows = []
     for of_encoding in zip(*runs):
-        contender = of_encoding[0].contender
-        found = [each.ratio for each in of_encoding]
+        (contender, *_), *_ = of_encoding
+        found = [ratio for _, _, ratio in of_encoding]
         rows.append(
             {
                 "encoding": contender.encoding,
                 "backend": contender.backend,
                 "length": args.length,
                 "dropout": args.dropout,
-                "seconds": median(each.seconds for each in of_encoding),
+                "seconds": median(seconds for _, seconds, _ in of_encoding),
                 "ratio": median(found),
                 "lowest": min(found),
                 "highest": max(found),

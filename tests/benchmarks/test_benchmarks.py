@@ -38,7 +38,7 @@ from measuring.contenders import (  # noqa: E402
     contenders,
 )
 from measuring.scopes import SCOPES, layer, layer_and_modules, operation  # noqa: E402
-from reset import ResetTime, parse_args, summarize, without_reset  # noqa: E402
+from reset import parse_args, summarize, without_reset  # noqa: E402
 from survive import survive  # noqa: E402
 from tests.workbench.translation.test_translation_commands import TEST, checkpoint  # noqa: E402
 
@@ -353,7 +353,7 @@ def test_the_cost_of_a_reset_is_told():
 def test_the_cost_of_a_reset_is_the_median_over_processes():
     contender = Contender("m4m", "blocked")
     times = [(1.0, 1.02), (3.0, 0.99), (2.0, 1.01)]
-    runs = [[ResetTime(contender, *each)] for each in times]
+    runs = [[(contender, *each)] for each in times]
     (row,) = summarize(parse_args(["--encodings", "m4m"]), runs)
     figures = [row[name] for name in ("seconds", "lowest", "ratio", "highest")]
     assert figures == [2.0, 0.99, 1.01, 1.02]
