@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_posenc.checkpoints.recovery import LAST
-from fairseq_posenc.workbench.experiments.compare.record import RECORD, record
+from fairseq_posenc.workbench.experiments.compare.record import RECORD, build_record
 from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
 from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TextSettings
 from fairseq_posenc.workbench.experiments.trials import Trial
@@ -110,7 +110,7 @@ def main() -> None:
         train_args=(*shlex.split(made["options"]), *args.after_dashes),
     )
     with lock_output_folder(settings.models) as lock:
-        found = record(Swaps(settings, lock).run())
+        found = build_record(Swaps(settings, lock).run())
     data = {**found.data, "text": made["text"]}
     found._replace(data=data, command=own_command()).write(args.out)
 

@@ -62,7 +62,7 @@ def read_text(path: Path) -> str:
     return decode_text(content, f"--text {path}", {b"\0": "a NUL byte, so this is not a text file"})
 
 
-def text_documents(text: str) -> list[Document]:
+def split_into_documents(text: str) -> list[Document]:
     """Cut one text into runs of paragraphs, or of lines if it has no empty line."""
     paragraphs = split_paragraphs(text)
     if len(paragraphs) == 1:
@@ -78,7 +78,7 @@ def text_documents(text: str) -> list[Document]:
     return documents
 
 
-def without_repeats(documents: Iterable[Document]) -> list[Document]:
+def drop_repeats(documents: Iterable[Document]) -> list[Document]:
     """Drop paragraphs seen before: else the validation text would hold text trained on."""
     seen: set[str] = set()
     kept = []
@@ -90,7 +90,7 @@ def without_repeats(documents: Iterable[Document]) -> list[Document]:
     return kept
 
 
-def split(documents: list[Document]) -> tuple[list[Document], list[Document]]:
+def split_documents(documents: list[Document]) -> tuple[list[Document], list[Document]]:
     """Split documents into those for training and those for validation, in a fixed random order."""
     shuffled = random.Random(SPLIT_SEED).sample(documents, len(documents))
     wanted = VALIDATION_SHARE * sum(document.words for document in documents)
@@ -107,8 +107,10 @@ def write_corpus(text: Optional[str], origin: str, folder: Path) -> dict[str, An
     Raises:
         UserError: there are too few words.
     """
-    source = python_documents(python_library()) if text is None else text_documents(text)
-    documents = without_repeats(source)
+    if text is None:
+        documents = drop_repeats(read_python_documents(find_python_library()))
+    else:
+        documents = drop_repeats(split_into_documents(text))
     words = sum(document.words for document in documents)
     if words < LEAST_WORDS:
         raise UserError(
@@ -116,7 +118,7 @@ def write_corpus(text: Optional[str], origin: str, folder: Path) -> dict[str, An
             "repeated paragraph counts once); give a longer text with --text"
         )
     facts: dict[str, Any] = {"documents": len(documents), "words": words}
-    for name, part in zip(("train", "valid"), split(documents)):
+    for name, part in zip(("train", "valid"), split_documents(documents)):
         lines = [paragraph for document in part for paragraph in document.paragraphs]
         (folder / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
         facts[f"{name}_words"] = sum(document.words for document in part)
@@ -134,21 +136,21 @@ def split_paragraphs(text: str) -> list[str]:
     return [" ".join(words) for words in paragraphs if words]
 
 
-def python_library() -> Path:
+def find_python_library() -> Path:
     """Find the folder of the standard library's source files."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def python_documents(library: Path) -> Iterator[Document]:
+def read_python_documents(library: Path) -> Iterator[Document]:
     """Yield the language reference's topics, then the docstrings of each source file.
 
     The files are read, not imported, so that nothing in them runs.
     """
-    yield from _topics(library / _TOPICS)
+    yield from _read_topics(library / _TOPICS)
     for path in sorted(library.rglob("*.py")):
         relative = path.relative_to(library)
         if _LEFT_OUT.isdisjoint(relative.parts) and relative != _TOPICS:
-            document = Document(relative.as_posix(), _docstrings(path))
+            document = Document(relative.as_posix(), _read_docstrings(path))
             if document.paragraphs:
                 yield document
 
@@ -162,7 +164,7 @@ def _parse(path: Path) -> ast.Module:
         return ast.Module(body=[], type_ignores=[])
 
 
-def _docstrings(path: Path) -> list[str]:
+def _read_docstrings(path: Path) -> list[str]:
     paragraphs: list[str] = []
     for node in ast.walk(_parse(path)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -170,7 +172,7 @@ def _docstrings(path: Path) -> list[str]:
     return paragraphs
 
 
-def _topics(path: Path) -> Iterator[Document]:
+def _read_topics(path: Path) -> Iterator[Document]:
     """Yield the entries of the dictionary of texts that ``help()`` shows."""
     for node in ast.walk(_parse(path)):
         if isinstance(node, ast.Dict):

@@ -60,7 +60,7 @@ class TextExperiment(Experiment[TextSettings]):
     def _write_text(self) -> Outputs:
         path = self.settings.text
         if path is None:
-            text, origin = None, f"the documentation in {corpus.python_library()}"
+            text, origin = None, f"the documentation in {corpus.find_python_library()}"
             source = f"{origin}, Python {sys.version}"
         else:
             text, origin = corpus.read_text(path), f"--text {path}"

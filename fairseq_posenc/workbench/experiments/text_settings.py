@@ -30,7 +30,7 @@ _LEARNING = (
 )
 
 
-def _sizes(stack: str) -> tuple[str, ...]:
+def _list_sizes(stack: str) -> tuple[str, ...]:
     return (
         *(f"--{stack}-layers", "2", f"--{stack}-embed-dim", "128"),
         *(f"--{stack}-ffn-embed-dim", "512", f"--{stack}-attention-heads", "4"),
@@ -42,11 +42,11 @@ STACKS = {MASKED: "encoder", CAUSAL: "decoder"}  # as in --encoder-layers
 TRAIN_OPTIONS = {
     MASKED: (
         *("--task", TASKS[MASKED], "--criterion", "masked_lm", *_DATA),
-        *("--arch", "roberta_none_tiny", *_sizes(STACKS[MASKED]), *_LEARNING),
+        *("--arch", "roberta_none_tiny", *_list_sizes(STACKS[MASKED]), *_LEARNING),
     ),
     CAUSAL: (
         *("--task", TASKS[CAUSAL], "--criterion", "cross_entropy", *_DATA),
-        *("--arch", "transformer_lm_none_tiny", *_sizes(STACKS[CAUSAL]), *_LEARNING),
+        *("--arch", "transformer_lm_none_tiny", *_list_sizes(STACKS[CAUSAL]), *_LEARNING),
     ),
 }
 

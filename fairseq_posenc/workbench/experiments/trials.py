@@ -51,7 +51,7 @@ def run_trials(
     Raises:
         UserError: a program failed, but for a training that diverged.
     """
-    left = sum(map(_updates_left, trials))
+    left = sum(map(_count_updates_left, trials))
     with bar("all models", left, " updates") as progress:
         runners = [_TrialRunner(trial, lock, progress.update) for trial in trials]
         run_parallel([each.run for each in runners], jobs, watch)
@@ -66,7 +66,7 @@ def read_figures(trial: Trial) -> Optional[Outputs]:
     trained = trial.stage.outputs
     if trained is None or "diverged" in trained or not trial.measure:
         return trained
-    measured = _measure_stage(trial).outputs
+    measured = _build_measure_stage(trial).outputs
     return None if measured is None else {**trained, **measured}
 
 
@@ -82,7 +82,7 @@ def build_work_item(trial: Trial) -> WorkItem:
     )
 
 
-def _measure_stage(trial: Trial) -> Stage:
+def _build_measure_stage(trial: Trial) -> Stage:
     stage = trial.stage
     inputs = {"model": stage.inputs, "updates": stage.max_updates, "command": list(trial.measure)}
     return Stage(stage.folder / "measured", inputs)
@@ -98,14 +98,14 @@ class _TrialRunner:
     def run(self) -> None:
         trained = self._trial.stage.do(self._train, keep_unfinished=True)
         if self._trial.measure and "diverged" not in trained:
-            stage = _measure_stage(self._trial)
+            stage = _build_measure_stage(self._trial)
             stage.do(lambda: self._measure(stage.folder))
 
     def _train(self) -> Outputs:
         label, stage, command = self._trial.label, self._trial.stage, self._trial.train
         log = stage.folder / LOG
         self._updates = updates_done(stage.folder)
-        if self._updates == stage.max_updates and not _has_ended(log, stage.max_updates):
+        if self._updates == stage.max_updates and not _has_last_validation(log, stage.max_updates):
             shutil.rmtree(stage.folder)  # interrupted before its last validation was logged
             stage.claim()
             self._updates = 0
@@ -121,7 +121,7 @@ class _TrialRunner:
                     raise
                 say(f"{label}: diverged at update {update:,}")
                 return {"diverged": update}
-            if not _has_ended(log, stage.max_updates):
+            if not _has_last_validation(log, stage.max_updates):
                 raise UserError(f"{command[0]} printed no last validation; see its log {log}")
         if not self._trial.measure:
             say(f"{label}: done; perplexity {read_curve_file(log).entries[-1].perplexity:,.4g}")
@@ -148,7 +148,7 @@ class _TrialRunner:
             self._updates = entry.updates
 
 
-def _has_ended(log: Path, updates: int) -> bool:
+def _has_last_validation(log: Path, updates: int) -> bool:
     """Whether a log has the validation at the end of a training."""
     entries = read_curve_file(log).entries if log.is_file() else []
     return bool(entries) and entries[-1].updates == updates
@@ -169,7 +169,7 @@ def _read_checkpoint_figures(folder: Path) -> Outputs:
     }
 
 
-def _updates_left(trial: Trial) -> int:
+def _count_updates_left(trial: Trial) -> int:
     stage = trial.stage
     if stage.outputs is not None:
         return 0

@@ -72,7 +72,9 @@ def test_what_diverges_or_cannot_be_read_leaves_first(tmp_path):
     ends = {"none": 30.0, "learned": math.inf, "rope": BROKEN, "alibi": 20.0}
     rounds = Simulated(tmp_path, ends, 600).run()
     assert [model.variant.name for model in rounds[-1].models] == ["alibi", "none"]
-    found = dict((model.variant.name, model.show(1)) for _, model in report.last_of_each(rounds))
+    found = dict(
+        (model.variant.name, model.show(1)) for _, model in report.find_last_rounds(rounds)
+    )
     assert found["rope"] == "diverged at update 7 (seed 1), 7 (seed 2)"
     assert found["learned"] == "cannot be read"
 

@@ -23,8 +23,11 @@ from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments import corpus, variants
 from fairseq_posenc.workbench.experiments.compare import command, live, report, statements
-from fairseq_posenc.workbench.experiments.compare.record import RECORD, refuse_to_lose_report
-from fairseq_posenc.workbench.experiments.compare.record import record as record_of
+from fairseq_posenc.workbench.experiments.compare.record import (
+    RECORD,
+    build_record,
+    refuse_to_lose_report,
+)
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, aggregate
 from fairseq_posenc.workbench.experiments.text_experiment import TextResults
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
@@ -190,7 +193,7 @@ class TestDocuments:
         return tmp_path
 
     def test_topics_and_docstrings_are_read_and_nothing_is_imported(self, library: Path) -> None:
-        found = list(corpus.python_documents(library))
+        found = list(corpus.read_python_documents(library))
         assert found == [
             ("topic 'assert'", ["Assertions are handy.", "Use them."]),
             ("tool.py", ["About the tool.", "About A.", "More about A.", "About f."]),
@@ -198,41 +201,41 @@ class TestDocuments:
         assert found[0].words == 5
 
     def test_this_python_has_enough(self) -> None:
-        path = corpus.python_library()
-        texts = list(corpus._topics(path / "pydoc_data" / "topics.py"))
+        path = corpus.find_python_library()
+        texts = list(corpus._read_topics(path / "pydoc_data" / "topics.py"))
         assert sum(document.words for document in texts) > corpus.LEAST_WORDS
 
 
 class TestCorpus:
     def test_text_is_cut_at_empty_lines(self) -> None:
-        (document,) = corpus.text_documents("one\ntwo\n\n \nthree\n")
+        (document,) = corpus.split_into_documents("one\ntwo\n\n \nthree\n")
         assert document.paragraphs == ["one two", "three"]
 
     def test_text_without_empty_lines_is_cut_at_lines(self) -> None:
-        (document,) = corpus.text_documents("one\ntwo\n")
+        (document,) = corpus.split_into_documents("one\ntwo\n")
         assert document.paragraphs == ["one", "two"]
 
     def test_text_on_one_line_gives_many_documents(self) -> None:
-        found = corpus.text_documents("word " * 5000)
+        found = corpus.split_into_documents("word " * 5000)
         assert len(found) > 5
         assert sum(document.words for document in found) == 5000
 
     def test_repeats_are_kept_once(self) -> None:
-        found = corpus.without_repeats(
+        found = corpus.drop_repeats(
             [corpus.Document("a", ["x", "y", "x"]), corpus.Document("b", ["x"])]
         )
         assert found == [("a", ["x", "y"])]
 
     def test_split_is_by_document_fixed_and_about_a_twentieth(self) -> None:
         all_documents = [corpus.Document(str(n), [f"{n} word"]) for n in range(200)]
-        train, valid = corpus.split(all_documents)
+        train, valid = corpus.split_documents(all_documents)
         assert sorted(train + valid) == sorted(all_documents)
         assert len(valid) == 10
-        assert corpus.split(all_documents) == (train, valid)
+        assert corpus.split_documents(all_documents) == (train, valid)
 
     def test_split_leaves_something_to_train_on(self) -> None:
         sizes = [corpus.Document("small", ["x"]), corpus.Document("large", ["y " * 99])]
-        train, valid = corpus.split(sizes)
+        train, valid = corpus.split_documents(sizes)
         assert len(train) == len(valid) == 1
 
     def test_byte_order_mark_is_dropped(self, tmp_path: Path) -> None:
@@ -349,7 +352,7 @@ class TestCurves:
 
 class TestStatements:
     def test_computed_from_the_figures(self, tmp_path: Path) -> None:
-        falling, *order, holm, bag, race = statements.statements(
+        falling, *order, holm, bag, race = statements.derive_statements(
             make_results(tmp_path, FOUR).models
         )
         assert falling == (
@@ -375,15 +378,15 @@ class TestStatements:
         """No conclusion is written in advance: with other figures the sentences turn round."""
         reverse = dict(zip(FOUR, reversed(FOUR.values())))
         models = make_results(tmp_path, reverse).models
-        _, first, *_, bag = statements.statements(models)
+        _, first, *_, bag = statements.derive_statements(models)
         assert first.startswith("`none` has a significantly lower perplexity than `learned`")
-        alone = statements._bag_of_words(models[0], models[1:])
+        alone = statements._compare_with_bag(models[0], models[1:])
         assert "No other is significantly below it" in alone
         assert "`learned` ends at" not in bag
 
     def test_a_paired_difference_whose_interval_has_0_is_not_significant(self, tmp_path) -> None:
         near = {"none": [(100, 80.0)], "m4m": [(100, 40.0)], "t5": [(100, 40.01)]}
-        order = statements.statements(make_results(tmp_path, near).models)
+        order = statements.derive_statements(make_results(tmp_path, near).models)
         assert order[:2] == [
             "`m4m` has a significantly lower perplexity than `none`.",
             "`t5` has a significantly lower perplexity than `none`.",
@@ -394,7 +397,7 @@ class TestStatements:
         )
 
     def test_a_causal_model_without_positions_is_no_bag_of_words(self, tmp_path: Path) -> None:
-        found = statements.statements(make_results(tmp_path, FOUR).models, masked=False)
+        found = statements.derive_statements(make_results(tmp_path, FOUR).models, masked=False)
         assert not any("bag of words" in sentence for sentence in found)
 
     def test_a_seed_that_diverged_is_told_and_the_others_are_compared(self, tmp_path: Path) -> None:
@@ -403,10 +406,10 @@ class TestStatements:
         broken = Outcome(broken.run, {}, broken.curve, diverged=140)
         outcomes = [each for each in results.outcomes if each.run != broken.run]
         models = replace(results, outcomes=[*outcomes, broken]).models
-        first, _, second, *_ = statements.statements(models)
+        first, _, second, *_ = statements.derive_statements(models)
         assert first == "`learned` diverged at update 140 (seed 1)."
         assert second == ("`m4m` has a significantly lower perplexity than `decbert_diff`, `none`.")
-        shown = report.table(replace(results, outcomes=[*outcomes, broken]))
+        shown = report.format_table(replace(results, outcomes=[*outcomes, broken]))
         (row,) = (line for line in shown.splitlines() if "`learned`" in line)
         assert "| diverged at update 140 (seed 1) |" in row
         learned = next(model for model in models if model.variant.name == "learned")
@@ -415,10 +418,10 @@ class TestStatements:
     @pytest.mark.parametrize(("seeds", "words"), [(1, "One seed is"), (2, "Two seeds are")])
     def test_one_or_two_seeds_are_shown_and_not_judged(self, seeds, words, tmp_path) -> None:
         results = make_results(tmp_path, FOUR, seeds=seeds)
-        only, falling = statements.statements(results.models)
+        only, falling = statements.derive_statements(results.models)
         assert only.startswith(f"{words} shown and not judged")
         assert falling.startswith("Still falling")
-        row = next(line for line in report.table(results).splitlines() if "`m4m`" in line)
+        row = next(line for line in report.format_table(results).splitlines() if "`m4m`" in line)
         ends = [
             f"{each.perplexity:,.1f}" for each in results.outcomes if each.run.variant.name == "m4m"
         ]
@@ -429,13 +432,13 @@ class TestStatements:
 
     def test_seeds_that_never_arrive_are_counted(self, tmp_path: Path) -> None:
         model = make_results(tmp_path, {"m4m": [(100, 70.0), (200, 40.0)]}).models[0]
-        assert statements._first_update_below(model, 40.05) == "after 200 updates (1 of 3 seeds)"
-        assert statements._first_update_below(model, 70.1) == "after 100 to 200 updates"
-        assert statements._first_update_below(model, 1.0) == "not in this run"
+        assert statements._format_arrival(model, 40.05) == "after 200 updates (1 of 3 seeds)"
+        assert statements._format_arrival(model, 70.1) == "after 100 to 200 updates"
+        assert statements._format_arrival(model, 1.0) == "not in this run"
 
     def test_without_learned_the_first_is_the_baseline(self, tmp_path: Path) -> None:
         results = make_results(tmp_path, {"decbert_diff": FOUR["learned"], "m4m": FOUR["m4m"]})
-        assert "`decbert_diff` ends at" in " ".join(statements.statements(results.models))
+        assert "`decbert_diff` ends at" in " ".join(statements.derive_statements(results.models))
 
 
 class TestLearningRates:
@@ -476,7 +479,7 @@ class TestReport:
 
     def test_the_record_has_a_row_for_each_model(self, tmp_path: Path) -> None:
         broken = {**FOUR, "m4m": [(100, math.nan)]}
-        record_of(make_results(tmp_path, broken)).write(tmp_path / RECORD)
+        build_record(make_results(tmp_path, broken)).write(tmp_path / RECORD)
         found = record.read(tmp_path / RECORD)
         assert (found.kind, found.data["words"]) == ("compare", 300_000)
         assert [row["seed"] for row in found.figures["trainings"]] == [1, 2, 3] * 4
@@ -522,7 +525,7 @@ class TestReport:
     )
     def test_a_report_is_not_replaced_by_one_that_lacks_something(self, changes, lost, tmp_path):
         results = make_results(tmp_path, FOUR)
-        record_of(results).write(tmp_path / RECORD)
+        build_record(results).write(tmp_path / RECORD)
         refuse_to_lose_report(make_settings(tmp_path, seeds=(1, 2, 3, 4), updates=1600))
         with pytest.raises(UserError, match=f"{lost}.*--overwrite"):
             refuse_to_lose_report(make_settings(tmp_path, **{"seeds": (1, 2, 3), **changes}))
@@ -536,7 +539,7 @@ class TestReport:
         curves = {each.run: each.curve for each in begun}
         now = replace(whole, outcomes=done, begun=curves)
         opened: list[str] = []
-        monkeypatch.setattr(live, "show", opened.append)
+        monkeypatch.setattr(live, "open_in_browser", opened.append)
         monkeypatch.setattr(live, "_EVERY", 0.0)
         follow = live.Live(opens=True)
         for _ in range(2):
@@ -560,9 +563,9 @@ class TestReport:
 
     def test_the_time_left_follows_from_the_trainings_that_are_finished(self, tmp_path):
         whole = make_results(tmp_path, FOUR)
-        assert live.seconds_left(whole) is None
+        assert live.estimate_seconds_left(whole) is None
         now = replace(whole, outcomes=whole.outcomes[:6])
-        assert live.seconds_left(now) == 6 * (61.0 + live._OVERHEAD) / 2
+        assert live.estimate_seconds_left(now) == 6 * (61.0 + live._OVERHEAD) / 2
 
     def test_the_time_before_any_training_counts_all_of_it_on_this_machine(
         self, tmp_path, monkeypatch, capsys
@@ -570,7 +573,7 @@ class TestReport:
         """Of 10 s for a pass: text, and 4 trainings at a time on two cores for each seed."""
         settings = make_settings(tmp_path, updates=100, jobs=4)
         monkeypatch.setattr(live, "cores", lambda: 2)
-        monkeypatch.setattr(live, "_seconds_of_pass", lambda threads: 5.0 * threads)
+        monkeypatch.setattr(live, "_measure_pass", lambda threads: 5.0 * threads)
         live.announce(settings)
         update = 5 * 2 * live._UPDATE
         each = update * (100 + 10 * live._VALIDATION + live._START)
@@ -581,7 +584,7 @@ class TestReport:
         )
 
     def test_a_pass_is_measured(self) -> None:
-        assert 0 < live._seconds_of_pass(2) < 60
+        assert 0 < live._measure_pass(2) < 60
 
     def test_an_encoding_has_one_colour_in_every_picture(self):
         everywhere = pictures.assign_styles([*registry.names(), "decbert_same", "decbert_diff"])

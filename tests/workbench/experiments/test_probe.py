@@ -482,7 +482,7 @@ class TestReport:
         assert "- copy: `alibi` is right in 90%, significantly above `none`, `rope`." in text
         picture.draw(found, tmp_path / "probe.png")
         assert (tmp_path / "probe.png").read_bytes().startswith(b"\x89PNG")
-        report.record(found).write(tmp_path / report.RECORD)
+        report.build_record(found).write(tmp_path / report.RECORD)
         rows = record.read(tmp_path / report.RECORD).figures
         assert len(rows["lengths"]) == 2 * 3 * 4
         assert len(rows["trainings"]) == 2 * 3 * 3
@@ -501,7 +501,7 @@ class TestReport:
         found = TaskResults(chosen, outcomes)
         picture.draw_depths(found, "needle", tmp_path / "needle.png")
         assert (tmp_path / "needle.png").stat().st_size > 10_000
-        rows = report.record(found).figures["depths"]
+        rows = report.build_record(found).figures["depths"]
         assert len(rows) == 3 * 2 * len(data.DEPTHS)
         assert {row["exact"] for row in rows if row["length"] == 80} == {1, 0.75, 0.5, 0.25, 0}
         assert "probe-needle.png" in report.write_report(found, drawn=True).read_text()
@@ -510,7 +510,7 @@ class TestReport:
         found = made_up(tmp_path)
         short = TaskResults(settings(tmp_path, lengths=(20, 40)), found.outcomes)
         assert "rank" not in report.tables(short)
-        assert report.record(short).figures["ranks"] == []
+        assert report.build_record(short).figures["ranks"] == []
 
     def test_shares_are_read_from_the_log(self):
         log = [

@@ -8,7 +8,11 @@ from pathlib import Path
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.choose import report
-from fairseq_posenc.workbench.experiments.choose.answer import ChooseQuestion, answer, candidates
+from fairseq_posenc.workbench.experiments.choose.answer import (
+    ChooseQuestion,
+    answer_question,
+    choose_candidates,
+)
 from fairseq_posenc.workbench.experiments.choose.halving import Halving
 from fairseq_posenc.workbench.experiments.corpus import read_text, unigram_perplexity
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
@@ -65,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     question = ChooseQuestion(args.family, args.length, args.trained or args.length)
     _refuse_wrong_options(question, args)
     if args.text is None:
-        print(answer(question))
+        print(answer_question(question))
         return 0
     settings, budget = _build_settings(question, args), _parse_seconds(args.budget)
     read_text(args.text)  # so that a wrong one is an error before anything is made
@@ -78,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         rounds = Halving(settings, budget, lock).run()
         pieces = [settings.out / "data" / f"{part}.pieces" for part in ("train", "valid")]
         text = report.describe_rounds(rounds, settings, unigram_perplexity(*pieces))
-        found = report.record(rounds, settings)
+        found = report.build_record(rounds, settings)
         found.write(settings.out / report.RECORD)
         write_whole(
             settings.out / report.REPORT, f"# Which encoding\n\n{text}\n\n    {found.command}\n"
@@ -108,7 +112,7 @@ def _refuse_wrong_options(question: ChooseQuestion, args: argparse.Namespace) ->
 
 
 def _build_settings(question: ChooseQuestion, args: argparse.Namespace) -> TextSettings:
-    listed = args.encodings or ",".join(candidates(question))
+    listed = args.encodings or ",".join(choose_candidates(question))
     variants = parse_variants(listed)
     if len(variants) < 2:
         raise UserError(f"--encodings {listed}: name two or more, to choose among")

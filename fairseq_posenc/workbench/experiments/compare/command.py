@@ -80,12 +80,12 @@ def run(args: argparse.Namespace) -> int:
         if not settings.cluster:
             announce(settings)
         results = TextExperiment(settings, lock).run(Live(args.open))
-        path, found = report.write_report(results), record.record(results)
+        path, found = report.write_report(results), record.build_record(results)
         found.write(settings.out / record.RECORD)
     if args.json:
         print(found.text())
     else:
-        print("\n".join([report.table(results), "", *report.conclusions(results)]))
+        print("\n".join([report.format_table(results), "", *report.conclusions(results)]))
     say(f"report: {path}, and as a page {path.with_name(report.PAGE)}")
     return 0
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Optional
 
-from fairseq_posenc.workbench.experiments.compare.reproduce import commands, reproduce
-from fairseq_posenc.workbench.experiments.compare.statements import statements
+from fairseq_posenc.workbench.experiments.compare.reproduce import format_commands, format_reruns
+from fairseq_posenc.workbench.experiments.compare.statements import derive_statements
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate
 from fairseq_posenc.workbench.experiments.text_experiment import TextResults
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
@@ -42,7 +42,7 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
         "# Position encodings compared",
         _describe_missing(results, seconds_left),
         _introduce(results),
-        table(results),
+        format_table(results),
         f"**Who starts first is not who is better.** After {results.settings.updates:,} updates of "
         "small models the table shows which of them begin to learn early. One that stands still "
         "may start later, and the order may change.",
@@ -52,8 +52,8 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
         f"{RULE} All sentences are computed from the figures by fixed rules.",
         _explain_figures(results.settings),
         "## Commands",
-        reproduce(results.settings),
-        commands(results.settings),
+        format_reruns(results.settings),
+        format_commands(results.settings),
     ]
     path, text = out / REPORT, "\n\n".join(part for part in parts if part) + "\n"
     write_whole(path, text)
@@ -65,7 +65,7 @@ def conclusions(results: TextResults) -> list[str]:
     """Say what follows from the figures; nothing as long as trainings are missing."""
     if results.missing:
         return ["Differences are judged when all trainings are finished."]
-    return statements(results.models, results.settings.family == MASKED)
+    return derive_statements(results.models, results.settings.family == MASKED)
 
 
 def _describe_missing(results: TextResults, seconds_left: Optional[float]) -> str:
@@ -124,7 +124,7 @@ def _join(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
 
 
-def table(results: TextResults) -> str:
+def format_table(results: TextResults) -> str:
     """Format all models as a table in Markdown; of those that are not finished what is known."""
     header = (
         *("encoding", "position parameters", "learning rate", "seeds", "validation perplexity"),

@@ -15,7 +15,12 @@ from torch import Tensor
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel
-from fairseq_posenc.workbench.experiments.length.stream import Stream, Window, batches, windows
+from fairseq_posenc.workbench.experiments.length.stream import (
+    Stream,
+    Window,
+    batch_windows,
+    cut_windows,
+)
 from fairseq_posenc.workbench.running.progress import bar, format_time, say
 from fairseq_posenc.workbench.running.stages import Inputs, Outputs, Stage
 
@@ -78,7 +83,7 @@ class Evaluation(NamedTuple):
 def _measure(name: str, loaded: LoadedModel, stream: Stream, sizes: Sequence[int]) -> Outputs:
     with bar(name, len(stream), " tokens") as shown:
         length, stride, max_tokens = sizes
-        found = score(loaded, stream, length, stride, max_tokens, shown.update)
+        found = score_stream(loaded, stream, length, stride, max_tokens, shown.update)
     figure = f"no figure: {found.refusal}"
     if found.perplexity is not None:
         figure = f"perplexity {found.perplexity:,.2f} of {found.tokens:,} tokens"
@@ -86,7 +91,7 @@ def _measure(name: str, loaded: LoadedModel, stream: Stream, sizes: Sequence[int
     return found._asdict()
 
 
-def score(
+def score_stream(
     loaded: LoadedModel,
     stream: Stream,
     length: int,
@@ -107,8 +112,8 @@ def score(
         for module in loaded.model.modules():
             if isinstance(module, Encoding):
                 module.make_room(length)
-        for batch in batches(windows(len(stream), length, stride), max_tokens):
-            found = log_probabilities(loaded, stream, batch)
+        for batch in batch_windows(cut_windows(len(stream), length, stride), max_tokens):
+            found = compute_log_probabilities(loaded, stream, batch)
             total += float(found.double().sum())
             tokens += found.numel()
             on_tokens(found.numel())
@@ -122,7 +127,7 @@ def score(
 
 
 @torch.no_grad()
-def log_probabilities(loaded: LoadedModel, stream: Stream, batch: list[Window]) -> Tensor:
+def compute_log_probabilities(loaded: LoadedModel, stream: Stream, batch: list[Window]) -> Tensor:
     """Compute the natural logarithms of the probabilities of predicted tokens, ``(n,)``.
 
     All windows of the batch have one shape.

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         lock_output_folder(settings.out, report.FILES) as lock,
     ):
         results = TaskExperiment(settings, lock).run()
-        found = report.record(results)
+        found = report.build_record(results)
         found.write(settings.out / report.RECORD)
         if drawn := can_draw():
             picture.draw(results, settings.out / report.PICTURE)

@@ -111,7 +111,7 @@ def _names(models: Sequence[Variant]) -> str:
     return ", ".join(f"`{model.name}`" for model in models)
 
 
-def record(results: TaskResults) -> Record:
+def build_record(results: TaskResults) -> Record:
     """Collect the figures of each model, by task and length, and of all trainings."""
     settings = results.settings
     models = [
