@@ -381,7 +381,7 @@ NAN, INF = math.nan, math.inf
 def test_a_divergence_is_drawn(losses, label, crosses, tmp_path, monkeypatch):
     """The line breaks there, a cross above it marks the first, and its label says the last."""
     drawn = []
-    monkeypatch.setattr(learning_curves, "save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(learning_curves.pictures, "save", lambda figure, path: drawn.append(figure))
     logs = {"a": write(tmp_path / "a.log", *losses), "b": write(tmp_path / "b.log", 5, 4, 3)}
     lines = {
         name: learning_curves.validation_line(read_curve_file(log)) for name, log in logs.items()
@@ -399,7 +399,7 @@ def test_a_divergence_is_drawn(losses, label, crosses, tmp_path, monkeypatch):
 @pytest.mark.parametrize("last", [3, 10, 20, 1000, 16000, 10**6])
 def test_a_tick_is_labelled_by_what_it_is(last, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(learning_curves, "save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(learning_curves.pictures, "save", lambda figure, path: drawn.append(figure))
     learning_curves.draw_lines(
         {"a": [(1, 3.0), (last, 2.0)]}, "title", tmp_path / "a.png", log=False
     )
