@@ -2,7 +2,7 @@ r"""Files with a JSON object a line (C4, the Pile, WikiExtractor --json) to a fa
 
 One field of each object holds a document. Parquet is read likewise, each row as an object.
 
-  python preprocess/json_lines.py --train c4/c4-train.*.json.gz --out data-bin/c4 \
+  fairseq-posenc preprocess json_lines --train c4/c4-train.*.json.gz --out data-bin/c4 \
       --valid c4/c4-validation.00000-of-00008.json.gz \
       --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt \
       --sentences --longest-line 511 --shard 3 --num-shards 16
@@ -19,14 +19,10 @@ from fairseq_posenc.workbench.running.exit_codes import run_main
 def main() -> None:
     """Run the program."""
     parser = options.make_parser(__doc__)
-    parser.add_argument(
-        "--field", default="text", help="field with the document (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--where",
-        metavar="FIELD=VALUE",
-        help="keep only objects with this value, as in meta.pile_set_name=Pile-CC",
-    )
+    add = parser.add_argument
+    add("--field", default="text", help="field with the document (default: %(default)s)")
+    text = "keep only objects with this value, as in meta.pile_set_name=Pile-CC"
+    add("--where", metavar="FIELD=VALUE", help=text)
     args = parser.parse_args()
     command.run(args, formats.JsonField(args.field, formats.parse_where(args.where)))
 

@@ -5,7 +5,7 @@ items, the empty ones too: that is fairseq's own recipe for its language models 
 --articles an empty item stands only where an article ends. With GPT-2 BPE take the raw files
 (wikitext-103-raw), which have no <unk>; with --words, those with <unk>.
 
-  python preprocess/wikitext.py --train wiki.train.raw --valid wiki.valid.raw \
+  fairseq-posenc preprocess wikitext --train wiki.train.raw --valid wiki.valid.raw \
       --test wiki.test.raw --out data-bin/wikitext-103 \
       --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt
 """
@@ -22,10 +22,9 @@ def main() -> None:
     """Run the program."""
     parser = options.make_parser(__doc__)
     parser.set_defaults(empty_lines=None)
-    parser.add_argument(
-        "--articles", action="store_true", help="write an empty item only between articles"
-    )
-    parser.add_argument("--no-headings", action="store_true", help="drop the headings")
+    add = parser.add_argument
+    add("--articles", action="store_true", help="write an empty item only between articles")
+    add("--no-headings", action="store_true", help="drop the headings")
     args = parser.parse_args()
     args.empty_lines = args.empty_lines or ("documents" if args.articles else "keep")
     command.run(args, formats.WikiText(args.articles, not args.no_headings))
