@@ -78,7 +78,7 @@ def test_what_a_command_ends_with(error, code, monkeypatch, capsys):
 def python(code, *arguments, **streams):
     """Run Python code under the command line's rules for its end."""
     module = "fairseq_posenc.workbench.running.exit_codes"
-    head = f"import sys; from {module} import run_main, is_read\n{code}"
+    head = f"import sys; from {module} import run_main, has_reader\n{code}"
     with tempfile.TemporaryFile("w+") as said:
         done = subprocess.run(
             [sys.executable, "-c", f"{head}\nsys.exit(run_main(program))", *map(str, arguments)],
@@ -103,7 +103,7 @@ def program():
     for number in range(5000):
         print("of no use to head", number, flush=number % 2 == 0)
         print("progress", file=sys.stderr)
-    assert not is_read()
+    assert not has_reader()
     open(sys.argv[1], "w").write("the result")
 """
 
