@@ -21,19 +21,19 @@ from fairseq_posenc.workbench.finetuning.squad.score import Figures, evaluate, u
 from fairseq_posenc.workbench.finetuning.squad.train import FineTuning
 from fairseq_posenc.workbench.results.record import Record, make_folder, own_command
 from fairseq_posenc.workbench.running.devices import Computing, hydra_words
-from fairseq_posenc.workbench.running.executor import run_pieces
-from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.executor import run_work_items
+from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.options import (
     add_computing,
     add_count,
     add_data,
+    add_examples,
     add_json,
     add_out,
     add_place,
     add_set,
     parse_place,
-    show_examples,
 )
 from fairseq_posenc.workbench.running.progress import say
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (text, add, _) in ACTIONS.items():
         action = actions.add_parser(name, help=text, description=text)
         add(action)
-        show_examples(action, EXAMPLES[f"squad {name}"])
+        add_examples(action, EXAMPLES[f"squad {name}"])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,12 +64,8 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the pre-trained model")
     add_data(parser, "directory made by fairseq-posenc preprocess squad", required=True)
     add_out(parser)
-    add(
-        "--config",
-        type=Path,
-        metavar="YAML",
-        help="recipe (default: finetune_configs/squadNN.yaml)",
-    )
+    text = "recipe (default: finetune_configs/squadNN.yaml)"
+    add("--config", type=Path, metavar="YAML", help=text)
     add_computing(parser)
     add_place(parser)
     parser.set_defaults(jobs=None)  # it is one
@@ -80,9 +76,8 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the fine-tuned model")
     add("--questions", type=Path, required=True, metavar="JSON", help="SQuAD file")
-    add_data(
-        parser, "directory made by fairseq-posenc preprocess squad (default: that of the training)"
-    )
+    text = "directory made by fairseq-posenc preprocess squad (default: that of the training)"
+    add_data(parser, text)
     add_out(parser)
     add_count(parser, "--max-tokens", "maximum tokens of a batch", 8192)
     add_computing(parser)
@@ -94,22 +89,17 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
     add("data", type=Path, metavar="DATA.json", help="SQuAD file with answers")
     add("predictions", type=Path, metavar="PREDICTIONS.json", help="answers by id")
     add("--na-prob-file", type=Path, metavar="JSON", help="SQuAD 2.0: odds of no answer, by id")
-    add(
-        "--na-prob-thresh",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="SQuAD 2.0: predict no answer where the odds exceed this (default: 1)",
-    )
+    text = "SQuAD 2.0: predict no answer where the odds exceed this (default: 1)"
+    add("--na-prob-thresh", type=float, default=1.0, metavar="X", help=text)
     add_json(parser)
 
 
 def _train(args: argparse.Namespace) -> int:
     cluster = parse_place(args)
     changes = [*hydra_words(args, here=cluster is None), *args.changes]
-    with signals_as_keyboard_interrupt(CONTINUES):
+    with signals_as_keyboard_interrupt():
         training = FineTuning(args.checkpoint, args.data, args.out, args.config, changes)
-        run_pieces([training.build_piece()], args.out, cluster)
+        run_work_items([training.build_work_item()], args.out, cluster)
     model = args.out / LAST
     say(f"{model}: written; next: fairseq-posenc squad predict --checkpoint {model} ...")
     return 0

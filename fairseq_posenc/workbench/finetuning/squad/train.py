@@ -24,7 +24,7 @@ from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.logs import format_progress
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Piece, Stage
+from fairseq_posenc.workbench.running.stages import Stage, WorkItem
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.composing import compose_file
 
@@ -80,7 +80,9 @@ def compose(
         given = _read_changes(changes)
         composed = compose_file(yaml_file)
         OmegaConf.set_struct(composed, False)
-        config = OmegaConf.merge(composed, {"model": _unset_options(composed, pretrained)}, here)
+        config = OmegaConf.merge(
+            composed, {"model": _select_unset_options(composed, pretrained)}, here
+        )
         if gpus > 1:
             _share_batch(config, gpus)
         config = OmegaConf.merge(config, given)
@@ -94,7 +96,7 @@ def compose(
     return config
 
 
-def _unset_options(recipe: DictConfig, pretrained: Pretrained) -> dict[str, Any]:
+def _select_unset_options(recipe: DictConfig, pretrained: Pretrained) -> dict[str, Any]:
     """Select the model options that the recipe does not set."""
     given = recipe.get("model") or {}
     return {
@@ -156,21 +158,13 @@ CONFIG, LOG = "finetune.yaml", "train.log"
 
 
 class FineTuning(NamedTuple):
-    """A fine-tuning as the user asked for it.
+    """A fine-tuning as the user asked for it."""
 
-    Attributes:
-        checkpoint: the pre-trained model.
-        data: folder made by ``preprocess/squad.py``.
-        out: folder of the results.
-        yaml_file: the recipe; None for that of the data.
-        changes: ``key=value`` that override the recipe.
-    """
-
-    checkpoint: Path
-    data: Path
-    out: Path
-    yaml_file: Optional[Path]
-    changes: Sequence[str]
+    checkpoint: Path  # the pre-trained model
+    data: Path  # folder made by `preprocess/squad.py`
+    out: Path  # folder of the results
+    yaml_file: Optional[Path]  # the recipe; None for that of the data
+    changes: Sequence[str]  # `key=value` that override the recipe
 
     def compose(self, gpus: int) -> DictConfig:
         """Compose the configuration for a number of GPUs; see :func:`compose`.
@@ -184,8 +178,8 @@ class FineTuning(NamedTuple):
         yaml_file = self.yaml_file or find_recipe(data_bin)
         return compose(pretrained, data_bin, self.out, yaml_file, self.changes, gpus)
 
-    def build_piece(self) -> Piece:
-        """Build the piece of work that it is, here or on a cluster.
+    def build_work_item(self) -> WorkItem:
+        """Build the work item that it is, here or on a cluster.
 
         Raises:
             UserError: wrong input.
@@ -193,7 +187,7 @@ class FineTuning(NamedTuple):
         # The settings of one GPU, whatever a machine has: the training may go on on another.
         inputs = OmegaConf.to_container(self.compose(gpus=1))
         stage = Stage(self.out, cast("dict[str, Any]", inputs))
-        return Piece(
+        return WorkItem(
             label=str(self.out),
             folder=self.out,
             work=lambda lock: self._train(stage, lock),
@@ -214,11 +208,11 @@ class FineTuning(NamedTuple):
         write_whole(self.out / CONFIG, f"# @package _group_\n{OmegaConf.to_yaml(config)}")
         ensure_last_checkpoint(self.out)
         where = ["--config-dir", str(self.out.resolve()), "--config-name", Path(CONFIG).stem]
-        run_logged(["fairseq-hydra-train", *where], self.out / LOG, lock, _show)
+        run_logged(["fairseq-hydra-train", *where], self.out / LOG, lock, _print_progress)
         stage.finish({})
 
 
-def _show(line: str) -> None:
+def _print_progress(line: str) -> None:
     """Print the progress of a training; the log has everything."""
     if text := format_progress(line):
         say(text)
