@@ -94,7 +94,7 @@ def measure(args: argparse.Namespace) -> list[results.AttentionRow]:
     rows: list[results.AttentionRow] = []
     for scope, case in cases(args):
         print(f"{scope} {case.mode} n={case.length} ...", file=sys.stderr, flush=True)
-        names = registry.names_for(encoder=not case.causal)
+        names = registry.names(encoder=not case.causal)
         encodings = names if args.encodings == ["all"] else args.encodings
         rows += compare(scope, case, encodings, backends, budget)
     return rows

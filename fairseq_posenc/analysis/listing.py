@@ -67,7 +67,7 @@ def _registered(node: ast.ClassDef) -> Optional[str]:
 def _acts_on(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> str:
     """Read a class's ``acts_on``, its own or the first base's that has one."""
     for each in node.body:
-        if isinstance(each, ast.AnnAssign) and each.value and ast.unparse(each.target) == "acts_on":
+        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "acts_on":
             return str(ast.literal_eval(each.value))
     (base,) = (classes[base.id] for base in node.bases if isinstance(base, ast.Name))
     return _acts_on(base, classes)

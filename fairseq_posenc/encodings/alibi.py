@@ -1,9 +1,7 @@
 """Attention with linear biases (ALiBi)."""
 
-from __future__ import annotations
-
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -33,8 +31,8 @@ class Alibi(Encoding):
         reverse order; ``mode=causal`` (default in decoders) insists on a causal model.
     """
 
-    acts_on: ClassVar[Literal["scores"]] = "scores"
-    shared: ClassVar[bool] = True
+    acts_on = "scores"
+    shared = True
 
     def __init__(
         self,

@@ -1,13 +1,11 @@
 """Trained rows for signed distances, and the base of the encodings that have them in each layer."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal, Optional
+from typing import ClassVar, Optional
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding
+from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
@@ -85,7 +83,7 @@ class DistanceEncoding(Encoding):
             queries and one for its key (Huang et al. 2021, equation 19).
     """
 
-    acts_on: ClassVar[Literal["scores"]] = "scores"
+    acts_on = "scores"
     vectors: ClassVar[bool] = True  # rows of D numbers, else of one
     start: ClassVar[Optional[float]] = None  # of all rows; None draws them
     term_fields: ClassVar[tuple[str, ...]] = ()  # of `Terms`, that are the rows
@@ -110,11 +108,11 @@ class DistanceEncoding(Encoding):
         )
 
     def reset_parameters(self) -> None:
-        """Set the table to its start, or draw it: normal, standard deviation 0.02."""
-        for parameter in self.table.parameters():
-            if self.start is None:
-                nn.init.normal_(parameter, std=INIT_STD)
-            else:
+        """Set the rows to the class's start; without one draw them as others do."""
+        if self.start is None:
+            super().reset_parameters()
+        else:
+            for parameter in self.table.parameters():
                 nn.init.constant_(parameter, self.start)
 
     def terms(self, span: Span, positions: Positions) -> Terms:

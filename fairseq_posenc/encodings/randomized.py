@@ -1,9 +1,7 @@
 """Randomized positions: tokens stand at numbers that are drawn, in their order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -36,9 +34,9 @@ class Randomized(Encoding):
         evenly.
     """
 
-    acts_on: ClassVar[Literal["positions"]] = "positions"
-    shared: ClassVar[bool] = True
-    whole_stack: ClassVar[bool] = True
+    acts_on = "positions"
+    shared = True
+    whole_stack = True
     fixed: Tensor
 
     def __init__(

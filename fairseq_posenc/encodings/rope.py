@@ -1,8 +1,6 @@
 """Rotary position embedding."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -39,9 +37,9 @@ class Rope(Encoding):
         their target position and the source's keys by theirs.
     """
 
-    acts_on: ClassVar[Literal["rotation"]] = "rotation"
-    shared: ClassVar[bool] = True
-    cost: ClassVar[Cost] = Cost("6 n C", "2 n C")
+    acts_on = "rotation"
+    shared = True
+    cost = Cost("6 n C", "2 n C")
     bits: Tensor
 
     def __init__(

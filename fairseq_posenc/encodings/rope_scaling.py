@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -174,7 +174,7 @@ class ScalingSettings(NamedTuple):
         return dims.max_positions > self._length(dims)
 
     def _length(self, dims: Dims) -> int:
-        length: Optional[int] = self.settings.get("length")
+        length: int | None = self.settings.get("length")
         return length or dims.trained_length
 
     def _yarn_ramp(self, base: float, width: int, dims: Dims) -> Tensor:

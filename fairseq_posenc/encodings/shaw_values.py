@@ -1,7 +1,5 @@
 """Relative vectors on the side of the values (the other half of Shaw et al.)."""
 
-from __future__ import annotations
-
 from typing import Optional
 
 from fairseq_posenc.encodings.base import Dims, register

@@ -1,9 +1,5 @@
 """Positions compared with positions, once for all layers (TUPE as in its authors' code)."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -35,9 +31,9 @@ class TupeShared(Encoding):
         positions serves the reset alone; tokens begin at row 1.
     """
 
-    acts_on: ClassVar[Literal["scores"]] = "scores"
-    shared: ClassVar[bool] = True
-    cost: ClassVar[Cost] = Cost("", "", "4 n C^2 + 2 n^2 C", "2 n C")
+    acts_on = "scores"
+    shared = True
+    cost = Cost("", "", "4 n C^2 + 2 n^2 C", "2 n C")
 
     def __init__(
         self,

@@ -183,7 +183,7 @@ def _register(name: str, **defaults: Any) -> None:
     globals()[name] = register_model(name, dataclass=config)(model)  # where pickle looks for it
 
 
-for _encoding in registry.names_for(decoder=True):
+for _encoding in registry.names():
     _register(f"transformer_lm_{_encoding}", position_encoding=_encoding)
     _register(f"transformer_lm_{_encoding}_tiny", position_encoding=_encoding, **TINY)
 # SmolLM3's: every fourth layer has no positions.

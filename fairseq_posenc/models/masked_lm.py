@@ -173,7 +173,7 @@ def _register(
         register_model_architecture("positional_roberta", f"{name}{suffix}")(architecture)
 
 
-for _encoding in registry.names_for(encoder=True):
+for _encoding in registry.names(encoder=True):
     _register(f"roberta_{_encoding}", _encoding)
 for _name, _spec in HYBRIDS.items():
     _register(_name, _spec)

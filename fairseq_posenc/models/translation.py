@@ -87,5 +87,5 @@ def _register(name: str, spec: str) -> None:
         register_model_architecture("positional_transformer", f"{name}{suffix}")(architecture)
 
 
-for _encoding in registry.names_for(encoder=True, decoder=True):
+for _encoding in registry.names(encoder=True):
     _register(f"transformer_{_encoding}", _encoding)

@@ -135,7 +135,7 @@ def self_test() -> Finding:
     began = time.monotonic()
     # FlexAttention compiles a kernel for each encoding, for seconds.
     backends = [name for name, why in available().items() if not why and name != "flex"]
-    encoders = registry.names_for(encoder=True)
+    encoders = registry.names(encoder=True)
     resets = [f"{name}+reset" for name in registry.names() if "reset" in registry.options(name)]
     for spec in (*registry.names(), *resets, *SOFTMAX_SPECS):
         causal = spec in registry.names() and spec not in encoders

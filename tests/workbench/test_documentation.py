@@ -103,7 +103,7 @@ def test_count_prints_the_numbers_of_the_papers_tables(spec, total, capsys):
 def test_list_names_every_encoding(capsys):
     assert cli.main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    names = sorted([*registry.names(), *registry.names_beside()])
+    names = sorted([*registry.names(), *registry.companion_names()])
     assert [line.split()[0] for line in lines] == names
     assert cli.main(["list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
@@ -111,7 +111,7 @@ def test_list_names_every_encoding(capsys):
     assert all(entry["equation"] and entry["families"] for entry in listed)
 
 
-@pytest.mark.parametrize("name", [*registry.names(), *registry.names_beside()])
+@pytest.mark.parametrize("name", [*registry.names(), *registry.companion_names()])
 def test_describe_says_everything(name, capsys):
     assert cli.main(["describe", name]) == 0
     printed = capsys.readouterr().out
