@@ -153,7 +153,7 @@ class Positions(NamedTuple):
         return x[:, x.size(1) - self.tgt_len :]
 
     def common_ids(self) -> Tensor:
-        """Return one row of positions for all, ``(1, S)``, if possible, else ``ids``.
+        """Number the tokens by one row for all, ``(1, S)``, if possible, else by ``ids``.
 
         One row suffices where none is padded on the left; padding on the right is then counted too.
         """

@@ -1,7 +1,5 @@
 """The catalogue of encodings: sections of docstrings, costs and numbers of parameters."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json

@@ -1,7 +1,5 @@
 """The cost of each encoding beyond plain attention, from its terms."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

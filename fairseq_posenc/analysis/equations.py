@@ -1,7 +1,5 @@
 """From the plain formulas of the docstrings to LaTeX, which GitHub renders."""
 
-from __future__ import annotations
-
 import re
 
 # In this order; each pattern sees what the ones before it left.

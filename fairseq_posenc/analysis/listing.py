@@ -3,8 +3,6 @@
 A test compares what is read with the modules themselves.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

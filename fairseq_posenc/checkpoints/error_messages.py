@@ -1,7 +1,5 @@
 """Turn an exception into a one-line message for the user, and into an exit code."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle

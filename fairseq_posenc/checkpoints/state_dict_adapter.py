@@ -1,7 +1,5 @@
 """Adapts state dicts with other position parameters than the model's, and stock fairseq's."""
 
-from __future__ import annotations
-
 import logging
 import re
 from typing import Any

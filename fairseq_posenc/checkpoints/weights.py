@@ -1,7 +1,5 @@
 """Weights that no training leaves, two matrices for one that a model shares, and what is loaded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -50,7 +50,7 @@ class Alibi(Encoding):
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the penalties as bias in float32, ``(H, R)``."""
         if positions.drawn is not None:
-            return self._at_drawn_positions(positions.drawn)
+            return self._penalise_drawn_positions(positions.drawn)
         distances = span.distances().float()
         slopes = torch.tensor(head_slopes(self.dims.num_heads), device=span.device)[
             :, None
@@ -59,7 +59,7 @@ class Alibi(Encoding):
         bias = -torch.where(distances > 0, later, slopes) * distances.abs()  # [H, R]
         return Terms(bias=bias, scale_factor=self.scale_factor)
 
-    def _at_drawn_positions(self, drawn: Tensor) -> Terms:
+    def _penalise_drawn_positions(self, drawn: Tensor) -> Terms:
         """Penalise the distances of positions ``(B or 1, S)``, as what is forgotten from each."""
         slopes = torch.tensor(head_slopes(self.dims.num_heads), device=drawn.device).double()
         later = slopes.flip(0) if self.mode == "asymmetric" else slopes

@@ -62,5 +62,5 @@ class Deberta(DistanceEncoding):
             query_table=rows @ self.query_projection,
             key_table=rows @ self.key_projection,
             scale_factor=self.scale_factor,
-            first=self.table.first(positions),
+            first=self.table.mark_first(positions),
         )

@@ -61,7 +61,7 @@ class DistanceTable(nn.Module):
         first, last = (repeat_row(row, missing // 2) for row in (weight[:, :1], weight[:, -1:]))
         return torch.cat([first, weight, last], dim=1)  # [G, 2K+1, ...]
 
-    def first(self, positions: Positions) -> Tensor | None:
+    def mark_first(self, positions: Positions) -> Tensor | None:
         """Mark the tokens for this table's two reset rows; see :attr:`Terms.first`."""
         return None if self.reset is None else positions.is_first()
 
@@ -121,7 +121,7 @@ class DistanceEncoding(Encoding):
             **dict.fromkeys(self.term_fields, self.table.rows(span)),
             product=self.product,
             scale_factor=self.scale_factor,
-            first=self.table.first(positions),
+            first=self.table.mark_first(positions),
         )
 
     def extend(self, name: str, weight: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ class PolarRotation(NamedTuple):
 
 
 def _lift(x: Tensor, angles: Tensor) -> Tensor:
+    """Give the softplus of each coordinate its angle, as a point of the plane."""
     lengths = F.softplus(x.to(torch.promote_types(x.dtype, torch.float32)))
     return torch.cat([lengths * angles.cos(), lengths * angles.sin()], -1).type_as(x)
 

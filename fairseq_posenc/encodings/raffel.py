@@ -30,5 +30,5 @@ class Raffel(DistanceEncoding):
         return Terms(
             bias=self.table.rows(span) * self.dims.scale(self.scale_factor),
             scale_factor=self.scale_factor,
-            first=self.table.first(positions),
+            first=self.table.mark_first(positions),
         )

@@ -38,4 +38,4 @@ class ShawValues(DistanceEncoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Select the rows as value table, ``(G, R, D)``."""
-        return Terms(value_table=self.table.rows(span), first=self.table.first(positions))
+        return Terms(value_table=self.table.rows(span), first=self.table.mark_first(positions))

@@ -77,7 +77,7 @@ class Tupe(DistanceEncoding):
         if rows.size(1) > self.dims.max_positions:  # no more than padding is beyond
             rows = rows.clamp(max=self.dims.max_positions - 1)
         vectors = at_least_fp32(self.positions[rows])  # [B or 1, S, D]
-        first = self.table.first(positions)
+        first = self.table.mark_first(positions)
         if first is not None:  # nothing of its pairs is left
             vectors = vectors.masked_fill(first[..., None], 0.0)
         with no_autocast(vectors.device):

@@ -4,8 +4,6 @@ Python calls audit hooks before either, for every command, model and task, and s
 raises. So nothing of fairseq is patched, and no path through it is forgotten.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

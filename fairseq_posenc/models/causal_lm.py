@@ -108,8 +108,8 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
         shell = super().build_model(shell_args, task)
         if args.max_target_positions is None:
             args.max_target_positions = shell_args.max_target_positions
-        more = _positions_for_bos(args)
-        args.max_target_positions += more
+        extra = _count_positions_for_bos(args)
+        args.max_target_positions += extra
         decoder = PositionalDecoder(
             stack_config(args),
             task.target_dictionary,
@@ -117,7 +117,7 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
             no_encoder_attn=True,
         )
         model = cls(decoder)
-        model.positions_for_bos = more
+        model.positions_for_bos = extra
         # What the data has, not what the model was built for: fairseq-eval-lm has options of both.
         adds_bos = task_option(task, "add_bos_token", args.add_bos_token)
         decoder.weight_settings = decoder.weight_settings._replace(
@@ -156,7 +156,7 @@ def _shares_embeddings(args: Any) -> bool:
     return bool(args.share_decoder_input_output_embed)
 
 
-def _positions_for_bos(args: Any) -> int:
+def _count_positions_for_bos(args: Any) -> int:
     """Count the positions that a table needs beyond the tokens of a sample.
 
     ``--add-bos-token`` puts ``<s>`` before a block that is ``--tokens-per-sample`` long already.

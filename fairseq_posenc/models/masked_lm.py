@@ -163,9 +163,9 @@ MODERN = "rope(base=160000,layout=half),2*rope(layout=half)+window(size=128)"
 def _register(
     name: str, spec: str, directions: str = "", sizes: Iterable[str] = tuple(SIZES)
 ) -> None:
-    for suffix, set_size in ((suffix, SIZES[suffix]) for suffix in sizes):
+    for suffix in sizes:
 
-        def architecture(args: Any, set_size: Callable[[Any], None] = set_size) -> None:
+        def architecture(args: Any, set_size: Callable[[Any], None] = SIZES[suffix]) -> None:
             args.position_encoding = getattr(args, "position_encoding", spec)
             args.attention_directions = getattr(args, "attention_directions", directions)
             set_size(args)

@@ -5,8 +5,6 @@ A bias by pair is computed for the queries of the steps to come. What is kept li
 incremental state, with the keys and values of the generation, and goes with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -52,17 +50,17 @@ def lookahead_positions(positions: Positions, span: Span) -> Positions:
 
 def slice_for_step(terms: Terms, src_len: int) -> Terms:
     """Slice the terms of a step with ``src_len`` keys from those of :func:`lookahead_positions`."""
-    at_end = 0 if terms.first is None else 2  # the rows of the reset
-    now: dict[str, Any] = {}
+    reset_rows = 0 if terms.first is None else 2  # at the end of each table
+    sliced: dict[str, Any] = {}
     for name, term, tensor in terms.given():
         if term.rows is not None:
-            rows = src_len + at_end
+            rows = src_len + reset_rows
             # [..., R, ...] -> [..., src_len, ...]
-            now[name] = tensor.narrow(term.rows, tensor.size(term.rows) - rows, rows)
+            sliced[name] = tensor.narrow(term.rows, tensor.size(term.rows) - rows, rows)
         else:
             queries, keys = tensor.shape[2:]
             query = queries - 1 - (keys - src_len)
-            now[name] = tensor[:, :, query : query + 1, :src_len]  # [B, H, 1, S]
+            sliced[name] = tensor[:, :, query : query + 1, :src_len]  # [B, H, 1, S]
     if terms.first is not None:
-        now["first"] = terms.first[:, :src_len]  # [B, S]
-    return terms._replace(**now)
+        sliced["first"] = terms.first[:, :src_len]  # [B, S]
+    return terms._replace(**sliced)

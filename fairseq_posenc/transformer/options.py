@@ -21,6 +21,8 @@ from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.specs import Spec, parse
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass
 class PositionConfig(FairseqDataclass):
@@ -110,9 +112,6 @@ def _parse_directions(text: str) -> tuple[str, ...]:
                 f"{', '.join(DIRECTIONS)}"
             )
     return directions
-
-
-logger = logging.getLogger(__name__)
 
 
 def as_namespace(args: Any) -> Any:

@@ -1,7 +1,5 @@
 """Opens a task's data-bin, as ``preprocess/glue.py`` writes it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, NamedTuple

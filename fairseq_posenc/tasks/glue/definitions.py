@@ -5,8 +5,6 @@ one more test set of MNLI's model. WNLI's development set contradicts its traini
 models are worse than chance: as usual since BERT, its majority class is handed in without training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple, Optional

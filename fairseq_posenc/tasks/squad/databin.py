@@ -4,8 +4,6 @@
 of each window's answer. The files of the vocabulary are there too, so predicting needs no other.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import NamedTuple
