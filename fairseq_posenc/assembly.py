@@ -143,9 +143,6 @@ class Assembly(NamedTuple):
         Args:
             layers: of the stack.
             least: numbers that are made whatever the spec.
-
-        Raises:
-            UserError: states their size.
         """
         needed = 4 * max(least, sum(self.parameters(layers).values()))
         if not hasattr(os, "sysconf"):  # on Windows nothing is known, and torch itself fails

@@ -123,11 +123,7 @@ class Spec(NamedTuple):
         return [self.select_layers([index]) for index in range(len(self.layers))]
 
     def check_length(self, layers: int) -> None:
-        """Refuse a list of layers that is longer than the stack.
-
-        Raises:
-            UserError: states both lengths.
-        """
+        """Refuse a list of layers that is longer than the stack."""
         if len(self.layers) > layers:
             raise UserError(
                 f"position encoding {shortened(str(self))!r} is a list of {len(self.layers)} "

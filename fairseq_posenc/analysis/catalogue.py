@@ -47,7 +47,7 @@ def page(name: str) -> Page:
     missing = [heading for heading in HEADINGS if not sections.get(heading, "").strip()]
     if missing:
         raise ValueError(f"the docstring of {name} lacks {', '.join(missing)}")
-    return Page(_one_line(parts[0]), *(_one_line(sections[heading]) for heading in HEADINGS))
+    return Page(_join_lines(parts[0]), *(_join_lines(sections[heading]) for heading in HEADINGS))
 
 
 def families(spec: str) -> str:
@@ -143,5 +143,5 @@ def collect_facts(name: str) -> dict[str, Any]:
     }
 
 
-def _one_line(text: str) -> str:
+def _join_lines(text: str) -> str:
     return " ".join(text.split())

@@ -7,7 +7,7 @@ import argparse
 import ast
 import json
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 _FOLDER = Path(__file__).resolve().parent.parent / "encodings"
 
@@ -27,9 +27,9 @@ def entries() -> list[Entry]:
         node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)
     }
     found = [
-        Entry(name, _acts_on(node, classes), _summary(node))
+        Entry(name, _read_acts_on(node, classes), _read_summary(node))
         for node in classes.values()
-        if (name := _registered(node))
+        if (name := _read_registered_name(node))
     ]
     return sorted(found)
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _registered(node: ast.ClassDef) -> Optional[str]:
+def _read_registered_name(node: ast.ClassDef) -> str | None:
     """Read the name that ``@register`` gives a class, None if it has none."""
     for each in node.decorator_list:
         if isinstance(each, ast.Call) and isinstance(each.func, ast.Name):
@@ -62,16 +62,16 @@ def _registered(node: ast.ClassDef) -> Optional[str]:
     return None
 
 
-def _acts_on(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> str:
+def _read_acts_on(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> str:
     """Read a class's ``acts_on``, its own or the first base's that has one."""
     for each in node.body:
         if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "acts_on":
             return str(ast.literal_eval(each.value))
     (base,) = (classes[base.id] for base in node.bases if isinstance(base, ast.Name))
-    return _acts_on(base, classes)
+    return _read_acts_on(base, classes)
 
 
-def _summary(node: ast.ClassDef) -> str:
+def _read_summary(node: ast.ClassDef) -> str:
     """Cut the docstring at its first heading, as one line."""
     text = ast.get_docstring(node) or ""
     return " ".join(text.partition("\nEquation:\n")[0].split())

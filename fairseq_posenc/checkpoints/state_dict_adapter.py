@@ -131,12 +131,12 @@ class PositionCheckpoints(nn.Module):
                 )
             differing = theirs.weight_settings.differences(own.weight_settings)
             others += [f"{name}: {each}" for each in differing]
-            if unknown := theirs.weight_settings.unknown_beside(own.weight_settings):
+            if unknown := theirs.weight_settings.list_unknown(own.weight_settings):
                 logger.info("%s: the checkpoint does not say its %s", name, ", ".join(unknown))
             found = theirs.differences(own, stack.layers_kept)
             changes += [f"{name}: {difference}" for difference in found]
             now = (own if found else theirs)._replace(
-                weight_settings=theirs.weight_settings.filled_from(own.weight_settings)
+                weight_settings=theirs.weight_settings.fill_from(own.weight_settings)
             )
             state_dict[f"{prefix}{name}.{KEY}"] = now.to_tensor()
         if others:

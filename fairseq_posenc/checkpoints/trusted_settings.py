@@ -55,11 +55,7 @@ class _Setting(NamedTuple):
 
 
 def check_settings(state: Any) -> None:
-    """Refuse settings (`cfg`, older `args`) that fairseq would run as code, or could not read.
-
-    Raises:
-        UserError: names the setting.
-    """
+    """Refuse settings (`cfg`, older `args`) that fairseq would run as code, or could not read."""
     cfg = state.get("cfg") if isinstance(state, dict) else None
     for name in ("", *_MAPPINGS) if cfg is not None else ():
         section = _get_contents(cfg).get(name) if name else cfg
@@ -82,11 +78,7 @@ def check_settings(state: Any) -> None:
 
 
 def refuse_files(state: Any) -> None:
-    """Refuse settings that name a file, unless the command line of this process names the setting.
-
-    Raises:
-        UserError: names setting and file, and how to go on.
-    """
+    """Refuse settings that name a file, unless this process's command line names the setting."""
     for setting in _list_files(state):
         if not _is_named(setting.name, sys.argv[1:]):
             raise UserError(

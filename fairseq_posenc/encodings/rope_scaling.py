@@ -104,9 +104,6 @@ class ScalingSettings(NamedTuple):
         Args:
             name: of the encoding.
             rotated: coordinates of a head that are rotated.
-
-        Raises:
-            UserError: says why.
         """
         if self.kind in ("ntk", "dynamic") and rotated == 2:
             raise UserError(

@@ -58,11 +58,7 @@ class T5(Encoding):
 
 
 def check_buckets(name: str, buckets: int, max_distance: int, both_sides: bool) -> None:
-    """Refuse numbers for which :func:`bucket_distances` has no meaning.
-
-    Raises:
-        UserError: names the encoding and what is allowed.
-    """
+    """Refuse numbers for which :func:`bucket_distances` has no meaning."""
     exact = buckets // (4 if both_sides else 2)
     if buckets % 4 or not 0 < exact < max_distance:
         raise UserError(

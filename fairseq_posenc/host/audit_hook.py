@@ -49,9 +49,6 @@ def refuse_broken(path: Path) -> None:
     """Refuse a checkpoint that is damaged, would run code, or names files to open.
 
     Nothing of it stays in memory, and of its tensors nothing is read.
-
-    Raises:
-        UserError: names the damage.
     """
     if path.is_file():
         with readable_errors(str(path)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable
-from typing import Any, Optional
+from typing import Any
 
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.roberta import RobertaEncoder, RobertaModel
@@ -46,7 +46,7 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
     def __init__(self, args: Any, encoder: PositionalRobertaEncoder) -> None:
         super().__init__(args, encoder)
         # Not among the classification heads: fairseq expects other names in those.
-        self.span_head: Optional[SpanHead] = None
+        self.span_head: SpanHead | None = None
 
     @staticmethod
     def add_args(parser: ArgumentParser) -> None:

@@ -5,7 +5,7 @@ fairseq's ``(T, B, C)`` layout exists only in the first and last lines of ``forw
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from fairseq.modules import MultiheadAttention
@@ -22,7 +22,7 @@ from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.decoding import cached_terms, lookahead_positions, slice_for_step
 from fairseq_posenc.transformer.forward_context import current_context
 
-IncrementalState = Optional[dict[str, dict[str, Optional[Tensor]]]]
+IncrementalState = dict[str, dict[str, Tensor | None]] | None
 
 
 class PositionalAttention(AttentionCore, MultiheadAttention):
@@ -60,22 +60,14 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         self.backend, self.kind = backend, kind
 
     def __prepare_scriptable__(self) -> None:
-        """Refuse ``torch.jit.script``, which asks this of every part of a model.
-
-        Raises:
-            UserError: always.
-        """
+        """Refuse ``torch.jit.script``, which asks this of every part of a model."""
         raise UserError(
             "TorchScript is not supported: position encodings, and what computes them, are chosen "
             "in Python"
         )
 
     def _adaptive_prune_heads(self, reserve_head_index: list[tuple[int, int]]) -> None:
-        """Refuse fairseq's pruning of heads, which knows nothing of what encodings keep a head.
-
-        Raises:
-            UserError: always.
-        """
+        """Refuse fairseq's pruning of heads, which knows nothing of what encodings keep a head."""
         raise UserError(
             "heads cannot be pruned where position encodings are: fairseq cuts the projections "
             "and leaves the tables, slopes and buckets of all heads"

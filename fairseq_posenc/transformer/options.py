@@ -145,9 +145,6 @@ def check_activations(args: Any) -> None:
     """Refuse an activation function that fairseq does not know.
 
     The command line has a list of them; hydra's configurations are not checked against it.
-
-    Raises:
-        UserError: names the known ones.
     """
     for option in ("activation_fn", "pooler_activation_fn"):
         try:

@@ -14,7 +14,7 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from torch import Tensor, nn
 
 from fairseq_posenc.assembly import Assembly
-from fairseq_posenc.checkpoints.identity import Identity, WeightSettings
+from fairseq_posenc.checkpoints.identity import Identity, WeightSettings, format_directions
 from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
@@ -102,8 +102,8 @@ class _PositionalStack:
         """Positions and settings that the weights of this stack are for."""
         spec, dims = self.assembly
         directions = () if dims.causal else self.directions  # all layers of a decoder see the past
-        return Identity.from_directions(
-            str(spec), directions, dims.trained_length, self.weight_settings
+        return Identity(
+            str(spec), format_directions(directions), dims.trained_length, self.weight_settings
         )
 
     def get_extra_state(self) -> Tensor:
@@ -114,7 +114,7 @@ class _PositionalStack:
         """Take over the identity of loaded weights, whose fit was checked before."""
         loaded = Identity.from_tensor(state)
         length = loaded.trained_length
-        self.weight_settings = self.weight_settings.filled_from(loaded.weight_settings)
+        self.weight_settings = self.weight_settings.fill_from(loaded.weight_settings)
         self.assembly = self.assembly.trained_at(length)
         for module in cast(nn.Module, self).modules():
             if isinstance(module, Encoding):

@@ -23,11 +23,7 @@ class Limits(NamedTuple):
     max_question: int = 64  # maximum size of a question; longer ones are cut
 
     def check(self) -> None:
-        """Refuse sizes that leave no room for the context, or tokens of it in no window.
-
-        Raises:
-            UserError: names the sizes.
-        """
+        """Refuse sizes that leave no room for the context, or tokens of it in no window."""
         room = self.max_length - self.max_question - SYMBOLS
         if min(self.stride, self.max_question) < 1 or room < self.stride:
             raise UserError(
