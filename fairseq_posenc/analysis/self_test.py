@@ -61,9 +61,7 @@ def _measure_input_error(encodings: Encodings, positions: Positions) -> float:
     return 0.0 if good else math.inf
 
 
-def _measure_rotation_error(
-    encodings: Encodings, query: Tensor, key: Tensor, index: Tensor
-) -> float:
+def _measure_rotation_error(encodings: Encodings, query: Tensor, key: Tensor, ids: Tensor) -> float:
     """Measure the change of the products of rotated queries and keys when all of them move."""
 
     def products(moved: int) -> Tensor:
