@@ -34,7 +34,7 @@ from fairseq_posenc.workbench.convert.exchange.ctranslate2.exporting import serv
 from fairseq_posenc.workbench.convert.exchange.exporting import export
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.translation import Translator
-from fairseq_posenc.workbench.translation.checkpoint import name_data_bin
+from fairseq_posenc.workbench.translation.checkpoint import data_bin_of
 from measuring import page, timing
 from measuring.commands import new_parser, run_script
 
@@ -122,8 +122,8 @@ def ctranslate2_engine(folder: Path, pieces: Path, longest: int, threads: int) -
 def carried(trained: OpenModel, folder: Path, threads: int) -> dict[str, Engine]:
     """Export a model, and load it with each of the other engines."""
     longest = generation(trained)["max_new_tokens"] - 1  # words
-    source = name_data_bin(trained)
-    pieces = source.pieces(source.source)
+    source = data_bin_of(trained)
+    pieces = source.find_pieces(source.source)
     export(trained, "hf", None, folder / "hf", Labels())
     found = {"transformers": transformers_engine(folder / "hf")}
     for quantization in ("float32", "float16", "int8"):
@@ -185,9 +185,9 @@ def compared(ours: list[Found], theirs: list[Found], references: list[str]) -> d
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure a row for each engine."""
     trained = open_model(args.checkpoint, args.data)
-    data = name_data_bin(trained)
+    data = data_bin_of(trained)
     sources, references = (
-        data.raw("test", language).read_text("utf-8").splitlines()
+        (data.folder / f"test.raw.{language}").read_text("utf-8").splitlines()
         for language in (data.source, data.target)
     )
     with TemporaryDirectory() as folder:

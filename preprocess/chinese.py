@@ -2,7 +2,7 @@ r"""Chinese plain text to a fairseq data-bin, every character a token.
 
 The dictionary is made from the training text, unless --dict names one. Text is not normalised.
 
-  python preprocess/chinese.py --train zh.train --valid zh.valid --test zh.test \
+  fairseq-posenc preprocess chinese --train zh.train --valid zh.valid --test zh.test \
       --out data-bin/zh --min-count 5 --longest-line 512
 """
 

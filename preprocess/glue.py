@@ -1,8 +1,8 @@
 r"""GLUE's .tsv files to a data-bin for each task.
 
-  python preprocess/glue.py glue_data/ --out data-bin/glue \
+  fairseq-posenc preprocess glue glue_data/ --out data-bin/glue \
       --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt
-  python preprocess/glue.py glue_data/ --out data-bin/glue --tasks CoLA,RTE \
+  fairseq-posenc preprocess glue glue_data/ --out data-bin/glue --tasks CoLA,RTE \
       --sentencepiece-model sentencepiece.model
 
 The dictionary has to be that of the pre-trained model: RoBERTa's dict.txt, or the one in the folder
@@ -43,7 +43,7 @@ from glue_tasks.rows import find_file, read_examples
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
-_FORMAT = 1  # of manifest.json
+_FORMAT = 1  # version of manifest.json
 _SPLITS = ("train", "valid", "test")
 _SHORTEST_LIMIT = 8  # tokens of an example
 
@@ -74,11 +74,6 @@ class GlueSettings:
             raise UserError(f"--splits {args.splits}: {min(unknown)!r} is none of {names}")
         tasks = parse_tasks(args.tasks)
         return cls(args.raw, args.out, tasks, splits, vocabulary, args.max_tokens)
-
-    @property
-    def is_everything(self) -> bool:
-        """Whether all sets of all tasks are written."""
-        return len(self.tasks) == len(TASKS) and set(self.splits) == set(_SPLITS)
 
     def find_files(self, task: Task) -> dict[str, Path]:
         """Find the file of each split of a task.
@@ -117,8 +112,9 @@ def main() -> None:
     with signals_as_keyboard_interrupt(CONTINUES):
         for task in settings.tasks:
             _write_task(task, files[task.name], settings, encoder, dictionary)
-        if settings.is_everything and (settings.raw / WNLI.name).is_dir():
-            _write_majority(settings)
+        is_everything = len(settings.tasks) == len(TASKS) and set(settings.splits) == set(_SPLITS)
+        if is_everything and (settings.raw / WNLI.name).is_dir():
+            _write_majority_of_wnli(settings)
 
 
 def _write_task(
@@ -144,7 +140,7 @@ def _write_task(
         folder.finish({"glue_task": task.name, DICTIONARY: summary, "splits": splits})
 
 
-def _write_majority(settings: GlueSettings) -> None:
+def _write_majority_of_wnli(settings: GlueSettings) -> None:
     """Write the predictions for WNLI: its majority class."""
     found = settings.find_files(WNLI)
     train, test = (read_examples(found[split], WNLI, split) for split in ("train", "test"))
@@ -163,14 +159,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--splits", default=",".join(_SPLITS), help="sets to write (default: %(default)s)")
     add_vocabulary(parser)
     add("--dict", type=Path, help="dict.txt of the pre-trained model; needed with --encoder-json")
-    add(
-        "--max-tokens",
-        type=int,
-        default=512,
-        metavar="N",
-        help="maximum tokens of an example, <s> and </s> included: the model's positions; longer "
-        "ones are cut, the longer sentence first, and counted (default: %(default)s)",
+    text = (
+        "maximum tokens of an example, <s> and </s> included: the model's positions; longer "
+        "ones are cut, the longer sentence first, and counted (default: %(default)s)"
     )
+    add("--max-tokens", type=int, default=512, metavar="N", help=text)
     return parser
 
 

@@ -2,7 +2,7 @@ r"""Files with a JSON object a line (C4, the Pile, WikiExtractor --json) to a fa
 
 One field of each object holds a document. Parquet is read likewise, each row as an object.
 
-  python preprocess/json_lines.py --train c4/c4-train.*.json.gz --out data-bin/c4 \
+  fairseq-posenc preprocess json_lines --train c4/c4-train.*.json.gz --out data-bin/c4 \
       --valid c4/c4-validation.00000-of-00008.json.gz \
       --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt \
       --sentences --longest-line 511 --shard 3 --num-shards 16

@@ -4,9 +4,9 @@ Each --corpus is a format (plain, json, wikipedia, wikitext), files or folders, 
 size=64GiB samples documents up to so much text, lines=158400000 up to so many lines, hold-out=50000
 holds so many out for validation, where=FIELD=VALUE and field=NAME are for json, with Parquet.
 
-  python preprocess/mix.py --out text/books-wiki --sentences --unit lines \
+  fairseq-posenc preprocess mix --out text/books-wiki --sentences --unit lines \
       --corpus plain books/ hold-out=5000 --corpus wikipedia extracts/ hold-out=15000
-  python preprocess/plain_text.py --train text/books-wiki/train/ \
+  fairseq-posenc preprocess plain_text --train text/books-wiki/train/ \
       --valid text/books-wiki/valid.txt --out data-bin/books-wiki --longest-line 511 \
       --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt
 
@@ -32,12 +32,12 @@ from fairseq_posenc.workbench.running.exit_codes import (
     signals_as_keyboard_interrupt,
 )
 from fairseq_posenc.workbench.running.folders import Folder
-from fairseq_posenc.workbench.running.options import Parser, add_workers, positive_int
+from fairseq_posenc.workbench.running.options import Parser, add_count, add_workers
 from fairseq_posenc.workbench.running.progress import format_counts
 from mixing.draw import DOCUMENTS, LINES, CorpusRequest, parse_corpus
 from mixing.mixture import Mixture, MixtureRules
 
-_FORMAT = 2  # of manifest.json
+_FORMAT = 2  # version of manifest.json
 _checksum = cache(Input.from_part)  # once for several corpora of one file, as with the Pile
 
 
@@ -45,9 +45,13 @@ def main() -> None:
     """Run the program."""
     args = _parser().parse_args()
     corpora = [(corpus, _find_inputs(corpus)) for corpus in map(parse_corpus, args.corpus)]
-    skip_invalid = args.invalid_lines == "skip"
     rules = MixtureRules(
-        args.seed, args.sentences, args.unit, args.files, skip_invalid, args.workers
+        seed=args.seed,
+        sentences=args.sentences,
+        unit=args.unit,
+        files=args.files,
+        skip_invalid=args.invalid_lines == "skip",
+        workers=args.workers,
     )
     folder = Folder(args.out, _plan(corpora, rules))
     if folder.is_done():
@@ -89,19 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, required=True, help="folder to make")
     add("--seed", type=int, default=1, help="random seed (default: %(default)s)")
     add("--sentences", action="store_true", help="split lines into sentences, by rules")
-    add(
-        "--unit",
-        choices=(DOCUMENTS, LINES),
-        default=DOCUMENTS,
-        help="unit of hold-out=; lines are sentences with --sentences (default: %(default)s)",
-    )
-    add(
-        "--files",
-        type=positive_int,
-        default=16,
-        metavar="N",
-        help="number of training files (default: %(default)s)",
-    )
+    text = "unit of hold-out=; lines are sentences with --sentences (default: %(default)s)"
+    add("--unit", choices=(DOCUMENTS, LINES), default=DOCUMENTS, help=text)
+    add_count(parser, "--files", "number of training files", 16)
     add_invalid_lines(parser)
     add_workers(parser)
     return parser

@@ -2,7 +2,7 @@ r"""Plain text files (BooksCorpus, OpenWebText, any text of yours) to a fairseq 
 
 A line is a paragraph or a sentence; an empty line, and the end of a file, end a document.
 
-  python preprocess/plain_text.py --train books/ --valid valid.txt --out data-bin/books \
+  fairseq-posenc preprocess plain_text --train books/ --valid valid.txt --out data-bin/books \
       --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt \
       --sentences --longest-line 511
 """

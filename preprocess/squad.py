@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 r"""Files of SQuAD 1.1 or 2.0, as they are published, to a folder to train on.
 
-    python preprocess/squad.py --train train-v1.1.json --valid dev-v1.1.json \
+    fairseq-posenc preprocess squad --train train-v1.1.json --valid dev-v1.1.json \
         --out data-bin/squad11 --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt
 
 Files may be compressed (.gz). The tokens and the dictionary must be those of the model's

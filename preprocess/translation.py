@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 r"""Parallel text to a fairseq data-bin: IWSLT 2017, Multi30k, or any files line by line.
 
-    python preprocess/translation.py iwslt17 fr-en.tgz --out data-bin/iwslt17.fr-en
-    python preprocess/translation.py multi30k multi30k/ --vocab-size 8000 --out data-bin/multi30k
-    python preprocess/translation.py files --train text/train --valid text/dev --test text/test \
-        --source-lang de --target-lang en --out data-bin/de-en
+  fairseq-posenc preprocess translation iwslt17 fr-en.tgz --out data-bin/iwslt17.fr-en
+  fairseq-posenc preprocess translation multi30k multi30k/ --vocab-size 8000 --out data-bin/multi30k
+  fairseq-posenc preprocess translation files --train text/train --valid text/dev \
+      --test text/test --source-lang de --target-lang en --out data-bin/de-en
 
 Pieces are learnt from the training text with sentencepiece, or are those of ``source.spm``,
 ``target.spm`` and ``vocab.json`` of a model of Helsinki-NLP (``--sentencepiece-model``). Beside
@@ -27,7 +27,7 @@ from typing import Optional
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.folders import Folder
-from fairseq_posenc.workbench.running.options import Parser, add_workers, positive_int
+from fairseq_posenc.workbench.running.options import Parser, add_count, add_workers
 from parallel.iwslt import TESTS
 from parallel.preparation import ParallelSettings, Preparation
 
@@ -88,21 +88,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="trained models instead of new ones, in the format of Helsinki-NLP: source.spm and "
         "target.spm, with vocab.json beside the first",
     )
-    add("--vocab-size", type=positive_int, help="number of pieces (default: 16384)")
+    add_count(parser, "--vocab-size", "number of pieces (default: 16384)")
     add("--model-type", choices=["bpe", "unigram"], help="kind of pieces (default: bpe)")
     add("--separate", action="store_true", help="learn pieces for each language separately")
-    add(
-        "--max-length",
-        type=positive_int,
-        default=250,
-        help="maximum pieces of a training sentence (default: 250)",
-    )
-    add(
-        "--max-ratio",
-        type=float,
-        default=3,
-        help="maximum ratio of the lengths of a training pair (default: 3)",
-    )
+    add_count(parser, "--max-length", "maximum pieces of a training sentence", 250)
+    text = "maximum ratio of the lengths of a training pair (default: 3)"
+    add("--max-ratio", type=float, default=3, help=text)
     add_workers(parser)
 
 

@@ -3,7 +3,7 @@ r"""WikiExtractor's text files (AA/wiki_00 ...) to a fairseq data-bin.
 Each article stands between <doc ...> and </doc>; its title is its first line.
 
   python -m wikiextractor.WikiExtractor enwiki-latest-pages-articles.xml.bz2 -o extracts
-  python preprocess/wikipedia.py --train extracts/ --out data-bin/wiki \
+  fairseq-posenc preprocess wikipedia --train extracts/ --out data-bin/wiki \
       --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt \
       --sentences --longest-line 511
 """

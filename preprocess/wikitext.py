@@ -5,7 +5,7 @@ items, the empty ones too: that is fairseq's own recipe for its language models 
 --articles an empty item stands only where an article ends. With GPT-2 BPE take the raw files
 (wikitext-103-raw), which have no <unk>; with --words, those with <unk>.
 
-  python preprocess/wikitext.py --train wiki.train.raw --valid wiki.valid.raw \
+  fairseq-posenc preprocess wikitext --train wiki.train.raw --valid wiki.valid.raw \
       --test wiki.test.raw --out data-bin/wikitext-103 \
       --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt
 """

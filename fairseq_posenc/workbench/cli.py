@@ -83,6 +83,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "probe": Command(
             "train on tasks with known answers, and test beyond the trained length",
             ".experiments.probe.command",
+            passes="options for fairseq-train, as in -- --decoder-layers 4",
         ),
         "learning-curves": Command(
             "plot learning curves from training logs", ".reports.curves_command"

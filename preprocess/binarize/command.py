@@ -18,12 +18,7 @@ from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.executor import Slurm
 from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.files import (
-    checksum,
-    read_json,
-    write_whole,
-    written_whole,
-)
+from fairseq_posenc.workbench.running.files import checksum, read_json, write_whole, written_whole
 from fairseq_posenc.workbench.running.folders import MANIFEST, Folder, saved_progress
 from fairseq_posenc.workbench.running.programs import refuse_failures
 from fairseq_posenc.workbench.running.progress import format_counts, say
@@ -41,7 +36,7 @@ from .sources import Input, Reader, combine_checksums
 from .split import Split, SplitState
 from .vocabulary import PACKAGES
 
-_FORMAT = 2  # of manifest.json
+_FORMAT = 2  # version of manifest.json
 _COUNTS = "counts.json"
 _PADDING_FACTOR = 8  # of a dictionary's size, as in fairseq, for matrix hardware
 # The numbers depend on these options, and on the files.
@@ -51,7 +46,7 @@ _OPTIONS = (
     *("shard", "num_shards"),
 )
 
-WriteFolder = Callable[[BinarizeSettings, TextRules], None]
+WriteFolder = Callable[[BinarizeSettings, TextRules], None]  # makes the folder of a shard
 
 
 def run(args: argparse.Namespace, lines: LineFormat) -> None:
@@ -101,21 +96,20 @@ def _make_shards(
     shards = [replace(settings, shard=number) for number in range(settings.num_shards)]
     folders = [one.folder for one in shards]
     read_shards([folder for folder in folders if folder.exists()], plan)
-    pieces = [_as_piece(one, text, write) for one in shards]
+    pieces = [_build_piece(one, text, write) for one in shards]
     refuse_failures(cluster.run(pieces, settings.out), len(pieces))
     check_coverage(read_shards(folders, plan), files)
     say(f"{settings.num_shards} shards in {folders[0].parent} have all of {len(files)} files, once")
     return folders
 
 
-def _as_piece(settings: BinarizeSettings, text: TextRules, write: WriteFolder) -> Piece:
-    folder = settings.folder
+def _build_piece(settings: BinarizeSettings, text: TextRules, write: WriteFolder) -> Piece:
     return Piece(
-        str(folder.relative_to(settings.out)),
-        folder,
+        label=str(settings.folder.relative_to(settings.out)),
+        folder=settings.folder,
         work=lambda lock: write(settings, text),
-        is_done=(folder / MANIFEST).exists,
-        progress=lambda: saved_progress(folder),
+        is_done=(settings.folder / MANIFEST).exists,
+        progress=lambda: saved_progress(settings.folder),
     )
 
 
@@ -126,7 +120,7 @@ def _write_counts(settings: BinarizeSettings, text: TextRules) -> None:
     if folder.is_done():
         return
     with folder.create():
-        counter = _count(settings, text, [one.part for one in inputs])
+        counter = _count_symbols(settings, text, [one.part for one in inputs])
         write_whole(folder.partial / _COUNTS, json.dumps(counter))
         described = {"inputs": [{**part._asdict(), "sha256": found} for part, found in inputs]}
         folder.finish({"splits": {"train": described}})
@@ -205,10 +199,8 @@ def _make_dictionary(settings: BinarizeSettings, text: TextRules, path: Path) ->
     """Load the dictionary that an earlier call wrote, or make and write it."""
     if not path.exists():
         given = settings.vocabulary.dict_txt or settings.vocabulary.sentencepiece_model
-        _save(
-            settings.vocabulary.load_dictionary() if given else _count_dictionary(settings, text),
-            path,
-        )
+        load = settings.vocabulary.load_dictionary
+        _save(load() if given else _count_dictionary(settings, text), path)
     return load_dictionary(path, mask=False)
 
 
@@ -219,14 +211,17 @@ def _save(dictionary: Dictionary, path: Path) -> None:
 
 
 def _count_dictionary(settings: BinarizeSettings, text: TextRules) -> Dictionary:
+    """Build the dictionary of the whole training text, counted here."""
     parts = parts_of_shard(find_files(settings.inputs["train"]), 0, 1)
-    return _build_dictionary(settings, _count(settings, text, parts))
+    return _build_dictionary(settings, _count_symbols(settings, text, parts))
 
 
-def _count(settings: BinarizeSettings, text: TextRules, parts: Sequence[Part]) -> Counter[str]:
+def _count_symbols(
+    settings: BinarizeSettings, text: TextRules, parts: Sequence[Part]
+) -> Counter[str]:
     counter: Counter[str] = Counter()
     with Pool(settings.workers, count_symbols, text, settings.splitter) as opened:
-        for (part, line), (counts, read) in opened.map(_chunks(parts)):
+        for (part, line), (counts, read) in opened.map(_read_chunks(parts)):
             check_invalid(read.invalid, part, line, settings.skips_invalid)
             counter.update(counts)
     return counter
@@ -241,7 +236,8 @@ def _build_dictionary(settings: BinarizeSettings, counter: Counter[str]) -> Dict
     return dictionary
 
 
-def _chunks(parts: Sequence[Part]) -> Iterator[tuple[tuple[Part, int], bytes]]:
+def _read_chunks(parts: Sequence[Part]) -> Iterator[tuple[tuple[Part, int], bytes]]:
+    """Yield the chunks of several parts, each with its part and the lines before it."""
     for part in parts:
         line = 0
         for chunk in Reader(part):

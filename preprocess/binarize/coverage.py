@@ -1,4 +1,4 @@
-"""Whether shards that were made apart are one corpus, by their manifests."""
+"""Checks by their manifests that shards that were made apart are one corpus."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def read_shards(folders: Sequence[Path], plan: dict[str, Any]) -> list[list[Inpu
     """Read which parts of the training text are in each shard.
 
     Args:
-        folders: of the shards.
-        plan: what all were to be made from, but for their number and their parts of the text.
+        folders: folders of the shards.
+        plan: plan of any of them; they differ in the shard's number and parts of the text.
 
     Raises:
         UserError: one is missing, damaged, or was made otherwise.
@@ -36,7 +36,7 @@ def read_shards(folders: Sequence[Path], plan: dict[str, Any]) -> list[list[Inpu
             for each in manifest["splits"]["train"]["inputs"]
         ]
         own = manifest["plan"]
-        wrong = list_differences(_shared(own), _shared(plan))
+        wrong = list_differences(_drop_shard(own), _drop_shard(plan))
         number = int(folder.name.removeprefix("shard").split("-")[0])
         given = (own["options"]["shard"], own["inputs"]["train"])
         if given != (number, combine_checksums(parts)):
@@ -73,6 +73,7 @@ def check_coverage(shards: Sequence[Sequence[Input]], files: Sequence[str]) -> N
         raise UserError(f"{parts[0].path} is in a shard, but not in --train; delete the shards")
 
 
-def _shared(plan: dict[str, Any]) -> dict[str, Any]:
+def _drop_shard(plan: dict[str, Any]) -> dict[str, Any]:
+    """Leave out of a plan what differs between shards."""
     options = {name: value for name, value in plan["options"].items() if name != "shard"}
     return {**plan, "options": options, "inputs": None}

@@ -37,14 +37,14 @@ class Items(NamedTuple):
     tokens: bytes  # the items' tokens as bytes of the data set's type
     sizes: bytes  # the items' sizes as bytes of int32
     begins_document: bool  # with `documents`, whether an empty line came before the first item
-    ends_document: bool  # the same, after the last item; both when there are no items
+    ends_document: bool  # likewise after the last item; both where only empty lines were read
     counts: Counter[str]  # counts for the manifest
     # for each line left out, its number in the chunk from 0, and the reason
     invalid: list[tuple[int, str]]
 
 
 class Lines(NamedTuple):
-    """The lines of a chunk that are to be encoded, with counts and lines left out."""
+    """The lines of a chunk that are to be encoded; `counts` and `invalid` are those of `Items`."""
 
     lines: list[str]
     counts: Counter[str]

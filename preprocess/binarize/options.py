@@ -98,9 +98,9 @@ class BinarizeSettings:
             raise UserError("nothing to do: give --train, --valid or --test")
         if self.cluster and (self.shard or self.num_shards == 1):
             raise UserError("--on slurm makes all shards: give --num-shards, and leave --shard out")
-        if self.cluster and "train" not in self.inputs:
-            raise UserError("--on slurm makes shards of a training text: give --train")
         has_train = "train" in self.inputs
+        if self.cluster and not has_train:
+            raise UserError("--on slurm makes shards of a training text: give --train")
         if self.dict_only and not (self.makes_dictionary and has_train):
             raise UserError("--dict-only counts words or characters of --train, without --dict")
         if self.makes_dictionary and not has_train:
@@ -143,12 +143,8 @@ def _add_tokens(parser: argparse.ArgumentParser, characters: bool) -> None:
     else:
         add_vocabulary(group)
         add("--words", action="store_true", help="tokens are words between spaces")
-    add(
-        "--min-count",
-        type=int,
-        default=0,
-        help="new dictionary: symbols that occur less often become <unk>",
-    )
+    rare = "new dictionary: symbols that occur less often become <unk>"
+    add("--min-count", type=int, default=0, help=rare)
     add("--max-symbols", type=int, default=-1, help="new dictionary: its maximum size")
     add("--dict-only", action="store_true", help="write only OUT/dict.txt, from --train")
 
@@ -171,20 +167,13 @@ def _add_lines(parser: argparse.ArgumentParser) -> None:
         help="maximum tokens of an item, </s> included: --tokens-per-sample for a causal LM, "
         "one less for a masked LM (default: no limit)",
     )
-    add(
-        "--long-lines",
-        choices=("split", "skip"),
-        default="split",
-        help="treatment of longer lines (default: %(default)s)",
-    )
+    treatment = "treatment of longer lines (default: %(default)s)"
+    add("--long-lines", choices=("split", "skip"), default="split", help=treatment)
     add_invalid_lines(lines)
 
 
 def add_invalid_lines(group: argparse._ActionsContainer) -> None:
     """Add ``--invalid-lines``, the treatment of broken lines."""
-    group.add_argument(
-        "--invalid-lines",
-        choices=("error", "skip"),
-        default="error",
-        help="treatment of lines that are not UTF-8 or not JSON (default: %(default)s)",
-    )
+    text = "treatment of lines that are not UTF-8 or not JSON (default: %(default)s)"
+    choices = ("error", "skip")
+    group.add_argument("--invalid-lines", choices=choices, default=choices[0], help=text)

@@ -31,7 +31,7 @@ class Pool:
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
         self._ahead = workers * _AHEAD
         self._executor = ProcessPoolExecutor(
-            workers, context, initializer=_start, initargs=(function, arguments)
+            workers, context, initializer=_start_worker, initargs=(function, arguments)
         )
 
     def map(self, chunks: Iterable[tuple[Mark, bytes]]) -> Iterator[tuple[Mark, Any]]:
@@ -67,7 +67,7 @@ class Pool:
 _task: tuple[Callable[..., Any], tuple[Any, ...]]
 
 
-def _start(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _start_worker(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     """Start a worker, which leaves Ctrl-C to the main process and ends with it, even if killed."""
     global _task
     signal.signal(signal.SIGINT, signal.SIG_IGN)

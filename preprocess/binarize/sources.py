@@ -138,9 +138,10 @@ class Reader:
         """
         try:
             with io.BufferedReader(self._raw, CHUNK_BYTES) as raw:
-                file = decompress(self.part.path, raw)
-                self._skip(file)
-                yield from self._chunks(file)
+                file, left = decompress(self.part.path, raw), self._offset
+                while left and (data := file.read(min(left, CHUNK_BYTES))):
+                    left -= len(data)
+                yield from self._split(file)
                 while raw.read(CHUNK_BYTES):  # bytes after the content count in the checksum
                     continue
         except (*DAMAGED, OSError) as error:
@@ -148,18 +149,14 @@ class Reader:
                 raise  # of the disk, not of the compressed data
             raise UserError(f"{self.part.path} is damaged: {error}; fetch it again") from error
 
-    def _skip(self, file: BinaryIO) -> None:
-        left = self._offset
-        while left and (data := file.read(min(left, CHUNK_BYTES))):
-            left -= len(data)
-
-    def _chunks(self, file: BinaryIO) -> Iterator[Chunk]:
+    def _split(self, file: BinaryIO) -> Iterator[Chunk]:
+        """Yield the rest of a file, cut behind the last line feed of each block."""
         pending: list[bytes] = []
         held = 0
         while block := file.read(CHUNK_BYTES):
             head, newline, tail = block.rpartition(b"\n")
             if newline:
-                yield self._chunk(b"".join([*pending, head, newline]))
+                yield self._make_chunk(b"".join([*pending, head, newline]))
                 pending, held = [], 0
             pending.append(tail)
             held += len(tail)
@@ -169,9 +166,9 @@ class Reader:
                     "without an end of line; is this a text file?"
                 )
         if held:
-            yield self._chunk(b"".join(pending))
+            yield self._make_chunk(b"".join(pending))
 
-    def _chunk(self, data: bytes) -> Chunk:
+    def _make_chunk(self, data: bytes) -> Chunk:
         if self._offset + self.part.start == 0:
             self._offset = len(data) - len(data.removeprefix(codecs.BOM_UTF8))
             data = data.removeprefix(codecs.BOM_UTF8)

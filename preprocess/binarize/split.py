@@ -69,8 +69,11 @@ class Split:
         self._documents = settings.empty_lines == "documents"  # an empty item between them
         self._state, self._save, self._saved = state, save, time.monotonic()
         self._store = Store(prefix, symbols.dtype, state.position)
-        self._end = np.array([symbols.eos], symbols.dtype).tobytes()
-        self._one = np.array([1], SIZE).tobytes()
+        # An empty item: its only token and its size.
+        self._empty = (
+            np.array([symbols.eos], symbols.dtype).tobytes(),
+            np.array([1], SIZE).tobytes(),
+        )
         self._prefix = prefix
 
     def write(self, pool: Pool) -> dict[str, Any]:
@@ -81,7 +84,7 @@ class Split:
         """
         try:
             for mark, items in pool.map(read_chunks(self._inputs, self._state.place)):
-                self._check(items, mark)
+                self._report_invalid(items, mark)
                 self._append(items)
                 self._advance(mark)
                 if time.monotonic() - self._saved >= SECONDS_BETWEEN_SAVES:
@@ -91,7 +94,7 @@ class Split:
             self._store.finish()
         finally:
             self._store.close()
-        return self._summary()
+        return self._summarise()
 
     def _advance(self, mark: Mark) -> None:
         state = self._state
@@ -107,12 +110,12 @@ class Split:
         if not items.sizes:
             return
         if self._documents and state.document_ended and self._store.position.items:
-            self._store.append(self._end, self._one)
+            self._store.append(*self._empty)
             state.counts.update(items=1, tokens=1, document_ends=1)
         self._store.append(items.tokens, items.sizes)
         state.document_ended = items.ends_document
 
-    def _check(self, items: Items, mark: Mark) -> None:
+    def _report_invalid(self, items: Items, mark: Mark) -> None:
         part = self._inputs[mark.place.part].part
         if items.counts["lines"] != mark.lines:
             raise RuntimeError(f"{part}: {items.counts['lines']} of {mark.lines} lines came back")
@@ -127,7 +130,7 @@ class Split:
         self._save(self._state)
         self._saved = time.monotonic()
 
-    def _summary(self) -> dict[str, Any]:
+    def _summarise(self) -> dict[str, Any]:
         counts, position = self._state.counts, self._store.position
         if (counts["items"], counts["tokens"]) != position:
             raise RuntimeError(f"{self._prefix}: {position} were written, but counted: {counts}")

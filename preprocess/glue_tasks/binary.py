@@ -20,15 +20,12 @@ _BATCH = 10_000  # examples
 
 
 class Writer(NamedTuple):
-    """Writes splits into the folder of a task.
-
-    ``max_tokens`` is the maximum of an example, with all symbols.
-    """
+    """Writes splits into the folder of a task."""
 
     folder: Path
     encoder: Encoder
     symbols: Symbols
-    max_tokens: int
+    max_tokens: int  # maximum of an example, <s> and </s> included
 
     def write(self, task: Task, split: str, examples: Examples) -> dict[str, int]:
         """Write a split; return its counts."""
@@ -49,7 +46,7 @@ class Writer(NamedTuple):
         sides = range(len(examples.sentences))
         # <s> first </s>, and for a pair </s> second </s>
         room = self.max_tokens - 2 * len(sides)
-        stores = [self._store(f"input{side}", split, self.symbols.dtype) for side in sides]
+        stores = [self._open_store(f"input{side}", split, self.symbols.dtype) for side in sides]
         counts: Counter[str] = Counter(cut=0, tokens=0)
         longest = 0
         for start in range(0, len(examples.ids), _BATCH):
@@ -71,11 +68,11 @@ class Writer(NamedTuple):
         dictionary = build_label_dictionary(task)
         numbers = [[dictionary.index(label), dictionary.eos()] for label in labels]
         dtype = Symbols.from_dictionary(dictionary).dtype
-        store = self._store("label", split, dtype)
+        store = self._open_store("label", split, dtype)
         store.append(np.array(numbers, dtype).tobytes(), np.full(len(labels), 2, SIZE).tobytes())
         _finish(store)
 
-    def _store(self, kind: str, split: str, dtype: np.dtype) -> Store:
+    def _open_store(self, kind: str, split: str, dtype: np.dtype) -> Store:
         (self.folder / kind).mkdir(exist_ok=True)
         return Store(self.folder / kind / split, dtype, Position())
 

@@ -1,4 +1,4 @@
-"""The documents of a corpus, read from where they were left, and the text files that get them."""
+"""Reads the documents of a corpus, also from the middle, and writes those drawn to text files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from binarize.items import TextRules, check_invalid, read_lines
 from binarize.pool import Pool
-from binarize.sources import Input, Mark, Place, read_chunks
+from binarize.sources import Input, Place, read_chunks
 from binarize.store import open_at
 from fairseq_posenc.workbench.running.progress import say
 
@@ -28,7 +28,7 @@ class Parts(NamedTuple):
 
 
 def cut_documents(data: bytes, text: TextRules) -> Parts:
-    """Cut a chunk of a file where documents end: what a worker process does."""
+    """Cut a chunk of a file where documents end, in a worker process."""
     lines, counts, invalid = read_lines(data, text)
     texts = [b""]
     for is_end, group in itertools.groupby(lines, lambda line: not line):
@@ -44,37 +44,34 @@ class Documents:
     """Reads a corpus chunk by chunk."""
 
     inputs: Sequence[Input]
-    place: Place  # where to go on
-    pending: bytes  # of the document that is begun there
+    place: Place  # beginning of the next chunk
+    pending: bytes  # text of a document that the chunks before it began
     skip_invalid: bool  # leave invalid lines out, instead of stopping at the first
 
     def read(self, pool: Pool) -> Iterator[list[bytes]]:
-        """Yield the documents that end in a chunk; ``place`` and ``pending`` are then behind it.
+        """Yield the documents that end in each chunk, and advance ``place`` and ``pending``.
 
         Raises:
             UserError: a line is invalid, or a file cannot be read.
         """
         for mark, parts in pool.map(read_chunks(self.inputs, self.place)):
-            self._check(parts, mark)
+            part, line = self.inputs[mark.place.part].part, mark.place.line - mark.lines
+            for message in check_invalid(parts.invalid, part, line, self.skip_invalid):
+                say(f"skipped {message}")
             first, *others = parts.texts
             found = [self.pending + first, *others]
             self.pending = b"" if mark.is_last else found.pop()
             self.place = mark.next
             yield [document for document in found if document]
 
-    def _check(self, parts: Parts, mark: Mark) -> None:
-        part, before = self.inputs[mark.place.part].part, mark.place.line - mark.lines
-        for message in check_invalid(parts.invalid, part, before, self.skip_invalid):
-            say(f"skipped {message}")
-
 
 class Texts:
     """``train/00.txt`` and so on, documents with an empty line behind each, and ``valid.txt``.
 
     Args:
-        folder: where they are.
-        count: of the files to train on, among which documents are dealt out in turn.
-        sizes: what :meth:`sync` returned; what was written after it is dropped.
+        folder: folder of the files.
+        count: number of training files, among which documents are dealt out in turn.
+        sizes: result of :meth:`sync`, empty at first; everything written after it is dropped.
     """
 
     def __init__(self, folder: Path, count: int, sizes: Sequence[int]) -> None:
@@ -87,13 +84,13 @@ class Texts:
         self._files = [open_at(path, size) for path, size in zip(self.paths, sizes)]
 
     def write(self, drawn: Drawn, number: int) -> None:
-        """Write what was drawn of a document, the number of which is counted from 0."""
+        """Write the drawn parts of a document; ``number`` counts the documents from 0."""
         if drawn.train:
             self._files[number % (len(self._files) - 1)].write(drawn.train + b"\n")
         self._files[-1].write(drawn.valid)
 
     def sync(self) -> list[int]:
-        """Bring everything to the disk; return how much each file has."""
+        """Write everything to disk; return the size of each file in bytes."""
         for file in self._files:
             file.flush()
             os.fsync(file.fileno())

@@ -1,9 +1,9 @@
-"""Which documents are taken and which sentences held out: by chance, but exactly so many.
+"""Draws documents, and sentences to hold out: at random, but exactly as many as wanted.
 
-Both are Knuth's selection sampling (The Art of Computer Programming, 3.4.2, algorithm S): what
-stands next is chosen with the probability `still wanted / still there`. Each has the same chance,
-the number comes out exactly, and nothing has to be kept in memory. The chance itself is a hash of
-the seed and of the number of what stands next, so that it does not matter where reading began.
+Both are Knuth's selection sampling (The Art of Computer Programming, 3.4.2, algorithm S): the next
+one is chosen with the probability `still wanted / still there`. Each has the same chance, the
+number comes out exactly, and nothing has to be kept in memory. The random number is a hash of the
+seed and of the document's or sentence's number, so that reading may begin anywhere.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 class CorpusRequest(NamedTuple):
     """A corpus to draw from."""
 
-    name: str  # what a message calls it
-    lines: LineFormat  # what a line of its files holds
+    name: str  # name in messages
+    lines: LineFormat  # format of its files
     paths: list[str]  # files and directories
-    size: Optional[int]  # how much to draw, in `unit`; None for all
-    unit: str  # `bytes` or `lines`, which `--sentences` makes sentences
-    hold_out: int  # how many sentences or documents are for validation
+    size: Optional[int]  # amount to draw, in `unit`; None for all
+    unit: str  # `bytes`, or `lines`, which are sentences with `--sentences`
+    hold_out: int  # number of sentences or documents for validation
 
 
 def parse_corpus(words: Sequence[str]) -> CorpusRequest:
@@ -62,18 +62,15 @@ def parse_corpus(words: Sequence[str]) -> CorpusRequest:
         lines = JsonField(settings.get("field", "text"), parse_where(settings.get("where")))
     elif settings.keys() & {"field", "where"}:
         raise UserError(f"{called}: field= and where= are for json")
-    size, unit = _parse_amount(called, settings)
+    if {"size", "lines"} <= settings.keys():
+        raise UserError(f"{called}: give size= or lines=, not both")
+    size, unit = None, BYTES
+    if "size" in settings:
+        size = parse_size(settings["size"])
+    elif "lines" in settings:
+        size, unit = _parse_number(called, "lines", settings["lines"]), LINES
     hold_out = _parse_number(called, "hold-out", settings.get("hold-out", "0"))
     return CorpusRequest(called, lines, paths, size, unit, hold_out)
-
-
-def _parse_amount(called: str, settings: dict[str, str]) -> tuple[Optional[int], str]:
-    """Parse how much to draw, None for all, and its unit."""
-    if "lines" not in settings:
-        return (parse_size(settings["size"]) if "size" in settings else None), BYTES
-    if "size" in settings:
-        raise UserError(f"{called}: give size= or lines=, not both")
-    return _parse_number(called, "lines", settings["lines"]), LINES
 
 
 def _parse_number(called: str, name: str, text: str) -> int:
@@ -105,11 +102,11 @@ class Drawn(NamedTuple):
 class Draw:
     """Draws from one corpus."""
 
-    corpus: CorpusRequest  # what is wanted
-    seed: str  # of the chance
-    unit: str  # what is held out, `documents` or `lines`
-    there: Counter[str]  # how many documents, lines and bytes the corpus has
-    done: Counter[str]  # what was seen and drawn so far; counted on
+    corpus: CorpusRequest
+    seed: str  # random seed
+    unit: str  # unit of the text held out, `documents` or `lines`
+    there: Counter[str]  # number of documents, lines and bytes of the corpus
+    done: Counter[str]  # the same counts of the text seen and drawn so far; updated
 
     def check(self) -> None:
         """Refuse, before anything is drawn, to draw more than there is.
@@ -120,10 +117,11 @@ class Draw:
         corpus, there, unit = self.corpus, self.there, self.unit
         if corpus.hold_out > there[unit]:
             raise UserError(f"{corpus.name}: has {there[unit]:,} {unit}, less than hold-out=")
-        if corpus.size is not None and corpus.size > self._rest():
+        rest = self._estimate_rest()
+        if corpus.size is not None and corpus.size > rest:
             raise UserError(
-                f"{corpus.name}: has only {self._rest():,.0f} {corpus.unit} to draw from, less "
-                f"than the {corpus.size:,}"
+                f"{corpus.name}: has only {rest:,.0f} {corpus.unit} to draw from, less than the "
+                f"{corpus.size:,}"
             )
 
     def draw(self, document: bytes) -> Drawn:
@@ -135,17 +133,17 @@ class Draw:
             is_held = self._is_held_out(done[DOCUMENTS])
             train, valid = (b"", document + b"\n") if is_held else (document, b"")
         else:
-            train, valid = self._without_lines(document)
+            train, valid = self._split_lines(document)
         done.update(measure(document))
         if corpus.size is not None and train:
             wanted = corpus.size - done[f"train_{corpus.unit}"]
-            there = self._rest() + measure(train)[corpus.unit]
-            if self._chance("size", done[DOCUMENTS]) * there >= wanted:
+            there = self._estimate_rest() + measure(train)[corpus.unit]
+            if self._random("size", done[DOCUMENTS]) * there >= wanted:
                 train = b""
         done.update({f"train_{name}": value for name, value in measure(train).items()})
         return Drawn(train, valid)
 
-    def _rest(self) -> float:
+    def _estimate_rest(self) -> float:
         """Estimate how much is left to train on, in the corpus' unit."""
         left = self.there[self.unit] - self.done[self.unit]
         held = self.corpus.hold_out - self.done["held_out"]
@@ -153,7 +151,8 @@ class Draw:
         unit = self.corpus.unit
         return (self.there[unit] - self.done[unit]) * share
 
-    def _without_lines(self, document: bytes) -> tuple[bytes, bytes]:
+    def _split_lines(self, document: bytes) -> tuple[bytes, bytes]:
+        """Split a document into the lines to train on and those held out."""
         kept: list[bytes] = []
         held: list[bytes] = []
         for number, line in enumerate(document.splitlines(keepends=True), self.done[LINES]):
@@ -162,11 +161,12 @@ class Draw:
 
     def _is_held_out(self, number: int) -> bool:
         wanted = self.corpus.hold_out - self.done["held_out"]
-        is_held = self._chance("hold-out", number) * (self.there[self.unit] - number) < wanted
+        is_held = self._random("hold-out", number) * (self.there[self.unit] - number) < wanted
         self.done["held_out"] += is_held
         return is_held
 
-    def _chance(self, what: str, number: int) -> float:
+    def _random(self, what: str, number: int) -> float:
+        """Compute the random number of a document or line, from 0 to 1."""
         text = f"{self.seed} {what} {number}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") / (1 << 64)
 

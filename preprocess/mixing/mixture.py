@@ -1,4 +1,4 @@
-"""The whole work, which can be interrupted anywhere: corpora are counted, then drawn from."""
+"""Mixes corpora: counts each, then draws from each; it can be interrupted anywhere."""
 
 from __future__ import annotations
 
@@ -21,27 +21,26 @@ SECONDS_BETWEEN_SAVES = 10.0
 
 
 class MixtureRules(NamedTuple):
-    """What holds for all corpora."""
+    """Settings of all corpora."""
 
-    seed: int  # of the chance
-    sentences: bool  # cut lines into sentences
-    unit: str  # what is held out, `documents` or `lines`
-    files: int  # how many text files to train on are made
+    seed: int  # random seed
+    sentences: bool  # split lines into sentences
+    unit: str  # unit of the text held out, `documents` or `lines`
+    files: int  # number of training files
     skip_invalid: bool  # leave invalid lines out, instead of stopping at the first
     workers: int  # number of processes
 
 
 @dataclass
 class MixtureState:
-    """How far the work is; everything before it is safely on disk."""
+    """Progress of the work; everything before it is safely on disk."""
 
-    step: int = 0  # every corpus is counted, then every one is drawn from: which of these is next
-    place: Place = field(default_factory=Place)  # in that corpus
-    pending: str = ""  # of the document that is begun there
-    there: list[Counter[str]] = field(default_factory=list)  # of each corpus, what it has
-    # of each corpus, what was seen and drawn
-    done: list[Counter[str]] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)  # of the files
+    step: int = 0  # of N corpora, step n < N counts corpus n, and step N + n draws from it
+    place: Place = field(default_factory=Place)  # beginning of the next chunk of that corpus
+    pending: str = ""  # text of a document that the chunks before it began
+    there: list[Counter[str]] = field(default_factory=list)  # `Draw.there` of each corpus
+    done: list[Counter[str]] = field(default_factory=list)  # `Draw.done` of each corpus
+    sizes: list[int] = field(default_factory=list)  # sizes of the files in bytes
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> MixtureState:
@@ -51,10 +50,7 @@ class MixtureState:
 
 
 class Mixture:
-    """Makes the text files of corpora by rules; the folder keeps its state, too.
-
-    ``saved`` is what it kept of an earlier run.
-    """
+    """Writes the text files into a folder; ``saved`` is the state of an earlier run there."""
 
     def __init__(
         self,
@@ -71,7 +67,7 @@ class Mixture:
         self._saved = time.monotonic()
 
     def make(self) -> dict[str, Any]:
-        """Do what is left; return the manifest's entries.
+        """Do the steps that are left; return the manifest's entries.
 
         Raises:
             UserError: a file cannot be read, a line is invalid, or more is wanted than there is.
@@ -81,7 +77,7 @@ class Mixture:
             while state.step < 2 * count:
                 number = state.step % count
                 if state.step == count and state.place == Place():
-                    self._check()
+                    self._refuse_small_corpora()
                 corpus, _ = self._corpora[number]
                 if state.step >= count or corpus.size is not None or corpus.hold_out:
                     self._process_corpus(number, is_count=state.step < count)
@@ -89,12 +85,12 @@ class Mixture:
                 self._save()
         finally:
             self._texts.close()
-        return self._summary()
+        return self._summarise()
 
     def _process_corpus(self, number: int, is_count: bool) -> None:
         """Count a corpus, or draw from it."""
         state, (corpus, inputs) = self._state, self._corpora[number]
-        draw = self._draw(number)
+        draw = self._make_draw(number)
         skip = self._rules.skip_invalid
         documents = Documents(inputs, state.place, state.pending.encode(), skip)
         text = TextRules(corpus.lines, self._rules.sentences, "keep")
@@ -110,16 +106,16 @@ class Mixture:
                 if time.monotonic() - self._saved >= SECONDS_BETWEEN_SAVES:
                     self._save()
 
-    def _check(self) -> None:
-        """Refuse to draw more than there is, and leave nothing behind that is in the way."""
+    def _refuse_small_corpora(self) -> None:
+        """Refuse to draw more than there is; delete the folder, which would block the next call."""
         try:
             for number in range(len(self._corpora)):
-                self._draw(number).check()
+                self._make_draw(number).check()
         except UserError:
             self._folder.discard()
             raise
 
-    def _draw(self, number: int) -> Draw:
+    def _make_draw(self, number: int) -> Draw:
         seed, state = f"{self._rules.seed} {number}", self._state
         corpus, _ = self._corpora[number]
         return Draw(corpus, seed, self._rules.unit, state.there[number], state.done[number])
@@ -132,7 +128,7 @@ class Mixture:
         read = sum(counts[BYTES] for counts in (*state.there, *state.done))
         say(f"step {state.step} of {2 * len(self._corpora)}: {read:,} bytes")
 
-    def _summary(self) -> dict[str, Any]:
+    def _summarise(self) -> dict[str, Any]:
         return {
             "drawn": [dict(sorted(counts.items())) for counts in self._state.done],
             "outputs": {

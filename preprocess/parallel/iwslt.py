@@ -54,7 +54,8 @@ class _Release:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._files: dict[str, Path] = _find_files(path) if path.is_dir() else {}
+        names = ("train.tags.*", "IWSLT17.TED.*.xml") if path.is_dir() else ()
+        self._files = {file.name: file for name in names for file in sorted(path.rglob(name))}
         self._contents = {} if path.is_dir() else _read_archive(path)
         self.inputs = {} if path.is_dir() else {path.name: checksum(path)}
 
@@ -104,11 +105,6 @@ def read_iwslt(
         release.inputs,
         {language: dict(talks.tags) for language, talks in zip(languages, sides)},
     )
-
-
-def _find_files(path: Path) -> dict[str, Path]:
-    names = ("train.tags.*", "IWSLT17.TED.*.xml")
-    return {file.name: file for name in names for file in sorted(path.rglob(name))}
 
 
 def _read_archive(path: Path) -> dict[str, bytes]:

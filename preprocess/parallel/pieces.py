@@ -107,11 +107,10 @@ class GivenPieces:
     def __init__(self, source: Path, target: Path) -> None:
         self.paths = (source, target, source.with_name(VOCABULARY))
         self.contents = tuple(read_bytes(path) for path in self.paths)
-        numbers = self._numbers()
-        self.pieces = [*_SYMBOLS, *(n for n in numbers if n not in _SYMBOLS)]
-        self.encoders = (self._encoder(source), self._encoder(target))
+        self.pieces = [*_SYMBOLS, *(n for n in self._read_pieces() if n not in _SYMBOLS)]
+        self.encoders = (self._load_encoder(source), self._load_encoder(target))
 
-    def _numbers(self) -> list[str]:
+    def _read_pieces(self) -> list[str]:
         """Read the pieces of the vocabulary in the order of their numbers."""
         path, content = self.paths[-1], self.contents[-1]
         try:
@@ -124,7 +123,7 @@ class GivenPieces:
             raise UserError(f"{path}: not a vocabulary, which gives each piece a number from 0 on")
         return pieces
 
-    def _encoder(self, path: Path) -> SubwordEncoder:
+    def _load_encoder(self, path: Path) -> SubwordEncoder:
         encoder = SubwordEncoder(path, self.pieces)
         if not encoder.knows_pieces:
             raise UserError(f"{path}: none of its pieces is in {self.paths[-1]}")

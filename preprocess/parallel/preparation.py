@@ -1,14 +1,13 @@
-"""Parallel text to data-bin: settings, sentencepieces, filter, and ``fairseq-preprocess``."""
+"""Makes a data-bin of parallel text: sentencepieces, a filter, and ``fairseq-preprocess``."""
 
 from __future__ import annotations
 
 import argparse
 import shutil
-from collections import Counter
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import checksum
@@ -98,33 +97,33 @@ class ParallelSettings:
         }
 
 
-class PairLimits(NamedTuple):
-    """Limits of a training pair."""
-
-    max_length: int  # maximum pieces of either side
-    max_ratio: float  # maximum ratio of the longer side to the shorter one
-
-    def reason(self, source: list[int], target: list[int]) -> Optional[str]:
-        """Name the reason to drop a pair; None keeps it."""
-        shorter, longer = sorted((len(source), len(target)))
-        if not shorter:
-            return "empty"
-        if longer > self.max_length:
-            return "too long"
-        if longer > self.max_ratio * shorter:
-            return "lengths too different"
-        return None
-
-
 def filter_pairs(
-    source: Pieces, target: Pieces, limits: PairLimits
+    source: Pieces, target: Pieces, max_length: int, max_ratio: float
 ) -> tuple[Pieces, Pieces, dict[str, int]]:
-    """Filter pairs; return both sides of those kept, and counts of those dropped by reason."""
-    reasons = [limits.reason(*pair) for pair in zip(source, target)]
-    dropped = Counter({"empty": 0, "too long": 0, "lengths too different": 0})
-    dropped.update(reason for reason in reasons if reason)
-    kept = [index for index, reason in enumerate(reasons) if reason is None]
-    return [source[index] for index in kept], [target[index] for index in kept], dict(dropped)
+    """Drop pairs that are empty, too long, or of lengths too different.
+
+    Args:
+        source: pieces of each source sentence.
+        target: pieces of each target sentence.
+        max_length: maximum pieces of either side.
+        max_ratio: maximum ratio of the longer side to the shorter one.
+
+    Returns:
+        Both sides of the pairs kept, and the number of those dropped by reason.
+    """
+    dropped = {"empty": 0, "too long": 0, "lengths too different": 0}
+    kept = []
+    for pair in zip(source, target):
+        shorter, longer = sorted(map(len, pair))
+        if not shorter:
+            dropped["empty"] += 1
+        elif longer > max_length:
+            dropped["too long"] += 1
+        elif longer > max_ratio * shorter:
+            dropped["lengths too different"] += 1
+        else:
+            kept.append(pair)
+    return [pair[0] for pair in kept], [pair[1] for pair in kept], dropped
 
 
 class Preparation:
@@ -146,16 +145,17 @@ class Preparation:
     def run(self) -> dict[str, Any]:
         """Run all steps; return the counts of each split."""
         self._text.mkdir()
-        encoders = self._train_pieces()
+        encoders = self._choose_pieces()
         results = {}
         for name, split in self._splits.items():
             results[name] = self._write_split(name, split, encoders)
             print(f"{name}: {_describe(results[name])}", flush=True)
-        self._preprocess()
+        self._binarize()
         shutil.rmtree(self._text)
         return results
 
-    def _train_pieces(self) -> tuple[SubwordEncoder, SubwordEncoder]:
+    def _choose_pieces(self) -> tuple[SubwordEncoder, SubwordEncoder]:
+        """Take the given sentencepieces or train them, and write the models to the folder."""
         settings, split = self._settings, self._splits["train"]
         names = [f"sentencepiece.{language}.model" for language in self._languages]
         if settings.given is not None:
@@ -180,8 +180,8 @@ class Preparation:
         sides = [encoder.encode(side.lines) for encoder, side in zip(encoders, split[1:])]
         figures: dict[str, Any] = {"set": split.name, "read": len(sides[0])}
         if name == "train":
-            limits = PairLimits(self._settings.max_length, self._settings.max_ratio)
-            *sides, figures["dropped"] = filter_pairs(sides[0], sides[1], limits)
+            limits = self._settings.max_length, self._settings.max_ratio
+            *sides, figures["dropped"] = filter_pairs(sides[0], sides[1], *limits)
             self._write_dictionaries(encoders, sides)
         figures["kept"] = len(sides[0])
         if not sides[0]:
@@ -204,7 +204,7 @@ class Preparation:
         for language, encoder, text in zip(self._languages, encoders, texts):
             encoder.write_dictionary(self._text / f"dict.{language}.txt", chain(*text))
 
-    def _preprocess(self) -> None:
+    def _binarize(self) -> None:
         source, target = self._languages
         own = ["--tgtdict", str(self._text / f"dict.{target}.txt")]
         command = [

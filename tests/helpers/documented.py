@@ -218,7 +218,6 @@ FILES: dict[str, Callable[[], Path]] = {
     "checkpoint_best.pt": lambda: squad.files().pretrained,
     "bert.pt": glue.pretrained,
     "my-model": exported,
-    "preprocess": lambda: ROOT / "preprocess",
     "train_scripts": lambda: ROOT / "train_scripts",
     "docs/vectors": lambda: ROOT / "docs" / "vectors",
 }

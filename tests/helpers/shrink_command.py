@@ -66,10 +66,9 @@ def less(program: str, words: list[str]) -> list[str]:
         layers = 4 if "," in spec else 1  # room for a list of layers
         words = [*words, *sizes(arch, layers), "--max-update", "1", "--cpu", "--num-workers", "0"]
         return [*words, "--required-batch-size-multiple", "1"]
-    if program == "python":
-        name = os.path.basename(words[0])[: -len(".py")]
-        return [*words, *(DATA.get(name, []) if words[0].startswith("preprocess/") else [])]
-    return ours(words)
+    if program == "fairseq-posenc" and words[0] == "preprocess":
+        return [*words, *DATA.get(words[1], [])]
+    return ours(words) if program == "fairseq-posenc" else words
 
 
 def ours(words: list[str]) -> list[str]:

@@ -96,7 +96,7 @@ def test_every_program_explains_itself(name, monkeypatch, capsys):
         start(name, ["--help"], monkeypatch)
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    assert f"python preprocess/{name}.py --train" in text
+    assert f"fairseq-posenc preprocess {name} --train" in text
     assert "--longest-line" in text
 
 

@@ -22,7 +22,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from parallel.iwslt import read_iwslt
 from parallel.pieces import SubwordEncoder, train_model
-from parallel.preparation import PairLimits, filter_pairs
+from parallel.preparation import filter_pairs
 from parallel.texts import read_files
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -538,7 +538,7 @@ def test_vocabularies_that_the_text_cannot_have():
 def test_filters_count_what_they_drop():
     lengths = [(3, 4), (0, 4), (4, 0), (0, 0), (9, 10), (9, 11), (11, 9), (2, 6), (2, 7), (7, 2)]
     source, target = ([[5] * pair[side] for pair in lengths] for side in (0, 1))
-    kept_source, kept_target, dropped = filter_pairs(source, target, PairLimits(10, 3.0))
+    kept_source, kept_target, dropped = filter_pairs(source, target, 10, 3.0)
     kept = [(len(a), len(b)) for a, b in zip(kept_source, kept_target)]
     assert kept == [(3, 4), (9, 10), (2, 6)]
     assert dropped == {"empty": 3, "too long": 2, "lengths too different": 2}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import parse
-from fairseq_posenc.workbench.experiments.settings import ExperimentSettings, Run
+from fairseq_posenc.workbench.experiments.settings import RESERVED, ExperimentSettings, Run
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED
 
 # By default fairseq cuts the last batch to a multiple of 8 and drops the rest, in validation too.
@@ -53,35 +53,19 @@ TRAIN_OPTIONS = {
 LEARNING_RATE = "0.003"
 _MIN_VOCAB_SIZE = 16
 
-# Options of fairseq-train that the user cannot set, and what to use instead.
-RESERVED = {
-    "--max-update": "use --updates",
-    "--max-epoch": "use --updates",
-    "--seed": "use --seeds",
-    "--position-encoding": "use --encodings",
-    "--attention-directions": "use --encodings",
-    "--lr": "use --lrs",
-    "--save-dir": "use --out",
-    "--user-dir": "it is set already",
-    "--task": "use --family",
-    "--log-format": "the learning curves are read from the log",
-    "--log-file": "the log is kept already",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class TextSettings(ExperimentSettings):
     """The user's choices for language models that learn a text."""
 
     case: ClassVar[str] = "learning rate"
+    reserved: ClassVar[Mapping[str, str]] = {**RESERVED, "--lr": "use --lrs"}
     family: str = MASKED
     text: Optional[Path] = None  # the user's text file, or None for Python's own documentation
     eval_length: int = 0  # length in tokens at which models are evaluated; 0 for that of training
     # learning rates; a model is trained with each and compared by its best one
     lrs: tuple[str, ...] = (LEARNING_RATE,)
     vocab_size: int  # number of sentencepieces
-    # more options of `fairseq-train`, which override those set here
-    train_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,12 +74,6 @@ class TextSettings(ExperimentSettings):
         for lr in self.lrs:
             if not _is_rate(lr):
                 raise UserError(f"--lrs {','.join(self.lrs)}: write numbers, as in 0.001,0.003")
-        if self.train_args and not self.train_args[0].startswith("-"):
-            raise UserError(f"{self.train_args[0]!r} is not an option; the folder is --out's")
-        for argument in self.train_args:
-            option = argument.split("=")[0]
-            if option in RESERVED:
-                raise UserError(f"-- {argument}: {option} cannot be set here; {RESERVED[option]}")
         layers = self.size("layers")
         for variant in self.variants if layers.isdigit() else ():
             parse(variant.position_encoding).check_length(int(layers))

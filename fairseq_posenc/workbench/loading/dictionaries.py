@@ -22,13 +22,13 @@ _ADVICE = "--data must have the dictionary that the model was trained with"
 
 
 class TrainedDictionary(NamedTuple):
-    """A dictionary of a training, as far as its checkpoint tells."""
+    """The facts that a checkpoint holds about a dictionary of its training."""
 
     checkpoint: Path  # file of the trained model
     size: Optional[int]  # number of symbols; None without token embeddings
     # hash of its symbols; None in checkpoints of fairseq and of earlier versions
     fingerprint: Optional[str]
-    file: Optional[Path]  # where the training read it, which may be gone; None if that is not known
+    file: Optional[Path]  # file that the training read, perhaps gone; None if not known
 
     def check(self, file: Path, dictionary: Dictionary, advice: str) -> None:
         """Refuse a dictionary whose symbols mean something else to the model.
@@ -56,7 +56,7 @@ class OpenTask(NamedTuple):
     """The task of a trained model, set up on its data."""
 
     task: Any  # fairseq's
-    data: Path  # the data-bin, with the files of the dictionaries and of what cut the text
+    data: Path  # the data-bin, with the dictionaries and the tokenizer's files
     dictionaries: dict[str, Dictionary]  # by the name of their file; that of the source first
 
 
@@ -79,7 +79,7 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
     if not folder.is_dir():
         why = "" if data else f": {path} was trained on it; name its new place with --data"
         raise UserError(f"--data {folder}: no such folder{why}")
-    files = _files(settings.task, folder)
+    files = _list_files(settings.task, folder)
     for name in files:
         if not (folder / name).is_file():
             raise UserError(
@@ -90,12 +90,12 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
     task = fairseq_tasks.setup_task(settings.task)
     dictionaries = dict(zip(files, (task.source_dictionary, task.target_dictionary)))
     for stack, name in zip(("encoder.", "decoder.") if len(files) > 1 else ("",), files):
-        known = _trained_dictionary(path, state, stack, trained / name)
+        known = _describe_trained(path, state, stack, trained / name)
         known.check(folder / name, dictionaries[name], _ADVICE)
     return OpenTask(task, folder, dictionaries)
 
 
-def _files(settings: Any, folder: Path) -> list[str]:
+def _list_files(settings: Any, folder: Path) -> list[str]:
     """List a task's dictionaries in its data folder, the source's first, and fill in languages."""
     if not translates(settings):
         return [f"input0/{DICTIONARY}" if (folder / "input0").is_dir() else DICTIONARY]
@@ -108,7 +108,7 @@ def _files(settings: Any, folder: Path) -> list[str]:
     return [f"dict.{language}.txt" for language in pair]
 
 
-def _trained_dictionary(path: Path, state: State, stack: str, file: Path) -> TrainedDictionary:
+def _describe_trained(path: Path, state: State, stack: str, file: Path) -> TrainedDictionary:
     weights = {name: each for name, each in state["model"].items() if name.startswith(stack)}
     sizes = [weights[name].size(0) for name in weights if name.endswith(EMBEDDINGS)]
     identities = [Identity.from_tensor(weights[name]) for name in weights if is_identity(name)]

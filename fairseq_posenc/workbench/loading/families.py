@@ -30,12 +30,12 @@ class Family(NamedTuple):
     """A family of models."""
 
     name: str  # `masked_lm`, `causal_lm` or `translation`
-    title: str  # the name in a sentence
-    kind: Any  # the class
-    stock: Any  # fairseq's own, which it derives from
-    task: str  # that it is trained for
-    stem: str  # of the names of its architectures, which end with an encoding's
-    positions: dict[str, str]  # its stacks, and the option of each for the number of positions
+    title: str  # name in a sentence
+    kind: Any  # class of its models
+    stock: Any  # fairseq's class that it derives from
+    task: str  # fairseq's name of its task
+    stem: str  # beginning of the names of its architectures, which end with an encoding's
+    positions: dict[str, str]  # option for the number of positions, by stack
 
 
 FAMILIES = (

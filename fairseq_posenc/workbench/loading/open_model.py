@@ -27,11 +27,11 @@ class OpenModel(NamedTuple):
     """A trained model and what it was trained with."""
 
     path: Path  # its checkpoint
-    family: Family  # of models
+    family: Family
     model: Any  # in float32, in evaluation mode, on the CPU
     task: Any  # fairseq's, with the dictionaries
     state: State  # the checkpoint, as fairseq upgrades it
-    data: Path  # the data-bin, with the files of the dictionaries and of what cut the text
+    data: Path  # the data-bin, with the dictionaries and the tokenizer's files
     dictionaries: dict[str, Dictionary]  # by the name of their file; that of the source first
 
     @property

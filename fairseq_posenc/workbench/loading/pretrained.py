@@ -19,7 +19,7 @@ from fairseq_posenc.workbench.loading.checkpoints import load_state
 from fairseq_posenc.workbench.loading.dictionaries import EMBEDDINGS, TrainedDictionary
 from fairseq_posenc.workbench.loading.families import Family, architecture, family_of, model_options
 
-# About how a checkpoint is loaded, or a training made; not about what the model is.
+# Options of loading or of training, which do not define the model.
 NOT_THE_MODEL = {
     *("help", "init_positions", "load_checkpoint_heads", "position_backend"),
     *("dropout", "attention_dropout", "activation_dropout", "relu_dropout", "pooler_dropout"),
@@ -35,15 +35,13 @@ class Pretrained(NamedTuple):
     settings: Any  # fairseq's configuration of its training
     args: Namespace  # its model options, complete
     arch: str  # its architecture
-    family: Family  # of models
-    specs: dict[str, Spec]  # the position encodings of each stack, by `encoder` and `decoder`
-    positions: dict[str, int]  # how many each stack has room for
-    sizes: list[int]  # of the dictionaries, with `<mask>`; the source's first
-    # of the data that it was trained on, where that was; None if it does not tell
-    dictionary: Optional[Path]
-    fingerprint: Optional[str]  # of the symbols of its first dictionary; None if it does not tell
-    # its parameters by name, as the file has them; empty unless asked for
-    weights: dict[str, Tensor]
+    family: Family
+    specs: dict[str, Spec]  # position encodings by stack, `encoder` and `decoder`
+    positions: dict[str, int]  # number of positions by stack
+    sizes: list[int]  # sizes of the dictionaries, with `<mask>`; the source's first
+    dictionary: Optional[Path]  # file of the dictionary in its training; None if not known
+    fingerprint: Optional[str]  # hash of the symbols of its first dictionary; None if not known
+    weights: dict[str, Tensor]  # parameters by the file's names; empty unless asked for
 
     @property
     def spec(self) -> Spec:
@@ -118,8 +116,8 @@ def read_pretrained(
         args=args,
         arch=arch,
         family=family,
-        specs=_specs(args, arch, family),
-        positions=_positions(args, settings, family, weights),
+        specs=_read_specs(args, arch, family),
+        positions=_count_positions(args, settings, family, weights),
         sizes=[sizes[name] for name in sorted(sizes, reverse=True)],  # encoder before decoder
         dictionary=Path(str(data).split(":")[0], DICTIONARY) if data else None,
         fingerprint=identities[-1].weight_settings.dictionary if identities else None,  # encoder's
@@ -127,7 +125,7 @@ def read_pretrained(
     )
 
 
-def _specs(args: Namespace, arch: str, family: Family) -> dict[str, Spec]:
+def _read_specs(args: Namespace, arch: str, family: Family) -> dict[str, Spec]:
     """Read the positions of each stack; fairseq's own models have other options for them."""
     if family_of(arch):
         options = resolve(args)
@@ -138,7 +136,7 @@ def _specs(args: Namespace, arch: str, family: Family) -> dict[str, Spec]:
     return {side: parse("learned" if learned[side] else STOCK_SPEC) for side in learned}
 
 
-def _positions(
+def _count_positions(
     args: Namespace, settings: Any, family: Family, weights: dict[str, Tensor]
 ) -> dict[str, int]:
     """Count the positions of each stack, by fairseq's table of them if there is one."""

@@ -1,4 +1,4 @@
-"""Attention of a sentence: maps of layers and heads, and its mean by distance."""
+"""Pictures of the attention to a text: maps of layers and heads, and the mean by distance."""
 
 from __future__ import annotations
 
@@ -20,14 +20,22 @@ _ALONE = 1.7  # times as large is a map that has a row for itself
 _FEW = 4  # maps in a row that have room for whole titles
 
 
+class TextAttention(NamedTuple):
+    """Attention of one kind to a text, in all layers of a model."""
+
+    kind: str  # `encoder`, `decoder` or `cross`
+    layers: Sequence[CapturedAttention]
+    queries: Sequence[str]  # the tokens that attend
+    keys: Sequence[str]  # the tokens that are attended to
+
+
 class Maps(NamedTuple):
     """Attention of some layers and heads to one sentence."""
 
-    layers: Sequence[int]  # whose weights these are, counted from 0, as heads are
-    heads: Sequence[int]  # likewise
+    layers: Sequence[int]  # indices of the layers, from 0
+    heads: Sequence[int]  # indices of the heads, from 0
     weights: Tensor  # `(layers, heads, tgt_len, src_len)`
-    # where no head has any weight, as in unseen directions, `(layers, tgt_len, src_len)`
-    hidden: Tensor
+    hidden: Tensor  # whether no head has any weight, `(layers, tgt_len, src_len)`
     queries: Sequence[str]  # the tokens that attend
     keys: Sequence[str]  # the tokens that are attended to
 
@@ -60,40 +68,42 @@ def select_maps(
 def draw_attention(maps: Maps, title: str, signed: bool = False) -> Any:
     """Draw a Figure of attention maps, a row a layer and a column a head, on one scale.
 
-    Tokens are written where there is room for them; grey is where nobody can look. ``signed`` is
-    for differences of weights.
+    Tokens are written where there is room for them; hidden pairs are grey. ``signed`` is for
+    differences of weights.
     """
     rows, columns, tgt_len, src_len = maps.weights.shape
     ratio = min(max(tgt_len / src_len, 0.5), 1.5)
-    side = grids.side(columns) * (_ALONE if columns == 1 else 1.0)
+    side = grids.panel_width(columns) * (_ALONE if columns == 1 else 1.0)
     below = max(map(len, maps.keys)) * _LETTER if _labels_fit(maps.keys, side) else 0.0
     figure, panels = grids.new_panels(
-        rows * columns, title, columns, ratio * side / grids.side(columns), below
+        rows * columns, title, columns, ratio * side / grids.panel_width(columns), below
     )
     limit = float(maps.weights.abs().max())
     form = "layer {}, head {}" if columns <= _FEW else "{}.{}"
     for number, axes in enumerate(panels):
         row, column = divmod(number, columns)
-        image = grids.heat(axes, maps.weights[row, column], limit, signed, maps.hidden[row])
+        image = grids.draw_heat_map(
+            axes, maps.weights[row, column], limit, signed, maps.hidden[row]
+        )
         axes.set_title(form.format(maps.layers[row] + 1, maps.heads[column] + 1), fontsize=9)
         left, bottom = column == 0, row == rows - 1
-        _write(axes.set_yticks, maps.queries if left else (), side * ratio)
-        _write(axes.set_xticks, maps.keys if bottom else (), side, rotation=90)
-    grids.scale(figure, image, panels, "difference of attention" if signed else "attention")
+        _write_tokens(axes.set_yticks, maps.queries if left else (), side * ratio)
+        _write_tokens(axes.set_xticks, maps.keys if bottom else (), side, rotation=90)
+    grids.draw_scale(figure, image, panels, "difference of attention" if signed else "attention")
     return figure
 
 
 def draw_distance(maps: Maps, title: str) -> Any:
     """Draw a Figure of the mean attention by distance, a panel a layer and a line a head.
 
-    Pairs that nobody can see do not count.
+    Hidden pairs do not count.
     """
     figure, panels = grids.new_panels(len(maps.layers), title, columns=2, ratio=0.7)
     for axes, layer, weights, hidden in zip(panels, maps.layers, maps.weights, maps.hidden):
         distances, means = mean_by_distance(weights[None], ~hidden[None])
-        grids.lines(axes, distances, means, grids.heads(maps.heads))
-        grids.label(axes, f"layer {layer + 1}", "distance j - i", "mean attention")
-    grids.name_lines(figure, panels[0])
+        grids.draw_lines(axes, distances, means, grids.name_heads(maps.heads))
+        grids.label_axes(axes, f"layer {layer + 1}", "distance j - i", "mean attention")
+    grids.draw_legend(figure, panels[0])
     return figure
 
 
@@ -101,7 +111,7 @@ def _labels_fit(tokens: Sequence[str], room: float) -> bool:
     return len(tokens) * _LABEL <= room
 
 
-def _write(set_ticks: Any, tokens: Sequence[str], room: float, **how: Any) -> None:
+def _write_tokens(set_ticks: Any, tokens: Sequence[str], room: float, **how: Any) -> None:
     """Write tokens along an axis, if so many inches are enough for them."""
     labels = tokens if _labels_fit(tokens, room) else ()
     set_ticks(range(len(labels)), list(labels), fontsize=7, **how)

@@ -21,24 +21,24 @@ _SIZES = {"embed_dim": 256, "heads": 4, "max_positions": 128}  # of a spec's lay
 class Kind(NamedTuple):
     """A kind of picture."""
 
-    help: str  # what it shows
-    draw: Callable[[argparse.Namespace], Any]  # makes the Figure
-    checkpoints: int = 1  # how many it is of
-    from_spec: bool = True  # whether a spec is enough
-    text: str = "no"  # whether a model reads something for it: `no`, `can`, `must`
-    reach: int = 0  # the largest distance by default; 0 where there is no such choice
+    help: str
+    draw: Callable[[argparse.Namespace], Any]  # draws the Figure
+    checkpoints: int = 1  # number of checkpoints
+    from_spec: bool = True  # whether a spec can take the checkpoint's place
+    text: str = "no"  # whether the model reads a text: `no`, `can` or `must`
+    reach: int = 0  # default of `--reach`, the largest distance; 0 without that option
 
 
 class Subject(NamedTuple):
-    """The positions that a picture is of."""
+    """The chosen layers and heads of a stack, which a picture shows."""
 
-    stack: PlottedStack  # of layers
-    model: Any  # that the stack is a part of; None for a spec alone
-    layers: list[int]  # chosen, counted from 0, as heads are
-    heads: list[int]  # likewise
-    name: str  # for titles
+    stack: PlottedStack
+    model: Any  # model of the stack; None for a spec alone
+    layers: list[int]  # indices of the layers, from 0
+    heads: list[int]  # indices of the heads, from 0
+    name: str  # name in titles
 
-    def tables(self) -> list[tables.PlottedTable]:
+    def collect_tables(self) -> list[tables.PlottedTable]:
         """Collect the tables of the chosen layers and heads."""
         return tables.tables_of(self.stack, self.layers, self.heads)
 
@@ -122,77 +122,84 @@ def _check_source(args: argparse.Namespace, kind: Kind) -> None:
         raise UserError(f"--{option} goes with --encoding: a checkpoint has sizes of its own")
 
 
-def _tabulate(args: argparse.Namespace) -> Any:
-    subject = _subject(args)
-    return tables.draw_tables(subject.tables(), subject.name)
+def _draw_tables(args: argparse.Namespace) -> Any:
+    subject = _find_subject(args)
+    return tables.draw_tables(subject.collect_tables(), subject.name)
 
 
-def _map(args: argparse.Namespace) -> Any:
-    subject = _subject(args)
-    return tables.draw_map(subject.tables(), f"{subject.name}: near rows are alike")
+def _draw_map(args: argparse.Namespace) -> Any:
+    subject = _find_subject(args)
+    return tables.draw_map(subject.collect_tables(), f"{subject.name}: near rows are alike")
 
 
-def _products(args: argparse.Namespace) -> Any:
-    stack, _, layers, heads, name = _subject(args)
+def _draw_products(args: argparse.Namespace) -> Any:
+    stack, _, layers, heads, name = _find_subject(args)
     title = f"{name}: products of input vectors k apart"
     return distances.draw_products(stack, layers if args.layer else [0], heads, args.reach, title)
 
 
-def _decay(args: argparse.Namespace) -> Any:
-    subject = _subject(args)
+def _draw_decay(args: argparse.Namespace) -> Any:
+    subject = _find_subject(args)
     title = f"{subject.name}: decay with the distance"
     return distances.draw_decay(subject.stack, args.reach, title)
 
 
-def _scores(args: argparse.Namespace) -> Any:
-    stack, model, layers, heads, name = _subject(args)
-    seen = _trained().attention_to_random_symbols(model, 2 * args.reach) if model else []
+def _draw_scores(args: argparse.Namespace) -> Any:
+    stack, model, layers, heads, name = _find_subject(args)
+    seen = _import_trained().attention_to_random_symbols(model, 2 * args.reach) if model else []
     found = distances.compute_curves(stack, layers, heads, args.reach, seen)
     return distances.draw_curves(found, heads, name)
 
 
-def _attention(args: argparse.Namespace) -> Any:
-    return attention.draw_attention(*_maps(args, args.checkpoint[0]))
+def _draw_attention(args: argparse.Namespace) -> Any:
+    return attention.draw_attention(*_select_maps(args, args.checkpoint[0]))
 
 
-def _distance(args: argparse.Namespace) -> Any:
-    maps, title = _maps(args, args.checkpoint[0])
+def _draw_distance(args: argparse.Namespace) -> Any:
+    maps, title = _select_maps(args, args.checkpoint[0])
     return attention.draw_distance(maps, f"{title}, by distance")
 
 
-def _difference(args: argparse.Namespace) -> Any:
+def _draw_difference(args: argparse.Namespace) -> Any:
     path, other = args.checkpoint
     if args.text:
-        (maps, title), (others, _) = _maps(args, path), _maps(args, other)
+        (maps, title), (others, _) = (_select_maps(args, each) for each in (path, other))
         title = f"{title} less {_short_path(other)}"
         return attention.draw_attention(maps.subtract(others), title, signed=True)
     ours, theirs = (_choose_from_checkpoint(args, each) for each in (path, other))
-    less = tables.subtract_tables(ours.tables(), theirs.tables())
+    less = tables.subtract_tables(ours.collect_tables(), theirs.collect_tables())
     return tables.draw_tables(less, f"{ours.name} less {_short_path(other)}")
 
 
 KINDS = {
-    "table": Kind("heat maps of tables, by position or distance", _tabulate),
-    "map": Kind("tables in two dimensions, where near rows are alike", _map),
+    "table": Kind("heat maps of tables, by position or distance", _draw_tables),
+    "map": Kind("tables in two dimensions, where near rows are alike", _draw_map),
     "products": Kind(
         "dot products of input vectors against distance: themselves, after random projections, "
         "after the model's",
-        _products,
+        _draw_products,
         reach=48,
     ),
-    "decay": Kind("the bound of rope's scores against distance", _decay, reach=256),
-    "scores": Kind("scores, biases and gains by distance, head and layer", _scores, reach=32),
-    "attention": Kind("attention to a text, by layer and head", _attention, 1, False, "must"),
-    "distance": Kind("mean attention to a text by distance", _distance, 1, False, "must"),
+    "decay": Kind("the bound of rope's scores against distance", _draw_decay, reach=256),
+    "scores": Kind("scores, biases and gains by distance, head and layer", _draw_scores, reach=32),
+    "attention": Kind(
+        "attention to a text, by layer and head", _draw_attention, from_spec=False, text="must"
+    ),
+    "distance": Kind(
+        "mean attention to a text by distance", _draw_distance, from_spec=False, text="must"
+    ),
     "difference": Kind(
         "tables of one checkpoint less another's; with --text, their attention",
-        *(_difference, 2, False, "can"),
+        _draw_difference,
+        checkpoints=2,
+        from_spec=False,
+        text="can",
     ),
 }
 
 
-def _subject(args: argparse.Namespace) -> Subject:
-    """Find what a picture of one stack is of: a checkpoint, or a spec as before training."""
+def _find_subject(args: argparse.Namespace) -> Subject:
+    """Find the stack to show: a checkpoint's, or that of a spec as before training."""
     if args.checkpoint:
         return _choose_from_checkpoint(args, args.checkpoint[0])
     width, heads, length = (getattr(args, size) or default for size, default in _SIZES.items())
@@ -200,23 +207,23 @@ def _subject(args: argparse.Namespace) -> Subject:
     if args.stack not in (None, stack.name):
         raise UserError(f"--stack {args.stack}: --encoding has one, the {stack.name}")
     trains = any(True for _ in stack.layers[0].parameters())
-    return _chosen(args, stack, None, f"{stack.spec}, before training" if trains else stack.spec)
+    return _choose(args, stack, None, f"{stack.spec}, before training" if trains else stack.spec)
 
 
 def _choose_from_checkpoint(args: argparse.Namespace, path: Path) -> Subject:
-    stack, model = _trained().open_stack(path, args.data, args.stack)
-    return _chosen(args, stack, model, f"{stack.spec} in {_short_path(path)}")
+    stack, model = _import_trained().open_stack(path, args.data, args.stack)
+    return _choose(args, stack, model, f"{stack.spec} in {_short_path(path)}")
 
 
-def _chosen(args: argparse.Namespace, stack: PlottedStack, model: Any, name: str) -> Subject:
+def _choose(args: argparse.Namespace, stack: PlottedStack, model: Any, name: str) -> Subject:
     layers = choose_numbers(args.layer, len(stack.layers), "layer", name)
     heads = choose_numbers(args.head, stack.dims.num_heads, "head", name)
     return Subject(stack, model, layers, heads, name)
 
 
-def _maps(args: argparse.Namespace, path: Path) -> tuple[attention.Maps, str]:
+def _select_maps(args: argparse.Namespace, path: Path) -> tuple[attention.Maps, str]:
     """Compute the attention of a checkpoint to the text; return it with a title."""
-    kind, seen, queries, keys = _trained().attention_to_text(
+    kind, seen, queries, keys = _import_trained().attention_to_text(
         path, args.data, args.text, args.target, args.stack
     )
     name = _short_path(path)
@@ -225,7 +232,7 @@ def _maps(args: argparse.Namespace, path: Path) -> tuple[attention.Maps, str]:
     return attention.select_maps(seen, layers, heads, queries, keys), f"{kind} attention in {name}"
 
 
-def _trained() -> Any:
+def _import_trained() -> Any:
     """Import the module for checkpoints, which brings fairseq: a spec's pictures do without."""
     from fairseq_posenc.workbench.plots import trained
 

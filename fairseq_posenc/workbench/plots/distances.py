@@ -11,7 +11,7 @@ from torch import Tensor
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots import grids
-from fairseq_posenc.workbench.plots.stacks import PlottedStack, compute_terms, tokens
+from fairseq_posenc.workbench.plots.stacks import PlottedStack, compute_terms, make_positions
 
 if TYPE_CHECKING:  # it brings fairseq, which pictures of specs do without
     from fairseq_posenc.transformer.capture_attention import CapturedAttention
@@ -20,9 +20,9 @@ _SEED = 1
 
 
 class Curves(NamedTuple):
-    """What depends on the distance in a layer, or in all layers alike."""
+    """Values by distance, of a layer or of all layers alike."""
 
-    title: str  # what it is and where
+    title: str  # name of the values and of the layer
     distances: Tensor  # `(R,)`
     values: Tensor  # `(heads, R)`; of one head where all share it
 
@@ -62,10 +62,10 @@ def compute_curves(
 ) -> list[Curves]:
     """Compute the mean score by distance, and the biases and gains that it is made with.
 
-    Without ``seen``, what a model's attention did, scores are those of equal random contents
+    Without ``seen``, the attention of a trained model, scores are those of equal random contents
     (:meth:`~fairseq_posenc.api.PositionEncoding.distance_curve`).
     """
-    reach = stack.furthest(reach)
+    reach = stack.limit_reach(reach)
     scores = {
         each.layer: each.split for each in seen if each.stack == stack.name and not each.cross
     }
@@ -76,9 +76,9 @@ def compute_curves(
     if not scores:
         equal = stack.layers[0].distance_curve(reach)[list(heads)]
         found = [Curves("score of equal contents", torch.arange(-reach, reach + 1), equal)]
-    for layer in layers if stack.differ else layers[:1]:
-        found += _numbers(stack, layer, heads)
-    return [_within(curves, reach, stack.dims.causal) for curves in found]
+    for layer in layers if stack.has_own_encodings else layers[:1]:
+        found += _compute_term_curves(stack, layer, heads)
+    return [_cut_curves(curves, reach, stack.dims.causal) for curves in found]
 
 
 def draw_curves(curves: Sequence[Curves], heads: Sequence[int], title: str) -> Any:
@@ -92,16 +92,18 @@ def draw_curves(curves: Sequence[Curves], heads: Sequence[int], title: str) -> A
     figure, panels = grids.new_panels(
         len(curves), title, 2 if len(curves) in (2, 4) else 3, ratio=0.8
     )
-    names = grids.heads(heads)
+    names = grids.name_heads(heads)
     for axes, (what, distances, values) in zip(panels, curves):
-        grids.lines(axes, distances, values, names if len(values) == len(names) else ["all heads"])
-        grids.label(axes, what, "distance j - i", "")
+        grids.draw_lines(
+            axes, distances, values, names if len(values) == len(names) else ["all heads"]
+        )
+        grids.label_axes(axes, what, "distance j - i", "")
     most = max(range(len(curves)), key=lambda index: len(curves[index].values))
-    grids.name_lines(figure, panels[most])
+    grids.draw_legend(figure, panels[most])
     return figure
 
 
-def _numbers(stack: PlottedStack, layer: int, heads: Sequence[int]) -> Iterator[Curves]:
+def _compute_term_curves(stack: PlottedStack, layer: int, heads: Sequence[int]) -> Iterator[Curves]:
     """Yield the terms of a layer that are one number for each distance."""
     span, terms = compute_terms(stack.layers[layer], stack.dims.max_positions)
     distances = span.distances()
@@ -109,17 +111,17 @@ def _numbers(stack: PlottedStack, layer: int, heads: Sequence[int]) -> Iterator[
         if term.rows is not None and not term.has_vectors:
             chosen = list(heads) if term.per_head(tensor) else [0]
             values = tensor[chosen, : len(distances)]
-            yield Curves(f"{name}, {stack.where(layer)}", distances, values)
+            yield Curves(f"{name}, {stack.name_layer(layer)}", distances, values)
 
 
-def _within(curves: Curves, reach: int, causal: bool) -> Curves:
+def _cut_curves(curves: Curves, reach: int, causal: bool) -> Curves:
     """Cut curves to a reach, and in a causal stack to the past."""
     far = curves.distances
     kept = (far >= -reach) & (far <= (0 if causal else reach))
     return curves._replace(distances=far[kept], values=curves.values[:, kept])
 
 
-def products(
+def compute_products(
     vectors: Tensor, reach: int, projections: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
     """Compute W_q p_t . W_k p_(t+k) of each head, ``(H, 2 * reach + 1)``, k from -reach to reach.
@@ -137,9 +139,9 @@ def products(
     return torch.einsum("hd,hrd->hr", query @ vectors[middle], around @ key.transpose(1, 2))
 
 
-def random_projections(like: PlottedStack) -> tuple[Tensor, Tensor]:
+def _draw_projections(stack: PlottedStack) -> tuple[Tensor, Tensor]:
     """Draw W_q and W_k ``(H, D, C)``, normal with standard deviation C^-0.5, from a seed."""
-    dims = like.dims
+    dims = stack.dims
     generator = torch.Generator().manual_seed(_SEED)
     size = (2, dims.num_heads, dims.head_dim, dims.embed_dim)
     query, key = torch.randn(size, generator=generator) * dims.embed_dim**-0.5
@@ -158,27 +160,29 @@ def draw_products(
     Raises:
         UserError: nothing is added at the input.
     """
-    vectors = stack.vectors()
+    vectors = stack.compute_input_vectors()
     if vectors is None:
         raise UserError(f"{stack.spec} adds no vectors at the input, whose products could be shown")
-    reach = stack.furthest(reach)
+    reach = stack.limit_reach(reach)
     drawn = {
-        "themselves": products(vectors, reach),
-        "random projections": products(vectors, reach, random_projections(stack))[list(heads)],
+        "themselves": compute_products(vectors, reach),
+        "random projections": compute_products(vectors, reach, _draw_projections(stack))[
+            list(heads)
+        ],
     }
     for layer in layers if stack.projections else ():
-        own = products(vectors, reach, stack.projections[layer])
+        own = compute_products(vectors, reach, stack.projections[layer])
         drawn[f"projections of layer {layer + 1}"] = own[list(heads)]
     figure, panels = grids.new_panels(len(drawn), title, columns=3, ratio=0.9)
     for axes, (name, rows) in zip(panels, drawn.items()):
-        names = grids.heads(heads) if rows is not drawn["themselves"] else ["all channels"]
-        grids.lines(axes, torch.arange(-reach, reach + 1), rows, names)
-        grids.label(axes, name, "distance k", "")
-    grids.name_lines(figure, panels[1])
+        names = grids.name_heads(heads) if rows is not drawn["themselves"] else ["all channels"]
+        grids.draw_lines(axes, torch.arange(-reach, reach + 1), rows, names)
+        grids.label_axes(axes, name, "distance k", "")
+    grids.draw_legend(figure, panels[1])
     return figure
 
 
-def rotary_bound(turn: Tensor) -> Tensor:
+def compute_rotary_bound(turn: Tensor) -> Tensor:
     """Compute the mean of abs(S_1) .. abs(S_(d/2)), where S_j is the sum of the first j turns.
 
     A rotary score of whatever query and key is at most this times d/2 times the largest change from
@@ -200,11 +204,11 @@ def draw_decay(stack: PlottedStack, reach: int, title: str) -> Any:
     Raises:
         UserError: nothing is rotated.
     """
-    rotation = stack.layers[0].shared.rotation(tokens(reach + 1).ids)
+    rotation = stack.layers[0].shared.rotation(make_positions(reach + 1).ids)
     if not isinstance(rotation, PairRotation) or rotation.decay is not None:
         raise UserError(f"{stack.spec} is not rope, whose scores the bound is of")
     figure, (axes,) = grids.new_panels(1, title, columns=1, ratio=0.75)
     names = [f"{2 * rotation.phases.size(-1)} coordinates of a head"]
-    grids.lines(axes, torch.arange(reach + 1), rotary_bound(rotation.phases[0]), names)
-    grids.label(axes, "bound of the score", "distance", "mean of |S_j|")
+    grids.draw_lines(axes, torch.arange(reach + 1), compute_rotary_bound(rotation.phases[0]), names)
+    grids.label_axes(axes, "bound of the score", "distance", "mean of |S_j|")
     return figure

@@ -29,7 +29,7 @@ def new_panels(
     """
     columns = min(columns, count)
     rows = -(-count // columns)
-    tall = ratio * side(columns)
+    tall = ratio * panel_width(columns)
     height = _HEADER + below + rows * (min(0.5, 0.5 * tall) + tall)
     figure = pictures.new_figure(WIDTH, height, DPI)
     figure.suptitle(fill(title, _LETTERS), fontsize=11, x=0.01, ha="left")
@@ -39,13 +39,13 @@ def new_panels(
     return figure, panels[:count]
 
 
-def side(columns: int) -> float:
+def panel_width(columns: int) -> float:
     """Compute the least width of a panel in inches; a single one is taken for half a row."""
     width = WIDTH / max(columns, 2)
     return width - min(0.7, 0.2 * width)
 
 
-def heat(
+def draw_heat_map(
     axes: Any,
     values: Tensor,
     limit: float | None = None,
@@ -55,8 +55,8 @@ def heat(
 ) -> Any:
     """Draw a matrix as a heat map, its rows downwards; return matplotlib's image.
 
-    The strongest colour is that of ``limit``, by default the largest number there is; colours go
-    both ways from 0 if ``signed``. What is ``hidden`` is grey.
+    The strongest colour stands for ``limit``, by default the largest absolute value; colours go
+    both ways from 0 if ``signed``. ``hidden`` cells are grey.
     """
     import numpy as np
     from matplotlib import colormaps
@@ -80,7 +80,7 @@ def heat(
     return image
 
 
-def lines(axes: Any, x: Tensor, rows: Tensor, names: Sequence[str]) -> None:
+def draw_lines(axes: Any, x: Tensor, rows: Tensor, names: Sequence[str]) -> None:
     """Draw a line for each row of numbers, ``(lines, points)``."""
     for number, (name, row) in enumerate(zip(names, rows.detach().float())):
         axes.plot(x.numpy(), row.numpy(), lw=1.4, label=name, **pictures.look(number))
@@ -89,14 +89,14 @@ def lines(axes: Any, x: Tensor, rows: Tensor, names: Sequence[str]) -> None:
     axes.tick_params(labelsize=_SMALL)
 
 
-def label(axes: Any, title: str, x: str, y: str) -> None:
-    """Write a panel's title and what its axes are."""
+def label_axes(axes: Any, title: str, x: str, y: str) -> None:
+    """Write the titles of a panel and of its axes."""
     axes.set_title(title, fontsize=9)
     axes.set_xlabel(x, fontsize=_SMALL, color=GREY)
     axes.set_ylabel(y, fontsize=_SMALL, color=GREY)
 
 
-def scale(figure: Any, image: Any, panels: Any, text: str = "") -> None:
+def draw_scale(figure: Any, image: Any, panels: Any, text: str = "") -> None:
     """Draw the scale of colours beside panels."""
     bar = figure.colorbar(image, ax=panels, shrink=0.85, pad=0.02)
     bar.ax.tick_params(labelsize=_SMALL, length=0, colors=GREY)
@@ -104,8 +104,8 @@ def scale(figure: Any, image: Any, panels: Any, text: str = "") -> None:
     bar.set_label(text, fontsize=_SMALL, color=GREY)
 
 
-def name_lines(figure: Any, axes: Any) -> None:
-    """Write below the figure what the lines of a panel are, if there are several."""
+def draw_legend(figure: Any, axes: Any) -> None:
+    """Write the legend of a panel's lines below the figure, if there are several."""
     handles, names = axes.get_legend_handles_labels()
     if len(names) > 1:
         figure.legend(
@@ -113,6 +113,6 @@ def name_lines(figure: Any, axes: Any) -> None:
         )
 
 
-def heads(chosen: Sequence[int]) -> list[str]:
+def name_heads(chosen: Sequence[int]) -> list[str]:
     """Name heads, which are counted from 0."""
     return [f"head {head + 1}" for head in chosen]

@@ -43,17 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--text", required=True, help="text to read; the source of a translation")
     add("--target", metavar="TEXT", help="the translation (default: the model's own)")
-    add_data(
-        parser,
-        "directory with dictionaries and tokenizer (default: that of each model's training)",
-    )
-    add(
-        "--out",
-        type=Path,
-        default=Path("attention.html"),
-        metavar="FILE",
-        help="(default: %(default)s)",
-    )
+    text = "directory with dictionaries and tokenizer (default: that of each model's training)"
+    add_data(parser, text)
+    default = Path("attention.html")
+    add("--out", type=Path, default=default, metavar="FILE", help="(default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,7 +83,7 @@ def _format_shape(inspection: Inspection) -> str:
 class Inspection(NamedTuple):
     """The attention of a model for one text."""
 
-    facts: dict[str, Any]  # that the page shows: file, family, positions, and kinds of attention
+    facts: dict[str, Any]  # facts on the page: file, family, positions, and kinds of attention
     codes: bytes  # the quantized planes, concatenated
 
 
@@ -103,9 +96,8 @@ def inspect_model(opened: OpenModel, reading: Reading) -> Inspection:
     """
     _refuse_large(opened, reading)
     kinds, codes = [], bytearray()
-    for kind, layers in quantize.group_by_kind(
-        capture_attention(opened.model, reading.run)
-    ).items():
+    captured = capture_attention(opened.model, reading.run)
+    for kind, layers in quantize.group_by_kind(captured).items():
         found = []
         seen = quantize.find_visible(layers)
         for plane in quantize.list_planes(layers):
@@ -114,7 +106,7 @@ def inspect_model(opened: OpenModel, reading: Reading) -> Inspection:
             scale = {"step": coded.step, "first": coded.first, "last": coded.last}
             found.append({"name": plane.name, "role": plane.role, "start": len(codes), **scale})
             codes += coded.tobytes()
-        kinds.append({**_kind(kind, layers, reading), "planes": found})
+        kinds.append({**_describe_kind(kind, layers, reading), "planes": found})
     facts = {
         "path": str(opened.path),
         "sha256": checksum(opened.path),
@@ -142,7 +134,9 @@ def render_page(inspections: Sequence[Inspection], command: str) -> str:
     return _PLACEHOLDER.sub(lambda found: filled[found[1]], TEMPLATE.read_text(encoding="utf-8"))
 
 
-def _kind(kind: str, layers: Sequence[CapturedAttention], reading: Reading) -> dict[str, Any]:
+def _describe_kind(
+    kind: str, layers: Sequence[CapturedAttention], reading: Reading
+) -> dict[str, Any]:
     return {
         "name": kind,
         "layers": len(layers),

@@ -1,4 +1,4 @@
-"""Raw text turned into a model's input; the text behind each token labels the pictures."""
+"""Turns raw text into a model's input; the text behind each token labels the pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stacks of layers that pictures are of: a trained model's, or those of a spec alone."""
+"""The stacks of layers that pictures show: a trained model's, or that of a spec alone."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SEED = 1
 
 
 class PlottedStack(NamedTuple):
-    """A stack of layers: its positions, and the projections that they meet."""
+    """The position encodings and the projections of a stack's layers."""
 
-    layers: list[PositionEncoding]  # the positions of each layer, with those that all of them share
-    # of each layer, for queries and for keys, `(H, D, C)`; none for a spec
+    layers: list[PositionEncoding]  # positions of each layer, with those that all layers share
+    # weights of the query and of the key projection of each layer, `(H, D, C)`; none for a spec
     projections: list[tuple[Tensor, Tensor]]
 
     @property
@@ -43,22 +43,22 @@ class PlottedStack(NamedTuple):
         return str(parse(",".join(str(layer.assembly.spec) for layer in self.layers)))
 
     @property
-    def differ(self) -> bool:
+    def has_own_encodings(self) -> bool:
         """Whether layers have encodings of their own."""
         specs = {layer.assembly.spec for layer in self.layers}
         return len(specs) > 1 or bool(self.layers[0].layer.as_list())
 
-    def where(self, layer: int) -> str:
-        """Say in words whose encodings a layer's are; layers are counted from 0."""
-        return f"layer {layer + 1}" if self.differ else "all layers"
+    def name_layer(self, layer: int) -> str:
+        """Name the layers that have the encodings of a layer, which is counted from 0."""
+        return f"layer {layer + 1}" if self.has_own_encodings else "all layers"
 
-    def furthest(self, reach: int) -> int:
+    def limit_reach(self, reach: int) -> int:
         """Limit the reach of pictures by distance to that of the tables."""
         return min(reach, (self.dims.max_positions - 1) // 2)
 
-    def vectors(self) -> Tensor | None:
-        """Compute what is added at the input, ``(max_positions, C)``; None for nothing."""
-        positions = tokens(self.dims.max_positions)
+    def compute_input_vectors(self) -> Tensor | None:
+        """Compute the vectors added at the input, ``(max_positions, C)``; None without them."""
+        positions = make_positions(self.dims.max_positions)
         for encoding in self.layers[0].input.as_list() if self.layers[0].input is not None else ():
             vectors = encoding.embed(positions)
             if vectors is not None:
@@ -85,18 +85,20 @@ def of_spec(
 
 def of_model(model: nn.Module) -> dict[str, PlottedStack]:
     """Collect the stacks of a trained model by name; none for a model of fairseq's own."""
-    found = [_trained_stack(module) for module in model.modules() if hasattr(module, "assembly")]
+    found = [
+        _build_trained_stack(module) for module in model.modules() if hasattr(module, "assembly")
+    ]
     return {stack.name: stack for stack in found}
 
 
 def compute_terms(positions: PositionEncoding, length: int) -> tuple[Span, Terms]:
-    """Compute the distances between ``length`` tokens, and a layer's terms for them."""
+    """Compute the span of ``length`` tokens and keys, and a layer's terms for it."""
     span = Span.from_lengths(length, length, torch.device("cpu"))
-    shared = Shared.compute(positions.shared, tokens(length)).terms
-    return span, shared | positions.layer.terms(span, tokens(length))
+    ids = make_positions(length)
+    return span, Shared.compute(positions.shared, ids).terms | positions.layer.terms(span, ids)
 
 
-def tokens(length: int) -> Positions:
+def make_positions(length: int) -> Positions:
     """Compute the positions of a sentence of so many tokens."""
     return Positions.from_tokens(torch.full((1, length), _TOKEN), _PADDING, _END, length)
 
@@ -105,7 +107,7 @@ def choose_numbers(chosen: Sequence[int] | None, count: int, what: str, where: s
     """Convert the numbers of ``count`` layers or heads, from 1, to indices, from 0; None for all.
 
     Raises:
-        UserError: there is none of a number; ``what`` and ``where`` name it.
+        UserError: a number is too large; names the option ``what`` and the model ``where``.
     """
     for number in chosen or ():
         if not 1 <= number <= count:
@@ -113,7 +115,7 @@ def choose_numbers(chosen: Sequence[int] | None, count: int, what: str, where: s
     return [number - 1 for number in chosen] if chosen else list(range(count))
 
 
-def _trained_stack(stack: Any) -> PlottedStack:
+def _build_trained_stack(stack: Any) -> PlottedStack:
     spec, dims = stack.assembly
     layers, projections = [], []
     for index in range(len(stack.layers)):  # iterating would apply LayerDrop

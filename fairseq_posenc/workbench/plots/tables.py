@@ -1,4 +1,4 @@
-"""Tables, what stands at each position or distance: heat maps, and maps of their rows."""
+"""Pictures of tables, which have a row for each position or distance: heat maps, 2-D maps."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ POSITION, DISTANCE, CHANNEL = "position", "distance j - i", "channel"
 class PlottedTable(NamedTuple):
     """A matrix of numbers to be drawn, as a picture or as curves."""
 
-    title: str  # what it is and where it stands, as `query table, layer 1, head 2`
+    title: str  # such as `query table, layer 1, head 2`
     values: Tensor  # `(rows, columns)`
     rows: Tensor  # the position or distance of each row
     columns: Sequence[int]  # the number of each column
-    of_rows: str  # what rows are, as `POSITION` or `DISTANCE`
-    of_columns: str  # what columns are
+    row_label: str  # such as `POSITION` or `DISTANCE`
+    column_label: str  # such as `CHANNEL`
 
 
 @torch.no_grad()
@@ -44,13 +44,11 @@ def tables_of(
         UserError: the encodings have no tables.
     """
     found = []
-    if (vectors := stack.vectors()) is not None:
-        rows, columns = (range(size) for size in vectors.shape)
-        found = [
-            PlottedTable("at the input", vectors, torch.tensor(rows), columns, POSITION, CHANNEL)
-        ]
-    for layer in layers if stack.differ else layers[:1]:
-        found += _term_tables(stack, layer, heads)
+    if (vectors := stack.compute_input_vectors()) is not None:
+        rows, columns = torch.arange(len(vectors)), range(vectors.size(1))
+        found = [PlottedTable("at the input", vectors, rows, columns, POSITION, CHANNEL)]
+    for layer in layers if stack.has_own_encodings else layers[:1]:
+        found += _collect_term_tables(stack, layer, heads)
     if not found:
         raise UserError(f"{stack.spec} has no table that could be shown")
     return found
@@ -88,10 +86,12 @@ def draw_tables(tables: Sequence[PlottedTable], title: str) -> Any:
     figure, panels = grids.new_panels(len(tables), title, columns=4, ratio=1.2)
     for axes, table in zip(panels, tables):
         low, high, width = int(table.rows[0]), int(table.rows[-1]), len(table.columns)
-        image = grids.heat(axes, table.values, extent=(-0.5, width - 0.5, high + 0.5, low - 0.5))
-        grids.scale(figure, image, axes)
-        grids.label(axes, table.title, table.of_columns, table.of_rows)
-        if table.of_columns == "head":
+        image = grids.draw_heat_map(
+            axes, table.values, extent=(-0.5, width - 0.5, high + 0.5, low - 0.5)
+        )
+        grids.draw_scale(figure, image, axes)
+        grids.label_axes(axes, table.title, table.column_label, table.row_label)
+        if table.column_label == "head":
             axes.set_xticks(range(width), [str(head) for head in table.columns])
     return figure
 
@@ -133,7 +133,7 @@ def draw_map(tables: Sequence[PlottedTable], title: str) -> Any:
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_color(GRID)
         axes.set_title(table.title, fontsize=9)
-        grids.scale(figure, image, axes, table.of_rows)
+        grids.draw_scale(figure, image, axes, table.row_label)
     return figure
 
 
@@ -142,7 +142,9 @@ def _refuse_many(tables: Sequence[PlottedTable], most: int) -> None:
         raise UserError(f"{len(tables)} tables are too many for a picture: choose --layer, --head")
 
 
-def _term_tables(stack: PlottedStack, layer: int, heads: Sequence[int]) -> Iterator[PlottedTable]:
+def _collect_term_tables(
+    stack: PlottedStack, layer: int, heads: Sequence[int]
+) -> Iterator[PlottedTable]:
     span, terms = compute_terms(stack.layers[layer], stack.dims.max_positions)
     distances = span.distances()
     seen = distances <= (0 if stack.dims.causal else span.high)
@@ -150,22 +152,22 @@ def _term_tables(stack: PlottedStack, layer: int, heads: Sequence[int]) -> Itera
     for name, term, tensor in terms.given():  # m4's query and key table are one
         named.setdefault(id(tensor), ([], term, tensor))[0].append(name.replace("_", " "))
     for names, term, tensor in named.values():
-        title = f"{' and '.join(names)}, {stack.where(layer)}"
+        title = f"{' and '.join(names)}, {stack.name_layer(layer)}"
         if term.rows is None:
-            yield from _pairs(tensor[0], heads, title)
+            yield from _split_pair_table(tensor[0], heads, title)
             continue
         tensor = tensor.narrow(term.rows, 0, len(distances))  # rows of a reset come after
-        for name, values, columns in _matrices(term, tensor, heads, title):
-            kept, rows = _unclipped(values[seen], distances[seen])
-            of_columns = CHANNEL if term.has_vectors else "head"
-            yield PlottedTable(name, kept, rows, columns, DISTANCE, of_columns)
+        for name, values, columns in _split_table(term, tensor, heads, title):
+            kept, rows = _merge_equal_ends(values[seen], distances[seen])
+            column_label = CHANNEL if term.has_vectors else "head"
+            yield PlottedTable(name, kept, rows, columns, DISTANCE, column_label)
     if (counted := terms.counted_table) is not None:
         rows, columns = torch.arange(len(counted)), range(counted.size(1))
-        title = f"counted table, {stack.where(layer)}"
+        title = f"counted table, {stack.name_layer(layer)}"
         yield PlottedTable(title, counted, rows, columns, "counted position", CHANNEL)
 
 
-def _matrices(
+def _split_table(
     term: Term, tensor: Tensor, heads: Sequence[int], title: str
 ) -> Iterator[tuple[str, Tensor, Sequence[int]]]:
     """Yield title, rows by distance, and columns, which are heads where a row is a number."""
@@ -179,14 +181,14 @@ def _matrices(
             yield f"{title}, head {head + 1}", tensor[head], range(tensor.size(-1))
 
 
-def _pairs(tensor: Tensor, heads: Sequence[int], title: str) -> Iterator[PlottedTable]:
+def _split_pair_table(tensor: Tensor, heads: Sequence[int], title: str) -> Iterator[PlottedTable]:
     rows, columns = torch.arange(tensor.size(-2)), range(tensor.size(-1))
     for head in heads if tensor.size(0) > 1 else [0]:
         name = f"{title}, head {head + 1}" if tensor.size(0) > 1 else title
         yield PlottedTable(name, tensor[head], rows, columns, "query's position", "key's position")
 
 
-def _unclipped(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def _merge_equal_ends(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Cut the ends of a table where all rows are equal down to one row each."""
     changes = (values[1:] != values[:-1]).any(1).nonzero().flatten().tolist()
     kept = slice(changes[0], changes[-1] + 2) if changes else slice(None)

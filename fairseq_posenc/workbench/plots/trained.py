@@ -1,4 +1,4 @@
-"""Trained models for pictures: their stacks, and what their attention does. Brings fairseq."""
+"""Opens trained models for pictures, and captures their attention; imports fairseq."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import CapturedAttention, capture_attention
 from fairseq_posenc.workbench.loading.open_model import open_model
+from fairseq_posenc.workbench.plots.attention import TextAttention
 from fairseq_posenc.workbench.plots.model_inputs import read_text
 from fairseq_posenc.workbench.plots.quantize import group_by_kind
 from fairseq_posenc.workbench.plots.stacks import PlottedStack, of_model
 
 _SENTENCES, _SEED = 16, 1
-_SPECIAL = 4  # symbols at the beginning of a dictionary that no text has
+_SPECIAL = 4  # special symbols at the beginning of a dictionary
 
 
 def open_stack(path: Path, data: Path | None, wanted: str | None) -> tuple[PlottedStack, Any]:
@@ -39,12 +40,10 @@ def open_stack(path: Path, data: Path | None, wanted: str | None) -> tuple[Plott
 
 def attention_to_text(
     path: Path, data: Path | None, text: str, target: str | None, wanted: str | None
-) -> tuple[str, list[CapturedAttention], list[str], list[str]]:
-    """Capture the attention of a checkpoint to a text; see :func:`read_text`.
+) -> TextAttention:
+    """Capture the attention of a checkpoint to a text, of the ``wanted`` kind or the first.
 
-    Returns:
-        The kind of attention, ``encoder``, ``decoder`` or ``cross``: the ``wanted`` one, or the
-        first that there is; that of all layers; the tokens that attend and are attended to.
+    :func:`read_text` explains ``text`` and ``target``.
 
     Raises:
         UserError: no such checkpoint or attention, or a text that the model cannot read.
@@ -54,7 +53,7 @@ def attention_to_text(
     kinds = group_by_kind(capture_attention(opened.model, reading.run))
     kind = _choose_stack(path, list(kinds), wanted)
     queries, keys = ("decoder", "encoder") if kind == "cross" else (kind, kind)
-    return kind, kinds[kind], reading.labels[queries], reading.labels[keys]
+    return TextAttention(kind, kinds[kind], reading.labels[queries], reading.labels[keys])
 
 
 def attention_to_random_symbols(model: Any, length: int) -> list[CapturedAttention]:
@@ -70,10 +69,8 @@ def attention_to_random_symbols(model: Any, length: int) -> list[CapturedAttenti
         return torch.randint(_SPECIAL, embeddings.num_embeddings, size, generator=generator)
 
     if isinstance(model, FairseqEncoderDecoderModel):
-        source, target = (
-            draw_tokens(model.encoder.embed_tokens),
-            draw_tokens(model.decoder.embed_tokens),
-        )
+        source = draw_tokens(model.encoder.embed_tokens)
+        target = draw_tokens(model.decoder.embed_tokens)
         lengths = torch.full((_SENTENCES,), length)
         return capture_attention(model, lambda: model(source, lengths, target))
     named = dict(model.named_modules())

@@ -1,4 +1,4 @@
-"""Reads from a checkpoint what training made it, and how good it is."""
+"""Reads a checkpoint's training: task, settings, updates, positions and best perplexity."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ _SECTIONS = (
 
 
 class CheckpointFacts(NamedTuple):
-    """What a checkpoint says of the training that made it."""
+    """Facts about the training that made a checkpoint."""
 
-    path: Path  # its checkpoint
+    path: Path  # path of the checkpoint
     task: str  # fairseq's name of the task
     settings: dict[str, Any]  # fairseq's options by name
-    updates: int  # updates made
-    # the lowest on the validation set; None if no validation, or not that, was made
-    perplexity: Optional[float]
+    updates: int  # number of updates
+    perplexity: Optional[float]  # lowest of the validation set; None if that was not measured
 
     @property
     def encoding(self) -> str:
-        """The position encodings; fairseq's own models are learned or say what they are not."""
+        """The position encodings, also of fairseq's own models, which have other options."""
         if "position_encoding" in self.settings:
             decoder = self.settings.get("position_encoding_decoder")
             causal = self.task == "language_modeling"
@@ -43,7 +42,7 @@ class CheckpointFacts(NamedTuple):
 
     @property
     def directions(self) -> str:
-        """What the layers see; ``lr`` for causal models."""
+        """Directions of the layers, as in ``lr,rl``; ``lr`` for causal models."""
         if self.task == "language_modeling":
             return "lr"
         return str(self.settings.get("attention_directions") or "")
@@ -54,14 +53,14 @@ class CheckpointFacts(NamedTuple):
         return Path(str(self.settings.get("data", "")).split(":")[0]).name.lower()
 
     @property
-    def large(self) -> bool:
+    def is_large(self) -> bool:
         """Whether it has the size of RoBERTa-large."""
         sizes = (self.settings.get("encoder_layers"), self.settings.get("encoder_embed_dim"))
         return sizes == LARGE
 
     @property
-    def released(self) -> bool:
-        """Whether it is taken for a released model: fairseq's own, or a start not trained on."""
+    def is_released(self) -> bool:
+        """Whether it counts as a released model: fairseq's own, or one without any update."""
         return self.updates == 0 or "position_encoding" not in self.settings
 
     @property
@@ -74,7 +73,7 @@ class CheckpointFacts(NamedTuple):
         return None if own else resumed
 
 
-def read(path: Path) -> CheckpointFacts:
+def read_checkpoint(path: Path) -> CheckpointFacts:
     """Read a checkpoint; its tensors stay on the disk.
 
     Raises:
@@ -85,16 +84,19 @@ def read(path: Path) -> CheckpointFacts:
         settings = _flatten_settings(state)
         history = state["optimizer_history"][-1]
         extra = state["extra_state"]
-    task, updates = str(settings.get("task")), int(history.get("num_updates", 0))
     return CheckpointFacts(
-        path.resolve(), task, settings, updates, _best_perplexity(settings, extra)
+        path=path.resolve(),
+        task=str(settings.get("task")),
+        settings=settings,
+        updates=int(history.get("num_updates", 0)),
+        perplexity=_read_best_perplexity(settings, extra),
     )
 
 
 def read_folder(folder: Path) -> Optional[CheckpointFacts]:
     """Read the training of a ``--save-dir``, None if the folder is not of one."""
     path = next((folder / name for name in NAMES if (folder / name).is_file()), None)
-    return None if path is None else read(path)
+    return None if path is None else read_checkpoint(path)
 
 
 def _flatten_settings(state: dict[str, Any]) -> dict[str, Any]:
@@ -108,14 +110,14 @@ def _flatten_settings(state: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _best_perplexity(settings: dict[str, Any], extra: dict[str, Any]) -> Optional[float]:
+def _read_best_perplexity(settings: dict[str, Any], extra: dict[str, Any]) -> Optional[float]:
     metric, best = settings.get("best_checkpoint_metric", "loss"), extra.get("best")
     if best is None or metric not in ("loss", "ppl"):
         return None
     return float(2.0**best if metric == "loss" else best)  # fairseq's losses are in bits
 
 
-def translation_task(training: Optional[CheckpointFacts]) -> str:
+def name_translation_test(training: Optional[CheckpointFacts]) -> str:
     """Name the test of a translation model by its data folder."""
     name = "" if training is None else training.data_name
     return "IWSLT2017 fr-en" if "iwslt" in name and "fr-en" in name else name or "another text"

@@ -1,4 +1,4 @@
-"""What the logs of trainings say, as tables in Markdown."""
+"""Tables in Markdown of trainings' logs: best validations, epochs, seeds, stages of the loss."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ STAGES_NOTE = (
 
 
 def all_tables(trainings: Trainings) -> str:
-    """Format all that there is to say: best validations, perplexity by epoch, stages, and NaN."""
-    curves = _numbered(trainings)
-    parts = [_best_table(curves), *_epochs(trainings), *_seeds(trainings)]
-    parts += [*_stages(curves), _not_finite(curves)]
+    """Format all tables, and name the losses that are no number."""
+    curves = _number_seeds(trainings)
+    parts = [_format_best(curves), *_format_epochs(trainings), *_format_seeds(trainings)]
+    parts += [*_format_stages(curves), _list_divergences(curves)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _numbered(trainings: Trainings) -> dict[str, Curve]:
+def _number_seeds(trainings: Trainings) -> dict[str, Curve]:
     """Collect the single trainings, with a number in their names where a name has several."""
     return {
         f"{name} {number}" if len(curves) > 1 else name: curve
@@ -54,9 +54,9 @@ def _numbered(trainings: Trainings) -> dict[str, Curve]:
 
 def figures(trainings: Trainings) -> dict[str, list[Row]]:
     """Collect the figures of all tables for the record."""
-    curves = _numbered(trainings)
+    curves = _number_seeds(trainings)
     return {
-        "best": [_best_row(name, curve) for name, curve in curves.items()],
+        "best": [_build_best_row(name, curve) for name, curve in curves.items()],
         "epochs": [
             {"training": name, "epoch": n, "update": each.updates, "perplexity": each.perplexity}
             for name, curve in curves.items()
@@ -73,7 +73,7 @@ def figures(trainings: Trainings) -> dict[str, list[Row]]:
             for piece in straight_pieces(training_points(curve))
         ],
         "seeds": [
-            {"training": name, "seeds": len(each), **_flat(_average_over_seeds(each))}
+            {"training": name, "seeds": len(each), **_flatten_means(_average_over_seeds(each))}
             for name, each in trainings.items()
             if len(each) > 1
         ],
@@ -93,11 +93,11 @@ def _average_over_seeds(curves: Sequence[Curve]) -> dict[str, Interval]:
     return means
 
 
-def _flat(means: Mapping[str, Interval]) -> Row:
+def _flatten_means(means: Mapping[str, Interval]) -> Row:
     return {key: value for name, mean in means.items() for key, value in mean.figures(name).items()}
 
 
-def _seeds(trainings: Trainings) -> list[str]:
+def _format_seeds(trainings: Trainings) -> list[str]:
     columns = ["training", "seeds", "best perplexity", "loss at the end (nats)"]
     columns += ["with a dive after a plateau", "plateau ends", "length of the plateau"]
     rows = []
@@ -105,16 +105,20 @@ def _seeds(trainings: Trainings) -> list[str]:
         if len(curves) > 1:
             means = _average_over_seeds(curves)
             dives = sum(find_stages(curve) is not None for curve in curves)
-            row = [f"`{name}`", str(len(curves)), _mean(means["perplexity"], 2)]
-            row += [_mean(means.get("loss_at_the_end_nats"), 3), f"{dives} of {len(curves)}"]
-            rows.append([*row, *(_mean(means.get(key), 0) for key in ("plateau_ends", "plateau"))])
+            row = [f"`{name}`", str(len(curves)), _format_mean(means["perplexity"], 2)]
+            row += [_format_mean(means.get("loss_at_the_end_nats"), 3), f"{dives} of {len(curves)}"]
+            rows.append(
+                [*row, *(_format_mean(means.get(key), 0) for key in ("plateau_ends", "plateau"))]
+            )
     if not rows:
         return []
     parts = ["## Means over seeds", table(columns, rows), f"In brackets: {NOTE}."]
-    return parts + _differences({name: each for name, each in trainings.items() if len(each) > 1})
+    return parts + _format_differences(
+        {name: each for name, each in trainings.items() if len(each) > 1}
+    )
 
 
-def _differences(trainings: Trainings) -> list[str]:
+def _format_differences(trainings: Trainings) -> list[str]:
     """Compare the best perplexities; the n-th trainings of all names are taken to share a seed."""
     best = {
         name: {seed: curve.best.perplexity for seed, curve in enumerate(curves)}
@@ -128,11 +132,11 @@ def _differences(trainings: Trainings) -> list[str]:
     return [sentences, f"The n-th logs of two names count as one seed. {RULE}"]
 
 
-def _mean(value: Interval | None, digits: int) -> str:
+def _format_mean(value: Interval | None, digits: int) -> str:
     return "-" if value is None or not math.isfinite(value.mean) else value.show(digits)
 
 
-def _best_row(name: str, curve: Curve) -> Row:
+def _build_best_row(name: str, curve: Curve) -> Row:
     best, broken = curve.best, [entry.updates for entry in curve.entries if not entry.is_finite]
     return {
         "training": name,
@@ -146,7 +150,7 @@ def _best_row(name: str, curve: Curve) -> Row:
     }
 
 
-def _best_table(curves: Curves) -> str:
+def _format_best(curves: Curves) -> str:
     """Format the best validation of each training."""
     accuracies = any(curve.best.accuracy is not None for curve in curves.values())
     columns = ["training", "updates", "best at", "loss (bits)", "loss (nats)"]
@@ -156,20 +160,25 @@ def _best_table(curves: Curves) -> str:
         best = curve.best
         row = [f"`{name}`", f"{curve.entries[-1].updates:,}"]
         row += [f"{best.updates:,}" if best.is_finite else "-"]
-        row += [_number(best.loss, 3), _number(best.nats, 3), _perplexity(best)]
+        row += [
+            _format_number(best.loss, 3),
+            _format_number(best.nats, 3),
+            _format_perplexity(best),
+        ]
         if accuracies:
             row.append("-" if best.accuracy is None else f"{best.accuracy:.1f} %")
         rows.append([*row, f"{curve.speed:,.0f}" if curve.speed else "-"])
     return table(columns, rows)
 
 
-def _epochs(trainings: Trainings) -> list[str]:
+def _format_epochs(trainings: Trainings) -> list[str]:
     found = {name: _average_epochs(curves) for name, curves in trainings.items()}
     epochs = sorted({epoch for each in found.values() for epoch in each})
     if not epochs:
         return []
     rows = [
-        [str(epoch), *(_perplexity(each.get(epoch)) for each in found.values())] for epoch in epochs
+        [str(epoch), *(_format_perplexity(each.get(epoch)) for each in found.values())]
+        for epoch in epochs
     ]
     header = ["epoch", *(f"`{name}`" for name in found)]
     return ["## Perplexity by epoch", table(header, rows), *_format_reached(found)]
@@ -177,28 +186,26 @@ def _epochs(trainings: Trainings) -> list[str]:
 
 def _average_epochs(curves: Sequence[Curve]) -> dict[int, Entry]:
     """Take the last validation of each epoch that all seeds have, with their mean perplexity."""
-    first, *others = (curve.epochs for curve in curves)
+    by_seed = [curve.epochs for curve in curves]
     return {
         epoch: entry._replace(
-            perplexity=interval_of_perplexity(
-                each[epoch].perplexity for each in (first, *others)
-            ).mean
+            perplexity=interval_of_perplexity(each[epoch].perplexity for each in by_seed).mean
         )
-        for epoch, entry in first.items()
-        if all(epoch in each for each in others)
+        for epoch, entry in by_seed[0].items()
+        if all(epoch in each for each in by_seed)
     }
 
 
-def _perplexity(entry: Entry | None) -> str:
+def _format_perplexity(entry: Entry | None) -> str:
     return "-" if entry is None or not entry.is_finite else f"{entry.perplexity:,.2f}"
 
 
-def _number(value: float, digits: int) -> str:
+def _format_number(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if math.isfinite(value) else "-"
 
 
 def _format_reached(found: Mapping[str, Mapping[int, Entry]]) -> list[str]:
-    """Say when each reaches the lowest perplexity, at the end of an epoch, that all of them do."""
+    """Format when each reaches the lowest perplexity, at the end of an epoch, that all reach."""
     lowest = {
         name: min(entry.perplexity for entry in each.values())
         for name, each in found.items()
@@ -215,7 +222,7 @@ def _format_reached(found: Mapping[str, Mapping[int, Entry]]) -> list[str]:
     return [f"`{worst}` comes down to {lowest[worst]:,.2f}. That is reached by {', '.join(parts)}."]
 
 
-def _stages(curves: Curves) -> list[str]:
+def _format_stages(curves: Curves) -> list[str]:
     if not any(curve.training for curve in curves.values()):
         return []
     columns = ["training", "lines every", "start ends", "plateau ends", "dive ends"]
@@ -228,17 +235,17 @@ def _stages(curves: Curves) -> list[str]:
         if stages is not None:
             ends = [f"{update:,}" for update in (*stages, stages.plateau - stages.start)]
         last = f"{points[-1][1]:.3f}" if points else "-"
-        rows.append([f"`{name}`", _interval(curve), *ends, last])
+        rows.append([f"`{name}`", _find_log_interval(curve), *ends, last])
     return ["## Stages of the training loss, in updates", table(columns, rows), STAGES_NOTE]
 
 
-def _interval(curve: Curve) -> str:
+def _find_log_interval(curve: Curve) -> str:
     updates = [entry.updates for entry in curve.training]
     return str(min(b - a for a, b in zip(updates, updates[1:]))) if len(updates) > 1 else "-"
 
 
-def _not_finite(curves: Curves) -> str:
-    """Say where losses are no number: neither drawn nor counted, but never in silence."""
+def _list_divergences(curves: Curves) -> str:
+    """List the losses that are no number, which are neither drawn nor counted."""
     lines = []
     for name, curve in curves.items():
         for what, entries in (("training", curve.training), ("validation", curve.entries)):

@@ -34,25 +34,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what fairseq-train printed, in any --log-format; train.log of the training scripts; "
         "with commas, trainings of the same with other seeds",
     )
-    add(
-        "--title",
-        default="Validation perplexity",
-        help="title of the picture (default: %(default)s)",
-    )
-    add(
-        "--updates",
-        metavar="FIRST:LAST",
-        help="part of the training to draw, as in 0:16000 or 80000: (default: all of it)",
-    )
+    text = "title of the picture (default: %(default)s)"
+    add("--title", default="Validation perplexity", help=text)
+    text = "part of the training to draw, as in 0:16000 or 80000: (default: all of it)"
+    add("--updates", metavar="FIRST:LAST", help=text)
     add_out(parser, "curves")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write table and picture, print the table; return the exit code."""
-    first, last = _part(args.updates)
-    logs = _logs(args.logs)
-    trainings = {name: [_read(name, log) for log in each] for name, each in logs.items()}
+    first, last = _parse_updates(args.updates)
+    logs = _parse_logs(args.logs)
+    trainings = {name: [_read_curve(name, log) for log in each] for name, each in logs.items()}
     make_folder(args.out)
     text = all_tables(trainings)
     data = {name: ",".join(map(str, each)) for name, each in logs.items()}
@@ -65,36 +59,29 @@ def run(args: argparse.Namespace) -> int:
     }
     drawn = []
     for file, (title, line_of, over) in pictures.items() if can_draw() else ():
-        lines = {
-            name: [
-                point
-                for point in intervals.average_lines([line_of(curve) for curve in curves], over)
-                if first <= point[0] <= last
-            ]
-            for name, curves in trainings.items()
-        }
-        means = {name: [(x, y.mean) for x, y in line] for name, line in lines.items()}
-        bands = {name: [(x, y.low, y.high) for x, y in line] for name, line in lines.items()}
-        dots = {
-            name: [each for curve in curves for each in line_of(curve) if first <= each[0] <= last]
-            for name, curves in trainings.items()
-            if file == PICTURE and len(curves) > 1
-        }
+        means, bands, dots = {}, {}, {}
+        for name, curves in trainings.items():
+            seeds = [line_of(curve) for curve in curves]
+            mean = [at for at in intervals.average_lines(seeds, over) if first <= at[0] <= last]
+            means[name] = [(x, y.mean) for x, y in mean]
+            bands[name] = [(x, y.low, y.high) for x, y in mean]
+            if file == PICTURE and len(curves) > 1:
+                dots[name] = [at for line in seeds for at in line if first <= at[0] <= last]
         if learning_curves.draw_lines(means, title, args.out / file, file == PICTURE, bands, dots):
             drawn.append(f"\n![{plain(title)}]({file})\n")
     write_whole(args.out / TABLE, "".join([text, *drawn]))
-    say(f"tables{_pictures(len(drawn))}: {args.out}")
+    say(f"tables{_describe_pictures(len(drawn))}: {args.out}")
     return 0
 
 
-def _pictures(drawn: int) -> str:
+def _describe_pictures(drawn: int) -> str:
     """Format the text on the pictures beside the tables."""
     if not can_draw():
         return " (matplotlib, for pictures, is missing)"
     return " and pictures" if drawn else " (nothing was logged in --updates, so no picture)"
 
 
-def _part(text: Optional[str]) -> tuple[float, float]:
+def _parse_updates(text: Optional[str]) -> tuple[float, float]:
     """Parse the first and the last update to draw."""
     found = re.fullmatch(r"(\d*):(\d*)", text or ":")
     if found is None:
@@ -102,7 +89,7 @@ def _part(text: Optional[str]) -> tuple[float, float]:
     return float(found[1] or 0), float(found[2] or math.inf)
 
 
-def _logs(texts: Sequence[str]) -> dict[str, list[Path]]:
+def _parse_logs(texts: Sequence[str]) -> dict[str, list[Path]]:
     found = parse_named(texts, "NAME=LOG", "trainings")
     logs = {name: [Path(each) for each in split_trainings(paths)] for name, paths in found.items()}
     for name, paths in logs.items():
@@ -112,7 +99,7 @@ def _logs(texts: Sequence[str]) -> dict[str, list[Path]]:
     return logs
 
 
-def _read(name: str, log: Path) -> Curve:
+def _read_curve(name: str, log: Path) -> Curve:
     curve = read_curve_file(log)
     if not curve.entries:
         raise UserError(f"{name}: {log} has no validation; fairseq-train prints one an epoch")

@@ -15,23 +15,23 @@ _NOT_COMPARED |= {"warmup_epochs", "runs"}  # which fairseq has no option for
 _NO_CHECKPOINT = "its pre-training is not known, as the checkpoint is not there"
 
 
-def differences(model: Sequence[OwnRun], recipe_name: str) -> list[str]:
-    """List the differences between one of our models, by its runs, and the paper's set-up.
+def list_differences(model: Sequence[OwnRun], recipe_name: str) -> list[str]:
+    """List the differences between the settings of one of our models, by its runs, and the paper's.
 
-    Every line comes from the runs' own files; what they do not hold is listed as not known.
+    A setting that the runs' files do not hold is listed as not known.
     """
     training = next((run.training for run in model if run.training is not None), None)
     if recipe_name == TRANSLATION:
-        lines = [_NO_CHECKPOINT] if training is None else _translation_lines(training)
+        lines = [_NO_CHECKPOINT] if training is None else _compare_translation(training)
         return list(dict.fromkeys([*lines, *(note for run in model for note in run.notes)]))
-    recipe = recipes.pretraining(recipe_name)
-    lines = [_NO_CHECKPOINT] if training is None else _pretraining_lines(training, recipe)
+    recipe = recipes.build_recipe(recipe_name)
+    lines = [_NO_CHECKPOINT] if training is None else _compare_pretraining(training, recipe)
     for run in model:
-        lines += [*_fine_tuning_lines(run), *run.notes]
+        lines += [*_compare_fine_tuning(run), *run.notes]
     return list(dict.fromkeys(lines))
 
 
-def _pretraining_lines(training: CheckpointFacts, recipe: recipes.Recipe) -> list[str]:
+def _compare_pretraining(training: CheckpointFacts, recipe: recipes.Recipe) -> list[str]:
     """List how a pre-training differs from its recipe."""
     settings, paper = training.settings, recipe.settings
     data = recipes.load()["pretraining"][recipe.name]["data"]["name"]
@@ -44,12 +44,12 @@ def _pretraining_lines(training: CheckpointFacts, recipe: recipes.Recipe) -> lis
     batch = _format_batch(settings)
     if batch != f"{recipe.batch:,} sequences":
         lines.append(f"batch: {batch} (paper: {recipe.batch:,} sequences)")
-    lines += _setting_lines(settings, paper)
+    lines += _compare_settings(settings, paper)
     lines.append(f"seed: {settings.get('seed', 'not known')} (paper: {paper.get('seed', '-')})")
     return lines
 
 
-def _setting_lines(settings: dict[str, Any], paper: dict[str, Any]) -> list[str]:
+def _compare_settings(settings: dict[str, Any], paper: dict[str, Any]) -> list[str]:
     """List the options of fairseq that have other values than the paper's."""
     lines = []
     for name in sorted(paper.keys() - _NOT_COMPARED):
@@ -60,12 +60,12 @@ def _setting_lines(settings: dict[str, Any], paper: dict[str, Any]) -> list[str]
     return lines
 
 
-def _translation_lines(training: CheckpointFacts) -> list[str]:
+def _compare_translation(training: CheckpointFacts) -> list[str]:
     settings, recipe = training.settings, recipes.load()["finetuning"]["translation"]["iwslt17"]
     return [
         f"data: {settings.get('data', 'not known')} (paper: IWSLT 2017, French to English)",
         f"updates: {training.updates:,}, batch: {_format_batch(settings)} (paper: not given)",
-        *_setting_lines(settings, recipe["settings"]),
+        *_compare_settings(settings, recipe["settings"]),
         f"seed: {settings.get('seed', 'not known')} (paper: the best of 3 runs)",
     ]
 
@@ -81,7 +81,7 @@ def _format_batch(settings: dict[str, Any]) -> str:
     return " or ".join(limits) if limits else "not known"
 
 
-def _fine_tuning_lines(run: OwnRun) -> list[str]:
+def _compare_fine_tuning(run: OwnRun) -> list[str]:
     if run.kind != "glue" or run.record is None:
         return []
     recipe = recipes.load()["finetuning"]["glue"].get(run.record.data["protocol"], {})

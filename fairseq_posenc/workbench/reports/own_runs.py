@@ -1,4 +1,4 @@
-"""Our runs and their figures, from records of evaluations and from trainings with their logs."""
+"""Reads our runs and their figures from records of evaluations, checkpoints and logs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Optional
 from fairseq_posenc.workbench.reports.checkpoint_facts import (
     PRETRAINING,
     CheckpointFacts,
-    read,
-    translation_task,
+    name_translation_test,
+    read_checkpoint,
 )
 from fairseq_posenc.workbench.results.loss_stages import find_stages, smoothed
 from fairseq_posenc.workbench.results.record import Record, Row
@@ -20,8 +20,6 @@ from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import Figure
 
 TRANSLATION = "translation/iwslt17"  # the recipe of all translation models
-# Figures, the recipe of such a record unless a user names another, and notes.
-Evaluation = tuple[dict[Figure, float], Optional[str], list[str]]
 LOG = "train.log"  # which the training scripts write beside the checkpoints
 _STAGES = ("start ends", "plateau ends", "dive ends", "length of the plateau")
 _LEVEL = "3.48"  # of DecBERT's figure 4
@@ -31,51 +29,68 @@ _METRICS = {"BLEU-4 on pieces, 0 to 1": "bleu", "BLEU": "sacreBLEU", "chrF2": "c
 class OwnRun(NamedTuple):
     """One model of ours: its figures and what they are of."""
 
-    name: str  # what the report calls it
+    name: str  # name in the report
     kind: str  # `pre-training`, `training` (translation), `glue`, `glue-test`, `squad` or `bleu`
-    path: Path  # the file or folder that it is from
-    recipe: str  # the paper's set-up that it stands for
-    encoding: Optional[str]  # its position encodings, None if not known
-    directions: Optional[str]  # what its layers see, as in `lr,rl`; None if not known
+    path: Path  # file or folder of the results
+    recipe: str  # the paper's recipe that it is compared with
+    encoding: Optional[str]  # position encodings; None if not known
+    directions: Optional[str]  # directions of its layers, as in `lr,rl`; None if not known
     figures: dict[Figure, float]  # in percent, or a perplexity
-    # its pre-training; None if that checkpoint is not there any more
-    training: Optional[CheckpointFacts]
-    notes: list[str]  # what a reader has to know of the figures
-    record: Optional[Record] = None  # what the file holds, None for a training
+    training: Optional[CheckpointFacts]  # its pre-training; None if that checkpoint is gone
+    notes: list[str]  # remarks on the figures
+    record: Optional[Record] = None  # content of the file; None for a training
 
     @property
     def model(self) -> str:
-        """What is the same for two runs of one pre-trained model."""
+        """A key that runs of one pre-trained model share."""
         if self.training is None:
             return self.name
         path = self.training.path
         return str(path.parent if path.name.startswith("checkpoint") else path)
 
 
+class Evaluation(NamedTuple):
+    """The figures of a record."""
+
+    figures: dict[Figure, float]
+    recipe: Optional[str]  # recipe of such a record unless a user names another
+    notes: list[str]
+
+
 def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[OwnRun]:
     """Build the runs of a record, for the user's recipe if any; none of a kind in no table."""
     if record.kind == "bleu":
         rows = record.figures["scores"]  # the report's own test is greedy
-        return [_bleu(path, row, record) for row in rows if row["beam"] in (None, 1)]
+        return [_build_bleu_run(path, row, record) for row in rows if row["beam"] in (None, 1)]
     if record.kind not in _EVALUATIONS:
         return []
-    figures, usual, notes = _EVALUATIONS[record.kind](record)
-    training = read_if_there(record.data.get("checkpoint"), path)
+    evaluation = _EVALUATIONS[record.kind](record)
+    training = _read_if_there(record.data.get("checkpoint"), path)
     directions, encoding = record.data.get("attention_directions"), record.spec
     if training is not None:
         directions = training.directions if directions is None else directions
         encoding = encoding or training.encoding
         if training.task not in PRETRAINING:  # a fine-tuned model
-            training = read_if_there(training.start, path)
-    name, recipe = str(record.data.get("name") or path.stem), recipe or usual
-    place = name, record.kind, path, recipe or _recipe_of_m4m(training)
-    return [OwnRun(*place, encoding, directions, figures, training, notes, record)]
+            training = _read_if_there(training.start, path)
+    run = OwnRun(
+        name=str(record.data.get("name") or path.stem),
+        kind=record.kind,
+        path=path,
+        recipe=recipe or evaluation.recipe or _choose_m4m_recipe(training),
+        encoding=encoding,
+        directions=directions,
+        figures=evaluation.figures,
+        training=training,
+        notes=evaluation.notes,
+        record=record,
+    )
+    return [run]
 
 
-def _glue(record: Record) -> Evaluation:
+def _read_glue(record: Record) -> Evaluation:
     mean = record.data["protocol"] == "decbert"
     figures = {
-        _column(row["task"], row["metric"], "dev"): float(row["mean" if mean else "best"])
+        _build_figure(row["task"], row["metric"], "dev"): float(row["mean" if mean else "best"])
         for row in record.figures["tasks"]
     }
     runs = Counter(run["task"] for run in record.figures["runs"])
@@ -83,42 +98,45 @@ def _glue(record: Record) -> Evaluation:
     notes = [f"{task}: {n} of {runs[task]} runs collapsed" for task, n in collapsed.items()]
     if unfinished := record.data.get("unfinished"):
         notes.append(f"not finished: {unfinished}")
-    return figures, "b_small" if mean else None, notes
+    return Evaluation(figures, "b_small" if mean else None, notes)
 
 
-def _column(task: str, metric: str, split: str) -> Figure:
-    """Build the column's key; MNLI's two development sets are columns of their own."""
+def _build_figure(task: str, metric: str, split: str) -> Figure:
+    """Build the key of a figure; MNLI's two development sets are columns of their own."""
     stem, _, part = metric.rpartition("_")
     return (f"{task}-{part}", stem, split) if part in ("m", "mm") else (task, metric, split)
 
 
-def _glue_test(record: Record) -> Evaluation:
+def _read_glue_test(record: Record) -> Evaluation:
     figures: dict[Figure, float] = {
         (row["task"], metric, "test"): float(value)
         for row in record.rows
         for metric, value in row.items()
         if metric != "task"
     }
-    return figures, "b_large", []
+    return Evaluation(figures, "b_large", [])
 
 
-def _squad(record: Record) -> Evaluation:
+def _read_squad(record: Record) -> Evaluation:
     task, (row,) = f"SQuAD{record.data['squad']}", record.rows
-    return {(task, metric, "dev"): float(row[metric]) for metric in ("exact", "f1")}, None, []
-
-
-_EVALUATIONS = {"glue": _glue, "glue-test": _glue_test, "squad": _squad}
-
-
-def _bleu(path: Path, row: Row, record: Record) -> OwnRun:
-    is_model = row["beam"] is not None and str(row["path"]).endswith(".pt")
-    training = read_if_there(row["path"], path) if is_model else None
-    task = translation_task(training)
-    figures = {(task, metric, "test"): row[name] for name, metric in _METRICS.items()}
-    found: dict[Figure, float] = {
-        figure: float(value) for figure, value in figures.items() if value is not None
+    figures: dict[Figure, float] = {
+        (task, metric, "dev"): float(row[metric]) for metric in ("exact", "f1")
     }
-    notes = [f"sacreBLEU {row['BLEU']:.2f}"]
+    return Evaluation(figures, None, [])
+
+
+_EVALUATIONS = {"glue": _read_glue, "glue-test": _read_glue_test, "squad": _read_squad}
+
+
+def _build_bleu_run(path: Path, row: Row, record: Record) -> OwnRun:
+    is_model = row["beam"] is not None and str(row["path"]).endswith(".pt")
+    training = _read_if_there(row["path"], path) if is_model else None
+    task = name_translation_test(training)
+    figures: dict[Figure, float] = {
+        (task, metric, "test"): float(row[name])
+        for name, metric in _METRICS.items()
+        if row[name] is not None
+    }
     return OwnRun(
         name=row["system"],
         kind="bleu",
@@ -126,27 +144,27 @@ def _bleu(path: Path, row: Row, record: Record) -> OwnRun:
         recipe=TRANSLATION,
         encoding=training.encoding if training else None,
         directions=training.directions if training else None,
-        figures=found,
+        figures=figures,
         training=training,
-        notes=notes,
+        notes=[f"sacreBLEU {row['BLEU']:.2f}"],
         record=record,
     )
 
 
-def read_if_there(checkpoint: Any, path: Path) -> Optional[CheckpointFacts]:
+def _read_if_there(checkpoint: Any, path: Path) -> Optional[CheckpointFacts]:
     """Read a checkpoint, whose path is relative to here or to the file that names it."""
     if checkpoint is None:
         return None
     places = (Path(checkpoint), path.parent / checkpoint)
     found = next((place for place in places if place.is_file()), None)
-    return None if found is None else read(found)
+    return None if found is None else read_checkpoint(found)
 
 
-def _recipe_of_m4m(training: Optional[CheckpointFacts]) -> str:
-    """Choose the nearest set-up of the M4M paper."""
-    if training is not None and training.large:
+def _choose_m4m_recipe(training: Optional[CheckpointFacts]) -> str:
+    """Choose the nearest recipe of the M4M paper."""
+    if training is not None and training.is_large:
         return "a_large"
-    trained_on = training is not None and (training.released or training.start)
+    trained_on = training is not None and (training.is_released or training.start)
     return "a_base" if trained_on else "a_small"
 
 
@@ -158,27 +176,33 @@ def build_run(path: Path, training: CheckpointFacts, recipe: Optional[str]) -> O
     """
     whole = path.is_dir() or training.path.name.startswith("checkpoint")
     usual = {"language_modeling": "b_lm", "translation": TRANSLATION}.get(training.task, "b_small")
-    figures, notes = _training_figures(training, whole)
-    name = training.path.parent.name if whole else path.stem
-    kind = "training" if training.task == "translation" else "pre-training"
-    recipe = recipe or _find_recipe(training.path.parent) or usual
-    what = training.encoding, training.directions
-    return OwnRun(name, kind, path, recipe, *what, figures, training, notes)
+    figures, notes = _collect_figures(training, whole)
+    return OwnRun(
+        name=training.path.parent.name if whole else path.stem,
+        kind="training" if training.task == "translation" else "pre-training",
+        path=path,
+        recipe=recipe or _find_recipe(training.path.parent) or usual,
+        encoding=training.encoding,
+        directions=training.directions,
+        figures=figures,
+        training=training,
+        notes=notes,
+    )
 
 
-def _training_figures(
-    training: CheckpointFacts, whole: bool
+def _collect_figures(
+    training: CheckpointFacts, has_log: bool
 ) -> tuple[dict[Figure, float], list[str]]:
     """Collect a training's figures, and notes on them."""
     log = training.path.parent / LOG
-    curve = read_curve_file(log) if whole and log.is_file() else Curve([], 0.0)
+    curve = read_curve_file(log) if has_log and log.is_file() else Curve([], 0.0)
     if training.task == "translation":
-        figures = _translation_figures(curve, translation_task(training))
+        figures = _compute_translation_figures(curve, name_translation_test(training))
         return figures, [] if figures else ["there is no train.log beside its checkpoint"]
     causal = training.task == "language_modeling"
-    task = _corpus(training) if causal else "validation"
+    task = _name_corpus(training) if causal else "validation"
     notes = [] if task else ["the name of its data folder holds neither wikitext nor zh or chinese"]
-    figures = {} if causal else _masked_lm_figures(curve)
+    figures = {} if causal else _compute_masked_lm_figures(curve)
     if training.perplexity is None:
         notes.append("its checkpoint has no validation loss")
     else:
@@ -186,7 +210,7 @@ def _training_figures(
     return figures, notes
 
 
-def _corpus(training: CheckpointFacts) -> Optional[str]:
+def _name_corpus(training: CheckpointFacts) -> Optional[str]:
     """Name the column of a language model's text by its data folder."""
     name = training.data_name
     if "wikitext" in name and "103" in name:
@@ -194,7 +218,7 @@ def _corpus(training: CheckpointFacts) -> Optional[str]:
     return "Chinese Wikipedia" if "zh" in name or "chinese" in name else None
 
 
-def _masked_lm_figures(curve: Curve) -> dict[Figure, float]:
+def _compute_masked_lm_figures(curve: Curve) -> dict[Figure, float]:
     """Compute the last training loss, the stages, and when DecBERT's perplexity is reached."""
     figures: dict[Figure, float] = {}
     points = smoothed(curve)
@@ -213,7 +237,7 @@ def _masked_lm_figures(curve: Curve) -> dict[Figure, float]:
     return figures
 
 
-def _translation_figures(curve: Curve, task: str) -> dict[Figure, float]:
+def _compute_translation_figures(curve: Curve, task: str) -> dict[Figure, float]:
     """Collect losses in nats and the accuracy as a share, as the report on IWSLT 2017 does."""
     figures: dict[Figure, float] = {}
     points = smoothed(curve)

@@ -33,11 +33,12 @@ def run(args: argparse.Namespace) -> int:
         UserError: with ``--check``, a file is out of date; or the table has no place.
     """
     folder = args.root / "docs" / "encodings"
-    texts = {folder / "README.md": overview(folder / "README.md")}
+    overview = folder / "README.md"
+    texts = {overview: markdown.fill_page(overview, START, f"\n{format_table()}\n", END)}
     texts[args.root / "docs" / "papers.md"] = papers.page()
     texts[args.root / "docs" / "choose.md"] = choosing.page(args.root / "docs" / "choose.md")
     texts.update(yaml_files.format_all_files(args.root))
-    texts.update({folder / f"{name}.md": encoding_page(name) for name in registry.names()})
+    texts.update({folder / f"{name}.md": format_page(name) for name in registry.names()})
     if args.check:
         for path, text in texts.items():
             if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -52,12 +53,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def overview(path: Path) -> str:
-    """Fill the page of all encodings with their table."""
-    return markdown.fill_page(path, START, f"\n{table()}\n", END)
-
-
-def table() -> str:
+def format_table() -> str:
     """Format the table of all encodings in Markdown."""
     rows = []
     for name in registry.names():
@@ -67,26 +63,30 @@ def table() -> str:
     return markdown.table(("name", "formula", "parameters"), rows, "llr")
 
 
-def encoding_page(name: str) -> str:
+def format_page(name: str) -> str:
     """Write an encoding's page in Markdown."""
-    page = catalogue.page(name)
+    page, is_causal = catalogue.page(name), registry.get(name).causal_only
     formula, prose = equations.split(page.equation)
+    number = catalogue.count_at_base_size(name)
     rows = {
         "use": f'`--position-encoding {name}`; in Python `StackPositions("{name}", C, h)`',
-        "works in": _families(name),
+        "works in": (
+            f"causal LMs: {is_causal}" if is_causal else "masked LMs, causal LMs, translation"
+        ),
         "shapes": _quote(page.shapes),
-        "parameters": _parameters(name, page.parameters),
+        "parameters": f"`{page.parameters}`; at base size {number:,}" if number else "none",
         "operations": _quote(costs.operations(name)),
         "memory": _quote(costs.numbers(name)),
-        "options": _options(name),
+        "options": ", ".join(map(_format_option, registry.options(name).values())) or "none",
         "source": _quote(page.source),
-        "differences": _quote(_differences(page.differs)),
-        "relatives": _relatives(name),
+        "differences": _quote("none" if page.differs == "nothing." else page.differs),
+        "relatives": _link_relatives(name),
     }
     lines = [f"# {name}", "", _quote(page.summary), "", f"$${equations.to_latex(formula)}$$", ""]
     if prose:
         lines += [f"where {_quote(prose)}", ""]
-    shown = "score against distance" if _kind(name) == "scores" else "trained tables"
+    # A picture of scores would show nothing of terms that enter the values alone.
+    shown = "trained tables" if _find_terms(name) == {"values"} else "score against distance"
     lines += [markdown.table(("", ""), rows.items(), "l"), ""]
     lines += [f"![{shown} with {name}]({name}.png)", ""]
     if measures := choosing.card(name):
@@ -98,45 +98,26 @@ def encoding_page(name: str) -> str:
     return "\n".join(lines)
 
 
-def _parameters(name: str, formula: str) -> str:
-    number = catalogue.count_at_base_size(name)
-    return f"`{formula}`; at base size {number:,}" if number else "none"
-
-
-def _families(name: str) -> str:
-    is_causal = registry.get(name).causal_only
-    return f"causal LMs: {is_causal}" if is_causal else "masked LMs, causal LMs, translation"
-
-
-def _relatives(name: str) -> str:
+def _link_relatives(name: str) -> str:
     """Link the encodings that enter attention in the same places."""
-    places = {other: _places(other) for other in registry.names()}
+    places = {other: _find_places(other) for other in registry.names()}
     found = [other for other in places if other != name and places[other] == places[name] != set()]
     return ", ".join(f"[`{other}`]({other}.md)" for other in found) or "none"
 
 
-def _places(name: str) -> set[str]:
-    places = {term.enters for _, term, _ in costs.terms_of(name).given()}
+def _find_places(name: str) -> set[str]:
+    """Find the places where an encoding enters attention."""
     acts_on = registry.get(name).acts_on
-    return places | ({acts_on} if acts_on != "scores" and name != "none" else set())
+    return _find_terms(name) | ({acts_on} if acts_on != "scores" and name != "none" else set())
 
 
-def _differences(text: str) -> str:
-    return "none" if text == "nothing." else text
+def _find_terms(name: str) -> set[str]:
+    """Find the places where an encoding's terms enter attention."""
+    return {term.enters for _, term, _ in costs.terms_of(name).given()}
 
 
-def _kind(name: str) -> str:
-    """Choose what to draw of an encoding: its tables, if scores know nothing of them."""
-    enters = {term.enters for _, term, _ in costs.terms_of(name).given()}
-    return "table" if enters == {"values"} else "scores"
-
-
-def _options(name: str) -> str:
-    """List an encoding's options with their defaults, or with the kind of value they take."""
-    return ", ".join(map(_option, registry.options(name).values())) or "none"
-
-
-def _option(option: Parameter) -> str:
+def _format_option(option: Parameter) -> str:
+    """Format an option with its default, or with the kind of value that it takes."""
     kinds = [kind for kind in get_args(option.annotation) if kind is not type(None)]
     if option.default is None:
         (kind,) = kinds

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional
 from fairseq_posenc import specs
 from fairseq_posenc.analysis.catalogue import count_at_base_size
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.reports.deviations import differences
+from fairseq_posenc.workbench.reports.deviations import list_differences
 from fairseq_posenc.workbench.reports.own_runs import OwnRun
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.training.recipes import TABLES, Figure, Reported, reported
@@ -19,12 +19,12 @@ from fairseq_posenc.workbench.training.recipes import TABLES, Figure, Reported, 
 class PaperRow(NamedTuple):
     """A row of a paper's table, and our models in its place."""
 
-    name: str  # the paper's
+    name: str  # the paper's name
     encoding: str  # spec of its positions
-    paper: dict[str, float]  # its figures by column
-    texts: dict[str, str]  # what the paper says in words, by column
+    paper: dict[str, float]  # the paper's figures by column
+    texts: dict[str, str]  # the paper's cells that are text, by column
     computed: dict[str, float]  # our figures that need no run, by column
-    models: list[list[OwnRun]]  # for each of our models its runs
+    models: list[list[OwnRun]]  # runs of each of our models
 
 
 class PaperTable(NamedTuple):
@@ -38,7 +38,7 @@ class PaperTable(NamedTuple):
         """All runs of the table."""
         return [run for row in self.rows for model in row.models for run in model]
 
-    def ours(self, model: Sequence[OwnRun]) -> dict[str, float]:
+    def select_figures(self, model: Sequence[OwnRun]) -> dict[str, float]:
         """Select the figures of one of our models by column."""
         figures = {key: value for run in model for key, value in run.figures.items()}
         found = {name: figures[key] for name, key in self.paper.columns.items() if key in figures}
@@ -74,20 +74,19 @@ def _build_table(paper: Reported, runs: Sequence[OwnRun]) -> PaperTable:
     rows = []
     for row in paper.rows:
         wanted = {"recipe": paper.recipe, "released": False if released else None, **row}
-        models = _models(wanted, set(paper.columns.values()), runs)
+        models = _group_by_model(wanted, set(paper.columns.values()), runs)
         spec = row["position_encoding"]
         computed = {
             column: count_at_base_size(spec) / 1000
             for column, figure in paper.columns.items()
             if figure[0] == "parameters"
         }
-        rows.append(
-            PaperRow(row["name"], spec, row["values"], row.get("texts", {}), computed, models)
-        )
+        texts = row.get("texts", {})
+        rows.append(PaperRow(row["name"], spec, row["values"], texts, computed, models))
     return PaperTable(paper, rows)
 
 
-def _models(
+def _group_by_model(
     row: dict[str, Any], columns: set[Figure], runs: Sequence[OwnRun]
 ) -> list[list[OwnRun]]:
     """Group the runs that belong to a row by model."""
@@ -104,16 +103,18 @@ def _belongs_to_row(run: OwnRun, row: dict[str, Any]) -> bool:
         return False
     if specs.parse(run.encoding) != specs.parse(row["position_encoding"]):
         return False
-    is_released = run.training is not None and run.training.released
+    is_released = run.training is not None and run.training.is_released
     if row["released"] not in (None, is_released):
         return False
     if "attention_directions" not in row:
-        return not _directions(run.directions or "")
+        return not _split_directions(run.directions or "")
     known = run.directions is not None
-    return known and _directions(run.directions or "") == _directions(row["attention_directions"])
+    return known and _split_directions(run.directions or "") == _split_directions(
+        row["attention_directions"]
+    )
 
 
-def _directions(text: str) -> tuple[str, ...]:
+def _split_directions(text: str) -> tuple[str, ...]:
     """Split directions; drop those at the end that are ``both``, the default."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     while parts and parts[-1] == "both":
@@ -121,7 +122,7 @@ def _directions(text: str) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def report_data(
+def build_report(
     tables: Sequence[PaperTable], others: Sequence[OwnRun], records: Mapping[Path, Record]
 ) -> dict[str, Any]:
     """Build the report's JSON values."""
@@ -131,25 +132,25 @@ def report_data(
                 "id": table.paper.id,
                 "title": table.paper.title,
                 "columns": list(table.paper.columns),
-                "rows": [_row_data(table, row) for row in table.rows],
+                "rows": [_build_row(table, row) for row in table.rows],
                 "note": table.paper.note,
             }
             for table in tables
         ],
         "others": [
-            {**_run_data(run), "figures": {format_figure(k): v for k, v in run.figures.items()}}
+            {**_describe_run(run), "figures": {format_figure(k): v for k, v in run.figures.items()}}
             for run in others
         ],
         "records": [{"path": str(path), **each._asdict()} for path, each in records.items()],
     }
 
 
-def _row_data(table: PaperTable, row: PaperRow) -> dict[str, Any]:
+def _build_row(table: PaperTable, row: PaperRow) -> dict[str, Any]:
     ours = [
         {
-            "runs": [_run_data(run) for run in model],
-            "values": table.ours(model),
-            "differences": differences(model, model[0].recipe),
+            "runs": [_describe_run(run) for run in model],
+            "values": table.select_figures(model),
+            "differences": list_differences(model, model[0].recipe),
         }
         for model in row.models
     ]
@@ -157,7 +158,7 @@ def _row_data(table: PaperTable, row: PaperRow) -> dict[str, Any]:
     return {**known, "paper_texts": row.texts, "computed": row.computed}
 
 
-def _run_data(run: OwnRun) -> dict[str, Any]:
+def _describe_run(run: OwnRun) -> dict[str, Any]:
     names = ("name", "kind", "recipe", "encoding", "directions", "notes")
     return {**{name: getattr(run, name) for name in names}, "path": str(run.path)}
 

@@ -12,7 +12,7 @@ from typing import Optional
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.reports import checkpoint_facts
 from fairseq_posenc.workbench.reports.own_runs import OwnRun, build_run, read_runs
-from fairseq_posenc.workbench.reports.paper_tables import collect, report_data
+from fairseq_posenc.workbench.reports.paper_tables import build_report, collect
 from fairseq_posenc.workbench.reports.report_text import format_report
 from fairseq_posenc.workbench.results.record import Record, RecordError, read
 from fairseq_posenc.workbench.running.options import add_json
@@ -20,9 +20,9 @@ from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import TABLES
 
-Runs = dict[tuple[Path, str], OwnRun]  # what may belong to a row of the papers, by file and name
-Records = dict[Path, Record]  # of all jobs, by file
-_STATE = ("stamp.json", "run.json", "result.json")  # from which commands continue
+Runs = dict[tuple[Path, str], OwnRun]  # runs that may belong to a paper's row, by file and name
+Records = dict[Path, Record]  # records of all commands, by file
+_STATE = ("stamp.json", "run.json", "result.json")  # states from which commands continue
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,11 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="results of any command, --save-dir of trainings, or folders that hold such; "
         "RECIPE, as in a_base=PATH, says which of the papers' set-ups they stand for",
     )
-    parser.add_argument(
-        "--tables",
-        metavar="LIST",
-        help=f"of {', '.join(TABLES)}, or all (default: those with a figure of ours)",
-    )
+    text = f"of {', '.join(TABLES)}, or all (default: those with a figure of ours)"
+    parser.add_argument("--tables", metavar="LIST", help=text)
     add_json(parser)
 
 
@@ -60,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("all files were passed over: there is nothing to report")
     tables, others = collect(list(runs.values()), args.tables)
     if args.json:
-        print(json.dumps(report_data(tables, others, records), indent=2))
+        print(json.dumps(build_report(tables, others, records), indent=2))
     else:
         print(format_report(tables, others, records))
     return 0
@@ -84,7 +81,7 @@ def find_results(argument: str) -> tuple[Runs, Records]:
     runs: Runs = {}
     records: Records = {}
     passed_over = defaultdict(list)
-    for each in _places(path):
+    for each in _list_places(path):
         try:
             found, record = _read(each, given)
         except RecordError as error:
@@ -104,8 +101,8 @@ def find_results(argument: str) -> tuple[Runs, Records]:
     return runs, records
 
 
-def _places(path: Path) -> Iterator[Path]:
-    """Yield what may be a result: files of JSON, and folders with checkpoints."""
+def _list_places(path: Path) -> Iterator[Path]:
+    """Yield the paths below one that may be results: JSON files, and folders of checkpoints."""
     if path.is_file():
         yield path
         return
@@ -121,7 +118,7 @@ def _read(path: Path, recipe: Optional[str]) -> tuple[list[OwnRun], Optional[Rec
             return [], None
         return [build_run(path, training, recipe)], None
     if path.suffix == ".pt":
-        return [build_run(path, checkpoint_facts.read(path), recipe)], None
+        return [build_run(path, checkpoint_facts.read_checkpoint(path), recipe)], None
     record = read(path)
     try:
         return read_runs(path, record, recipe), record

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from fairseq_posenc.workbench.reports.deviations import differences
+from fairseq_posenc.workbench.reports.deviations import list_differences
 from fairseq_posenc.workbench.reports.own_runs import OwnRun
 from fairseq_posenc.workbench.reports.paper_tables import PaperTable, format_figure
 from fairseq_posenc.workbench.results import markdown
@@ -45,9 +45,9 @@ def _format_table(table: PaperTable) -> str:
     rows = []
     for row in table.rows:
         for model in row.models or [[]]:
-            ours = {**row.computed, **table.ours(model)}
+            ours = {**row.computed, **table.select_figures(model)}
             cells = [
-                f"{_number(ours.get(column), digits)} / {_number(row.paper.get(column), digits)}"
+                " / ".join(_format_number(each.get(column), digits) for each in (ours, row.paper))
                 for column, digits in table.paper.digits.items()
             ]
             words = [row.texts.get(name, "-") for name in texts]
@@ -56,12 +56,12 @@ def _format_table(table: PaperTable) -> str:
     lines = markdown.table(header, rows, f"ll{'r' * len(table.paper.columns)}l")
     title = f"## Table {table.paper.id}: {table.paper.title}"
     note = table.paper.note and f"The paper's figures: {table.paper.note}"
-    examples = _examples() if table.paper.id == "C" else ""
+    examples = _format_examples() if table.paper.id == "C" else ""
     parts = (title, lines, note, _format_differences(table), examples)
     return "\n\n".join(part for part in parts if part)
 
 
-def _examples() -> str:
+def _format_examples() -> str:
     """List the report's example sentence and its models' outputs."""
     recipe = recipes.load()["finetuning"]["translation"]["iwslt17"]
     lines = [
@@ -82,13 +82,11 @@ def _join_names(model: Sequence[OwnRun]) -> str:
 
 
 def _format_differences(table: PaperTable) -> str:
-    lines = [
-        markdown.plain(
-            f"- {_join_names(model)} ({row.name}): {'; '.join(differences(model, model[0].recipe))}"
-        )
-        for row in table.rows
-        for model in row.models
-    ]
+    lines = []
+    for row in table.rows:
+        for model in row.models:
+            found = "; ".join(list_differences(model, model[0].recipe))
+            lines.append(markdown.plain(f"- {_join_names(model)} ({row.name}): {found}"))
     return "\n".join(["What differed:", "", *lines]) if lines else ""
 
 
@@ -110,13 +108,11 @@ def _describe_run(run: OwnRun) -> list[str]:
 
 
 def _format_figures(figures: Mapping[Figure, float]) -> str:
-    return (
-        ", ".join(f"{format_figure(key)} {value:.2f}" for key, value in figures.items())
-        or "no figures"
-    )
+    texts = [f"{format_figure(key)} {value:.2f}" for key, value in figures.items()]
+    return ", ".join(texts) or "no figures"
 
 
-def _number(value: Optional[float], digits: int) -> str:
+def _format_number(value: Optional[float], digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
@@ -128,7 +124,7 @@ def _format_records(records: Mapping[Path, Record]) -> Iterator[str]:
         yield "\n".join(
             f"{n}. {_describe_record(*each)}" for n, each in enumerate(chosen.items(), start=1)
         )
-        yield _record_table(
+        yield _format_rows(
             [(n, row) for n, each in enumerate(chosen.values(), start=1) for row in each.rows]
         )
 
@@ -143,7 +139,7 @@ def _describe_record(path: Path, record: Record) -> str:
     return markdown.plain(f"`{path.name}` in `{path.parent.name}`{command}: {facts_text}")
 
 
-def _record_table(rows: list[tuple[int, Mapping[str, Any]]]) -> str:
+def _format_rows(rows: list[tuple[int, Mapping[str, Any]]]) -> str:
     """Format the rows of several records, each with its number, with the columns that any has."""
     columns = dict.fromkeys(
         name for _, row in rows for name, value in row.items() if value not in (None, "")

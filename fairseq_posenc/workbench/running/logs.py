@@ -63,6 +63,7 @@ class Entry(NamedTuple):
         accuracy: of the tokens, in percent; None if the training does not report it.
         speed: tokens per second.
         epoch: the one it was written in, from 1 on; 0 where the line does not say.
+        exact: share of questions answered right; None if the training does not report it.
     """
 
     kind: str
@@ -72,6 +73,7 @@ class Entry(NamedTuple):
     accuracy: Optional[float]
     speed: float
     epoch: int = 0
+    exact: Optional[float] = None
 
     @property
     def is_finite(self) -> bool:
@@ -156,7 +158,7 @@ def parse_line(text: str) -> Optional[Entry]:
 
 def _entry(line: Line) -> Entry:
     loss = float(line.figures.get("loss", "nan"))
-    accuracy = line.figures.get("accuracy")
+    accuracy, exact = line.figures.get("accuracy"), line.figures.get("exact")
     return Entry(
         line.kind,
         line.updates,
@@ -165,6 +167,7 @@ def _entry(line: Line) -> Entry:
         None if accuracy is None else float(accuracy),
         float(line.figures.get("wps", 0)),
         line.epoch,
+        None if exact is None else float(exact),
     )
 
 

@@ -1,4 +1,4 @@
-"""Averaging of a model's last epoch checkpoints.
+"""Averages a model's last epoch checkpoints.
 
 fairseq has ``scripts/average_checkpoints.py`` for this, which its package does not install.
 """

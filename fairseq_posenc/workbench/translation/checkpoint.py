@@ -10,7 +10,7 @@ from fairseq.data import data_utils
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading.checkpoints import State, load_state
-from fairseq_posenc.workbench.loading.dictionaries import OpenTask, open_task, translates
+from fairseq_posenc.workbench.loading.dictionaries import OpenTask, translates
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 
 
@@ -21,11 +21,7 @@ class DataBin(NamedTuple):
     source: str  # language to translate from
     target: str  # language to translate to
 
-    def dictionary(self, language: str) -> Path:
-        """Name the file of a language's dictionary."""
-        return self.folder / f"dict.{language}.txt"
-
-    def pieces(self, language: str) -> Path:
+    def find_pieces(self, language: str) -> Path:
         """Find the sentencepiece model that cut a language's text.
 
         Raises:
@@ -40,11 +36,7 @@ class DataBin(NamedTuple):
             "that cut the training text there"
         )
 
-    def raw(self, subset: str, language: str) -> Path:
-        """Name the file of a subset's raw text, which ``preprocess/translation.py`` wrote."""
-        return self.folder / f"{subset}.raw.{language}"
-
-    def sentences(self, subset: str) -> int:
+    def count_sentences(self, subset: str) -> int:
         """Count the sentence pairs of a subset.
 
         Raises:
@@ -60,31 +52,22 @@ class DataBin(NamedTuple):
         )
 
 
-def load_translation(path: Path, what: str = "--checkpoint") -> State:
-    """Load the checkpoint of a translation model; ``what``, its option, begins messages.
+def load_translation(path: Path, option: str = "--checkpoint") -> State:
+    """Load the checkpoint of a translation model; messages begin with the ``option`` that named it.
 
     Raises:
         UserError: it is no file, is damaged, or was made by another task than translation.
     """
-    state = load_state(path, what)
+    state = load_state(path, option)
     task = state["cfg"].task
     if not translates(task):
         name = task.get("_name")
-        raise UserError(f"{what} {path}: a model of the task {name!r}, not of translation")
+        raise UserError(f"{option} {path}: a model of the task {name!r}, not of translation")
     return state
 
 
-def open_data_bin(path: Path, state: State, given: Optional[Path] = None) -> DataBin:
-    """Open the data folder of a checkpoint, or the given one, if it has the same dictionaries.
-
-    Raises:
-        UserError: the folder does not exist or has other dictionaries.
-    """
-    return name_data_bin(open_task(path, state, given))
-
-
-def name_data_bin(opened: Union[OpenTask, OpenModel]) -> DataBin:
-    """Read the data folder and the languages of an opened task or model."""
+def data_bin_of(opened: Union[OpenTask, OpenModel]) -> DataBin:
+    """Build the data-bin that a task or model was opened with."""
     return DataBin(opened.data, opened.task.cfg.source_lang, opened.task.cfg.target_lang)
 
 
@@ -98,8 +81,8 @@ def open_ensemble(paths: Iterable[Path], data: Optional[Path] = None) -> list[Op
     for path in paths:
         folder = opened[0].data if opened else data
         opened.append(open_model(path, folder, state=load_translation(path)))
-        if name_data_bin(opened[-1]) != name_data_bin(opened[0]):
-            first, other = ("-".join(name_data_bin(each)[1:]) for each in (opened[0], opened[-1]))
+        if data_bin_of(opened[-1]) != data_bin_of(opened[0]):
+            first, other = ("-".join(data_bin_of(each)[1:]) for each in (opened[0], opened[-1]))
             raise UserError(
                 f"--checkpoint {path}: translates {other}, and {opened[0].path} {first}"
             )

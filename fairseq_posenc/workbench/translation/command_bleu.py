@@ -12,7 +12,7 @@ from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.translation.command_translate import add_model_arguments
 from fairseq_posenc.workbench.translation.evaluation import BleuRequest, evaluate, parse_systems
-from fairseq_posenc.workbench.translation.generate import Options, Search
+from fairseq_posenc.workbench.translation.generate import GenerationOptions, Search
 from fairseq_posenc.workbench.translation.report import FIGURES, REPORT, record, write_report
 
 
@@ -34,12 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="untouched text of the test set in the target language, packed by gzip or not "
         "(default: SPLIT.raw.LANGUAGE in the data folder)",
     )
-    parser.add_argument(
-        "--source",
-        type=Path,
-        metavar="FILE",
-        help="the same in the source language, for BLEU by length of the source",
-    )
+    text = "the same in the source language, for BLEU by length of the source"
+    parser.add_argument("--source", type=Path, metavar="FILE", help=text)
     add_model_arguments(parser)
     options.add_split(parser, "test")
     options.add_computing(parser, bf16=False)  # which fairseq-generate takes, and does not use
@@ -66,7 +62,9 @@ def run(args: argparse.Namespace) -> int:
         args,
         systems=parse_systems(args.systems, args.average),
         searches=[Search(beam, args.lenpen) for beam in sorted({1, args.beam})],
-        options=Options(args.split, args.num_shards, args.max_tokens, args.device, fp16=args.fp16),
+        options=GenerationOptions(
+            args.split, args.num_shards, args.max_tokens, args.device, fp16=args.fp16
+        ),
         cluster=cluster,
     )
     with (

@@ -24,48 +24,28 @@ _SHOWN = 3  # hypotheses of beam search
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument(
-        "sentences",
-        nargs="*",
-        metavar="SENTENCE",
-        help="raw text (default: the lines of --input or, without it, of standard input)",
-    )
-    parser.add_argument(
-        "--checkpoint",
-        required=True,
-        metavar="FILE",
-        help="the model; several, joined by ':', are an ensemble",
-    )
-    parser.add_argument("--input", type=Path, metavar="FILE", help="UTF-8 text, a sentence a line")
-    parser.add_argument(
-        "--example",
-        action="store_true",
-        help="the French sentence of the report on IWSLT 2017, and its reference translation",
-    )
+    add = parser.add_argument
+    text = "raw text (default: the lines of --input or, without it, of standard input)"
+    add("sentences", nargs="*", metavar="SENTENCE", help=text)
+    text = "the model; several, joined by ':', are an ensemble"
+    add("--checkpoint", required=True, metavar="FILE", help=text)
+    add("--input", type=Path, metavar="FILE", help="UTF-8 text, a sentence a line")
+    text = "the French sentence of the report on IWSLT 2017, and its reference translation"
+    add("--example", action="store_true", help=text)
     add_model_arguments(parser)
     add_computing(parser)
     add_count(parser, "--nbest", "hypotheses to show (default: 3)")
-    parser.add_argument(
-        "--plain",
-        action="store_true",
-        help="print the best translation alone, a line for each line of input",
-    )
+    text = "print the best translation alone, a line for each line of input"
+    add("--plain", action="store_true", help=text)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say with what, and how, to search."""
-    add_data(
-        parser,
-        "directory with dictionaries and sentencepiece model (default: that of the training)",
-    )
+    """Add the options of the model's data and of beam search."""
+    text = "directory with dictionaries and sentencepiece model (default: that of the training)"
+    add_data(parser, text)
     add_count(parser, "--beam", "beam size", 5)
-    parser.add_argument(
-        "--lenpen",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="length penalty: below 1 favours short translations, above 1 long ones (default: 1)",
-    )
+    text = "length penalty: below 1 favours short translations, above 1 long ones (default: 1)"
+    parser.add_argument("--lenpen", type=float, default=1.0, metavar="X", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,30 +57,26 @@ def run(args: argparse.Namespace) -> int:
     nbest = args.nbest or min(_SHOWN, args.beam)
     if nbest > args.beam:
         raise UserError(f"--nbest {nbest}: must be from 1 to the beam of {args.beam}")
-    with _source(args) as sentences:
-        translator = Translator.load(
-            *split_paths(args.checkpoint),
-            data=args.data,
-            device=args.device,
-            fp16=args.fp16,
-            bf16=args.bf16,
-        )
-        for some in sentences:
-            _answer(translator, some, args, nbest)
+    with _open_sentences(args) as arriving:
+        names = ("data", "device", "fp16", "bf16")
+        options = {name: getattr(args, name) for name in names}
+        translator = Translator.load(*split_paths(args.checkpoint), **options)
+        for sentences in arriving:
+            _print_translations(translator, sentences, args, nbest)
             if not is_read():
                 return 0
         if args.example and not args.plain:
-            print(f"  reference             {_example()['target']}")
+            print(f"  reference             {_find_example()['target']}")
     return 0
 
 
 @contextlib.contextmanager
-def _source(args: argparse.Namespace) -> Iterator[Iterator[Sequence[str]]]:
-    """Open where the sentences come from; yields lists of sentences that have arrived."""
+def _open_sentences(args: argparse.Namespace) -> Iterator[Iterator[Sequence[str]]]:
+    """Open the input; yields an iterator over lists of sentences, each list as it arrives."""
     if sum(map(bool, (args.sentences, args.input, args.example))) > 1:
         raise UserError("give sentences, --input or --example, and no two of them")
     if args.sentences or args.example:
-        yield iter([args.sentences or [_example()["source"]]])
+        yield iter([args.sentences or [_find_example()["source"]]])
     elif args.input is None:
         if sys.stdin.isatty():
             say("a sentence a line; Ctrl-D ends")
@@ -116,13 +92,13 @@ def _source(args: argparse.Namespace) -> Iterator[Iterator[Sequence[str]]]:
             os.close(file)
 
 
-def _example() -> dict[str, str]:
+def _find_example() -> dict[str, str]:
     """Look up the example sentence of the report, ``source``, and its reference, ``target``."""
     found: dict[str, str] = recipes.load()["finetuning"]["translation"]["iwslt17"]["example"]
     return found
 
 
-def _answer(
+def _print_translations(
     translator: Translator, sentences: Sequence[str], args: argparse.Namespace, nbest: int
 ) -> None:
     options = {"length_penalty": args.lenpen}
@@ -134,11 +110,11 @@ def _answer(
         several = translator.translate(sentences, args.beam, nbest, **options)
         for sentence, (alone,), found in zip(sentences, greedy, several):
             print(sentence)
-            _show("greedy", alone)
+            _print_hypothesis("greedy", alone)
             for rank, hypothesis in enumerate(found, start=1):
-                _show(f"beam {args.beam}, {rank}", hypothesis)
+                _print_hypothesis(f"beam {args.beam}, {rank}", hypothesis)
     sys.stdout.flush()
 
 
-def _show(label: str, hypothesis: Hypothesis) -> None:
+def _print_hypothesis(label: str, hypothesis: Hypothesis) -> None:
     print(f"  {label:<10}  {hypothesis.score:8.4f}  {hypothesis.text}")

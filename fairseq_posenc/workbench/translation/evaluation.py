@@ -10,19 +10,20 @@ from fairseq.utils import split_paths
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.loading.dictionaries import open_task
 from fairseq_posenc.workbench.running.executor import Slurm, run_pieces
 from fairseq_posenc.workbench.running.files import checksum, write_whole
 from fairseq_posenc.workbench.running.options import is_folder_name, parse_named, split_trainings
-from fairseq_posenc.workbench.running.stages import Piece, Stage
+from fairseq_posenc.workbench.running.stages import Outputs, Piece, Stage
 from fairseq_posenc.workbench.tokens.files import read_lines
 from fairseq_posenc.workbench.translation.average import average_checkpoints, last_checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import (
     DataBin,
+    data_bin_of,
     infer_data_bin,
     load_translation,
-    open_data_bin,
 )
-from fairseq_posenc.workbench.translation.generate import Generation, Options, Search
+from fairseq_posenc.workbench.translation.generate import Generation, GenerationOptions, Search
 from fairseq_posenc.workbench.translation.report import Evaluation, SystemScores
 from fairseq_posenc.workbench.translation.scores import PieceBleu, Scorer
 
@@ -30,20 +31,20 @@ from fairseq_posenc.workbench.translation.scores import PieceBleu, Scorer
 class System(NamedTuple):
     """One training of a system: its checkpoints, or a file of its translations."""
 
-    name: str  # of the system, in tables
+    name: str  # name of the system in tables
     # a checkpoint, several joined by `:` (an ensemble), a folder of checkpoints to average, or a
     # text file with one translation per line
     path: str
-    training: int = 1  # number of the training among those of the system; they differ by seed
+    training: int = 1  # number among the trainings of the system, which differ by seed
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
+        """Name of the training in messages."""
         return self.name if self.training == 1 else f"{self.name}, training {self.training}"
 
     @property
     def folder(self) -> Path:
-        """The folder of its translations, relative to that of the results."""
+        """Folder of its translations below that of the results."""
         more = [f"training-{self.training}"] if self.training > 1 else []
         return Path(self.name, *more)
 
@@ -117,7 +118,7 @@ class BleuRequest(NamedTuple):
     # file with the sources; None for the one in the data folder, if there is one
     source: Optional[Path]
     searches: list[Search]  # settings of beam search; systems are compared by the last
-    options: Options  # of all translations
+    options: GenerationOptions
     cluster: Optional[Slurm]  # that translates; None for this machine
 
 
@@ -131,16 +132,16 @@ class _SystemModel(NamedTuple):
 class _Texts(NamedTuple):
     """The references of the test set, and its sources where they are known."""
 
-    path: Path  # of the references
+    path: Path  # file of the references
     references: list[str]
     sources: Optional[list[str]]
-    data: Optional[DataBin]  # the folder that they belong to
+    data: Optional[DataBin]  # data-bin of the test set
 
-    def check(self, what: str, count: int) -> None:
-        """Refuse what has not as many sentences as there are references."""
+    def check_count(self, name: str, count: int) -> None:
+        """Check that a text, by its name in messages, has as many sentences as the references."""
         expected = len(self.references)
         if count != expected:
-            raise UserError(f"{what} has {count} sentences, but {self.path} has {expected}")
+            raise UserError(f"{name} has {count} sentences, but {self.path} has {expected}")
 
 
 def evaluate(request: BleuRequest, out: Path) -> Evaluation:
@@ -152,10 +153,10 @@ def evaluate(request: BleuRequest, out: Path) -> Evaluation:
     """
     models = {system: _find_model(system, request) for system in request.systems if system.is_model}
     texts = _read_texts(request, list(models.values()))
-    written = _check_all(request, models, texts)
+    written = _check_lengths(request, models, texts)
     scorer, piece_bleu = Scorer(texts.references), PieceBleu(texts.data, texts.references)
     generations = {each: _build_generation(each, models[each], request, out) for each in models}
-    pieces = [_as_piece(each, request.searches) for each in generations.values()]
+    pieces = [_build_piece(each, request.searches) for each in generations.values()]
     run_pieces(pieces, out, request.cluster)
     rows: list[SystemScores] = []
     compared: dict[str, list[list[str]]] = {}  # all trainings of each system, by the last search
@@ -166,12 +167,18 @@ def evaluate(request: BleuRequest, out: Path) -> Evaluation:
             else [(None, system.path, written[system])]
         )
         for search, path, lines in translations:
-            figures = scorer.scores(lines), piece_bleu.score(lines)
-            rows.append(
-                SystemScores(system.name, system.path, system.training, search, path, *figures)
+            row = SystemScores(
+                system=system.name,
+                path=system.path,
+                training=system.training,
+                search=search,
+                hypotheses=path,
+                scores=scorer.score(lines),
+                piece_bleu=piece_bleu.score(lines),
             )
+            rows.append(row)
         compared.setdefault(system.name, []).append(lines)
-    differences, test_signatures = scorer.differences(compared) if len(compared) > 1 else ({}, {})
+    differences, test_signatures = scorer.compare(compared) if len(compared) > 1 else ({}, {})
     return Evaluation(
         subset=request.options.subset,
         reference=str(texts.path),
@@ -182,7 +189,7 @@ def evaluate(request: BleuRequest, out: Path) -> Evaluation:
         baseline=request.systems[0].name,
         differences=differences,
         test_signatures=test_signatures,
-        groups=None if texts.sources is None else scorer.by_length(texts.sources, compared),
+        groups=None if texts.sources is None else scorer.score_by_length(texts.sources, compared),
     )
 
 
@@ -191,11 +198,11 @@ def _find_model(system: System, request: BleuRequest) -> _SystemModel:
         checkpoints = last_checkpoints(Path(system.path), request.average or 0)
     else:
         checkpoints = [Path(path) for path in system.paths]
-    what = f"{system.label}:"
-    found = [
-        open_data_bin(path, load_translation(path, what), request.data) for path in checkpoints
+    opened = [
+        open_task(path, load_translation(path, f"{system.label}:"), request.data)
+        for path in checkpoints
     ]
-    return _SystemModel(checkpoints, found[0])
+    return _SystemModel(checkpoints, data_bin_of(opened[0]))
 
 
 def _read_texts(request: BleuRequest, models: list[_SystemModel]) -> _Texts:
@@ -203,47 +210,50 @@ def _read_texts(request: BleuRequest, models: list[_SystemModel]) -> _Texts:
     reference, source = request.reference, request.source
     data = models[0].data if models else infer_data_bin(request.data) if request.data else None
     if data is not None:
-        kept = [data.raw(request.options.subset, name) for name in (data.source, data.target)]
-        source = source or (kept[0] if kept[0].exists() else None)
-        reference = reference or (kept[1] if kept[1].exists() else None)
+        # Written by the preprocessing.
+        languages = (data.source, data.target)
+        raw = [data.folder / f"{request.options.subset}.raw.{name}" for name in languages]
+        source = source or (raw[0] if raw[0].exists() else None)
+        reference = reference or (raw[1] if raw[1].exists() else None)
     if reference is None:
         where = f"{data.folder} holds none" if data else "without --data there is no default"
         raise UserError(f"name the text to score against with --reference: {where}")
     references = read_lines(reference, "--reference")
     sources = read_lines(source, "--source") if source else None
     texts = _Texts(reference, references, sources, data)
-    if texts.sources is not None:
-        texts.check(f"--source {source}", len(texts.sources))
+    if sources is not None:
+        texts.check_count(f"--source {source}", len(sources))
     return texts
 
 
-def _check_all(
+def _check_lengths(
     request: BleuRequest, models: dict[System, _SystemModel], texts: _Texts
 ) -> dict[System, list[str]]:
-    """Check that everything is as long as the references; return what is written already."""
+    """Check that all are as long as the references; return the given files of translations."""
     written = {}
     for system in request.systems:
         if system in models:
             data = models[system].data
-            texts.check(f"{system.label}: {data.folder}", data.sentences(request.options.subset))
+            count = data.count_sentences(request.options.subset)
+            texts.check_count(f"{system.label}: {data.folder}", count)
         else:
             written[system] = read_lines(Path(system.path), f"{system.label}:")
-            texts.check(f"{system.label}: {system.path}", len(written[system]))
+            texts.check_count(f"{system.label}: {system.path}", len(written[system]))
     return written
 
 
 def _build_generation(
     system: System, model: _SystemModel, request: BleuRequest, out: Path
 ) -> Generation:
-    """Build a model's translations; the average of checkpoints is made here."""
+    """Build the translations of a model, and average its checkpoints if it is a folder."""
     folder, checkpoints = out / system.folder, model.checkpoints
     if system.is_folder:
-        checkpoints = [_average(checkpoints, folder / "average")]
+        checkpoints = [_write_average(checkpoints, folder / "average")]
     return Generation(system.label, checkpoints, model.data, request.options, folder)
 
 
-def _as_piece(generation: Generation, searches: list[Search]) -> Piece:
-    """Build the piece of work that a model's translations are, here or on a cluster."""
+def _build_piece(generation: Generation, searches: list[Search]) -> Piece:
+    """Build the work of translating with a model, for this machine or a cluster."""
 
     def work(lock: int) -> None:
         for search in searches:
@@ -268,13 +278,14 @@ def _write_translations(
         yield search, str(path), lines
 
 
-def _average(checkpoints: list[Path], folder: Path) -> Path:
+def _write_average(checkpoints: list[Path], folder: Path) -> Path:
+    """Write the average of checkpoints into a folder, unless it is there; return its file."""
     target = folder / f"checkpoint_average_{len(checkpoints)}.pt"
-    step = Stage(folder, {"of": [checksum(path) for path in checkpoints], "version": __version__})
+    stage = Stage(folder, {"of": [checksum(path) for path in checkpoints], "version": __version__})
 
-    def work() -> dict[str, str]:
+    def work() -> Outputs:
         average_checkpoints(checkpoints, target)
         return {}
 
-    step.do(work)
+    stage.do(work)
     return target

@@ -40,7 +40,7 @@ class Search(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Options:
+class GenerationOptions:
     """Options that all translations of an evaluation share."""
 
     subset: str  # the part of the data to translate
@@ -54,24 +54,29 @@ class Generation:
     """The translations of a test set by one model, or by several as an ensemble.
 
     Args:
-        label: what messages call it.
+        label: name in messages.
         checkpoints: the model, or the models of the ensemble.
         data: the data-bin of the test set.
-        options: those of all translations.
-        folder: of the translations.
+        options: options of ``fairseq-generate``.
+        folder: folder of the translations.
     """
 
     def __init__(
-        self, label: str, checkpoints: Sequence[Path], data: DataBin, options: Options, folder: Path
+        self,
+        label: str,
+        checkpoints: Sequence[Path],
+        data: DataBin,
+        options: GenerationOptions,
+        folder: Path,
     ) -> None:
         self.label, self.folder, self._checkpoints = label, folder, list(checkpoints)
         self._data, self._options = data, options
-        self._sentences = data.sentences(options.subset)
+        self._sentences = data.count_sentences(options.subset)
         # Each part gets a batch at least: fairseq-generate divides by its number of sentences.
         self._shards = min(options.num_shards, self._sentences)
         self._inputs: Inputs = {
             "checkpoints": [checksum(path) for path in self._checkpoints],
-            "data": [checksum(path) for path in self._test_files()],
+            "data": [checksum(path) for path in self._list_test_files()],
             "languages": [data.source, data.target],
             "options": [options.subset, options.max_tokens, options.fp16],
             "version": __version__,
@@ -81,7 +86,7 @@ class Generation:
         """Translate the parts of the test set that are not in the folder.
 
         Args:
-            search: how to search.
+            search: settings of beam search.
             lock: open file that ``fairseq-generate`` keeps open while it lives.
 
         Raises:
@@ -120,11 +125,10 @@ class Generation:
 
     def _translate(self, search: Search, shard: int, folder: Path, lock: int) -> Outputs:
         say(f"{self.label}, {search.name}: part {shard + 1} of {self._shards}")
-        command = self.command(search, shard, folder)
-        run_logged(command, folder / "generate.log", lock)
+        run_logged(self._build_command(search, shard, folder), folder / "generate.log", lock)
         return {}
 
-    def command(self, search: Search, shard: int, folder: Path) -> list[str]:
+    def _build_command(self, search: Search, shard: int, folder: Path) -> list[str]:
         """Build the command that translates one part."""
         options = self._options
         batch_size = min(self._sentences // self._shards, _LARGEST_BATCH)
@@ -144,10 +148,10 @@ class Generation:
             *(["--fp16"] if options.fp16 else []),
         ]
 
-    def _test_files(self) -> list[Path]:
+    def _list_test_files(self) -> list[Path]:
         data = self._data
         files = sorted(data.folder.glob(f"{self._options.subset}.*-*.*"))
-        return [*files, data.dictionary(data.source), data.dictionary(data.target)]
+        return [*files, *(data.folder / f"dict.{name}.txt" for name in (data.source, data.target))]
 
 
 def read_hypotheses(path: Path) -> dict[int, str]:

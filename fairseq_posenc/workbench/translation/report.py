@@ -1,4 +1,4 @@
-"""What came out of an evaluation: tables in Markdown, and all figures as a record."""
+"""The results of an evaluation: tables in Markdown, and all figures as a record."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.translation.generate import Search
-from fairseq_posenc.workbench.translation.scores import METRICS, NAME, Difference, LengthGroup
+from fairseq_posenc.workbench.translation.scores import METRICS, PIECE_BLEU, Difference, LengthGroup
 
 
 class SystemScores(NamedTuple):
     """The scores of one system, in one of its trainings, with one search."""
 
-    system: str  # its name
-    path: str  # its checkpoint or text file, as the user named it
-    training: int  # its number
-    search: Optional[Search]  # how it searched; None for translations that were written already
-    hypotheses: str  # the file with the plain translations
-    scores: dict[str, float]  # by metric
+    system: str  # name of the system
+    path: str  # checkpoint or text file, as the user named it
+    training: int  # number of the training
+    search: Optional[Search]  # settings of beam search; None for a given file of translations
+    hypotheses: str  # file of the plain translations
+    scores: dict[str, float]  # scores by metric
     piece_bleu: Optional[float]  # BLEU-4 on pieces; None if it could not be measured
 
 
 class Evaluation(NamedTuple):
-    """What came out."""
+    """All figures of an evaluation."""
 
     subset: str  # name of the test set
-    reference: str  # file with its references
-    sentences: int  # its size
+    reference: str  # file of its references
+    sentences: int  # number of its sentences
     rows: list[SystemScores]  # the scores, in the user's order
     signatures: dict[str, str]  # sacreBLEU's, by metric
     piece_bleu: str  # how BLEU-4 on pieces was measured, or why not
@@ -44,7 +44,7 @@ class Evaluation(NamedTuple):
 
     @property
     def has_trainings(self) -> bool:
-        """Whether systems have several, which differ by seed."""
+        """Whether systems have several trainings, which differ by seed."""
         return any(row.training > 1 for row in self.rows)
 
 
@@ -58,7 +58,7 @@ def record(result: Evaluation) -> Record:
             **_search_fields(row.search),
             "hypotheses": row.hypotheses,
             **row.scores,
-            NAME: row.piece_bleu,
+            PIECE_BLEU: row.piece_bleu,
         }
         for row in result.rows
     ]
@@ -79,7 +79,7 @@ def record(result: Evaluation) -> Record:
         "baseline": result.baseline,
         **{f"signature of {name}": each for name, each in result.signatures.items()},
         **{f"test signature of {name}": each for name, each in result.test_signatures.items()},
-        f"signature of {NAME}": result.piece_bleu,
+        f"signature of {PIECE_BLEU}": result.piece_bleu,
     }
     tables = {"scores": rows, "means": compute_means(result.rows)}
     tables |= {"differences": differences, "lengths": lengths}
@@ -122,15 +122,15 @@ def write_report(result: Evaluation, out: Path) -> str:
         f"{result.sentences:,} sentences of `{result.subset}`, plain text against "
         f"`{result.reference}`. Higher is better."
     )
-    parts = ["# Translation quality", introduction, *_score_table(result), *_mean_table(result)]
-    parts += [*_difference_table(result), *_length_table(result)]
+    parts = ["# Translation quality", introduction, *_format_scores(result)]
+    parts += [*_format_means(result), *_format_differences(result), *_format_lengths(result)]
     text = "\n\n".join(parts) + "\n"
     record(result).write(out / FIGURES)
     write_whole(out / REPORT, text)
     return text
 
 
-def _score_table(result: Evaluation) -> list[str]:
+def _format_scores(result: Evaluation) -> list[str]:
     rows = [
         [
             f"`{row.system}`" + (f", training {row.training}" if result.has_trainings else ""),
@@ -142,12 +142,19 @@ def _score_table(result: Evaluation) -> list[str]:
         ]
         for row in result.rows
     ]
-    header = ["system", "search", "length penalty", *METRICS, NAME, "checkpoint or translations"]
-    signatures = {**result.signatures, NAME: result.piece_bleu}
-    return [table(header, rows, "llrrrrl"), _bullet_list(signatures)]
+    header = [
+        "system",
+        "search",
+        "length penalty",
+        *METRICS,
+        PIECE_BLEU,
+        "checkpoint or translations",
+    ]
+    signatures = {**result.signatures, PIECE_BLEU: result.piece_bleu}
+    return [table(header, rows, "llrrrrl"), _format_list(signatures)]
 
 
-def _mean_table(result: Evaluation) -> list[str]:
+def _format_means(result: Evaluation) -> list[str]:
     if not result.has_trainings:
         return []
     rows = []
@@ -160,28 +167,25 @@ def _mean_table(result: Evaluation) -> list[str]:
     return ["## Means over trainings", table(header, rows, "llr"), f"In brackets: {NOTE}."]
 
 
-def _difference_table(result: Evaluation) -> list[str]:
+def _format_differences(result: Evaluation) -> list[str]:
     if not result.differences:
         return []
-    rows = [
-        [f"`{name}`", *(cell for each in found for cell in _difference_cells(each))]
-        for name, found in result.differences.items()
-    ]
+    rows = []
+    for name, found in result.differences.items():
+        rows.append([f"`{name}`"])
+        for each in found:
+            p_value = "same translations" if each.p_value is None else f"{each.p_value:.4f}"
+            rows[-1] += [f"{each.difference:+.2f}", p_value]
     header = ["system", *(cell for metric in METRICS for cell in (metric, "p"))]
     return [
         f"## Differences from `{result.baseline}`",
         table(header, rows),
         _OF_SEVERAL if result.has_trainings else _OF_ONE,
-        _bullet_list(result.test_signatures),
+        _format_list(result.test_signatures),
     ]
 
 
-def _difference_cells(found: Difference) -> tuple[str, str]:
-    p_value = "same translations" if found.p_value is None else f"{found.p_value:.4f}"
-    return f"{found.difference:+.2f}", p_value
-
-
-def _length_table(result: Evaluation) -> list[str]:
+def _format_lengths(result: Evaluation) -> list[str]:
     title = "## BLEU by length of the source"
     if result.groups is None:
         return [title, "Not measured: the source text is not known; name it with --source."]
@@ -194,5 +198,5 @@ def _length_table(result: Evaluation) -> list[str]:
     return [title, table(header, rows)]
 
 
-def _bullet_list(signatures: dict[str, str]) -> str:
+def _format_list(signatures: dict[str, str]) -> str:
     return "\n".join(f"- {name}: `{signature}`" for name, signature in signatures.items())

@@ -32,8 +32,8 @@ class Difference(NamedTuple):
 
     metric: str  # one of :data:`METRICS`
     difference: float  # the system's score less the baseline's
-    # of the paired test; None where both translate alike, of which sacreBLEU would say that it is
-    # no chance
+    # p-value of the paired test; None where both have the same translations, which sacreBLEU
+    # would call significant
     p_value: Optional[float]
 
 
@@ -52,7 +52,7 @@ class Scorer:
         self.references = list(references)
         self._metrics = {name: kind(references=[references]) for name, kind in METRICS.items()}
 
-    def scores(self, hypotheses: Sequence[str]) -> dict[str, float]:
+    def score(self, hypotheses: Sequence[str]) -> dict[str, float]:
         """Compute the scores of a whole test set by metric."""
         return {
             name: metric.corpus_score(hypotheses, None).score
@@ -63,7 +63,7 @@ class Scorer:
         """Get sacreBLEU's signature of each metric: all that changes its number."""
         return {name: str(metric.get_signature()) for name, metric in self._metrics.items()}
 
-    def differences(
+    def compare(
         self, systems: Mapping[str, Sequence[Sequence[str]]]
     ) -> tuple[dict[str, list[Difference]], dict[str, str]]:
         """Compare each system with the first; return differences, and the signatures by metric.
@@ -91,7 +91,7 @@ class Scorer:
                 differences[name].append(Difference(metric, other.score - first.score, p_value))
         return differences, {name: str(signature) for name, signature in signatures.items()}
 
-    def by_length(
+    def score_by_length(
         self, sources: Sequence[str], systems: Mapping[str, Sequence[Sequence[str]]]
     ) -> list[LengthGroup]:
         """Compute the BLEU of each system on sources of similar length, in words."""
@@ -114,7 +114,7 @@ class Scorer:
         return float(BLEU().corpus_score(hypotheses, [references]).score)
 
 
-NAME = "BLEU-4 on pieces, 0 to 1"
+PIECE_BLEU = "BLEU-4 on pieces, 0 to 1"
 _INSTALL = "NLTK is not installed (pip install nltk)"
 _NO_PIECES = "there is no sentencepiece model to cut the text with; name its folder with --data"
 
@@ -130,7 +130,7 @@ class PieceBleu:
 
             self.note = _NO_PIECES
             if data:
-                path = data.pieces(data.target)
+                path = data.find_pieces(data.target)
                 self._model = Pieces(path).model
                 self._references = [[pieces] for pieces in self._cut(references)]
                 self._corpus_bleu = corpus_bleu

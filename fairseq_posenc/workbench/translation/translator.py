@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.devices import Computing
 from fairseq_posenc.workbench.tokens.pieces import Pieces
-from fairseq_posenc.workbench.translation.checkpoint import name_data_bin, open_ensemble
+from fairseq_posenc.workbench.translation.checkpoint import data_bin_of, open_ensemble
 
 
 class Hypothesis(NamedTuple):
@@ -31,13 +31,13 @@ class Hypothesis(NamedTuple):
 
 
 _QUOTED = 40  # characters of a sentence in an error message
-NOTHING = Hypothesis("", 0.0, ())  # the translation of an empty line, which no model is asked for
+_EMPTY = Hypothesis("", 0.0, ())  # translation of an empty line, which no model is asked for
 
 
 class Translator:
     """Translates with one model, or with several whose probabilities are averaged.
 
-    Made by :meth:`load`.
+    :meth:`load` builds it from checkpoints.
 
     Args:
         task: fairseq's translation task, with its dictionaries.
@@ -77,9 +77,9 @@ class Translator:
         opened = open_ensemble(map(Path, checkpoints), Path(data) if data else None)
         for each in opened:
             how.place(each.model).prepare_for_inference_(each.settings)
-        folder = name_data_bin(opened[0])
+        folder = data_bin_of(opened[0])
         models = [each.model for each in opened]
-        return cls(opened[0].task, models, folder.pieces(folder.source))
+        return cls(opened[0].task, models, folder.find_pieces(folder.source))
 
     def translate(
         self,
@@ -114,8 +114,8 @@ class Translator:
         generator = self.task.build_generator(self.models, options)
         encoded = [self._encode(sentence) for sentence in sentences]
         asked = [number for number, tokens in enumerate(encoded) if tokens.numel() > 1]
-        results = [[NOTHING] for _ in sentences]
-        for batch in self._batches([encoded[number] for number in asked], max_tokens):
+        results = [[_EMPTY] for _ in sentences]
+        for batch in self._make_batches([encoded[number] for number in asked], max_tokens):
             numbers = [asked[index] for index in batch["id"].tolist()]
             try:
                 found = self.task.inference_step(generator, self.models, batch)
@@ -123,7 +123,7 @@ class Translator:
                 longest = numbers[int(batch["net_input"]["src_lengths"].argmax())]
                 raise UserError(f"'{sentences[longest][:_QUOTED]}...': {error}") from None
             for number, hypotheses in zip(numbers, found):
-                results[number] = [self._hypothesis(each) for each in hypotheses[:nbest]]
+                results[number] = [self._make_hypothesis(each) for each in hypotheses[:nbest]]
         return results
 
     def _encode(self, sentence: str) -> Tensor:
@@ -134,7 +134,7 @@ class Translator:
         )
         return symbols.long()
 
-    def _batches(self, encoded: list[Tensor], max_tokens: int) -> Iterator[dict[str, Any]]:
+    def _make_batches(self, encoded: list[Tensor], max_tokens: int) -> Iterator[dict[str, Any]]:
         """Yield fairseq's batches of sentences of similar length."""
         if not encoded:
             return
@@ -147,7 +147,7 @@ class Translator:
             batch = dataset.collater([dataset[number] for number in numbers])
             yield utils.apply_to_sample(lambda tensor: tensor.to(self.device), batch)
 
-    def _hypothesis(self, found: dict[str, Any]) -> Hypothesis:
+    def _make_hypothesis(self, found: dict[str, Any]) -> Hypothesis:
         tokens = self.task.target_dictionary.string(found["tokens"])
         text = post_process(tokens, "sentencepiece")
         return Hypothesis(text, float(found["score"]), tuple(tokens.split()))

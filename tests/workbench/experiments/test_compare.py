@@ -316,6 +316,7 @@ class TestCurves:
             None,
             512.5,
             1,
+            None,
         )
 
     @pytest.mark.parametrize(

@@ -126,6 +126,26 @@ def test_candidates_are_those_with_the_best_figures_then_those_of_one_seed(resul
     assert len(found) == len(set(found)) == 8
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("rope", "**Take it for** causal LMs (perplexity)."),
+        (
+            "learned",
+            "**Take it for** causal LMs (perplexity). "
+            "**Not for** causal LMs (perplexity at 4 times the length of training).",
+        ),
+        (
+            "alibi",
+            "**Take it for** causal LMs (perplexity at 4 times the length of training). "
+            "**Not for** causal LMs (perplexity).",
+        ),
+    ],
+)
+def test_a_card_says_for_what_to_take_an_encoding(results, name, advice):
+    assert page.card(name).startswith(f"{advice}\n\n| figure | {name} |")
+
+
 def test_of_bleu_the_highest_is_best(results):
     names = ["system", "beam", "BLEU", "BLEU_low", "BLEU_high"]
     rows = [("t5", 1, 60.0, 59.0, 61.0), ("t5", 5, 30.0, 29.0, 31.0)]
@@ -195,10 +215,13 @@ def test_a_start_of_a_language_model_names_its_source(results):
     assert column.best() == ("rope", [], ["none"])
 
 
-def test_ranks_on_a_second_text_are_correlated_with_those_on_the_first(results, monkeypatch):
+def test_ranks_on_other_texts_are_correlated_with_those_on_the_first(results, monkeypatch):
     record = Record("compare", *_record_of({"rope": 50.0, "alibi": 20.0, "learned": 30.0}))
-    record.write(results / measured.ANOTHER_TEXT["causal-lm"][1])
+    texts = [(text, name) for text, name, _ in measured.ANOTHER_TEXT["causal-lm"]]
+    for _, name in texts:
+        record.write(results / name)
     found = [measured.at_trained_length("causal-lm"), *measured.on_another_text("causal-lm")]
+    assert [each.title for each in found[1:]] == [f"perplexity on {text}" for text, _ in texts]
     assert page._correlations(found) == []  # of three encodings
     monkeypatch.setattr(page, "_FEW", 3)
     (table,) = page._correlations(found)  # ranks 1, 2, 3 and 3, 2, 1

@@ -33,12 +33,13 @@ from fairseq_posenc.workbench.experiments.probe import (
     tasks,
 )
 from fairseq_posenc.workbench.experiments.probe.results import TaskResults, reciprocal_rank
-from fairseq_posenc.workbench.experiments.probe.settings import TRAIN_OPTIONS, TaskSettings
+from fairseq_posenc.workbench.experiments.probe.settings import TaskSettings
 from fairseq_posenc.workbench.experiments.results import Outcome
 from fairseq_posenc.workbench.experiments.settings import Run
 from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, FAMILIES, parse_variants
 from fairseq_posenc.workbench.results import differences, intervals, record
-from fairseq_posenc.workbench.running.options import Parser
+from fairseq_posenc.workbench.running.logs import Curve, Entry
+from fairseq_posenc.workbench.running.options import Parser, parse_with_passed
 
 NAMES = tasks.names()
 
@@ -445,6 +446,7 @@ def made_up(out: Path) -> TaskResults:
         Outcome(
             Run(model, seed, task.name),
             {"20": 1.0, "40": 0.9, "80": share, "160": share},
+            Curve([Entry("valid", n, 1.0, 2.0, None, 0.0, exact=n / 10) for n in (5, 10)], 0.0),
             seconds=9.0,
         )
         for seed in chosen.seeds
@@ -479,6 +481,11 @@ class TestReport:
         rows = record.read(tmp_path / report.RECORD).figures
         assert len(rows["lengths"]) == 2 * 3 * 4
         assert len(rows["trainings"]) == 2 * 3 * 3
+        assert rows["curves"][-1] == {
+            **{"model": "alibi", "task": "sort", "seed": 3, "updates": 10, "exact": 1.0}
+        }
+        picture.draw_learning(found, tmp_path / report.LEARNING)
+        assert (tmp_path / report.LEARNING).read_bytes() != (tmp_path / "probe.png").read_bytes()
         assert report.write_report(found, drawn=True).read_text().count("probe.png") == 1
 
     def test_depths_are_drawn_and_recorded(self, tmp_path):
@@ -515,7 +522,7 @@ class TestReport:
 def parse(*words: str) -> argparse.Namespace:
     parser = Parser()
     command.add_arguments(parser)
-    return parser.parse_args(words)
+    return parse_with_passed(parser, words)
 
 
 class TestCommand:
@@ -530,6 +537,8 @@ class TestCommand:
             (["--trained", "0"], "--trained: must be a whole number of at least 1, not '0'"),
             (["--updates", "0"], "--updates: must be a whole number of at least 1, not '0'"),
             (["--seeds", "one"], "--seeds: must be whole numbers"),
+            (["--", "--max-update", "5"], "--max-update cannot be set here; use --updates"),
+            (["--", "elsewhere"], "'elsewhere' is not an option; the folder is --out's"),
             (["--jobs", "0"], "--jobs: must be a whole number of at least 1, not '0'"),
         ],
     )
@@ -550,8 +559,6 @@ class TestCommand:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_small_probe_learns_and_is_not_repeated(family, tmp_path, monkeypatch, capsys):
     """Flip-flops of up to two instructions are learned in seconds, by any order of work."""
-    small = (*TRAIN_OPTIONS[family], "--max-tokens", "1024")
-    monkeypatch.setitem(TRAIN_OPTIONS, family, small)
     monkeypatch.setattr(data, "EXAMPLES", {"train": 10_000, "valid": 200})  # more are not used up
     call = [
         *("probe", "--tasks", "flip_flop", "--encodings", "rope", "--family", family),
@@ -559,9 +566,13 @@ def test_a_small_probe_learns_and_is_not_repeated(family, tmp_path, monkeypatch,
     ]
 
     def probed(out: str) -> tuple[list[dict], str]:
-        assert main([*call, "--out", str(tmp_path / out)]) == 0
+        assert main([*call, "--out", str(tmp_path / out), "--", "--max-tokens", "1024"]) == 0
         told = capsys.readouterr()
-        return json.loads(told.out)["figures"]["lengths"], told.err
+        found = json.loads(told.out)
+        assert found["data"]["options"] == "--max-tokens 1024"
+        assert [row["updates"] for row in found["figures"]["curves"]] == [*range(4, 49, 4)]
+        assert (tmp_path / out / report.LEARNING).stat().st_size > 10_000
+        return found["figures"]["lengths"], told.err
 
     rows, told = probed("one")
     assert "fairseq-train" in told

@@ -24,7 +24,7 @@ from fairseq_posenc.workbench.finetuning.glue.runs import (
     config_name,
     format_override,
     list_runs,
-    paper_grid,
+    look_up_grid,
     read_run,
 )
 from fairseq_posenc.workbench.finetuning.glue.submission import format_predictions
@@ -139,9 +139,9 @@ def test_updates_follow_from_the_data_or_the_paper():
         assert found == ("m4m_mrpc", "f1", 345, 21, model)
     found = compose_task_config(CONFIGS, "decbert", TASKS["MRPC"], 3668, [])
     assert found == ("decbert_mrpc", "accuracy", 2296, 137, model)
-    assert paper_grid("decbert", TASKS["MRPC"]) == ((1e-5, 2e-5), (1, 2, 3, 4, 5))
-    assert paper_grid("decbert", TASKS["RTE"]) == ((2e-5,), (1, 2, 3, 4, 5))
-    assert paper_grid("m4m", TASKS["RTE"]) == ((2e-5, 3e-5, 4e-5), (1,))
+    assert look_up_grid("decbert", TASKS["MRPC"]) == ((1e-5, 2e-5), (1, 2, 3, 4, 5))
+    assert look_up_grid("decbert", TASKS["RTE"]) == ((2e-5,), (1, 2, 3, 4, 5))
+    assert look_up_grid("m4m", TASKS["RTE"]) == ((2e-5, 3e-5, 4e-5), (1,))
 
 
 def test_a_wrong_override_and_a_missing_file_are_told(tmp_path):

@@ -101,7 +101,7 @@ class TestTables:
     def test_numbers_of_heads_are_columns(self):
         stack = spec_stack("t5")
         (table,) = tables_drawn(stack).values()
-        assert (table.of_columns, list(table.columns)) == ("head", [1, 2, 3, 4])
+        assert (table.column_label, list(table.columns)) == ("head", [1, 2, 3, 4])
         assert "all layers" in table.title
 
     @pytest.mark.parametrize("spec", encoding_specs("input", "scores"))

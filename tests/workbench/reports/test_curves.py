@@ -431,7 +431,7 @@ def test_a_wrong_part_of_the_training_is_one_line(tmp_path, capsys):
 
 def test_the_recipes_log_often_enough_to_see_the_stages():
     """The shortest stage has 1,000 updates, and a line is smoothed over five."""
-    known = [recipes.training(name) for name in recipes.trainings()]
+    known = [recipes.build_recipe(name) for name in recipes.list_trainings()]
     assert max(recipe.housekeeping["log_interval"] for recipe in known) <= 100
 
 

@@ -33,7 +33,7 @@ SITE = """
 
 # A training as the paper's small scale has it, but for what a test changes.
 LIKE_A_SMALL = {
-    **recipes.pretraining("a_small").all_settings,
+    **recipes.build_recipe("a_small").all_settings,
     "arch": "roberta_m4m",
     "position_encoding": "m4m",
     "attention_directions": "",
@@ -268,7 +268,7 @@ def test_only_what_differs_is_told(tmp_path, capsys):
 
 
 def test_pairs_are_the_same_however_fairseq_writes_them(tmp_path, capsys):
-    like = {**recipes.pretraining("b_small").all_settings, "position_encoding": "learned"}
+    like = {**recipes.build_recipe("b_small").all_settings, "position_encoding": "learned"}
     checkpoint(tmp_path / "run", updates=200000, **{**like, "adam_betas": [0.9, 0.98]})
     told = differences(report(capsys, tmp_path / "run"))
     assert not any(line.startswith(("adam", "updates", "lr")) for line in told)

@@ -78,7 +78,7 @@ def test_nothing_that_the_recipes_have_is_left_out():
         quoted = f"'{encoding}'" if "(" in encoding else encoding
         command = f"train_scripts/{name}.sh {quoted} DATA-BIN"
         if name in ("b_small", "b_large"):
-            command += f" --model {recipes.model_of(directions)}"
+            command += f" --model {recipes.find_model(directions)}"
         assert command in commands
     for name in DATA["ablations"]:
         assert f"train_scripts/ablation.sh {name} DATA-BIN" in commands

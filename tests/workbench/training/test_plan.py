@@ -18,7 +18,7 @@ from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.results.record import read
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.plan.command import describe
+from fairseq_posenc.workbench.training.plan.command import format_plan
 from fairseq_posenc.workbench.training.plan.probe import ProbeLog, read_training
 from tests.helpers import commands
 from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, new_directory, run, sentences
@@ -45,7 +45,7 @@ def test_the_figures_are_medians_without_the_first_updates():
     for update, seconds in enumerate([60, 30, 2, 2, 50, 2, 4], start=1):
         now += seconds
         assert watch.read(line(update, tokens=1000 if seconds < 4 else 2000), now)
-    figures = watch.measurements(left_out=2)
+    figures = watch.measure(left_out=2)
     assert figures.seconds_per_update == 2
     assert figures.tokens_per_second == 500  # of 500, 500, 40, 500, 500
     assert figures.tokens_per_update == 1000
@@ -63,7 +63,7 @@ def test_memory_of_a_gpu_is_what_was_least_free(caplog):
     watch.read("2024 | INFO | fairseq_cli.train | training on 2 devices (GPUs/TPUs)", 0)
     for update, free in enumerate([70.0, 20.5, 60.0], start=1):
         watch.read(line(update, free=free), float(update))
-    figures = watch.measurements(left_out=1)
+    figures = watch.measure(left_out=1)
     assert (figures.devices, figures.gpu, figures.gpu_total) == (2, "NVIDIA A100", 79.25)
     assert figures.gpu_memory == 79.25 - 20.5
 
@@ -72,7 +72,7 @@ def test_a_log_without_updates_is_an_error():
     watch = ProbeLog()
     assert not watch.read("| train | epoch 001 | loss 5", 1)
     with pytest.raises(UserError, match="log has 0 updates, and the first 10 do not count"):
-        watch.measurements(left_out=10)
+        watch.measure(left_out=10)
 
 
 def test_half_precision_without_a_gpu_is_one_line(capsys, monkeypatch):
@@ -87,7 +87,7 @@ def test_large_numbers_as_fairseq_prints_them():
     watch = ProbeLog()
     for update in (1, 2):
         watch.read(line(update, tokens=2.09715e06), 10.0 * update)
-    assert watch.measurements(left_out=1).tokens_per_second == pytest.approx(209715)
+    assert watch.measure(left_out=1).tokens_per_second == pytest.approx(209715)
 
 
 # ---------------------------------------------------------------------------------- which training
@@ -98,14 +98,14 @@ def test_the_probe_always_starts_and_never_touches_the_checkpoints():
     training = read_training([*words, "--max-update", "100", "--max-epoch", "0"])
     assert (training.max_update, training.max_epoch, training.script) == (100, None, None)
     assert training.save_dir == Path("mine")
-    probe = training.probe(50, Path("elsewhere"))
+    probe = training.build_probe(50, Path("elsewhere"))
     assert probe[0] == "fairseq-train"
     *_, last = [i for i, word in enumerate(probe) if word == "--save-dir"]
     assert probe[last + 1] == "elsewhere"
     *_, last = [i for i, word in enumerate(probe) if word == "--max-update"]
     assert probe[last + 1] == "50"
     assert "--reset-optimizer" in probe
-    assert "--reset-optimizer" not in read_training(words[:4]).probe(50, Path("elsewhere"))
+    assert "--reset-optimizer" not in read_training(words[:4]).build_probe(50, Path("elsewhere"))
 
 
 def script(text: str) -> str:
@@ -272,14 +272,16 @@ def test_the_text_names_gpu_memory_and_days():
         "end": 500_000,
         "hours": 500_000 * 0.25 / 3600,
         "updates_per_epoch": 85_470,
-        **{f"paper_{k}": v for k, v in recipes.pretraining("a_small").hardware.items()},
+        **{f"paper_{k}": v for k, v in recipes.build_recipe("a_small").hardware.items()},
     }
-    text = describe(plan)
+    text = format_plan(plan)
     assert "50 updates on 8 x NVIDIA A100; medians without the first 10" in text
     assert "31.2 of 39.4 GiB on a GPU; 4.0 GiB in the largest process" in text
     assert "34.7 hours (1.45 days) to update 500,000, which are 5.85 epochs" in text
     assert "1,250.0 MB, written in 2.5 s" in text
     assert "30 hours on 8 x A100-40GB" in text
-    long = describe({**plan, "hours": 4321.0})
+    long = format_plan({**plan, "hours": 4321.0})
     assert "4,321 hours (180 days)" in long
-    assert "no --max-update" in describe({**plan, "end": None, "hours": None, "paper_hours": None})
+    assert "no --max-update" in format_plan(
+        {**plan, "end": None, "hours": None, "paper_hours": None}
+    )

@@ -32,13 +32,13 @@ def test_every_experiment_is_there_with_a_script_and_a_configuration():
     scripts = Path(__file__).parents[3] / "train_scripts"
     assert set(PRETRAINING) == set(NAMES)
     assert {path.stem for path in scripts.glob("*.sh")} - {"ablation", "slurm"} == {
-        *recipes.trainings()
+        *recipes.list_trainings()
     }
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_tells_apart_what_the_paper_gives(name):
-    recipe = recipes.pretraining(name)
+    recipe = recipes.build_recipe(name)
     assert not set(recipe.settings) & set(recipe.not_given)
     assert recipe.all_settings == {**recipe.settings, **recipe.not_given}
     assert recipe.source in DATA["sources"]
@@ -52,10 +52,10 @@ def test_what_the_papers_do_not_give():
     """M4M's gives neither schedule nor decay; DecBERT's gives both, but not the input's length."""
     for name in ("a_small", "a_base", "a_c4", "a_large", "a_none"):
         assert {"lr_scheduler", "warmup_updates", "weight_decay", "adam_betas"} <= set(
-            recipes.pretraining(name).not_given
+            recipes.build_recipe(name).not_given
         )
     for name in ("b_small", "b_large", "b_lm"):
-        recipe = recipes.pretraining(name)
+        recipe = recipes.build_recipe(name)
         assert {"lr_scheduler", "weight_decay", "adam_betas", "dropout"} <= set(recipe.settings)
         assert "tokens_per_sample" in recipe.not_given
 
@@ -64,7 +64,7 @@ def test_the_recipes_in_a_table():
     """Batch, updates, rate and gradient clipping of each, as the papers print them."""
     found = {
         name: (recipe.batch, *(recipe.all_settings[k] for k in ("max_update", "lr", "clip_norm")))
-        for name, recipe in ((name, recipes.pretraining(name)) for name in NAMES)
+        for name, recipe in ((name, recipes.build_recipe(name)) for name in NAMES)
     }
     assert found == {
         "a_small": (96, 500_000, [1e-4], 0.0),
@@ -76,7 +76,7 @@ def test_the_recipes_in_a_table():
         "b_large": (4096, 300_000, [3e-4], 2.0),
         "b_lm": (128, 100_000, [5e-5], 0.1),
     }
-    large = recipes.pretraining("b_large").all_settings
+    large = recipes.build_recipe("b_large").all_settings
     assert large["warmup_steps"] + large["hold_steps"] + large["decay_steps"] == 500_000
 
 
@@ -88,7 +88,7 @@ SYMBOLS = {"WikiText-103": 50_260 + 4, "Chinese Wikipedia": 26_565}
 @pytest.mark.parametrize(("encoding", "positions"), [("learned", 512 * 768), ("none", 0)])
 def test_the_causal_lms_have_the_papers_number_of_parameters(encoding, positions):
     """95 and 77.5 million: input and output embeddings are one."""
-    settings = {**recipes.pretraining("b_lm").settings, "dropout": 0.0}
+    settings = {**recipes.build_recipe("b_lm").settings, "dropout": 0.0}
     names = [name for name in settings if name.startswith(("decoder_", "share_", "activation"))]
     options = {name: settings[name] for name in names}
     widths = {"decoder_input_dim": 0, "decoder_output_dim": 0}
@@ -110,7 +110,7 @@ def test_the_causal_lms_have_the_papers_number_of_parameters(encoding, positions
 @pytest.mark.parametrize("encoding", ["learned", "none"])
 def test_the_architecture_alone_has_that_size_too(encoding):
     config = MODEL_DATACLASS_REGISTRY[f"transformer_lm_{encoding}"]()
-    settings = recipes.pretraining("b_lm").settings
+    settings = recipes.build_recipe("b_lm").settings
     for name in settings:
         if name.startswith(("decoder_", "share_", "activation")):
             assert getattr(config, name) == settings[name]
@@ -118,7 +118,7 @@ def test_the_architecture_alone_has_that_size_too(encoding):
 
 def test_an_unknown_recipe_is_told_with_the_known_ones():
     with pytest.raises(UserError, match=r"'a_huge'; there are a_small, a_base, a_c4,"):
-        recipes.pretraining("a_huge")
+        recipes.build_recipe("a_huge")
 
 
 @pytest.mark.parametrize("name", REPORTED)

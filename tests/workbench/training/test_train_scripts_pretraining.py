@@ -98,8 +98,8 @@ def refusal(*words: Any, **how: Any) -> str:
 
 def options_of(name: str, directions: str = "both") -> list[str]:
     """Return what a recipe wants beside the encoding and the data."""
-    models = recipes.training(name).has_models
-    own = ["--model", recipes.model_of(directions)] if models else []
+    models = recipes.build_recipe(name).has_models
+    own = ["--model", recipes.find_model(directions)] if models else []
     init = PRETRAINING[name]["init"].startswith("roberta")
     return [*own, "--init", __file__] if init else own
 
@@ -130,7 +130,7 @@ def plain(value: Any) -> Any:
 
 
 def of_recipe(name: str) -> dict[str, Any]:
-    return {key: plain(v) for key, v in recipes.training(name).all_settings.items()}
+    return {key: plain(v) for key, v in recipes.build_recipe(name).all_settings.items()}
 
 
 # ------------------------------------------------------------------------------------- settings
@@ -149,7 +149,7 @@ def test_the_settings_are_the_recipes(name, encoding, directions):
     assert args.no_epoch_checkpoints
     assert args.save_interval_updates >= 1000
     (update_freq,) = args.update_freq
-    batch = recipes.training(name).batch
+    batch = recipes.build_recipe(name).batch
     assert args.batch_size * update_freq == batch
     assert f"global batch: {batch} sequences = 1 GPU(s) x" in said
 
@@ -161,7 +161,7 @@ def test_the_global_batch_stays_whatever_the_gpus(name, gpus):
     nodes = ["--gpus", 8, "--nodes", 4, "--head", "node0:29500"] if gpus == 32 else ["--gpus", gpus]
     words, said = dry_run(name, encoding, *options_of(name), *nodes)
     args = settings(words)
-    batch, (update_freq,) = recipes.training(name).batch, args.update_freq
+    batch, (update_freq,) = recipes.build_recipe(name).batch, args.update_freq
     assert args.distributed_world_size == gpus
     assert args.batch_size * update_freq * gpus == batch
     assert f"{batch} sequences = {gpus} GPU(s) x {args.batch_size} x {update_freq} steps" in said
@@ -190,7 +190,7 @@ def test_the_yaml_file_is_the_recipe_too(name):
     assert {key: plain(found.get(key)) for key in expected} == expected
     gpus, (update_freq,) = config.distributed_training.distributed_world_size, found["update_freq"]
     assert gpus == PRETRAINING[name]["hardware"]["gpus"]
-    assert gpus * found["batch_size"] * update_freq == recipes.training(name).batch
+    assert gpus * found["batch_size"] * update_freq == recipes.build_recipe(name).batch
     args = settings(dry_run(name, encoding, *options_of(name), "--gpus", 1)[0])
     same = ("no_epoch_checkpoints", "save_interval_updates", "keep_interval_updates")
     assert {key: config.checkpoint[key] for key in same} == {k: getattr(args, k) for k in same}
@@ -205,7 +205,7 @@ def test_the_yaml_files_are_those_of_the_recipes():
         assert path.read_text(encoding="utf-8") == text, f"{path}: run make docs"
 
 
-@pytest.mark.parametrize("name", [*recipes.trainings(), "ablation"])
+@pytest.mark.parametrize("name", [*recipes.list_trainings(), "ablation"])
 def test_a_script_is_the_command_with_its_name(name):
     text = (SCRIPTS / f"{name}.sh").read_text(encoding="utf-8")
     command = "ablation" if name == "ablation" else f"train-recipe {name}"
@@ -442,7 +442,7 @@ def test_a_restore_file_cannot_replace_the_last_checkpoint():
 
 def test_help_names_all_recipes_and_options():
     told, _ = call("train-recipe", "--help")
-    assert all(f"\n  {name} " in told for name in recipes.trainings())
+    assert all(f"\n  {name} " in told for name in recipes.list_trainings())
     for option in ("--gpus N", "--nodes N", "--per-gpu N", "--out DIR", "--bf16", "--dry-run"):
         assert option in told
     assert all(f"\n  {name} " in call("ablation", "--help")[0] for name in ABLATIONS)

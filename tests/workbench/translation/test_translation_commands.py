@@ -33,7 +33,7 @@ from fairseq_posenc.workbench.translation import checkpoint as checkpoints
 from fairseq_posenc.workbench.translation.average import average_checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import infer_data_bin
 from fairseq_posenc.workbench.translation.evaluation import parse_systems
-from fairseq_posenc.workbench.translation.scores import NAME, PieceBleu
+from fairseq_posenc.workbench.translation.scores import PIECE_BLEU, PieceBleu
 from tests.helpers.commands import USER_DIR, new_directory, run, script, trained
 
 slow = pytest.mark.slow
@@ -383,11 +383,11 @@ def test_bleu_4_on_pieces_is_the_published_formula(evaluated):
     references = model.encode(lines(data() / "test.raw.en"), out_type=str)
     for row in read(evaluated / "bleu.json").rows:
         hypotheses = model.encode(lines(Path(row["hypotheses"])), out_type=str)
-        assert row[NAME] == pytest.approx(own_bleu(references, hypotheses), abs=1e-12)
-        assert 0 < row[NAME] <= 1
+        assert row[PIECE_BLEU] == pytest.approx(own_bleu(references, hypotheses), abs=1e-12)
+        assert 0 < row[PIECE_BLEU] <= 1
     report = (evaluated / "bleu.md").read_text(encoding="utf-8")
-    assert f"| chrF2 | {NAME} |" in report
-    assert f"- {NAME}: `NLTK " in report
+    assert f"| chrF2 | {PIECE_BLEU} |" in report
+    assert f"- {PIECE_BLEU}: `NLTK " in report
     assert "corpus_bleu without smoothing, sentencepiece.model`" in report
 
 
@@ -400,8 +400,8 @@ def test_the_figures_go_into_a_report(evaluated, capsys):
     found = {each["name"]: each for each in json.loads(capsys.readouterr().out)["others"]}
     assert found["rope"]["encoding"] == "rope"
     assert found["worse"]["encoding"] is None
-    assert found["worse"]["figures"]["another text bleu test"] == worse[NAME]
-    assert found["rope"]["figures"]["bin bleu test"] == greedy[NAME]
+    assert found["worse"]["figures"]["another text bleu test"] == worse[PIECE_BLEU]
+    assert found["rope"]["figures"]["bin bleu test"] == greedy[PIECE_BLEU]
 
 
 @slow
@@ -432,7 +432,7 @@ def test_without_nltk_or_pieces_the_report_says_so(tmp_path, monkeypatch, capsys
     command = ["bleu", f"one={text}", "--reference", str(text), "--out", str(tmp_path / "out")]
     monkeypatch.setitem(sys.modules, "nltk", None)
     assert main(command) == 0
-    assert f"- {NAME}: `NLTK is not installed (pip install nltk)`" in capsys.readouterr().out
+    assert f"- {PIECE_BLEU}: `NLTK is not installed (pip install nltk)`" in capsys.readouterr().out
     monkeypatch.undo()
     pytest.importorskip("nltk")
     assert main([*command, "--json"]) == 0

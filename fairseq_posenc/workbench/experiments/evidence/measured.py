@@ -29,9 +29,12 @@ MAIN_RECORD = {MASKED: "masked_lm.json", CAUSAL: "causal_lm.json", BOTH: "transl
 # Encodings added later, trained alike; one that is in the main record too is left out here.
 NEWER_RECORD = {MASKED: "masked_lm_newer.json", CAUSAL: "causal_lm_newer.json"}
 # Models trained on another text: its name, their record, and the records of longer inputs.
-ANOTHER_TEXT = {
-    MASKED: ("WikiText-2", "masked_lm_wikitext2.json", None),
-    CAUSAL: ("WikiText-2, 4 layers", "patterns.json", "patterns_length_seed_*.json"),
+ANOTHER_TEXT: dict[str, list[tuple[str, str, Optional[str]]]] = {
+    MASKED: [("WikiText-2", "masked_lm_wikitext2.json", None)],
+    CAUSAL: [
+        ("WikiText-2", "wikitext2_causal_lm.json", "wikitext2_causal_lm_length_seed_*.json"),
+        ("WikiText-2, 4 layers", "patterns.json", "patterns_length_seed_*.json"),
+    ],
 }
 LENGTH_RECORDS = {CAUSAL: "causal_lm*_length_seed_*.json"}  # a record for each seed
 PROBE_RECORD = {CAUSAL: "probe_causal_lm.json"}
@@ -119,15 +122,15 @@ def at_trained_length(family: str) -> Optional[Column]:
 
 def on_another_text(family: str) -> list[Column]:
     """Read perplexities of models of another text, at the length of training and far beyond."""
-    text, name, lengths = ANOTHER_TEXT.get(family, ("", None, None))
-    record = _read_record(name)
-    if record is None or name is None:
-        return []
-    found, seeds = _perplexities(record)
-    columns = [Column(f"perplexity on {text}", name, 2, found, by_seed=seeds)]
-    if times := max(_perplexities_by_multiple(lengths), default=0):
-        further = at_multiple(family, times, lengths)
-        columns += [further._replace(title=f"{text}, {times} times the length")] if further else []
+    columns = []
+    for text, name, lengths in ANOTHER_TEXT.get(family, ()):
+        if (record := _read_record(name)) is None:
+            continue
+        found, seeds = _perplexities(record)
+        columns.append(Column(f"perplexity on {text}", name, 2, found, by_seed=seeds))
+        times = max(_perplexities_by_multiple(lengths), default=0)
+        if times and (further := at_multiple(family, times, lengths)):
+            columns.append(further._replace(title=f"{text}, {times} times the length"))
     return columns
 
 

@@ -7,8 +7,9 @@ import argparse
 from fairseq_posenc import registry
 from fairseq_posenc.workbench.experiments.probe import tasks
 from fairseq_posenc.workbench.experiments.probe.experiment import TaskExperiment
-from fairseq_posenc.workbench.experiments.probe.picture import draw, draw_depths
+from fairseq_posenc.workbench.experiments.probe.picture import draw, draw_depths, draw_learning
 from fairseq_posenc.workbench.experiments.probe.report import (
+    LEARNING,
     PICTURE,
     RECORD,
     REPORT,
@@ -68,13 +69,14 @@ def run(args: argparse.Namespace) -> int:
     settings = _settings(args)
     with (
         signals_as_keyboard_interrupt(CONTINUES),
-        lock_output_folder(settings.out, (REPORT, PICTURE, RECORD)) as lock,
+        lock_output_folder(settings.out, (REPORT, PICTURE, LEARNING, RECORD)) as lock,
     ):
         results = TaskExperiment(settings, lock).run()
         found = record(results)
         found.write(settings.out / RECORD)
         if drawn := can_draw():
             draw(results, settings.out / PICTURE)
+            draw_learning(results, settings.out / LEARNING)
             for task in tasks_with_depths(results):
                 draw_depths(results, task, settings.out / depth_picture(task))
         report = write_report(results, drawn)
@@ -99,4 +101,5 @@ def _settings(args: argparse.Namespace) -> TaskSettings:
         lengths=args.lengths,
         jobs=args.jobs or default_jobs(),
         cluster=parse_place(args),
+        train_args=tuple(args.passed),  # the words after `--`
     )

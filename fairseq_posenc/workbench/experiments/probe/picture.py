@@ -1,19 +1,31 @@
-"""The pictures: right answers over length, and over depth and length."""
+"""The pictures: right answers over length, over updates, and over depth and length."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fairseq_posenc.workbench.experiments.probe.data import DEPTHS
 from fairseq_posenc.workbench.experiments.probe.results import (
     TaskResults,
-    share,
+    learning_curve,
     share_at_depth,
     share_by_seed,
 )
+from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import pictures
-from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
+from fairseq_posenc.workbench.results.intervals import (
+    LEAST_SEEDS,
+    average_lines,
+    interval_of_share,
+)
 from fairseq_posenc.workbench.results.pictures import GREY, PALE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Line = Sequence[Sequence[tuple[int, float]]]  # points of a model's line, for each seed
 
 _COLUMNS = 3
 
@@ -45,31 +57,62 @@ def draw_depths(results: TaskResults, task: str, path: Path) -> None:
 
 
 def draw(results: TaskResults, path: Path) -> None:
-    """Draw all tasks, with the seeds' intervals as bands, into a PNG file."""
-    tasks, lengths = results.settings.tasks, sorted(results.settings.lengths)
+    """Draw right answers over the length of the question, a panel for each task, as PNG."""
+    lengths = sorted(results.settings.lengths)
+
+    def line(task: str, model: Variant) -> Line:
+        by_length = [share_by_seed(results, task, model, [length]) for length in lengths]
+        seeds = by_length[0]
+        return [[(n, each[seed]) for n, each in zip(lengths, by_length)] for seed in seeds]
+
+    label = "length of the question, in words (dotted: longest in training)"
+    figure = _draw_tasks(results, line, label)
+    for axes in figure.axes:
+        axes.axvline(results.settings.trained, color=PALE, linestyle=":", linewidth=1.2, zorder=0)
+    pictures.save(figure, path)
+
+
+def draw_learning(results: TaskResults, path: Path) -> None:
+    """Draw right answers over the updates of training, a panel for each task, as PNG."""
+
+    def line(task: str, model: Variant) -> Line:
+        return [
+            learning_curve(each)
+            for each in results.outcomes
+            if (each.run.case, each.run.variant) == (task, model)
+        ]
+
+    pictures.save(_draw_tasks(results, line, "updates; questions as in training"), path)
+
+
+def _draw_tasks(
+    results: TaskResults, line_of: Callable[[str, Variant], Line], label: str
+) -> Figure:
+    """Draw a panel for each task and a line for each model, with its seeds as dots."""
+    tasks = results.settings.tasks
     columns = min(_COLUMNS, len(tasks))
     rows = -(-len(tasks) // columns)
     figure = pictures.new_figure(4.2 * columns + 1.5, 3.0 * rows + 0.5, dpi=110)
-    panels = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
+    panels = [*figure.subplots(rows, columns, squeeze=False, sharex=True).flat]
+    styles = pictures.looks(results.settings.names)
     for axes, task in zip(panels, tasks):
         axes.set_title(task.name, loc="left", fontsize=12)
-        styles = pictures.looks(results.settings.names)
         for model in results.settings.variants:
-            shares = [share(results, task.name, model, [length]) for length in lengths]
-            style = styles[model.name]
-            axes.plot(lengths, [each.mean for each in shares], lw=1.8, label=model.name, **style)
-            for length in lengths:
-                seeds = share_by_seed(results, task.name, model, [length]).values()
-                axes.plot([length] * len(seeds), list(seeds), "o", color=style["color"], ms=2)
-            if len(results.settings.seeds) >= LEAST_SEEDS:
-                bounds = [each.low for each in shares], [each.high for each in shares]
-                axes.fill_between(lengths, *bounds, color=style["color"], alpha=0.12, linewidth=0)
-        axes.axvline(results.settings.trained, color=PALE, linestyle=":", linewidth=1.2, zorder=0)
+            seeds, style = line_of(task.name, model), styles[model.name]
+            means = average_lines(seeds, interval_of_share)
+            x, found = [at for at, _ in means], [each for _, each in means]
+            axes.plot(x, [each.mean for each in found], lw=1.8, label=model.name, **style)
+            for points in seeds:
+                dots = [at for at, _ in points], [share for _, share in points]
+                axes.plot(*dots, "o", color=style["color"], ms=2)
+            if len(seeds) >= LEAST_SEEDS:
+                bounds = [each.low for each in found], [each.high for each in found]
+                axes.fill_between(x, *bounds, color=style["color"], alpha=0.12, linewidth=0)
         pictures.style_values(axes, -0.03, 1.03, log=False)
-    for axes in list(panels)[len(tasks) :]:
-        axes.set_visible(False)
-    figure.supxlabel("length of the question, in words (dotted: longest in training)", color=GREY)
+    for axes in panels[len(tasks) :]:
+        axes.remove()
+    figure.supxlabel(label, color=GREY)
     figure.supylabel("share of right answers", color=GREY)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", frameon=False)
-    pictures.save(figure, path)
+    return figure

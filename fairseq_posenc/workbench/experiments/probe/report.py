@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -9,6 +10,7 @@ from statistics import fmean
 from fairseq_posenc.workbench.experiments.probe.data import DEPTHS, TEST_EXAMPLES
 from fairseq_posenc.workbench.experiments.probe.results import (
     TaskResults,
+    learning_curve,
     reciprocal_rank,
     share,
     share_at_depth,
@@ -24,7 +26,8 @@ from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.progress import format_time
 
 _SHARE = Scale("share of right answers", higher=True)
-REPORT, RECORD, PICTURE = "probe.md", "probe.json", "probe.png"
+REPORT, RECORD = "probe.md", "probe.json"
+PICTURE, LEARNING = "probe.png", "probe-learning.png"
 
 
 def write_report(results: TaskResults, drawn: bool) -> Path:
@@ -33,6 +36,7 @@ def write_report(results: TaskResults, drawn: bool) -> Path:
     parts = ["# Tasks with known answers", _introduction(results), tables(results)]
     if drawn:
         parts.append(f"![Share of right answers over the questions' length]({PICTURE})")
+        parts.append(f"![Share of right answers over the updates]({LEARNING})")
         parts += [
             f"![{task}: share of right answers over depth and length]({depth_picture(task)})"
             for task in tasks_with_depths(results)
@@ -145,8 +149,18 @@ def record(results: TaskResults) -> Record:
         }
         for each in results.outcomes
     ]
+    curves = [
+        {
+            **{"model": each.run.variant.name, "task": each.run.case, "seed": each.run.seed},
+            **{"updates": updates, "exact": exact},
+        }
+        for each in results.outcomes
+        for updates, exact in learning_curve(each)
+    ]
     data = {"family": settings.family, "updates": settings.updates, "trained": settings.trained}
-    figures = {"lengths": models, "ranks": ranks, "trainings": trainings}
+    if settings.train_args:
+        data["options"] = shlex.join(settings.train_args)
+    figures = {"lengths": models, "ranks": ranks, "trainings": trainings, "curves": curves}
     if depths:
         figures["depths"] = depths
     return Record("probe", figures, data, command=own_command())

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from fairseq_posenc.workbench.experiments.probe.settings import TaskSettings
-from fairseq_posenc.workbench.experiments.results import Results
+from fairseq_posenc.workbench.experiments.results import Outcome, Results
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results.intervals import Interval, interval_of_share
 
@@ -36,6 +36,12 @@ def share_by_seed(
     """Compute the share of right answers, the mean over lengths, for each seed."""
     shares = [results.by_seed(str(length), model, task) for length in lengths]
     return {seed: fmean(each[seed] for each in shares) for seed in shares[0]}
+
+
+def learning_curve(outcome: Outcome) -> list[tuple[int, float]]:
+    """List the updates and shares of right answers of a training's validations."""
+    entries = outcome.curve.entries
+    return [(each.updates, each.exact) for each in entries if each.exact is not None]
 
 
 def reciprocal_rank(results: TaskResults, model: Variant) -> Interval:

@@ -94,7 +94,7 @@ class TaskSettings(ExperimentSettings):
 
     def options(self, run: Run) -> list[str]:
         """List the options of ``fairseq-train`` that define the model and what it learns."""
-        return [*TRAIN_OPTIONS[self.family], *run.variant.options]
+        return [*TRAIN_OPTIONS[self.family], *run.variant.options, *self.train_args]
 
     @property
     def within(self) -> list[int]:

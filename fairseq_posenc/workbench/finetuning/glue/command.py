@@ -54,12 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_jobs(parser, "one on each GPU")
     add_place(parser)
     add("--submitit", nargs="+", action=_Submitit, dest="on", help=argparse.SUPPRESS)
-    add(
-        "--configs",
-        type=Path,
-        default=CONFIGS,
-        help="folder of the YAML configurations (default: the project's)",
-    )
+    text = "folder of the YAML configurations (default: the project's)"
+    add("--configs", type=Path, default=CONFIGS, help=text)
     add("--dry-run", action="store_true", help="print the commands without running them")
     add_computing(parser)
     add_set(parser, "model.dropout=0.2")
@@ -101,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         overrides=[*hydra_words(args, here=cluster is None), *args.changes],
     )
     if not request.rates:
-        _offer_rates(args.protocol, pretrained)
+        _warn_of_divergence(args.protocol, pretrained)
     runs = plan_runs(request)
     if args.dry_run:
         for run in runs:
@@ -121,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _offer_rates(protocol: str, model: Pretrained) -> None:
+def _warn_of_divergence(protocol: str, model: Pretrained) -> None:
     """Warn that a model's encoding diverged in the paper at the rates of the protocol."""
     recipe = recipes.load()["finetuning"]["glue"][protocol]
     diverged = {item.name for item in model.spec.items} & set(recipe.get("diverge", ()))

@@ -21,13 +21,7 @@ from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running.files import read_json, write_whole
 from fairseq_posenc.workbench.training.recipes import Reported, reported
 
-_METRICS = {
-    "accuracy": "accuracy",
-    "f1": "F1",
-    "matthews": "Matthews",
-    "pearson": "Pearson",
-    "spearman": "Spearman",
-}
+_METRICS = {"f1": "F1", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}
 Tasks = dict[str, dict[str, Row]]  # rows by task and metric
 # The paper's way: the best over the learning rates, or the mean over the seeds.
 _REPORTED = {"m4m": "best", "decbert": "mean"}
@@ -38,10 +32,10 @@ def write_results(runs: Sequence[GlueRun], out: Path, pretrained: Pretrained, na
     """Write ``results.json``, ``results.md`` and the submission; return the record.
 
     Args:
-        runs: all that are planned in ``out``, finished or not.
+        runs: all runs that are planned in ``out``, finished or not.
         out: folder of the runs.
         pretrained: the model that they started from.
-        name: its name.
+        name: name of the model.
     """
     finished = [run for run in runs if run.is_finished(out)]
     tasks = {}
@@ -93,7 +87,7 @@ def build_record(
     """
     figures: dict[str, list[Row]] = {"tasks": [], "without_collapsed": [], "runs": []}
     for task, (metric, results) in tasks.items():
-        chosen, best = _best_rate(results, metric), find_best(results, metric)
+        chosen, best = _select_best_rate(results, metric), find_best(results, metric)
         for name in best["metrics"]:
             row = {"task": task, "metric": name, "reported": name == metric}
             figures["tasks"].append({**row, **_summarise_seeds(chosen, name, best)})
@@ -113,14 +107,16 @@ def find_best(results: Sequence[Result], metric: str) -> Result:
     return max(results, key=lambda result: result["metrics"][metric])
 
 
-def _best_rate(results: Sequence[Result], metric: str) -> list[Result]:
+def _select_best_rate(results: Sequence[Result], metric: str) -> list[Result]:
     """Select the runs of the learning rate with the best mean."""
     rates: dict[float, list[Result]] = {}
     for result in results:
         rates.setdefault(result["learning_rate"], []).append(result)
-    return max(
-        rates.values(), key=lambda runs: statistics.fmean(each["metrics"][metric] for each in runs)
-    )
+
+    def mean(runs: list[Result]) -> float:
+        return statistics.fmean(each["metrics"][metric] for each in runs)
+
+    return max(rates.values(), key=mean)
 
 
 def _summarise_seeds(results: Sequence[Result], metric: str, best: Result) -> Row:
@@ -139,14 +135,14 @@ def _summarise_seeds(results: Sequence[Result], metric: str, best: Result) -> Ro
 def format_report(record: Record) -> str:
     """Format the report."""
     data, tasks = record.data, _group_by_task(record)
-    spread = [row for task in tasks for row in _spread_rows(record, task)]
+    spread = [row for task in tasks for row in _build_spread_rows(record, task)]
     lines = [
         f"# GLUE: {data['name']}",
         "",
         f"Positions `{record.spec}`, protocol {data['protocol']}, checkpoint "
         f"`{data['checkpoint']}`. All figures are percentages of the development sets.",
         "",
-        *_paper_comparison(data, tasks),
+        *_compare_with_paper(data, tasks),
         "",
         "## Learning rates and seeds",
         "",
@@ -159,7 +155,7 @@ def format_report(record: Record) -> str:
     ]
     for task, metrics in tasks.items():
         runs = [run for run in record.figures["runs"] if run["task"] == task]
-        lines += ["", f"### {task}", "", _run_table(runs, list(metrics))]
+        lines += ["", f"### {task}", "", _format_runs(runs, list(metrics))]
     for label in filter(None, data["unfinished"].split("; ")):
         lines += ["", f"Not finished: {label}."]
     return "\n".join(lines) + "\n"
@@ -172,13 +168,13 @@ def _group_by_task(record: Record) -> Tasks:
     return tasks
 
 
-def _paper_comparison(data: Row, tasks: Tasks) -> Iterator[str]:
+def _compare_with_paper(data: Row, tasks: Tasks) -> Iterator[str]:
     how, columns = _REPORTED[data["protocol"]], _select_columns(tasks)
     ours = [f"**{data['name']}** ({_describe_selection(how, columns)})"]
     ours += [f"{row[how]:.2f}" for row in columns.values()]
-    head = ["", *(f"{name} ({_metric_name(row).split()[0]})" for name, row in columns.items())]
+    head = ["", *(f"{name} ({_format_metric(row).split()[0]})" for name, row in columns.items())]
     rows, notes = [ours], []
-    for theirs in _paper_tables(data["protocol"]):
+    for theirs in _select_paper_tables(data["protocol"]):
         if not columns.keys() & theirs.columns.keys():
             continue
         for row in theirs.rows:
@@ -203,7 +199,7 @@ def _select_columns(tasks: Tasks) -> dict[str, Row]:
     return columns
 
 
-def _paper_tables(protocol: str) -> list[Reported]:
+def _select_paper_tables(protocol: str) -> list[Reported]:
     """Select the paper's tables of GLUE's development sets."""
     return [
         theirs
@@ -223,7 +219,7 @@ def _describe_selection(how: str, columns: dict[str, Row]) -> str:
 _SPREAD_HEAD = ["task", "metric", "learning rate", "seeds", "best", "mean", "median", "std"]
 
 
-def _spread_rows(record: Record, task: str) -> Iterator[list[str]]:
+def _build_spread_rows(record: Record, task: str) -> Iterator[list[str]]:
     kinds = {
         task: [row for row in record.figures["tasks"] if row["reported"]],
         f"{task}, without collapsed runs": record.figures["without_collapsed"],
@@ -231,16 +227,10 @@ def _spread_rows(record: Record, task: str) -> Iterator[list[str]]:
     for name, rows in kinds.items():
         for row in rows:
             if row["task"] == task:
-                values = [f"{row[key]:.2f}" for key in ("best", "mean", "median", "std")]
-                if row["seeds"] == 1:
-                    values[-1] = "-"
-                yield [
-                    name,
-                    _metric_name(row),
-                    f"{row['learning_rate']:g}",
-                    str(row["seeds"]),
-                    *values,
-                ]
+                values = [f"{row['learning_rate']:g}", str(row["seeds"])]
+                values += [f"{row[key]:.2f}" for key in ("best", "mean", "median")]
+                values.append(f"{row['std']:.2f}" if row["seeds"] > 1 else "-")
+                yield [name, _format_metric(row), *values]
 
 
 def _list_collapsed(runs: Sequence[Row]) -> list[str]:
@@ -251,9 +241,9 @@ def _list_collapsed(runs: Sequence[Row]) -> list[str]:
     return [f"{text}in the figures above:", "", *(f"- `{folder}`" for folder in folders), ""]
 
 
-def _run_table(runs: Sequence[Row], metrics: Sequence[str]) -> str:
+def _format_runs(runs: Sequence[Row], metrics: Sequence[str]) -> str:
     head = ["learning rate", "seed", "best at update"]
-    head += [*(_metric_name({"metric": metric}) for metric in metrics), ""]
+    head += [*(_format_metric({"metric": metric}) for metric in metrics), ""]
     rows = [
         [
             *(f"{run['learning_rate']:g}", str(run["seed"]), f"{run['update']:,}"),
@@ -265,7 +255,7 @@ def _run_table(runs: Sequence[Row], metrics: Sequence[str]) -> str:
     return table(head, rows, "l")
 
 
-def _metric_name(row: Row) -> str:
-    """Format the name of a row's metric for people."""
+def _format_metric(row: Row) -> str:
+    """Format the name of a row's metric, and which of two development sets it is of."""
     name, _, which = row["metric"].partition("_")
-    return f"{_METRICS[name]} {which}".strip()
+    return f"{_METRICS.get(name, name)} {which}".strip()

@@ -31,34 +31,22 @@ from fairseq_posenc.workbench.training.recipes.yaml_files import config_name
 CONFIGS = shipped("finetune_configs") / "glue"
 RESULT = "result.json"  # written last
 _NAMES = {"modified": "version of the checkpoint"}  # of fields, in messages
-_PLAIN = re.compile(r"[A-Za-z_./][\w./+-]*")
+_NEEDS_NO_QUOTES = re.compile(r"[A-Za-z_./][\w./+-]*")
 
 
 class GlueRun(NamedTuple):
-    """One fine-tuning: a task, a learning rate and a seed; its fields are its folder's stamp.
+    """One fine-tuning: a task, a learning rate and a seed; its fields are its folder's stamp."""
 
-    Attributes:
-        protocol: name of the protocol.
-        task: name of the task.
-        learning_rate: peak learning rate.
-        seed: random seed.
-        metric: metric that chooses the checkpoint.
-        max_update: number of updates.
-        data: folder of the data-bin.
-        checkpoint: checkpoint of the pre-trained model.
-        modified: modification time of the checkpoint, in nanoseconds.
-        command: ``fairseq-hydra-train`` and its arguments, without the checkpoint to start from.
-    """
-
-    protocol: str
-    task: str
-    learning_rate: float
-    seed: int
-    metric: str
-    max_update: int
-    data: str
-    checkpoint: str
-    modified: int
+    protocol: str  # name of the protocol
+    task: str  # name of the task
+    learning_rate: float  # peak learning rate
+    seed: int  # random seed
+    metric: str  # metric that chooses the checkpoint
+    max_update: int  # number of updates
+    data: str  # folder of the data-bin
+    checkpoint: str  # checkpoint of the pre-trained model
+    modified: int  # modification time of the checkpoint, in nanoseconds
+    # `fairseq-hydra-train` and its arguments, without the checkpoint to start from
     command: list[str]
 
     @property
@@ -81,52 +69,33 @@ class GlueRun(NamedTuple):
 
 
 class GlueRequest(NamedTuple):
-    """The user's choices for the fine-tunings of a model.
+    """The user's choices for the fine-tunings of a model."""
 
-    Attributes:
-        protocol: name of the protocol.
-        tasks: tasks to fine-tune on.
-        data: folder of their data-bins.
-        pretrained: the model to start from, its path absolute.
-        out: folder of the runs, absolute.
-        rates: peak learning rates; empty for the paper's.
-        seeds: random seeds; empty for the paper's.
-        configs: folder of the YAML files.
-        overrides: hydra overrides.
-    """
-
-    protocol: str
-    tasks: Sequence[Task]
-    data: Path
-    pretrained: Pretrained
-    out: Path
-    rates: Sequence[float]
-    seeds: Sequence[int]
-    configs: Path
-    overrides: Sequence[str]
+    protocol: str  # name of the protocol
+    tasks: Sequence[Task]  # tasks to fine-tune on
+    data: Path  # folder of their data-bins
+    pretrained: Pretrained  # the model to start from, its path absolute
+    out: Path  # folder of the runs, absolute
+    rates: Sequence[float]  # peak learning rates; empty for the paper's
+    seeds: Sequence[int]  # random seeds; empty for the paper's
+    configs: Path  # folder of the YAML files
+    overrides: Sequence[str]  # hydra overrides
 
 
 class TaskConfig(NamedTuple):
-    """The settings of a task: its YAML file with the user's overrides.
+    """The settings of a task: its YAML file with the user's overrides."""
 
-    Attributes:
-        name: name of the YAML file without its ending.
-        metric: metric that chooses the checkpoint, and is reported.
-        max_update: number of updates.
-        warmup_updates: updates in which the learning rate grows.
-        model: model options in the file: hydra changes them, and adds all others with ``+``.
-    """
-
-    name: str
-    metric: str
-    max_update: int
-    warmup_updates: int
+    name: str  # name of the YAML file without its ending
+    metric: str  # metric that chooses the checkpoint, and is reported
+    max_update: int  # number of updates
+    warmup_updates: int  # updates in which the learning rate grows
+    # model options in the file: hydra changes them, and adds all others with `+`
     model: frozenset[str]
 
 
-def paper_grid(protocol: str, task: Task) -> tuple[tuple[float, ...], tuple[int, ...]]:
+def look_up_grid(protocol: str, task: Task) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """Look up the learning rates and seeds of the paper."""
-    recipe = _find_recipe(protocol)
+    recipe = recipes.load()["finetuning"]["glue"][protocol]
     given = {**recipe["not_given"], **recipe["settings"]}
     given.update(recipe.get("per_task", {}).get(task.name, {}))
     return tuple(given["lr"]), tuple(given["seeds"])
@@ -151,22 +120,23 @@ def compose_task_config(
     cfg = _compose(path, overrides)
     # Where the YAML file leaves them open, they depend on the data.
     max_update = cfg.optimization.max_update or (
-        cfg.optimization.max_epoch * _updates_per_epoch(cfg, examples)
+        cfg.optimization.max_epoch * _count_updates_per_epoch(cfg, examples)
     )
+    recipe = recipes.load()["finetuning"]["glue"][protocol]
     warmup = cfg.lr_scheduler.warmup_updates or round(
-        _find_recipe(protocol)["not_given"].get("warmup_ratio", 0) * max_update
+        recipe["not_given"].get("warmup_ratio", 0) * max_update
     )
     written = _compose(path, []) if overrides else cfg
-    metric, model = cfg.checkpoint.best_checkpoint_metric, frozenset(written.get("model") or {})
-    return TaskConfig(path.stem, metric, int(max_update), int(warmup), model)
+    return TaskConfig(
+        name=path.stem,
+        metric=cfg.checkpoint.best_checkpoint_metric,
+        max_update=int(max_update),
+        warmup_updates=int(warmup),
+        model=frozenset(written.get("model") or {}),
+    )
 
 
-def _find_recipe(protocol: str) -> dict[str, Any]:
-    recipe: dict[str, Any] = recipes.load()["finetuning"]["glue"][protocol]
-    return recipe
-
-
-def _updates_per_epoch(cfg: Any, examples: int) -> int:
+def _count_updates_per_epoch(cfg: Any, examples: int) -> int:
     batches = math.ceil(examples / cfg.dataset.batch_size)
     on_each = math.ceil(batches / cfg.distributed_training.distributed_world_size)
     return math.ceil(on_each / cfg.optimization.update_freq[0])
@@ -198,7 +168,7 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
         settings = compose_task_config(
             request.configs, request.protocol, task, examples, request.overrides
         )
-        rates, seeds = paper_grid(request.protocol, task)
+        rates, seeds = look_up_grid(request.protocol, task)
         for rate, seed in product(request.rates or rates, request.seeds or seeds):
             run = GlueRun(
                 protocol=request.protocol,
@@ -212,11 +182,11 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
                 modified=pretrained.path.stat().st_mtime_ns,
                 command=[],
             )
-            runs.append(run._replace(command=_command(run, settings, request)))
+            runs.append(run._replace(command=_build_command(run, settings, request)))
     return runs
 
 
-def _command(run: GlueRun, settings: TaskConfig, request: GlueRequest) -> list[str]:
+def _build_command(run: GlueRun, settings: TaskConfig, request: GlueRequest) -> list[str]:
     model, folder = request.pretrained, run.folder(request.out)
     chosen = {word.lstrip("+").partition("=")[0] for word in request.overrides}
     values: dict[str, Any] = {
@@ -246,7 +216,7 @@ def _command(run: GlueRun, settings: TaskConfig, request: GlueRequest) -> list[s
 def format_override(name: str, value: Any) -> str:
     """Format a hydra override; texts with brackets, commas and so on are quoted."""
     if isinstance(value, (str, Path)):
-        if _PLAIN.fullmatch(str(value)):
+        if _NEEDS_NO_QUOTES.fullmatch(str(value)):
             return f"{name}={value}"
         escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
         return f"{name}='{escaped}'"

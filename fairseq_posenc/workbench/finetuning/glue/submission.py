@@ -39,7 +39,7 @@ def complete_submission(folder: Path, data: Path) -> list[str]:
 
     Args:
         folder: folder of the submission.
-        data: folder made by ``preprocess/glue.py``, with WNLI's file if its text was there.
+        data: folder of the data-bins, with WNLI's file if its text was preprocessed.
 
     Returns:
         The names of the missing files.

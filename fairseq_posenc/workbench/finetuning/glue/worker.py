@@ -163,7 +163,7 @@ def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> boo
 
 
 def build_piece(run: GlueRun, out: Path) -> Piece:
-    """Build the piece of work that a run is on a cluster."""
+    """Build the work of a run, for a cluster."""
     folder = run.folder(out)
     return Piece(
         run.label,
@@ -178,17 +178,17 @@ def main() -> int:
     """Work on the folder that is the only argument; return the exit code."""
     try:
         with signals_as_keyboard_interrupt():
-            work(Path(sys.argv[1]), lambda update, text: _send(update=update, text=text))
+            work(Path(sys.argv[1]), lambda update, text: _print_message(update=update, text=text))
     except Exception as error:
         message = find_message(error)
         if message is None:
             raise
-        _send(error=message)
+        _print_message(error=message)
         return choose_exit_code(error)
     return 0
 
 
-def _send(**message: object) -> None:
+def _print_message(**message: object) -> None:
     print(json.dumps(message), flush=True)
 
 

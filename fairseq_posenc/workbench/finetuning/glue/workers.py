@@ -46,21 +46,23 @@ class Workers:
             KeyboardInterrupt: Ctrl-C; everything that was started has ended by then.
         """
         try:
-            failures = run_parallel([partial(self._work, run) for run in self._runs], self._jobs)
+            failures = run_parallel(
+                [partial(self._run_worker, run) for run in self._runs], self._jobs
+            )
         finally:
             self._bar.close()
         return [failure for failure in failures if failure]
 
-    def _work(self, run: GlueRun) -> str:
+    def _run_worker(self, run: GlueRun) -> str:
         """Work on a run; return a line about its failure, "" without one."""
         updates, error = 0, ""
 
         def read(line: str) -> None:
             nonlocal updates, error
-            message = _parse(line)
+            message = _parse_message(line)
             error = message.get("error", error)
             if "text" in message:
-                say(f"{self._state()} {message['text']}")
+                say(f"{self._format_state()} {message['text']}")
             if "update" in message:
                 self._bar.update(message["update"] - updates)
                 updates = message["update"]
@@ -77,14 +79,14 @@ class Workers:
         if not status:
             return ""
         reason = error or f"ended with status {status}"
-        say(f"{self._state()} {run.label}: {reason}")
+        say(f"{self._format_state()} {run.label}: {reason}")
         return f"{run.label}: {reason.splitlines()[0].rstrip(' :')}"
 
-    def _state(self) -> str:
+    def _format_state(self) -> str:
         return f"[{len(self._ended)} of {len(self._runs)} runs ended]"
 
 
-def _parse(line: str) -> dict[str, Any]:
+def _parse_message(line: str) -> dict[str, Any]:
     """Parse a line of a worker; one of another program, such as a warning, is text."""
     try:
         message = json.loads(line)

@@ -21,7 +21,7 @@ from fairseq_posenc.workbench.training.plan.probe import (
     Measurements,
     PlannedTraining,
     ProbeLog,
-    largest_process,
+    measure_largest_process,
     read_training,
 )
 
@@ -32,15 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "--updates", "length of the probe", 50)
     add_json(parser)
     add("--log", type=Path, metavar="FILE", help="keep the log of the probe in this file")
-    add(
-        "training",
-        nargs=argparse.REMAINDER,
-        help="a training script and its arguments, or a fairseq-train command after --",
-    )
+    text = "a training script and its arguments, or a fairseq-train command after --"
+    add("training", nargs=argparse.REMAINDER, help=text)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the probe and print what it gave; return the exit code.
+    """Run the probe and print its figures; return the exit code.
 
     Raises:
         UserError: wrong input.
@@ -60,14 +57,16 @@ def run(args: argparse.Namespace) -> int:
     with signals_as_keyboard_interrupt("nothing is left of the probe but its log"):
         plan = run_probe(training, args.updates, args.log)
     if args.json:
-        print(record(training, plan).text())
+        spec, data = training.position_encoding, {"training": shlex.join(training.command)}
+        record = Record("plan", {"plan": [plan]}, data, spec, training.seed, own_command())
+        print(record.text())
     else:
-        print(describe(plan))
+        print(format_plan(plan))
     return 0
 
 
 def _refuse_without_gpu(command: list[str]) -> None:
-    """Refuse what fairseq ends in a stack trace."""
+    """Refuse fp16 without a GPU, on which fairseq ends in a stack trace."""
     import torch  # which takes its time, and is not needed to read the options
 
     if "--fp16" in command and "--cpu" not in command and not torch.cuda.is_available():
@@ -77,53 +76,47 @@ def _refuse_without_gpu(command: list[str]) -> None:
         )
 
 
-def record(training: PlannedTraining, plan: dict[str, Any]) -> Record:
-    """Build the record of a probe."""
-    spec, data = training.position_encoding, {"training": shlex.join(training.command)}
-    return Record("plan", {"plan": [plan]}, data, spec, training.seed, own_command())
-
-
 def run_probe(
     training: PlannedTraining, updates: int, log: Optional[Path] = None
 ) -> dict[str, Any]:
-    """Run a probe of a training and return its figures, and what follows from them.
+    """Run a probe of a training; return its figures, and the time of the whole training.
 
-    The first fifth of its updates, at most 10, does not count. Without a file of its own the log is
-    removed if all goes well.
+    The first fifth of its updates, at most 10, does not count. Without ``log`` the log is a
+    temporary file, which stays if the probe fails.
 
     Raises:
         UserError: the training failed.
     """
     left_out = min(10, updates // 5)
-    kept = log or Path(tempfile.mkstemp(prefix="fairseq-posenc-plan-", suffix=".log")[1])
-    watch = ProbeLog()
+    log_file = log or Path(tempfile.mkstemp(prefix="fairseq-posenc-plan-", suffix=".log")[1])
+    probe_log = ProbeLog()
     # Beside the later checkpoints: the same disk, for its room and its speed.
-    place = training.save_dir.absolute()
-    there = next(each for each in (place, *place.parents) if each.is_dir())
-    with tempfile.TemporaryDirectory(prefix="plan-", dir=there) as folder:
-        command = training.probe(updates, Path(folder))
-        with lock_folder(Path(folder)) as lock, bar("probe", updates, " updates") as shown:
+    save_dir = training.save_dir.absolute()
+    parent = next(each for each in (save_dir, *save_dir.parents) if each.is_dir())
+    with tempfile.TemporaryDirectory(prefix="plan-", dir=parent) as folder:
+        command = training.build_probe(updates, Path(folder))
+        with lock_folder(Path(folder)) as lock, bar("probe", updates, " updates") as progress:
 
-            def see(line: str) -> None:
-                shown.update(int(watch.read(line, time.monotonic())))
+            def read(line: str) -> None:
+                progress.update(int(probe_log.read(line, time.monotonic())))
 
-            run_logged(command, kept, lock, see)
+            run_logged(command, log_file, lock, read)
         size = sum(path.stat().st_size for path in Path(folder).glob("*.pt"))  # maybe in parts
-    figures = watch.measurements(left_out)
+    figures = probe_log.measure(left_out)
     if log is None:
-        kept.unlink()
+        log_file.unlink()
     return {
         "probe_updates": updates,
         "left_out": left_out,
         **figures._asdict(),
-        "process_memory": largest_process(),
+        "process_memory": measure_largest_process(),
         "checkpoint_bytes": size,
         **_compute_duration(training, figures),
     }
 
 
 def _compute_duration(training: PlannedTraining, figures: Measurements) -> dict[str, Any]:
-    """Format the duration of the training and of the paper's."""
+    """Compute the duration of the training, and look up the paper's."""
     ends = [training.max_update] if training.max_update else []
     if training.max_epoch:
         ends.append(training.max_epoch * figures.updates_per_epoch)
@@ -131,12 +124,12 @@ def _compute_duration(training: PlannedTraining, figures: Measurements) -> dict[
     hours = end * figures.seconds_per_update / 3600 if end else None
     paper: dict[str, Any] = {}
     if training.script and training.script in recipes.load()["pretraining"]:
-        paper = recipes.pretraining(training.script).hardware
+        paper = recipes.build_recipe(training.script).hardware
     theirs = {f"paper_{name}": paper.get(name) for name in ("hours", "gpus", "kind")}
     return {"end": end, "hours": hours, **theirs}
 
 
-def describe(plan: dict[str, Any]) -> str:
+def format_plan(plan: dict[str, Any]) -> str:
     """Format the figures of :func:`run_probe` as text, a figure a line."""
     device = f"{plan['devices']} x {plan['gpu']}" if plan["gpu"] else "the processor"
     memory = f"{plan['process_memory']:.1f} GiB in the largest process"
@@ -148,7 +141,7 @@ def describe(plan: dict[str, Any]) -> str:
         "probe": f"{plan['probe_updates']} updates on {device}; medians without the first "
         f"{plan['left_out']}",
         "tokens per second": f"{plan['tokens_per_second']:,.0f}",
-        "updates per second": _digits(1 / plan["seconds_per_update"]),
+        "updates per second": _format_number(1 / plan["seconds_per_update"]),
         "an update": f"{plan['tokens_per_update']:,.0f} tokens, "
         f"{plan['sequences_per_update']:,.0f} sequences",
         "peak memory": memory,
@@ -167,11 +160,12 @@ def _format_time(plan: dict[str, Any]) -> str:
         return "the command has no --max-update and no --max-epoch"
     hours, epochs = plan["hours"], plan["end"] / plan["updates_per_epoch"]
     return (
-        f"{_digits(hours)} hours ({_digits(hours / 24)} days) to update {plan['end']:,}, which are "
-        f"{_digits(epochs)} epochs; validation and checkpoints come on top"
+        f"{_format_number(hours)} hours ({_format_number(hours / 24)} days) to update "
+        f"{plan['end']:,}, which are {_format_number(epochs)} epochs; validation and checkpoints "
+        "come on top"
     )
 
 
-def _digits(value: float) -> str:
+def _format_number(value: float) -> str:
     """Format a number with three figures at least, never in powers of ten."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

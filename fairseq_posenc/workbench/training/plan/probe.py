@@ -1,4 +1,4 @@
-"""The training that is planned, a short run of it (the probe), and the figures of its log."""
+"""Reads the training to plan, builds the command of a short run (the probe), and reads its log."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ _NEVER = "1000000000"
 class PlannedTraining(NamedTuple):
     """The command of a training, and the options that the plan needs."""
 
-    command: list[str]  # ``fairseq-train`` and its arguments
-    script: Optional[str]  # name of the script that it is from, None if there is none
-    max_update: Optional[int]  # its last update, None if it does not say
-    max_epoch: Optional[int]  # its last epoch, likewise
-    save_dir: Path  # where its checkpoints go
-    restores: bool  # whether it starts from the updates of another checkpoint
-    # what it says of the positions, None if the architecture decides
-    position_encoding: Optional[str]
-    seed: int  # of everything random
+    command: list[str]  # `fairseq-train` and its arguments
+    script: Optional[str]  # name of the script that printed it; None without one
+    max_update: Optional[int]  # its last update; None without that limit
+    max_epoch: Optional[int]  # its last epoch; None without that limit
+    save_dir: Path  # folder of its checkpoints
+    restores: bool  # whether it goes on from the updates of another checkpoint
+    position_encoding: Optional[str]  # spec of the positions; None if the architecture decides
+    seed: int  # random seed
 
-    def probe(self, updates: int, save_dir: Path) -> list[str]:
+    def build_probe(self, updates: int, save_dir: Path) -> list[str]:
         """Build the command of a short training, always from the start, with one checkpoint."""
-        # The program by name, as those that run commands want it.
+        # By its name, for run_logged.
         command = [Path(self.command[0]).name, *self.command[1:]]
         command += ["--max-update", str(updates), "--max-epoch", _NEVER]
         command += ["--save-dir", str(save_dir), "--no-epoch-checkpoints", "--disable-validation"]
@@ -59,12 +58,19 @@ def read_training(words: Sequence[str]) -> PlannedTraining:
         names = [Path(word).stem for word in words]
         known = recipes.load()["pretraining"]
         script = next((name for name in names if name in known), names[0])
-        words = _ask_script(words)
+        words = _dry_run(words)
     position = [Path(word).name for word in words].index(TRAIN)
     given = _parse_options([*words[position + 1 :]])
-    ends = given.max_update or None, given.max_epoch or None  # 0 is no limit
-    start = Path(given.save_dir), given.restore_file is not None
-    return PlannedTraining(list(words), script, *ends, *start, given.position_encoding, given.seed)
+    return PlannedTraining(
+        command=list(words),
+        script=script,
+        max_update=given.max_update or None,  # 0 is no limit
+        max_epoch=given.max_epoch or None,
+        save_dir=Path(given.save_dir),
+        restores=given.restore_file is not None,
+        position_encoding=given.position_encoding,
+        seed=given.seed,
+    )
 
 
 def _is_training(words: Sequence[str]) -> bool:
@@ -83,8 +89,8 @@ def _parse_options(words: list[str]) -> argparse.Namespace:
     return parser.parse_known_args(words)[0]
 
 
-def _ask_script(words: Sequence[str]) -> list[str]:
-    """Ask a training script for its command; show its messages."""
+def _dry_run(words: Sequence[str]) -> list[str]:
+    """Get the command of a training script by ``--dry-run``; show the script's messages."""
     end = words.index("--") if "--" in words else len(words)
     command = [*words[:end], "--dry-run", *words[end:]]
     try:
@@ -109,7 +115,7 @@ def _ask_script(words: Sequence[str]) -> list[str]:
     return commands[0]
 
 
-_WANTED = ("wpb", "bsz", "gb_free")
+_WANTED = ("wpb", "bsz", "gb_free")  # tokens and sequences of an update, free memory of the GPU
 
 
 class Measurements(NamedTuple):
@@ -120,18 +126,17 @@ class Measurements(NamedTuple):
     tokens_per_update: float  # median
     sequences_per_update: float  # median
     updates_per_epoch: int  # as fairseq counts them; of a shard, if there are several
-    devices: int  # how many GPUs, or 1 processor
-    gpu: Optional[str]  # name of the first GPU, None on a processor
-    # most that was allocated on it at a time, in GiB; None on a processor
-    gpu_memory: Optional[float]
-    gpu_total: Optional[float]  # its memory in GiB, None on a processor
+    devices: int  # number of GPUs; 1 on a processor
+    gpu: Optional[str]  # name of the first GPU; None on a processor
+    gpu_memory: Optional[float]  # peak memory allocated on it in GiB; None on a processor
+    gpu_total: Optional[float]  # its memory in GiB; None on a processor
     checkpoint_seconds: Optional[float]  # time to write a checkpoint
 
 
 class _Update(NamedTuple):
-    time: float  # when its line came, in seconds
-    epoch_size: int
-    values: dict[str, float]
+    time: float  # time at which its line came, in seconds
+    epoch_size: int  # updates of an epoch
+    values: dict[str, float]  # figures of `_WANTED`
 
 
 class ProbeLog:
@@ -151,11 +156,11 @@ class ProbeLog:
         self.updates.append(_Update(time, line.updates_per_epoch, figures))
         return True
 
-    def measurements(self, left_out: int) -> Measurements:
-        """Compute the figures without the first updates.
+    def measure(self, left_out: int) -> Measurements:
+        """Compute the figures of all updates but the first ``left_out``.
 
         Raises:
-            UserError: there are not more than these.
+            UserError: there are no others.
         """
         counted = self.updates[left_out:]
         if left_out < 1 or not counted:
@@ -183,7 +188,7 @@ class ProbeLog:
         )
 
 
-def largest_process() -> float:
+def measure_largest_process() -> float:
     """Measure the peak memory of the largest process started from here, in GiB."""
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return peak / (2**30 if sys.platform == "darwin" else 2**20)  # Linux counts in KiB

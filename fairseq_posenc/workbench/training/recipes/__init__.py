@@ -1,4 +1,4 @@
-"""What the source papers trained, and the numbers that they report: ``recipes.json``.
+"""The papers' recipes and the numbers that they report, from ``recipes.json``.
 
 It is the one source of ``fairseq-posenc train-recipe``, of the YAML files and of the tables beside
 which ``fairseq-posenc report`` sets a user's figures. Its parts:
@@ -19,7 +19,7 @@ which ``fairseq-posenc report`` sets a user's figures. Its parts:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -42,26 +42,23 @@ TABLES = {
 class Recipe(NamedTuple):
     """How a paper trained a model from scratch, or went on with a released one."""
 
-    name: str  # of the recipe, and of its script in `train_scripts/`
-    title: str  # what is trained, in a line
+    name: str  # name of the recipe and of its script in `train_scripts/`
+    title: str  # description in a line
     source: str  # key of the paper in `sources`
-    where: str  # the place in the paper
-    arch: str  # the architecture, whose positions are chosen apart
-    batch: int  # sequences or tokens of an update, on all GPUs together
+    where: str  # place in the paper
+    arch: str  # architecture; its positions are chosen apart
+    batch: int  # size of the global batch, in `unit`
     unit: str  # `sequences` or `tokens`
-    per_gpu: int  # how many of them a GPU takes at a time, at most
-    # what the paper gives, by option of fairseq (`max_update`, `adam_betas`)
-    settings: dict[str, Any]
-    not_given: dict[str, Any]  # what it does not give, likewise
-    housekeeping: dict[str, Any]  # options that change no result, likewise
-    init: str  # `random`, the name of a released model, or `not given`
+    per_gpu: int  # maximum size of the batch of a GPU, in `unit`
+    settings: dict[str, Any]  # values that the paper gives, by option of fairseq (`adam_betas`)
+    not_given: dict[str, Any]  # values of further options, which it does not give
+    housekeeping: dict[str, Any]  # values of options that change no result
+    init: str  # start of the weights: `random`, the name of a released model, or `not given`
     has_models: bool  # whether it is for DecBERT's models, which are chosen by name
-    # `gpus`, their `kind`, and the `hours` that a run took; None if not given
-    hardware: dict[str, Any]
-    # after which the rate falls until `max_epoch`; None if it goes by updates
-    warmup_epochs: Optional[int]
-    seeds: Sequence[int]  # of the runs, if it has several
-    note: str  # where the values of `not_given` are from
+    hardware: dict[str, Any]  # `gpus`, their `kind`, `hours` of a run, as far as they are given
+    warmup_epochs: Optional[int]  # of a schedule in epochs, until `max_epoch`; None for updates
+    seeds: Sequence[int]  # random seeds, if the paper made several runs
+    note: str  # source of the values of `not_given`
 
     @property
     def all_settings(self) -> dict[str, Any]:
@@ -76,7 +73,7 @@ def load() -> dict[str, Any]:
     entries = data["pretraining"]
     for name, entry in entries.items():  # one that another is like stands before it
         if "like" in entry:
-            entries[name] = _merged(entries[entry.pop("like")], entry)
+            entries[name] = _merge(entries[entry.pop("like")], entry)
     for table in data["reported"].values():
         protocol = data["finetuning"]["glue"].get(table["source"])
         for column in table["columns"].values():
@@ -86,11 +83,11 @@ def load() -> dict[str, Any]:
     return data
 
 
-def _merged(old: Any, new: Any) -> Any:
-    """Take the old entries of tables where the new ones say nothing."""
+def _merge(old: Any, new: Any) -> Any:
+    """Merge two nested tables; an entry of the new one replaces that of the old."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new
-    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
+    return {**old, **{key: _merge(old.get(key), value) for key, value in new.items()}}
 
 
 def housekeeping(family: str) -> dict[str, Any]:
@@ -98,30 +95,18 @@ def housekeeping(family: str) -> dict[str, Any]:
     return {**load()["housekeeping"]["all"], **load()["housekeeping"][family]}
 
 
-def trainings() -> dict[str, Any]:
-    """Collect the recipes of ``fairseq-posenc train-recipe`` by name."""
+def list_trainings() -> dict[str, Any]:
+    """List the entries of the recipes of ``fairseq-posenc train-recipe`` by name."""
     return {**load()["pretraining"], TRANSLATION: load()["finetuning"]["translation"]["iwslt17"]}
 
 
-def training(name: str) -> Recipe:
-    """Build a recipe by name.
+def build_recipe(name: str) -> Recipe:
+    """Build a recipe of ``fairseq-posenc train-recipe`` by name.
 
     Raises:
         UserError: there is none of that name.
     """
-    return _build_recipe(name, trainings())
-
-
-def pretraining(name: str) -> Recipe:
-    """Build a recipe of pre-training by name.
-
-    Raises:
-        UserError: there is none of that name.
-    """
-    return _build_recipe(name, load()["pretraining"])
-
-
-def _build_recipe(name: str, known: Mapping[str, Any]) -> Recipe:
+    known = list_trainings()
     if name not in known:
         raise UserError(f"no recipe is called '{name}'; there are {', '.join(known)}")
     entry = known[name]
@@ -141,8 +126,8 @@ def _build_recipe(name: str, known: Mapping[str, Any]) -> Recipe:
     )
 
 
-def model_of(directions: str) -> str:
-    """Name DecBERT's model that has given directions in its first layers."""
+def find_model(directions: str) -> str:
+    """Find the name of DecBERT's model that has given directions in its first layers."""
     models = load()["models"]
     return next(name for name, model in models.items() if model["directions"] == directions)
 
@@ -155,15 +140,15 @@ def largest_share(batch: int, devices: int, most: int) -> Optional[int]:
 class Reported(NamedTuple):
     """A paper's table."""
 
-    id: str  # as in `A2`
-    title: str  # what it is about
+    id: str  # short name, such as `A2`
+    title: str
     source: str  # key of the paper in `sources`
-    where: str  # in the paper
-    recipe: str  # the set-up of its models
-    columns: dict[str, Figure]  # what each shows, by name
-    digits: dict[str, int]  # how many a figure has after the point, by column
-    rows: list[dict[str, Any]]  # in the paper's order, as `recipes.json` has them
-    note: str  # what a reader has to know of the figures
+    where: str  # place in the paper
+    recipe: str  # name of the recipe of its models
+    columns: dict[str, Figure]  # the figure of each column, by the column's name
+    digits: dict[str, int]  # decimals of its figures, by column
+    rows: list[dict[str, Any]]  # entries of `recipes.json`, in the paper's order
+    note: str  # remark on the figures
 
 
 @cache

@@ -157,7 +157,7 @@ def _train_command(row: Entry) -> str:
         return f"{init} --out CHECKPOINT"
     command = f"train_scripts/{recipe}.sh {quoted} DATA-BIN"
     if recipe in ("b_small", "b_large"):
-        command += f" --model {recipes.model_of(_directions(row))}"
+        command += f" --model {recipes.find_model(_directions(row))}"
     if start.startswith("roberta."):
         command = f"{init} --out start.pt && {command} --init start.pt"
     return command

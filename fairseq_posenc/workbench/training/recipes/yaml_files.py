@@ -117,14 +117,14 @@ def format_all_files(root: Path) -> dict[Path, str]:
     training, finetuning = root / "train_scripts" / "configs", root / "finetune_configs"
     squad = recipes.load()["finetuning"]["squad"]["m4m"]
     others = {f"squad{v.replace('.', '')}": _configure_squad(squad, v) for v in squad["versions"]}
-    others[TRANSLATION] = _configure_training(recipes.training(TRANSLATION), "finetune_configs")
+    others[TRANSLATION] = _configure_training(recipes.build_recipe(TRANSLATION), "finetune_configs")
     glue = {
         config_name(protocol, task): _configure_glue(protocol, task)
         for protocol in PROTOCOLS
         for task in TASKS.values()
     }
     pretraining = {
-        name: _configure_training(recipes.training(name), "train_scripts/configs")
+        name: _configure_training(recipes.build_recipe(name), "train_scripts/configs")
         for name in recipes.load()["pretraining"]
     }
     return {

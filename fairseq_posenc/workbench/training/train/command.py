@@ -34,21 +34,16 @@ several nodes: start it on each of them.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``train-recipe``."""
-    known = recipes.trainings()
-    _describe(parser, {name: entry["title"] for name, entry in known.items()})
+    known = recipes.list_trainings()
+    _list_names(parser, {name: entry["title"] for name, entry in known.items()})
     add = parser.add_argument
     add("recipe", choices=known, metavar="RECIPE", help="one of those below")
     add("encoding", metavar="ENCODING", help="position encoding, as in rope or learned+m4m")
     _add_common(parser)
-    add_out(
-        parser, computed_default="checkpoints/RECIPE/DATA/, then the encoding and what was changed"
-    )
-    add(
-        "--init",
-        type=Path,
-        metavar="FILE",
-        help="start checkpoint, which fairseq-posenc swap makes",
-    )
+    folder = "checkpoints/RECIPE/DATA/, then the encoding and what was changed"
+    add_out(parser, computed_default=folder)
+    text = "start checkpoint, which fairseq-posenc swap makes"
+    add("--init", type=Path, metavar="FILE", help=text)
     add("--model", choices=recipes.load()["models"], help="b_small, b_large: default bert")
     add_seeds(parser, "the recipe's, if it has several")
 
@@ -56,13 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_ablation_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``ablation``."""
     known = recipes.load()["ablations"]
-    _describe(parser, {name: entry["title"] for name, entry in known.items()})
+    _list_names(parser, {name: entry["title"] for name, entry in known.items()})
     parser.add_argument("name", choices=known, metavar="NAME", help="one of those below")
     _add_common(parser)
     parser.set_defaults(out=None, init=None, seeds=None)
 
 
-def _describe(parser: argparse.ArgumentParser, names: dict[str, str]) -> None:
+def _list_names(parser: argparse.ArgumentParser, names: dict[str, str]) -> None:
+    """End the help with names and their titles."""
     width = max(map(len, names))
     lines = [f"  {name:{width}}  {title}" for name, title in names.items()]
     parser.epilog = "\n".join(lines) + "\n" + _MORE
@@ -73,16 +69,10 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add("data", metavar="DATA", help="a data-bin, several joined by colons, or a folder of shards")
     add_count(parser, "--gpus", "GPUs of this machine (default: all that are visible)")
     add_count(parser, "--nodes", "number of machines (default: those of the Slurm step)")
-    add(
-        "--head",
-        metavar="HOST:PORT",
-        help="address of the first machine (default: the Slurm step's first)",
-    )
-    add_count(
-        parser,
-        "--per-gpu",
-        "a GPU's sequences (translation: tokens) at a time; the global batch stays as it is",
-    )
+    text = "address of the first machine (default: the Slurm step's first)"
+    add("--head", metavar="HOST:PORT", help=text)
+    text = "a GPU's sequences (translation: tokens) at a time; the global batch stays as it is"
+    add_count(parser, "--per-gpu", text)
     add_computing(parser)
     add_place(parser, one_by_one=True)
     add("--dry-run", action="store_true", help="print the command and stop")
@@ -94,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
-    recipe = recipes.training(args.recipe)
+    recipe = recipes.build_recipe(args.recipe)
     if args.model and not recipe.has_models:
         raise UserError(f"{recipe.name} has no models to choose from: leave --model out")
     model = args.model or ("bert" if recipe.has_models else "")
@@ -132,11 +122,11 @@ def run_ablation(args: argparse.Namespace) -> int:
         UserError: wrong input.
     """
     ablation = recipes.load()["ablations"][args.name]
-    recipe = recipes.training(ablation["recipe"])
+    recipe = recipes.build_recipe(ablation["recipe"])
     found: list[TrainingRun] = []
     for row in ablation["runs"]:
         directions = row.get("attention_directions", "both")
-        model = recipes.model_of(directions) if recipe.has_models else ""
+        model = recipes.find_model(directions) if recipe.has_models else ""
         found += RecipeTraining(recipe, row["position_encoding"], args, model).runs
     return _run_all(found, args)
 
@@ -162,7 +152,7 @@ def _run_all(found: list[TrainingRun], args: argparse.Namespace) -> int:
     out = Path(os.path.commonpath([one.folder for one in found]))
     with signals_as_keyboard_interrupt(CONTINUES):
         if cluster:
-            run_pieces([*map(_as_piece, found)], out, cluster)
+            run_pieces([*map(_build_piece, found)], out, cluster)
             return 0
         refuse_jobs(out)
         for one in found:
@@ -175,8 +165,8 @@ def _run_all(found: list[TrainingRun], args: argparse.Namespace) -> int:
     return 0
 
 
-def _as_piece(run: TrainingRun) -> Piece:
-    """Build the piece of work that a run is on a cluster."""
+def _build_piece(run: TrainingRun) -> Piece:
+    """Build the work of a run, for a cluster."""
 
     def work(lock: int) -> None:
         run_logged(run.begin(), run.folder / LOG, lock)

@@ -13,21 +13,21 @@ from fairseq_posenc.workbench.training.recipes import Recipe, largest_share
 
 
 class Devices(NamedTuple):
-    """What a training runs on."""
+    """The devices of a training."""
 
-    gpus: int  # of each machine; 1 on the processor, for a process of each machine
-    nodes: int  # machines
+    gpus: int  # GPUs of each machine; 1 on the processor, for a process of each machine
+    nodes: int  # number of machines
     meeting: list[str]  # torchrun's options to find the others; empty for a single process
     precision: str  # an option of fairseq-train: `--fp16`, `--bf16` or `--cpu`
 
     @property
     def world(self) -> int:
-        """How many there are on all machines."""
+        """Number of devices on all machines."""
         return self.gpus * self.nodes
 
     @property
     def kind(self) -> str:
-        """What they are called."""
+        """Kind of the devices in messages."""
         return "processor" if self.precision == "--cpu" else "GPU"
 
 
@@ -82,10 +82,10 @@ def _slurm_head(nodes: int) -> str:
 
 
 def share_batch(recipe: Recipe, devices: Devices, per_gpu: int | None) -> tuple[int, int]:
-    """Share the recipe's batch: what a device takes at a time, and steps between updates.
+    """Share the recipe's batch; return the size of a device's batch, and steps between updates.
 
-    Without ``per_gpu`` a GPU takes fewer sequences than the recipe says where these do not divide
-    the batch.
+    Without ``per_gpu`` a GPU's batch is smaller than the recipe says if that does not divide the
+    global batch.
 
     Raises:
         UserError: it cannot be shared so.

@@ -1,4 +1,4 @@
-"""How many updates an epoch of ``fairseq-train`` has.
+"""Counts the updates of an epoch of ``fairseq-train``.
 
 The number depends on how fairseq sorts sentences into batches and shares them out to GPUs, so the
 batches are made by fairseq itself.
@@ -18,7 +18,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_posenc.errors import UserError
 
 
-def updates_per_epoch(words: Sequence[str]) -> int:
+def count_updates_per_epoch(words: Sequence[str]) -> int:
     """Count the updates of the first epoch, given the arguments of fairseq-train.
 
     Raises:
@@ -55,7 +55,7 @@ def updates_per_epoch(words: Sequence[str]) -> int:
 
 @contextmanager
 def _silence_fairseq() -> Iterator[None]:
-    """Keep back what fairseq says of a training that is not one."""
+    """Silence fairseq, which logs as if the training had begun."""
     before = logging.root.manager.disable
     logging.disable(logging.INFO)
     try:

@@ -1,8 +1,7 @@
-"""A training of a recipe: its data, its identity, and the command of each of its runs."""
+"""A recipe trained with an encoding: the command and the state of each run, one for each seed."""
 
 from __future__ import annotations
 
-import hashlib
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -18,113 +17,15 @@ from fairseq_posenc.workbench.running.stages import Stage
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import Recipe
 from fairseq_posenc.workbench.training.train.devices import Devices, choose_devices, share_batch
-
-
-class Data(NamedTuple):
-    """One data-bin, or the shards of one."""
-
-    path: str  # of the folder, or of several, joined by colons
-    name: str  # of the folder
-
-
-def find_data(given: str) -> Data:
-    """Find the data of a training: a data-bin, several joined by colons, or a folder of shards.
-
-    Raises:
-        UserError: there is no such folder, or one that is no data-bin, not finished, or of another
-            dictionary than the first; or shards are missing.
-    """
-    if ":" in given and Path(given).is_dir():
-        raise UserError(f"{given}: fairseq splits names at ':'; rename the folder")
-    folders = [Path(part) for part in given.split(":")]
-    name = folders[0].parent.name if len(folders) > 1 else folders[0].absolute().name
-    if shards := sorted(path for path in folders[0].glob("shard*") if path.is_dir()):
-        folders = shards
-    for folder in folders:
-        _check_data_bin(folder, folders[0])
-        whole = folder.name.rpartition("-of-")[2]  # shard00-of-16 is one of 16
-        if whole.isdigit() and int(whole) != len(folders):
-            raise UserError(f"{folder} is one of {whole} shards, and {len(folders)} are given")
-    return Data(":".join(map(str, folders)), name)
-
-
-def _check_data_bin(folder: Path, first: Path) -> None:
-    if folder.suffix == ".partial":
-        raise UserError(f"{folder} is not finished: start its preprocessing again")
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}")
-    if not any(folder.glob("dict*.txt")):
-        raise UserError(f"{folder} is no data-bin folder: it has no dict.txt")
-    own, others = folder / "dict.txt", first / "dict.txt"
-    if own.exists() and own.read_bytes() != others.read_bytes():
-        raise UserError(f"{own} is not that of {first}: its numbers mean other tokens")
-
-
-LAST = "checkpoint_last.pt"
-_LONGEST = 100  # characters of a name, of the 255 that a file may have
-_IN_FILE_NAMES = str.maketrans({**dict.fromkeys("(:,/", "-"), "*": "x", ")": None, " ": None})
-# Where a run continues, its length, output and speed: these do not change its result.
-_SAME_RUN = (
-    *("--restore-file", "--finetune-from-model", "--reset-", "--max-update", "--max-epoch"),
-    *("--stop-time-hours", "--save-interval", "--keep-", "--no-epoch-checkpoints"),
-    *("--validate-interval", "--disable-validation", "--log-", "--no-progress-bar"),
-    *("--tensorboard-", "--wandb-", "--num-workers", "--position-backend"),
+from fairseq_posenc.workbench.training.train.identity import (
+    DataBins,
+    RunIdentity,
+    find_data,
+    parse_options,
+    select_changes,
 )
 
-
-class RunIdentity(NamedTuple):
-    """Everything that the result of a training depends on; it names the folder."""
-
-    recipe: str  # its name
-    encoding: str  # the spec, in its canonical form
-    data: str  # the name of its folder
-    model: str  # one of DecBERT's, or empty
-    # the user's options for fairseq-train that change its result, with their values
-    changes: dict[str, str]
-
-    @property
-    def folder(self) -> Path:
-        """The folder of its checkpoints: ``b_small/wiki/decbert_same-none--lr=2e-4``."""
-        name = _escape(f"{self.model}-{self.encoding}" if self.model else self.encoding)
-        changes = [_format_change(option, value) for option, value in self.changes.items()]
-        if len(",".join(changes)) > _LONGEST:
-            digest = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]
-            changes = [f"{len(changes)}-changes-{digest}"]
-        parent = Path("checkpoints", self.recipe, self.data)
-        new, old = (parent / separator.join([name, *changes]) for separator in ("--", ","))
-        # Older folders have commas, which separate paths in other commands.
-        return old if old.exists() and not new.exists() else new
-
-
-def parse_options(words: Sequence[str]) -> dict[str, str]:
-    """Parse options for fairseq-train into their values; of one given twice, the last counts."""
-    options: dict[str, str] = {}
-    name = ""
-    for word in words:
-        if word.startswith("--"):
-            name, _, value = word.partition("=")
-            options[name] = value
-        elif name:
-            options[name] = f"{options[name]} {word}".strip()
-    return options
-
-
-def changed_options(words: Sequence[str]) -> dict[str, str]:
-    """Select the options that change a run's result, sorted by name."""
-    options = sorted(parse_options(words).items())
-    return {name: value for name, value in options if not name.startswith(_SAME_RUN)}
-
-
-def _format_change(option: str, value: str) -> str:
-    name = option.lstrip("-").replace("-", "_")
-    return f"{name}={_escape(value.strip('()'))}" if value else name
-
-
-def _escape(text: str) -> str:
-    """Replace the characters that shells and fairseq treat specially."""
-    return text.translate(_IN_FILE_NAMES)
-
-
+LAST = "checkpoint_last.pt"
 _WITH_VALUE_TRUE = {"update_epoch_batch_itr"}  # written as --OPTION True
 # fairseq finds out about ranks by itself only where there are GPUs.
 _WITH_RANK = ("--no-python", "sh", "-c", 'exec "$0" "$@" --distributed-rank "$RANK"')
@@ -142,7 +43,7 @@ class RecipeTraining:
     """A recipe with an encoding, trained once for each seed.
 
     Args:
-        recipe: its hyper-parameters.
+        recipe: hyper-parameters.
         encoding: spec of the positions.
         args: the user's options.
         model: one of DecBERT's, or empty.
@@ -153,9 +54,10 @@ class RecipeTraining:
 
     def __init__(self, recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> None:
         spec, self.data = str(specs.parse(encoding)), find_data(args.data)
-        _check_options(recipe, args)
+        self.passed = parse_options(args.passed)
+        _check_options(recipe, args, self.passed)
         self.recipe, self.encoding, self.args, self.model = recipe, encoding, args, model
-        changes = changed_options(args.passed)
+        changes = select_changes(self.passed)
         self.identity = RunIdentity(recipe.name, spec, self.data.name, model, changes)
         self._folder = args.out or self.identity.folder
         self._seeds: Sequence[int] = args.seeds or recipe.seeds
@@ -172,17 +74,17 @@ class RecipeTraining:
         """The command of all runs, with the devices of this machine."""
         devices = choose_devices(self.args, self.recipe.name)
         options = {
-            **_architecture_options(self.recipe, self.model),
+            **_choose_architecture(self.recipe, self.model),
             "position_encoding": self.encoding,
             **self.recipe.all_settings,
             **self.recipe.housekeeping,
-            **_batch_options(self.recipe, devices, self.args),
+            **self._choose_batch(devices),
         }
         del options["fp16"]  # the precision is a choice
         if devices.precision == "--cpu" and devices.meeting:
             options.update(_ON_PROCESSORS)
         if self.recipe.warmup_epochs:
-            options.update(_schedule_options(self.recipe, self.data, options, self.args.passed))
+            options.update(self._convert_schedule(self.recipe.warmup_epochs, options))
         launcher = [find_command("fairseq-train")]
         if devices.meeting:
             processes = f"--nproc_per_node={devices.gpus}"
@@ -190,19 +92,31 @@ class RecipeTraining:
             launcher = [*torchrun, *(_WITH_RANK if devices.precision == "--cpu" else ()), *launcher]
         return [*launcher, *_format_arguments(self.data, options), devices.precision]
 
+    def _choose_batch(self, devices: Devices) -> dict[str, Any]:
+        each, steps = share_batch(self.recipe, devices, self.args.per_gpu)
+        if _BATCH_OPTIONS & self.passed.keys():
+            say("the options after the two dashes change the batch")
+        size = "batch_size" if self.recipe.unit == "sequences" else "max_tokens"
+        return {size: each, "update_freq": steps, "distributed_world_size": devices.world}
+
+    def _convert_schedule(self, warmup_epochs: int, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert a schedule in epochs to updates, which fairseq counts."""
+        from fairseq_posenc.workbench.training.train import epochs  # imports fairseq
+
+        words = [*_format_arguments(self.data, options), *self.args.passed]
+        updates = epochs.count_updates_per_epoch(words)
+        rise = warmup_epochs * updates
+        fall = self.recipe.settings["max_epoch"] * updates - rise
+        say(f"an epoch has {updates} updates: warm-up over {rise}, decay over {fall}")
+        return {"warmup_steps": rise, "hold_steps": 0, "decay_steps": fall}
+
 
 class TrainingRun(NamedTuple):
-    """One run of a training, with one seed.
+    """One run of a training, with one seed."""
 
-    Attributes:
-        training: the recipe, encoding and options.
-        folder: its checkpoints and its log.
-        seed: the random seed; None for fairseq's default.
-    """
-
-    training: RecipeTraining
-    folder: Path
-    seed: Optional[int]
+    training: RecipeTraining  # the recipe, encoding and options
+    folder: Path  # its checkpoints and its log
+    seed: Optional[int]  # the random seed; None for fairseq's default
 
     @property
     def stage(self) -> Stage:
@@ -213,7 +127,7 @@ class TrainingRun(NamedTuple):
     def until(self) -> dict[str, str]:
         """The options that end a training, such as ``max_update``, with their values."""
         given = {**self.training.recipe.all_settings}
-        for option, value in parse_options(self.training.args.passed).items():
+        for option, value in self.training.passed.items():
             given[option.lstrip("-").replace("-", "_")] = value
         return {name: str(given[name]) for name in _END_OPTIONS if name in given}
 
@@ -260,7 +174,7 @@ class TrainingRun(NamedTuple):
             UserError: the folder has another run, or there is nothing to start from.
         """
         last, init = self.folder / LAST, self.training.args.init
-        requested = parse_options(self.training.args.passed).keys()
+        requested = self.training.passed.keys()
         self.stage.refuse_others(last.exists)
         if last.exists():
             if "--restore-file" in requested:
@@ -284,8 +198,7 @@ class TrainingRun(NamedTuple):
         return f"starting from new weights; {goes}"
 
 
-def _check_options(recipe: Recipe, args: Namespace) -> None:
-    passed = parse_options(args.passed)
+def _check_options(recipe: Recipe, args: Namespace, passed: Mapping[str, str]) -> None:
     if "--save-dir" in passed:
         raise UserError("name the folder by --out, before the two dashes")
     if "--seed" in passed and (args.seeds or recipe.seeds):
@@ -294,7 +207,7 @@ def _check_options(recipe: Recipe, args: Namespace) -> None:
         raise UserError(f"{recipe.name} starts from new weights: leave --init out")
 
 
-def _architecture_options(recipe: Recipe, name: str) -> dict[str, Any]:
+def _choose_architecture(recipe: Recipe, name: str) -> dict[str, Any]:
     """Choose the architecture; some of DecBERT's have no name, only directions."""
     if not name:
         return {"arch": recipe.arch}
@@ -304,29 +217,7 @@ def _architecture_options(recipe: Recipe, name: str) -> dict[str, Any]:
     return {"arch": recipe.arch, "attention_directions": model["directions"]}
 
 
-def _batch_options(recipe: Recipe, devices: Devices, args: Namespace) -> dict[str, Any]:
-    each, steps = share_batch(recipe, devices, args.per_gpu)
-    if _BATCH_OPTIONS & parse_options(args.passed).keys():
-        say("the options after the two dashes change the batch")
-    size = "batch_size" if recipe.unit == "sequences" else "max_tokens"
-    return {size: each, "update_freq": steps, "distributed_world_size": devices.world}
-
-
-def _schedule_options(
-    recipe: Recipe, data: Data, options: Mapping[str, Any], passed: list[str]
-) -> dict[str, Any]:
-    """Convert a schedule in epochs to updates, which fairseq counts."""
-    from fairseq_posenc.workbench.training.train.epochs import updates_per_epoch  # imports fairseq
-
-    updates = updates_per_epoch([*_format_arguments(data, options), *passed])
-    assert recipe.warmup_epochs is not None
-    rise = recipe.warmup_epochs * updates
-    fall = recipe.settings["max_epoch"] * updates - rise
-    say(f"an epoch has {updates} updates: warm-up over {rise}, decay over {fall}")
-    return {"warmup_steps": rise, "hold_steps": 0, "decay_steps": fall}
-
-
-def _format_arguments(data: Data, options: Mapping[str, Any]) -> list[str]:
+def _format_arguments(data: DataBins, options: Mapping[str, Any]) -> list[str]:
     """Format the arguments of fairseq-train."""
     words = [data.path, "--user-dir", str(USER_DIR)]
     for name, value in options.items():
