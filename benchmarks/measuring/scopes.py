@@ -23,7 +23,7 @@ from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import inject_context, set_context
 from fairseq_posenc.transformer.layers import PositionalDecoderLayer, PositionalEncoderLayer
-from fairseq_posenc.transformer.options import stack_config
+from fairseq_posenc.transformer.options import build_stack_config
 from measuring.contenders import (
     STOCK,
     Contender,
@@ -141,7 +141,7 @@ def layer_config(contender: Contender, case: Case) -> Any:
         position_backend=contender.backend,
     )
     base_architecture(args)
-    return stack_config(args)
+    return build_stack_config(args)
 
 
 def _input(case: Case, *shape: int, std: float) -> Tensor:

@@ -10,13 +10,13 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.terms import Cost, Terms
 
 
-def operations(name: str) -> str:
+def describe_operations(name: str) -> str:
     """Describe the additional operations of an encoding, in words and formulas."""
     costs = [(part.operations, part.common_operations) for part in _list_costs(name)]
     return _format_costs(name, *zip(*costs))
 
 
-def numbers(name: str) -> str:
+def describe_numbers(name: str) -> str:
     """Describe the additional numbers held at once, in words and formulas."""
     costs = [(part.numbers, part.common_numbers) for part in _list_costs(name)]
     return _format_costs(name, *zip(*costs))
@@ -30,7 +30,7 @@ def _format_costs(name: str, each: Sequence[str], together: Sequence[str]) -> st
             phrases[-1] += ", once for all layers"
     if any(together):
         phrases.append(f"``{_add_formulas(together)}`` for all sentences together")
-        if terms_of(name).pair_bias is not None:
+        if compute_terms(name).pair_bias is not None:
             # Positions differ from row to row only where padding comes first.
             phrases[-1] += ", or for each if one is padded on the left"
         if registry.get(name).shared and any(registry.get(name).cost):
@@ -52,13 +52,13 @@ def _add_formulas(formulas: Sequence[str]) -> str:
 def _list_costs(name: str) -> list[Cost]:
     """List the costs of an encoding's parts: its own, and those of its terms."""
     parts = [registry.get(name).cost]
-    for _, term, tensor in terms_of(name).given():
+    for _, term, tensor in compute_terms(name).given():
         groups = "h " if term.per_head(tensor) else ""
         parts.append(Cost(*(part.format(g=groups) for part in term.cost)))
     return parts
 
 
-def terms_of(name: str) -> Terms:
+def compute_terms(name: str) -> Terms:
     """Compute the terms of a single token."""
     dims = Dims(8, 2, 4, causal=bool(registry.get(name).causal_only))
     return Assembly(specs.parse(name), dims).check("auto")[0]

@@ -20,7 +20,7 @@ class Entry(NamedTuple):
     summary: str
 
 
-def entries() -> list[Entry]:
+def list_entries() -> list[Entry]:
     """List an entry for each encoding, by name."""
     trees = (ast.parse(path.read_text(encoding="utf-8")) for path in _FOLDER.glob("*.py"))
     classes = {
@@ -44,9 +44,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         from fairseq_posenc.analysis.catalogue import collect_facts  # imports torch
 
-        print(json.dumps([collect_facts(entry.name) for entry in entries()], indent=2))
+        print(json.dumps([collect_facts(entry.name) for entry in list_entries()], indent=2))
         return 0
-    found = entries()
+    found = list_entries()
     width = max(len(entry.name) for entry in found)
     for name, acts_on, summary in found:
         print(f"{name:<{width}}  {acts_on:<8}  {summary.replace('``', '')}")

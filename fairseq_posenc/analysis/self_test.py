@@ -25,7 +25,7 @@ STILL = 1e-2  # a rotation that changes no dot product by more than this does no
 
 
 @torch.no_grad()
-def errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
+def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
     """Measure the largest error of a tiny forward: at the input, of rotations, on each backend."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)

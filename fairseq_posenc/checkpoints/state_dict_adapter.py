@@ -105,7 +105,7 @@ class PositionCheckpoints(nn.Module):
                 longer = module.extend(parameter, state_dict[key])
                 if longer.shape != state_dict[key].shape:
                     logger.info("%s: its ends are repeated for longer distances", key)
-                    changes.append(_resized(key, state_dict[key], longer))
+                    changes.append(_describe_resized(key, state_dict[key], longer))
                     state_dict[key] = longer
         return changes
 
@@ -185,9 +185,9 @@ def _fit_positions(state_dict: dict[str, Any], own: dict[str, Tensor]) -> list[s
     return (
         [f"{key} {tuple(own[key].shape)} is not in the checkpoint" for key in fresh]
         + [f"{key} {tuple(theirs[key].shape)} is not in the model" for key in dropped]
-        + [_resized(key, theirs[key], own[key]) for key in resized]
+        + [_describe_resized(key, theirs[key], own[key]) for key in resized]
     )
 
 
-def _resized(key: str, theirs: Tensor, own: Tensor) -> str:
+def _describe_resized(key: str, theirs: Tensor, own: Tensor) -> str:
     return f"{key} is {tuple(theirs.shape)} in the checkpoint, {tuple(own.shape)} in the model"

@@ -192,7 +192,7 @@ def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
 class Encodings(nn.ModuleDict):
     """Encodings that work together, by name.
 
-    Where the layers of a stack differ, each kind of layer takes part in some of them.
+    Where the layers of a stack differ, each kind of layer uses some of them.
 
     Args:
         encodings: by name.

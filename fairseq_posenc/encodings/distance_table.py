@@ -33,7 +33,7 @@ class DistanceTable(nn.Module):
         self.max_distance = max_distance
         vector = () if width is None else (width,)
         self.weight = nn.Parameter(torch.empty(groups, 2 * max_distance + 1, *vector))
-        # Apart, so that a checkpoint without them is no shorter table.
+        # Not in `weight`, which would be a longer table than that of a checkpoint without a reset.
         self.reset = nn.Parameter(torch.empty(groups, 2, *vector)) if reset else None
 
     def rows(self, span: Span) -> Tensor:
@@ -85,8 +85,8 @@ class DistanceEncoding(Encoding):
 
     acts_on = "scores"
     vectors: ClassVar[bool] = True  # rows of D numbers, else of one
-    start: ClassVar[Optional[float]] = None  # of all rows; None draws them
-    term_fields: ClassVar[tuple[str, ...]] = ()  # of `Terms`, that are the rows
+    start: ClassVar[Optional[float]] = None  # initial value of all rows; None: drawn at random
+    term_fields: ClassVar[tuple[str, ...]] = ()  # the fields of `Terms` that get the rows
     product: ClassVar[bool] = False  # see `Terms`
 
     def __init__(
@@ -116,7 +116,7 @@ class DistanceEncoding(Encoding):
                 nn.init.constant_(parameter, self.start)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Select the rows, ``(G, R, D)`` or ``(G, R)``, as the fields that the class names."""
+        """Select the rows, ``(G, R, D)`` or ``(G, R)``, for the class's ``term_fields``."""
         return Terms(
             **dict.fromkeys(self.term_fields, self.table.rows(span)),
             product=self.product,

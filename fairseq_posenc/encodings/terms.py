@@ -96,14 +96,13 @@ class Terms(NamedTuple):
         product: combine by product in place of the sum.
         scale_factor: c of the scale 1/sqrt(c * D); None leaves it to the others (1 if none says).
         first: ``(B or 1, S)`` of bool, the first real token of each row; None means no reset.
-        decay: ``(B or 1, H, S)`` in float64, c of a query and its earlier keys: of both, the scores
-            get the difference. Padding has that of the token before it.
-        later_decay: the same for later keys, whose scores get c_j - c_i; None where ``decay`` is
-            for all keys.
+        decay: ``(B or 1, H, S)`` in float64, c; the scores of a query and its earlier keys get
+            c_i - c_j. Padding has the c of the token before it.
+        later_decay: c for later keys, whose scores get c_j - c_i; None where ``decay`` is for all.
         temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
-        counted_table: ``(P, D)``; the score gets the product of the query with the row, between
-            two whole ones, whose number is the sum of sigmoid(scale * gain * q_i.k_t) from the key
-            to the query. For causal directions.
+        counted_table: ``(P, D)``, a; q_i.a_p is added to the score, where p is the sum of
+            sigmoid(scale * gain * q_i.k_t) over the keys t from j to i, and a_p is interpolated
+            between the rows of the whole numbers around p. For causal directions.
         log_visible: ``(G,)``; the scores of a query are also multiplied by this times the logarithm
             of the number of keys that the query may see.
         sink: ``(G,)``, a score that takes part in the softmax, and whose weight is dropped.

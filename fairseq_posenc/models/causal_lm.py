@@ -25,9 +25,9 @@ from fairseq_posenc.transformer.document_ends import check_document_ends
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import (
     PositionConfig,
+    build_stack_config,
     log_encodings,
-    stack_config,
-    task_option,
+    read_task_option,
 )
 from fairseq_posenc.transformer.stacks import PositionalDecoder
 
@@ -111,7 +111,7 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
         extra = _count_positions_for_bos(args)
         args.max_target_positions += extra
         decoder = PositionalDecoder(
-            stack_config(args),
+            build_stack_config(args),
             task.target_dictionary,
             shell.decoder.embed_tokens,
             no_encoder_attn=True,
@@ -119,7 +119,7 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
         model = cls(decoder)
         model.positions_for_bos = extra
         # What the data has, not what the model was built for: fairseq-eval-lm has options of both.
-        adds_bos = task_option(task, "add_bos_token", args.add_bos_token)
+        adds_bos = read_task_option(task, "add_bos_token", args.add_bos_token)
         decoder.weight_settings = decoder.weight_settings._replace(
             add_bos_token="on" if adds_bos else "off"
         )

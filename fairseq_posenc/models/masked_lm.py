@@ -21,7 +21,7 @@ from fairseq_posenc.transformer.document_ends import check_document_ends
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.forward_context import set_context
 from fairseq_posenc.transformer.heads import SpanHead
-from fairseq_posenc.transformer.options import add_position_args, log_encodings, stack_config
+from fairseq_posenc.transformer.options import add_position_args, build_stack_config, log_encodings
 from fairseq_posenc.transformer.stacks import PositionalEncoder
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class PositionalRobertaEncoder(RobertaEncoder):
         self, args: Any, dictionary: Any, embed_tokens: nn.Embedding
     ) -> PositionalEncoder:
         """Build the stack with BERT's initialisation; position parameters keep their own."""
-        encoder = PositionalEncoder(stack_config(args), dictionary, embed_tokens)
+        encoder = PositionalEncoder(build_stack_config(args), dictionary, embed_tokens)
         encoder.apply(init_bert_params)
         return encoder
 

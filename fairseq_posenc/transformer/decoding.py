@@ -16,7 +16,7 @@ from fairseq_posenc.positions import Positions, Span
 STEPS = 32  # terms are computed for a multiple of so many keys
 
 
-def span_of_step(positions: Positions, limit: int) -> Span:
+def compute_step_span(positions: Positions, limit: int) -> Span:
     """Compute the distances from a last query to all keys, with room for later steps up to a limit.
 
     A step beyond the limit has no more room: encodings may have no more rows.
@@ -29,7 +29,7 @@ def span_of_step(positions: Positions, limit: int) -> Span:
 
 
 def cached_terms(state: Any, key: str, span: Span, compute: Callable[[Span], Terms]) -> Terms:
-    """Get the terms of a span (:func:`span_of_step`) from the cache, or compute them."""
+    """Get the terms of a span (:func:`compute_step_span`) from the cache, or compute them."""
     if key not in state or state[key][0] != span:
         state[key] = span, compute(span)
     terms: Terms = state[key][1]

@@ -87,7 +87,7 @@ class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
 
     def build_self_attention(self, embed_dim: int, cfg: Any) -> PositionalAttention:
         """Build self-attention with encodings of its own."""
-        return self._build_self_attention(cfg, "encoder", encoder_dims(cfg))
+        return self._build_self_attention(cfg, "encoder", read_encoder_dims(cfg))
 
 
 class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
@@ -109,7 +109,7 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
         return self._build_self_attention(
             cfg,
             "decoder",
-            decoder_dims(cfg),
+            read_decoder_dims(cfg),
             add_bias_kv=add_bias_kv,
             add_zero_attn=add_zero_attn,
         )
@@ -123,12 +123,12 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
         return self._build_attention(RotaryCrossAttention, cfg, cfg.decoder, kdim=width, vdim=width)
 
 
-def encoder_dims(cfg: Any) -> Dims:
+def read_encoder_dims(cfg: Any) -> Dims:
     """Read the sizes of the encoder's encodings from fairseq's configuration."""
     return Dims(cfg.encoder.embed_dim, cfg.encoder.attention_heads, cfg.max_source_positions)
 
 
-def decoder_dims(cfg: Any) -> Dims:
+def read_decoder_dims(cfg: Any) -> Dims:
     """Read the sizes of the decoder's encodings from fairseq's configuration."""
     return Dims(
         cfg.decoder.embed_dim, cfg.decoder.attention_heads, cfg.max_target_positions, causal=True

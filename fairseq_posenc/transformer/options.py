@@ -122,7 +122,7 @@ def as_namespace(args: Any) -> Any:
     return Namespace(**values)
 
 
-def stack_config(args: Any) -> TransformerConfig:
+def build_stack_config(args: Any) -> TransformerConfig:
     """Build fairseq's configuration of a stack, with our options, parsed, as ``position``.
 
     Raises:
@@ -135,7 +135,7 @@ def stack_config(args: Any) -> TransformerConfig:
     return config
 
 
-def task_option(task: Any, name: str, default: Any = None) -> Any:
+def read_task_option(task: Any, name: str, default: Any = None) -> Any:
     """Read an option of a task, which fairseq's older tasks keep in another place."""
     options = getattr(task, "cfg", None) or getattr(task, "args", None)
     return getattr(options, name, default)

@@ -21,13 +21,13 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span, may_sync
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import IncrementalState
-from fairseq_posenc.transformer.decoding import cached_terms, lookahead_positions, span_of_step
+from fairseq_posenc.transformer.decoding import cached_terms, compute_step_span, lookahead_positions
 from fairseq_posenc.transformer.forward_context import current_context, inject_context, set_context
 from fairseq_posenc.transformer.layers import (
     PositionalDecoderLayer,
     PositionalEncoderLayer,
-    decoder_dims,
-    encoder_dims,
+    read_decoder_dims,
+    read_encoder_dims,
     wrap_layer,
 )
 
@@ -136,7 +136,7 @@ class _PositionalStack:
         # What pairs add can be kept too, where all sentences begin together.
         if state is None or not (self.by_distance or not positions.left_padded):
             return Shared.compute(self.encodings, positions)
-        span = span_of_step(positions, self.assembly.dims.max_positions)
+        span = compute_step_span(positions, self.assembly.dims.max_positions)
 
         def compute_terms(name: str, encoding: Encoding) -> Terms:
             if encoding.acts_on == "softmax" or positions.drawn is not None:  # by token
@@ -157,7 +157,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
     def __init__(
         self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False
     ) -> None:
-        kept, assembly = _build_assembly(cfg, "encoder", encoder_dims(cfg))
+        kept, assembly = _build_assembly(cfg, "encoder", read_encoder_dims(cfg))
         super().__init__(cfg, dictionary, embed_tokens, return_fc)
         self.layers_kept = kept
         self.weight_settings = WeightSettings.from_config(cfg, cfg.encoder, dictionary)
@@ -192,7 +192,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         no_encoder_attn: bool = False,
         output_projection: nn.Module | None = None,
     ) -> None:
-        kept, assembly = _build_assembly(cfg, "decoder", decoder_dims(cfg))
+        kept, assembly = _build_assembly(cfg, "decoder", read_decoder_dims(cfg))
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         self.layers_kept = kept
         self.weight_settings = WeightSettings.from_config(cfg, cfg.decoder, dictionary)
@@ -232,7 +232,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
             and encoder_out is not None
             and tgt_len == prev_output_tokens.size(1)
         ):
-            shared = shared.with_source(self.encodings, self._source_ids(encoder_out))
+            shared = shared.with_source(self.encodings, self._number_source(encoder_out))
         with set_context(shared):
             features: tuple[Tensor, dict[str, Any]] = super().extract_features(
                 prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
@@ -242,7 +242,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
     def buffered_future_mask(self, tensor: Tensor) -> None:
         """Build no mask: the layers' direction replaces it, without a matrix of pairs."""
 
-    def _source_ids(self, encoder_out: dict[str, list[Tensor]]) -> Tensor:
+    def _number_source(self, encoder_out: dict[str, list[Tensor]]) -> Tensor:
         """Number the source's tokens, whose keys later steps have in their caches, rotated."""
         (states,) = encoder_out["encoder_out"]  # [S, B, C]
         padding = encoder_out["encoder_padding_mask"]
