@@ -19,14 +19,10 @@ from fairseq_posenc.workbench.running.exit_codes import run_main
 def main() -> None:
     """Run the program."""
     parser = options.make_parser(__doc__)
-    parser.add_argument(
-        "--field", default="text", help="field with the document (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--where",
-        metavar="FIELD=VALUE",
-        help="keep only objects with this value, as in meta.pile_set_name=Pile-CC",
-    )
+    add = parser.add_argument
+    add("--field", default="text", help="field with the document (default: %(default)s)")
+    text = "keep only objects with this value, as in meta.pile_set_name=Pile-CC"
+    add("--where", metavar="FIELD=VALUE", help=text)
     args = parser.parse_args()
     command.run(args, formats.JsonField(args.field, formats.parse_where(args.where)))
 

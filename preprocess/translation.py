@@ -52,27 +52,25 @@ def make_parser() -> argparse.ArgumentParser:
     corpora = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
     iwslt = corpora.add_parser("iwslt17", help="a release of IWSLT 2017, for one language pair")
     iwslt.add_argument("path", type=Path, help="its .tgz, or a folder with its files")
-    _add_sets(iwslt, ["dev2010"], ["+".join(TESTS), *TESTS])
+    _add_sets(iwslt, valid=["dev2010"], test=["+".join(TESTS), *TESTS])
     multi30k = corpora.add_parser("multi30k", help="Multi30k, task 1, raw text")
     multi30k.add_argument("path", type=Path, help="folder with train.fr.gz, val.fr.gz and so on")
-    _add_sets(multi30k, ["val"], ["test_2016_flickr"])
+    _add_sets(multi30k, valid=["val"], test=["test_2016_flickr"])
     files = corpora.add_parser("files", help="files of any other corpus, one for each language")
     text = "name of the training files before .LANGUAGE[.gz]"
     files.add_argument("--train", required=True, metavar="PREFIX", help=text)
-    _add_sets(files, None, None)
+    _add_sets(files, valid=None, test=None)
     for one in (iwslt, multi30k, files):
         _add_options(one)
     return parser
 
 
-def _add_sets(
-    parser: argparse.ArgumentParser, valid: Optional[list[str]], test: Optional[list[str]]
-) -> None:
-    for name, default in (("--valid", valid), ("--test", test)):
+def _add_sets(parser: argparse.ArgumentParser, **defaults: Optional[list[str]]) -> None:
+    """Add ``--valid`` and ``--test``, which are required if they have no default."""
+    for name, default in defaults.items():
         text = f"one or several sets (default: {' '.join(default)})" if default else "as --train"
-        parser.add_argument(
-            name, nargs="+", metavar="SET", default=default, required=not default, help=text
-        )
+        add = parser.add_argument
+        add(f"--{name}", nargs="+", metavar="SET", default=default, required=not default, help=text)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

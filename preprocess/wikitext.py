@@ -22,10 +22,9 @@ def main() -> None:
     """Run the program."""
     parser = options.make_parser(__doc__)
     parser.set_defaults(empty_lines=None)
-    parser.add_argument(
-        "--articles", action="store_true", help="write an empty item only between articles"
-    )
-    parser.add_argument("--no-headings", action="store_true", help="drop the headings")
+    add = parser.add_argument
+    add("--articles", action="store_true", help="write an empty item only between articles")
+    add("--no-headings", action="store_true", help="drop the headings")
     args = parser.parse_args()
     args.empty_lines = args.empty_lines or ("documents" if args.articles else "keep")
     command.run(args, formats.WikiText(args.articles, not args.no_headings))

@@ -31,6 +31,13 @@ class TextRules:
     empty_lines: str
 
 
+class InvalidLine(NamedTuple):
+    """A line of a chunk that is left out."""
+
+    number: int  # number of the line in the chunk, from 0
+    reason: str
+
+
 class Items(NamedTuple):
     """Part of a data set."""
 
@@ -39,8 +46,7 @@ class Items(NamedTuple):
     begins_document: bool  # with `documents`, whether an empty line came before the first item
     ends_document: bool  # likewise after the last item; both where only empty lines were read
     counts: Counter[str]  # counts for the manifest
-    # for each line left out, its number in the chunk from 0, and the reason
-    invalid: list[tuple[int, str]]
+    invalid: list[InvalidLine]
 
 
 class Lines(NamedTuple):
@@ -48,13 +54,13 @@ class Lines(NamedTuple):
 
     lines: list[str]
     counts: Counter[str]
-    invalid: list[tuple[int, str]]
+    invalid: list[InvalidLine]
 
 
 def read_lines(data: bytes, text: TextRules) -> Lines:
     """Read the lines of a chunk: stripped, split into sentences if wanted, empty ones as ""."""
     lines: list[str] = []
-    invalid: list[tuple[int, str]] = []
+    invalid: list[InvalidLine] = []
     raw = split_lines(data.decode("utf-8", errors="surrogateescape"))
     for number, line in enumerate(raw):
         try:
@@ -62,9 +68,10 @@ def read_lines(data: bytes, text: TextRules) -> Lines:
             lines += text.lines(line)
         except UnicodeEncodeError as error:
             byte = ord(error.object[error.start]) & 0xFF
-            invalid.append((number, f"byte 0x{byte:02x} at column {error.start + 1} is not UTF-8"))
+            reason = f"byte 0x{byte:02x} at column {error.start + 1} is not UTF-8"
+            invalid.append(InvalidLine(number, reason))
         except ValueError as error:
-            invalid.append((number, str(error)))
+            invalid.append(InvalidLine(number, str(error)))
     if text.sentences:
         lines = list(chain.from_iterable(tuple(split_sentences(line)) or ("",) for line in lines))
     else:
@@ -116,9 +123,7 @@ def count_symbols(data: bytes, text: TextRules, split: Splitter) -> tuple[Counte
     return counter, Lines([], read.counts, read.invalid)
 
 
-def check_invalid(
-    invalid: Sequence[tuple[int, str]], part: Part, line: int, skip: bool
-) -> list[str]:
+def check_invalid(invalid: Sequence[InvalidLine], part: Part, line: int, skip: bool) -> list[str]:
     """Describe the invalid lines of a chunk that begins after ``line`` lines of a part.
 
     Raises:

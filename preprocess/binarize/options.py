@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Optional
 
@@ -18,7 +19,7 @@ from fairseq_posenc.workbench.running.options import (
     parse_place,
     positive_int,
 )
-from fairseq_posenc.workbench.tokens.symbols import Characters, Splitter, words
+from fairseq_posenc.workbench.tokens.symbols import SPACE, Splitter, characters, words
 
 from .vocabulary import Vocabulary, add_vocabulary
 
@@ -73,7 +74,9 @@ class BinarizeSettings:
     @property
     def splitter(self) -> Splitter:
         """The function that cuts lines into words or characters."""
-        return Characters(self.keep_spaces) if self.characters else words
+        if self.characters:
+            return partial(characters, between=SPACE if self.keep_spaces else "")
+        return words
 
     @property
     def folder(self) -> Path:

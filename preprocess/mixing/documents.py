@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from binarize.items import TextRules, check_invalid, read_lines
+from binarize.items import InvalidLine, TextRules, check_invalid, read_lines
 from binarize.pool import Pool
 from binarize.sources import Input, Place, read_chunks
 from binarize.store import open_at
@@ -24,7 +24,7 @@ class Parts(NamedTuple):
 
     texts: list[bytes]
     counts: Counter[str]
-    invalid: list[tuple[int, str]]
+    invalid: list[InvalidLine]
 
 
 def cut_documents(data: bytes, text: TextRules) -> Parts:

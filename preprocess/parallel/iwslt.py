@@ -40,12 +40,18 @@ _SEGMENT = re.compile(r'\s*<seg id="([^"]*)">(.*)</seg>\s*')
 _ENTITIES = {"&quot;": '"', "&apos;": "'"}
 
 
-class _Talks(NamedTuple):
-    """The text of one side of the training data, and where its talks start."""
+class _TalkStart(NamedTuple):
+    """The place where a talk starts."""
 
-    text: NumberedLines  # lines of text
-    # for each talk, the number of lines of text before it, and its line in the file
-    starts: list[tuple[int, int]]
+    lines_before: int  # number of lines of text before it
+    number: int  # its line in the file
+
+
+class _Talks(NamedTuple):
+    """The text of one side of the training data, and the places where its talks start."""
+
+    text: NumberedLines
+    starts: list[_TalkStart]
     tags: Counter[str]  # number of lines about the talks, by tag
 
 
@@ -130,7 +136,7 @@ def _parse_talks(text: NumberedLines) -> _Talks:
         if found := _ABOUT.match(line):
             tags[found[1]] += 1
             if found[1] == _FIRST_TAG:
-                starts.append((len(lines), number))
+                starts.append(_TalkStart(len(lines), number))
         else:
             lines.append(unescape(line, _ENTITIES))
             numbers.append(number)
@@ -140,11 +146,12 @@ def _parse_talks(text: NumberedLines) -> _Talks:
 def _check_alignment(source: _Talks, target: _Talks) -> None:
     """Check that every talk starts at the same line of text on both sides."""
     for talk, (here, there) in enumerate(zip(source.starts, target.starts), start=1):
-        if here[0] != there[0]:
+        if here.lines_before != there.lines_before:
             raise UserError(
-                f"{source.text.origin}, line {here[1]}: talk {talk} begins after {here[0]:,} lines "
-                f"of text, but after {there[0]:,} in {target.text.origin}, line {there[1]}: the "
-                "talk before it is not aligned; fetch the release again"
+                f"{source.text.origin}, line {here.number}: talk {talk} begins after "
+                f"{here.lines_before:,} lines of text, but after {there.lines_before:,} in "
+                f"{target.text.origin}, line {there.number}: the talk before it is not aligned; "
+                "fetch the release again"
             )
 
 

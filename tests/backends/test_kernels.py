@@ -189,6 +189,6 @@ def test_a_step_that_fails_is_told_and_stops_nothing():
 
 
 def test_a_step_that_would_be_too_late_is_cut_and_one_that_hangs_is_stopped():
-    step = steps(dry_run=False)[0]._replace(seconds=1, words=["-c", "import time; time.sleep(9)"])
+    step = steps(dry_run=False)[0]._replace(seconds=1, words=["-c", "import time; time.sleep(600)"])
     assert run(step, dry_run=False, left=0.2)["end"] == "cut: 0 s were left"
     assert run(step, dry_run=False, left=60)["end"] == "stopped after 2 s"

@@ -158,10 +158,10 @@ LONG = {
 
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
 def test_long_texts_are_refused_at_once_and_quoted_in_part(text):
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(UserError) as refused:
         specs.parse(text)
-    assert time.monotonic() - began < 0.5
+    assert time.process_time() - began < 5  # what grows by the square takes minutes
     assert len(str(refused.value)) < 700
     assert "\n" not in str(refused.value)
 

@@ -25,6 +25,7 @@ import torch
 from fairseq_posenc.workbench.running.host import USER_DIR
 from tests.helpers.programs import PROGRAMS
 
+HOOK = Path(__file__).resolve().parent / "fault_hook"
 SENTENCES = {"train": 16, "valid": 8, "test": 5}
 EPOCHS = 4
 # All sentences fit into one batch, so an epoch is one update. Without the multiple of 1, fairseq
@@ -172,6 +173,19 @@ def kill_in_training(command: Sequence[Any], last: Path, cwd: Path, **variables:
     finally:
         tell_all(signal.SIGKILL)
     process.wait()
+
+
+def halting(folder: Path) -> tuple[dict[str, str], Path]:
+    """Return an environment in which a training below a folder halts before its second checkpoint.
+
+    Returns:
+        The environment, and a file that is there once it has halted.
+    """
+    halted = new_directory() / "halted"
+    paths = [str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])]
+    fault = {"PYTHONPATH": os.pathsep.join(paths), "TRUST_FAULT": f"wait,0,0,{folder},{halted}"}
+    alone = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **alone, **fault}, halted
 
 
 class Training(NamedTuple):

@@ -19,9 +19,9 @@ import torch
 
 from tests.helpers import fault_jobs as disturbed
 from tests.helpers import programs
-from tests.helpers.commands import script
+from tests.helpers.commands import HOOK, script
+from tests.helpers.waiting import wait_until
 
-HOOK = Path(__file__).resolve().parent / "fault_hook"
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
 # What the faults at a write are called here, and in `fault_hook/sitecustomize.py`.
 AT_WRITES = {"kill at a write": "kill", "kill in a write": "torn", "no room at a write": "full"}
@@ -67,7 +67,7 @@ class Started(NamedTuple):
         """Wait for the end."""
         self.process.wait(PATIENCE)
         with suppress(subprocess.TimeoutExpired):  # an orphan may hold it open
-            self.sink.wait(5)
+            self.sink.wait(60)
         text = os.pread(self.file.fileno(), 1 << 24, 0).decode(errors="replace")
         return Said(self.process.returncode, text)
 
@@ -214,10 +214,7 @@ def remount(folder: Path, option: str) -> None:
     A process that is ending has its files open for a moment after it can no longer be found.
     """
     command = ["mount", "-o", f"remount,{option}", str(folder)]
-    deadline = time.monotonic() + 10
-    while subprocess.run(command, stderr=subprocess.DEVNULL).returncode:
-        assert time.monotonic() < deadline, f"{folder} is still in use"
-        time.sleep(0.1)
+    wait_until(lambda: subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0)
 
 
 def draw(bench: Bench, kind: str, rng: random.Random) -> Fault:

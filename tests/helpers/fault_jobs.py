@@ -67,8 +67,7 @@ def text() -> Path:
 def binarize(out: Path) -> list[Any]:
     """Return preprocessing that saves its place after each piece of 20,000 bytes."""
     words = ["--train", str(text()), "--words", "--workers", "2", "--out", str(out / "bin")]
-    code = preprocess.KILLED.format(programs=str(preprocess.PROGRAMS), arguments=words)
-    return ["python", "-c", code]
+    return ["python", "-c", preprocess.saving("plain_text", words)]
 
 
 def compare(out: Path) -> list[Any]:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import pytest
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.options import Parser, add_place, parse_place
 from fairseq_posenc.workbench.running.stages import Piece
+from tests.helpers.waiting import free_ports, wait_until
 
 ROOT = Path(__file__).parents[2]
 NODES = ("n1", "n2")
@@ -122,7 +123,7 @@ class Cluster:
     def __init__(self, folder: Path, accounting: bool = False) -> None:
         self.folder = folder
         self._database: subprocess.Popen[bytes] | None = None
-        port, first, second = _free_ports(3)
+        port, first, second = free_ports(3)
         settings = {"host": socket.gethostname(), "port": port, "first": first, "second": second}
         self.conf = folder / "slurm.conf"
         self.conf.write_text(_CONF.format(folder=folder, **settings), encoding="utf-8")
@@ -206,7 +207,7 @@ class Cluster:
 
     def _start_accounting(self) -> None:
         """Start MariaDB and slurmdbd, and make the cluster known there."""
-        port, database = _free_ports(2)
+        port, database = free_ports(2)
         plain = ["--no-defaults", f"--datadir={self.folder}/database", "--user=root"]
         environment = {**self.environment, "PATH": _path()}
         install = ["mariadb-install-db", *plain, "--auth-root-authentication-method=normal"]
@@ -278,29 +279,6 @@ def sweep(out: Path, steps: int, *options: str, pieces: int = 2, seconds: float 
     place = parse_place(Namespace(jobs=None, **vars(parser.parse_args(words))))
     assert place
     return place.run([counting(out, f"p{n}", steps, seconds) for n in range(pieces)], out)
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds.
-
-    Raises:
-        TimeoutError: it does not within four minutes, which no test needs on a busy machine.
-    """
-    end = time.monotonic() + 240
-    while not holds():
-        if time.monotonic() > end:
-            raise TimeoutError("not within four minutes")
-        time.sleep(0.2)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 if __name__ == "__main__":

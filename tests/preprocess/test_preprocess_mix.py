@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import signal
-import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -19,7 +16,7 @@ from binarize import sources
 from fairseq_posenc.errors import UserError
 from mixing import mixture
 from mixing.draw import Draw, measure, parse_corpus, parse_size
-from tests.helpers.programs import true_start
+from tests.preprocess.test_preprocess_shards import kill_where
 
 PROGRAMS = Path(__file__).parents[2] / "preprocess"
 
@@ -214,18 +211,6 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch, cal
     assert content(tmp_path / "resumed") == content(tmp_path / "whole")
 
 
-KILLED = """
-import sys
-sys.path.insert(0, {programs!r})
-import mix
-from binarize import sources
-from mixing import mixture
-sources.CHUNK_BYTES, mixture.SECONDS_BETWEEN_SAVES = 2000, 0.0
-sys.argv = ["mix.py", *{arguments!r}]
-mix.main()
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 1], ids=["counting", "drawing"])
 def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch, step):
@@ -234,20 +219,8 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch, step):
     given += ["--workers", "1", "--files", "2", "--out"]
     monkeypatch.setattr(sources, "CHUNK_BYTES", 50_000)
     run(monkeypatch, *given, tmp_path / "whole")
-    arguments = [*given, str(tmp_path / "resumed")]
-    code = KILLED.format(programs=str(PROGRAMS), arguments=arguments)
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], env=true_start(), stderr=subprocess.DEVNULL
-    )
-    progress = tmp_path / "resumed.partial" / "progress.json"
-
-    def state() -> dict:
-        return json.loads(progress.read_text())["done"] if progress.exists() else {"step": -1}
-
-    while process.poll() is None and not (state()["step"] == step and state()["place"][1]):
-        time.sleep(0.01)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+    where = f"done['step'] == {step} and done['place'][1]"
+    kill_where(where, "mix", [*given, str(tmp_path / "resumed")], 2000)
     assert not (tmp_path / "resumed").exists()
     run(monkeypatch, *given, tmp_path / "resumed")
     assert content(tmp_path / "resumed") == content(tmp_path / "whole")

@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any
@@ -26,6 +25,7 @@ from binarize import command, coverage, formats, options, pool, shards, sources,
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running import locks
 from tests.helpers.programs import true_start
+from tests.helpers.waiting import is_running, wait_until
 
 PROGRAMS = Path(__file__).parents[2] / "preprocess"
 FILES = ("train.bin", "train.idx", "dict.txt")
@@ -295,50 +295,71 @@ def _interrupt(*_: object) -> None:
     raise _InterruptedError
 
 
-KILLED = """
-import sys
+SAVING = """
+import sys, time
 sys.path.insert(0, {programs!r})
+import {name}
 from binarize import sources, split
-sources.CHUNK_BYTES, split.SECONDS_BETWEEN_SAVES = 20_000, 0.0
-import plain_text
-sys.argv = ["plain_text.py", *{arguments!r}]
-plain_text.main()
+from fairseq_posenc.workbench.running.folders import Folder
+from mixing import mixture
+sources.CHUNK_BYTES = {chunk}
+split.SECONDS_BETWEEN_SAVES = mixture.SECONDS_BETWEEN_SAVES = 0.0
+sys.argv = ["{name}.py", *{arguments!r}]
+{before}
+{name}.main()
 """
+HALTING = """
+save, reached = Folder.save, []
+def save_or_halt(folder, done):
+    if reached:  # now more is written than is known
+        print("halted", flush=True)
+        time.sleep(3600)
+    save(folder, done)
+    reached.extend([done] if {where} else [])
+Folder.save = save_or_halt
+"""
+
+
+def saving(name: str, arguments: list[str], chunk: int = 20_000, before: str = "") -> str:
+    """Return code that runs a program, which saves its place after each chunk of so many bytes."""
+    programs = str(PROGRAMS)
+    return SAVING.format(
+        programs=programs, name=name, chunk=chunk, arguments=arguments, before=before
+    )
+
+
+def kill_where(where: str, name: str, arguments: list[str], chunk: int) -> list[int]:
+    """Kill a program in its first save after one of a place, a condition of what is ``done``.
+
+    Returns:
+        The processes that it had begun.
+    """
+    code = saving(name, arguments, chunk, HALTING.format(where=where))
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], env=true_start(), **pipes) as process:
+        assert process.stdout
+        assert "halted\n" in process.stdout
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.kill()
+    return [int(child) for child in children]
 
 
 @pytest.mark.slow
 def test_a_killed_run_leaves_no_process_and_goes_on(tmp_path):
-    text = tmp_path / "text"
-    text.write_text(make_text(tmp_path / "few", 4000).read_text() * 25)
+    text = make_text(tmp_path / "text", 8000)
     arguments = ["--train", str(text), "--words", "--workers", "2", "--out"]
     whole, dest = tmp_path / "whole", tmp_path / "resumed"
     run("--train", text, "--out", whole)
-    code = KILLED.format(programs=str(PROGRAMS), arguments=[*arguments, str(dest)])
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], env=true_start(), stderr=subprocess.DEVNULL
-    )
-    progress = tmp_path / "resumed.partial" / "progress.json"
-    while process.poll() is None and not progress.exists():
-        time.sleep(0.01)
-    children = _children(process.pid)
-    process.kill()
-    process.wait()
-    assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+    where = "'place' in done.get('train', {})"
+    children = kill_where(where, "plain_text", [*arguments, str(dest)], 20_000)
     assert len(children) == 2
-    deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{child}").exists() for child in children):
-        assert time.monotonic() < deadline, "workers live on"
-        time.sleep(0.05)
+    wait_until(lambda: not any(map(is_running, children)))
     assert not dest.exists()
+    progress = tmp_path / "resumed.partial" / "progress.json"
     state = json.loads(progress.read_text())["done"]["train"]
     assert 0 < state["place"][1] < text.stat().st_size
     run("--train", text, "--out", dest)
     assert content(dest) == content(whole)
-
-
-def _children(pid: int) -> list[int]:
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in path.read_text().split()] if path.exists() else []
 
 
 def test_a_killed_worker_is_told_in_one_line(tmp_path, text, monkeypatch):

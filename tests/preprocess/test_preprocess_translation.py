@@ -9,7 +9,6 @@ import random
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from parallel.iwslt import read_iwslt
 from parallel.pieces import SubwordEncoder, train_model
 from parallel.preparation import filter_pairs
 from parallel.texts import read_files
+from tests.helpers.waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = REPOSITORY / "preprocess" / "translation.py"
@@ -424,7 +424,7 @@ def test_multi30k(tmp_path):
 def test_fairseq_is_not_imported_before_it_is_needed():
     """It takes seconds, and the program only starts fairseq's own."""
     code = "import sys, translation; sys.exit('fairseq' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=PROGRAM.parent, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PROGRAM.parent)
 
 
 def test_pieces_joined_are_the_text(tmp_path):
@@ -567,10 +567,9 @@ def test_a_stopped_run_leaves_nothing(tmp_path):
     out = tmp_path / "out" / "bin"
     process = subprocess.Popen([sys.executable, PROGRAM, *files(data, out)])
     try:
-        while not (out.with_name("bin.partial") / "dict.fr.txt").exists():
-            assert process.poll() is None  # fairseq-preprocess is not at work yet
-            time.sleep(0.01)
+        # Later, fairseq-preprocess is at work.
+        wait_until((out.with_name("bin.partial") / "dict.fr.txt").exists, process)
     finally:
         process.terminate()
-    assert process.wait(60) == STOPPED
+    assert process.wait() == STOPPED
     assert list(out.parent.iterdir()) == []

@@ -50,11 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page; return the exit code.
-
-    Raises:
-        UserError: wrong input.
-    """
+    """Write the page; return the exit code."""
     if len(args.checkpoint) > 2:
         raise UserError(f"--checkpoint is given {len(args.checkpoint)} times: name one, or two")
     refuse_bad_output(args.out)

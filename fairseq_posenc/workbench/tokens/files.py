@@ -28,7 +28,7 @@ _ROWS = 1000  # rows of a Parquet file in memory at a time
 _LARGEST_WINDOW = 1 << 31  # bytes; how far back zstd may refer
 
 
-def _zstd(file: BinaryIO) -> Iterator[bytes]:
+def _decompress_zstd(file: BinaryIO) -> Iterator[bytes]:
     """Decompress one or several frames; unlike zstandard's own reader, refuse an incomplete one."""
     decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
     data = file.read(zstandard.DECOMPRESSION_RECOMMENDED_INPUT_SIZE)
@@ -46,7 +46,7 @@ _OPENERS: dict[str, Callable[..., object]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,
-    ".zst": lambda file: _Stream(_zstd(file)),
+    ".zst": lambda file: _Stream(_decompress_zstd(file)),
 }
 WHOLE = (*_OPENERS, PARQUET)  # suffixes of files that can only be read from the beginning
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
@@ -81,7 +81,7 @@ def decompress(path: Union[str, Path], file: BinaryIO) -> BinaryIO:
     """
     suffix = Path(path).suffix
     if suffix == PARQUET:
-        return io.BufferedReader(_Stream(_rows(path)))
+        return io.BufferedReader(_Stream(_read_rows(path)))
     opener = _OPENERS.get(suffix)
     return cast("BinaryIO", opener(file)) if opener else file
 
@@ -92,7 +92,7 @@ def read_bytes(path: Path) -> bytes:
         return decompress(path, file).read()
 
 
-def _rows(path: Union[str, Path]) -> Iterator[bytes]:
+def _read_rows(path: Union[str, Path]) -> Iterator[bytes]:
     """Yield the rows of a Parquet file as lines of JSON."""
     try:
         from pyarrow import ArrowInvalid, parquet

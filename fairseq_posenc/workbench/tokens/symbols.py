@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,12 +16,7 @@ if TYPE_CHECKING:
 SPACE = "▁"  # sentencepiece's sign for a space
 
 
-class Splitter(Protocol):
-    """Cuts lines into symbols."""
-
-    def __call__(self, lines: Sequence[str]) -> Iterable[Sequence[str]]:
-        """Cut each line into symbols."""
-        ...
+Splitter = Callable[[Sequence[str]], Iterable[Sequence[str]]]  # cuts lines into symbols
 
 
 def words(lines: Sequence[str]) -> Iterable[Sequence[str]]:
@@ -29,15 +24,9 @@ def words(lines: Sequence[str]) -> Iterable[Sequence[str]]:
     return (line.split() for line in lines)
 
 
-class Characters(NamedTuple):
-    """Cuts lines into characters; each run of white space is dropped, or becomes ``▁``."""
-
-    keep_spaces: bool
-
-    def __call__(self, lines: Sequence[str]) -> Iterable[Sequence[str]]:
-        """Cut each line into characters."""
-        between = SPACE if self.keep_spaces else ""
-        return (between.join(line.split()) for line in lines)
+def characters(lines: Sequence[str], between: str) -> Iterable[Sequence[str]]:
+    """Cut each line into characters; a run of white space becomes ``between``."""
+    return (between.join(line.split()) for line in lines)
 
 
 class SymbolEncoder:

@@ -13,7 +13,7 @@ from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.translation.command_translate import add_model_arguments
 from fairseq_posenc.workbench.translation.evaluation import BleuRequest, evaluate, parse_systems
 from fairseq_posenc.workbench.translation.generate import GenerationOptions, Search
-from fairseq_posenc.workbench.translation.report import FIGURES, REPORT, record, write_report
+from fairseq_posenc.workbench.translation.report import FIGURES, REPORT, write_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
         signals_as_keyboard_interrupt(CONTINUES),
         lock_output_folder(args.out, (REPORT, FIGURES)),
     ):
-        result = evaluate(request, args.out)
-        text = write_report(result, args.out)
-    print(record(result).text() if args.json else text)
+        record = evaluate(request, args.out)
+        text = write_report(record, args.out)
+    print(record.text() if args.json else text)
     say(f"report: {args.out / REPORT}, figures: {args.out / FIGURES}")
     return 0

@@ -49,11 +49,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Translate; return the exit code.
-
-    Raises:
-        UserError: wrong input.
-    """
+    """Translate; return the exit code."""
     nbest = args.nbest or min(_SHOWN, args.beam)
     if nbest > args.beam:
         raise UserError(f"--nbest {nbest}: must be from 1 to the beam of {args.beam}")

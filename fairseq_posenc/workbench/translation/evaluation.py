@@ -11,6 +11,7 @@ from fairseq.utils import split_paths
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.loading.dictionaries import open_task
+from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.running.executor import Slurm, run_pieces
 from fairseq_posenc.workbench.running.files import checksum, write_whole
 from fairseq_posenc.workbench.running.options import is_folder_name, parse_named, split_trainings
@@ -24,8 +25,8 @@ from fairseq_posenc.workbench.translation.checkpoint import (
     load_translation,
 )
 from fairseq_posenc.workbench.translation.generate import Generation, GenerationOptions, Search
-from fairseq_posenc.workbench.translation.report import Evaluation, SystemScores
-from fairseq_posenc.workbench.translation.scores import PieceBleu, Scorer
+from fairseq_posenc.workbench.translation.report import build_record
+from fairseq_posenc.workbench.translation.scores import PIECE_BLEU, PieceBleu, Scorer
 
 
 class System(NamedTuple):
@@ -144,8 +145,8 @@ class _Texts(NamedTuple):
             raise UserError(f"{name} has {count} sentences, but {self.path} has {expected}")
 
 
-def evaluate(request: BleuRequest, out: Path) -> Evaluation:
-    """Translate what is not translated yet into a folder, and score it.
+def evaluate(request: BleuRequest, out: Path) -> Record:
+    """Translate what is not translated yet into a folder, score it, and build the record.
 
     Raises:
         UserError: wrong input, found before anything is translated.
@@ -158,7 +159,7 @@ def evaluate(request: BleuRequest, out: Path) -> Evaluation:
     generations = {each: _build_generation(each, models[each], request, out) for each in models}
     pieces = [_build_piece(each, request.searches) for each in generations.values()]
     run_pieces(pieces, out, request.cluster)
-    rows: list[SystemScores] = []
+    rows: list[Row] = []
     compared: dict[str, list[list[str]]] = {}  # all trainings of each system, by the last search
     for system in request.systems:
         translations = (
@@ -167,30 +168,29 @@ def evaluate(request: BleuRequest, out: Path) -> Evaluation:
             else [(None, system.path, written[system])]
         )
         for search, path, lines in translations:
-            row = SystemScores(
-                system=system.name,
-                path=system.path,
-                training=system.training,
-                search=search,
-                hypotheses=path,
-                scores=scorer.score(lines),
-                piece_bleu=piece_bleu.score(lines),
-            )
+            row = {
+                "system": system.name,
+                "path": system.path,
+                "training": system.training,
+                **(search._asdict() if search else dict.fromkeys(Search._fields)),
+                "hypotheses": path,
+                **scorer.score(lines),
+                PIECE_BLEU: piece_bleu.score(lines),
+            }
             rows.append(row)
         compared.setdefault(system.name, []).append(lines)
     differences, test_signatures = scorer.compare(compared) if len(compared) > 1 else ({}, {})
-    return Evaluation(
-        subset=request.options.subset,
-        reference=str(texts.path),
-        sentences=len(texts.references),
-        rows=rows,
-        signatures=scorer.signatures(),
-        piece_bleu=piece_bleu.note,
-        baseline=request.systems[0].name,
-        differences=differences,
-        test_signatures=test_signatures,
-        groups=None if texts.sources is None else scorer.score_by_length(texts.sources, compared),
-    )
+    data = {
+        "subset": request.options.subset,
+        "reference": str(texts.path),
+        "sentences": len(texts.references),
+        "baseline": request.systems[0].name,
+        **{f"signature of {name}": each for name, each in scorer.signatures().items()},
+        **{f"test signature of {name}": each for name, each in test_signatures.items()},
+        f"signature of {PIECE_BLEU}": piece_bleu.note,
+    }
+    groups = scorer.score_by_length(texts.sources, compared) if texts.sources is not None else []
+    return build_record(rows, differences, groups, data)
 
 
 def _find_model(system: System, request: BleuRequest) -> _SystemModel:

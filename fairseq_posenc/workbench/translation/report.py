@@ -2,106 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any
 
 from fairseq_posenc.workbench.results.intervals import NOTE, Interval, interval
 from fairseq_posenc.workbench.results.markdown import table
-from fairseq_posenc.workbench.results.record import Record, own_command
+from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.translation.generate import Search
 from fairseq_posenc.workbench.translation.scores import METRICS, PIECE_BLEU, Difference, LengthGroup
 
 
-class SystemScores(NamedTuple):
-    """The scores of one system, in one of its trainings, with one search."""
+def build_record(
+    rows: list[Row],
+    differences: Mapping[str, Sequence[Difference]],
+    groups: Sequence[LengthGroup],
+    data: Row,
+) -> Record:
+    """Build the record of all figures.
 
-    system: str  # name of the system
-    path: str  # checkpoint or text file, as the user named it
-    training: int  # number of the training
-    search: Optional[Search]  # settings of beam search; None for a given file of translations
-    hypotheses: str  # file of the plain translations
-    scores: dict[str, float]  # scores by metric
-    piece_bleu: Optional[float]  # BLEU-4 on pieces; None if it could not be measured
-
-
-class Evaluation(NamedTuple):
-    """All figures of an evaluation."""
-
-    subset: str  # name of the test set
-    reference: str  # file of its references
-    sentences: int  # number of its sentences
-    rows: list[SystemScores]  # the scores, in the user's order
-    signatures: dict[str, str]  # sacreBLEU's, by metric
-    piece_bleu: str  # how BLEU-4 on pieces was measured, or why not
-    baseline: str  # the system that the others are compared with
-    differences: dict[str, list[Difference]]  # of each system from the baseline
-    # sacreBLEU's of the paired test, by metric; empty without another system
-    test_signatures: dict[str, str]
-    # BLEU by length of the source; None if the source text is not known
-    groups: Optional[list[LengthGroup]]
-
-    @property
-    def has_trainings(self) -> bool:
-        """Whether systems have several trainings, which differ by seed."""
-        return any(row.training > 1 for row in self.rows)
-
-
-def record(result: Evaluation) -> Record:
-    """Build the record of all figures."""
-    rows = [
-        {
-            "system": row.system,
-            "path": row.path,
-            "training": row.training,
-            **_search_fields(row.search),
-            "hypotheses": row.hypotheses,
-            **row.scores,
-            PIECE_BLEU: row.piece_bleu,
-        }
-        for row in result.rows
-    ]
-    differences = [
-        {"system": name, **each._asdict()}
-        for name, found in result.differences.items()
-        for each in found
-    ]
-    lengths = [
-        {"words": group.words, "sentences": group.sentences, "system": name, "BLEU": bleu}
-        for group in result.groups or ()
-        for name, bleu in group.bleu.items()
-    ]
-    data = {
-        "subset": result.subset,
-        "reference": result.reference,
-        "sentences": result.sentences,
-        "baseline": result.baseline,
-        **{f"signature of {name}": each for name, each in result.signatures.items()},
-        **{f"test signature of {name}": each for name, each in result.test_signatures.items()},
-        f"signature of {PIECE_BLEU}": result.piece_bleu,
+    Args:
+        rows: scores of each system, training and search, in the user's order.
+        differences: differences of each system from the first.
+        groups: BLEU by length of the source; empty if the source text is not known.
+        data: facts about the test set, and the signatures of the metrics.
+    """
+    tables: dict[str, Sequence[Row]] = {
+        "scores": rows,
+        "means": _compute_means(rows),
+        "differences": [
+            {"system": name, **each._asdict()}
+            for name, found in differences.items()
+            for each in found
+        ],
+        "lengths": [
+            {"words": group.words, "sentences": group.sentences, "system": name, "BLEU": bleu}
+            for group in groups
+            for name, bleu in group.bleu.items()
+        ],
     }
-    tables = {"scores": rows, "means": compute_means(result.rows)}
-    tables |= {"differences": differences, "lengths": lengths}
     return Record("bleu", tables, data, command=own_command())
 
 
-def compute_means(rows: Sequence[SystemScores]) -> list[dict[str, Any]]:
+def _compute_means(rows: Sequence[Row]) -> list[Row]:
     """Compute the mean scores of each system and search over its trainings, with intervals."""
-    groups: dict[tuple[str, Optional[Search]], list[SystemScores]] = {}
-    for row in rows:
-        groups.setdefault((row.system, row.search), []).append(row)
-    found = []
-    for (system, search), alike in groups.items():
-        mean = {"system": system, **_search_fields(search), "trainings": len(alike)}
+    found: list[Row] = []
+    for alike in _group(rows, "system", *Search._fields):
+        mean: dict[str, Any] = {name: alike[0][name] for name in ("system", *Search._fields)}
+        mean["trainings"] = len(alike)
         for name in METRICS:
-            mean |= interval(row.scores[name] for row in alike).figures(name)
+            mean |= interval(row[name] for row in alike).figures(name)
         found.append(mean)
     return found
 
 
-def _search_fields(search: Optional[Search]) -> dict[str, Any]:
-    return search._asdict() if search else dict.fromkeys(Search._fields)
+def _group(rows: Sequence[Row], *columns: str) -> list[list[Row]]:
+    """Group rows that have the same values in some columns."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in columns), []).append(row)
+    return list(groups.values())
 
 
 REPORT, FIGURES = "bleu.md", "bleu.json"
@@ -116,87 +77,92 @@ _OF_SEVERAL = (
 )
 
 
-def write_report(result: Evaluation, out: Path) -> str:
-    """Write the report and the figures into a folder; return the report's text."""
+def write_report(record: Record, out: Path) -> str:
+    """Write the report and the record into a folder; return the report's text."""
+    data = record.data
     introduction = (
-        f"{result.sentences:,} sentences of `{result.subset}`, plain text against "
-        f"`{result.reference}`. Higher is better."
+        f"{data['sentences']:,} sentences of `{data['subset']}`, plain text against "
+        f"`{data['reference']}`. Higher is better."
     )
-    parts = ["# Translation quality", introduction, *_format_scores(result)]
-    parts += [*_format_means(result), *_format_differences(result), *_format_lengths(result)]
+    parts = ["# Translation quality", introduction, *_format_scores(record)]
+    parts += [*_format_means(record), *_format_differences(record), *_format_lengths(record)]
     text = "\n\n".join(parts) + "\n"
-    record(result).write(out / FIGURES)
+    record.write(out / FIGURES)
     write_whole(out / REPORT, text)
     return text
 
 
-def _format_scores(result: Evaluation) -> list[str]:
+def _has_trainings(record: Record) -> bool:
+    """Whether systems have several trainings, which differ by seed."""
+    return any(row["training"] > 1 for row in record.figures["scores"])
+
+
+def _name_search(row: Row) -> str:
+    """Name the search of a row; translations that were given have none."""
+    return Search(row["beam"], row["length_penalty"]).name if row["beam"] else "-"
+
+
+def _format_scores(record: Record) -> list[str]:
+    has_trainings = _has_trainings(record)
     rows = [
         [
-            f"`{row.system}`" + (f", training {row.training}" if result.has_trainings else ""),
-            row.search.name if row.search else "-",
-            f"{row.search.length_penalty:g}" if row.search else "-",
-            *(f"{row.scores[metric]:.2f}" for metric in METRICS),
-            "-" if row.piece_bleu is None else f"{row.piece_bleu:.4f}",
-            f"`{row.path}`",
+            f"`{row['system']}`" + (f", training {row['training']}" if has_trainings else ""),
+            _name_search(row),
+            f"{row['length_penalty']:g}" if row["beam"] else "-",
+            *(f"{row[metric]:.2f}" for metric in METRICS),
+            "-" if row[PIECE_BLEU] is None else f"{row[PIECE_BLEU]:.4f}",
+            f"`{row['path']}`",
         ]
-        for row in result.rows
+        for row in record.figures["scores"]
     ]
-    header = [
-        "system",
-        "search",
-        "length penalty",
-        *METRICS,
-        PIECE_BLEU,
-        "checkpoint or translations",
-    ]
-    signatures = {**result.signatures, PIECE_BLEU: result.piece_bleu}
-    return [table(header, rows, "llrrrrl"), _format_list(signatures)]
+    header = ["system", "search", "length penalty", *METRICS, PIECE_BLEU]
+    header.append("checkpoint or translations")
+    return [table(header, rows, "llrrrrl"), _list_signatures(record, "signature of ")]
 
 
-def _format_means(result: Evaluation) -> list[str]:
-    if not result.has_trainings:
+def _format_means(record: Record) -> list[str]:
+    if not _has_trainings(record):
         return []
     rows = []
-    for each in compute_means(result.rows):
-        search = Search(each["beam"], each["length_penalty"]).name if each["beam"] else "-"
+    for each in record.figures["means"]:
         bounds = [[each[f"{metric}{end}"] for end in ("", "_low", "_high")] for metric in METRICS]
         scores = [Interval(*found).show(2) for found in bounds]
-        rows.append([f"`{each['system']}`", search, str(each["trainings"]), *scores])
+        rows.append([f"`{each['system']}`", _name_search(each), str(each["trainings"]), *scores])
     header = ["system", "search", "trainings", *METRICS]
     return ["## Means over trainings", table(header, rows, "llr"), f"In brackets: {NOTE}."]
 
 
-def _format_differences(result: Evaluation) -> list[str]:
-    if not result.differences:
-        return []
+def _format_differences(record: Record) -> list[str]:
     rows = []
-    for name, found in result.differences.items():
-        rows.append([f"`{name}`"])
+    for found in _group(record.figures["differences"], "system"):
+        rows.append([f"`{found[0]['system']}`"])
         for each in found:
-            p_value = "same translations" if each.p_value is None else f"{each.p_value:.4f}"
-            rows[-1] += [f"{each.difference:+.2f}", p_value]
-    header = ["system", *(cell for metric in METRICS for cell in (metric, "p"))]
+            p_value = "same translations" if each["p_value"] is None else f"{each['p_value']:.4f}"
+            rows[-1] += [f"{each['difference']:+.2f}", p_value]
+    if not rows:
+        return []
     return [
-        f"## Differences from `{result.baseline}`",
-        table(header, rows),
-        _OF_SEVERAL if result.has_trainings else _OF_ONE,
-        _format_list(result.test_signatures),
+        f"## Differences from `{record.data['baseline']}`",
+        table(["system", *(cell for metric in METRICS for cell in (metric, "p"))], rows),
+        _OF_SEVERAL if _has_trainings(record) else _OF_ONE,
+        _list_signatures(record, "test signature of "),
     ]
 
 
-def _format_lengths(result: Evaluation) -> list[str]:
+def _format_lengths(record: Record) -> list[str]:
     title = "## BLEU by length of the source"
-    if result.groups is None:
+    groups = _group(record.figures["lengths"], "words")
+    if not groups:
         return [title, "Not measured: the source text is not known; name it with --source."]
-    systems = list(result.groups[0].bleu)
     rows = [
-        [group.words, f"{group.sentences:,}", *(f"{group.bleu[name]:.2f}" for name in systems)]
-        for group in result.groups
+        [group[0]["words"], f"{group[0]['sentences']:,}", *(f"{row['BLEU']:.2f}" for row in group)]
+        for group in groups
     ]
-    header = ["words", "sentences", *(f"`{name}`" for name in systems)]
+    header = ["words", "sentences", *(f"`{row['system']}`" for row in groups[0])]
     return [title, table(header, rows)]
 
 
-def _format_list(signatures: dict[str, str]) -> str:
-    return "\n".join(f"- {name}: `{signature}`" for name, signature in signatures.items())
+def _list_signatures(record: Record, prefix: str) -> str:
+    """List the signatures of the metrics, which the record's data hold under a prefix."""
+    found = {name: value for name, value in record.data.items() if name.startswith(prefix)}
+    return "\n".join(f"- {name.removeprefix(prefix)}: `{found[name]}`" for name in found)

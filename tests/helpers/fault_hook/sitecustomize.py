@@ -8,6 +8,9 @@ for the NUMBER-th time, counted together in LEDGER, then
 - ``torn`` ends it in the midst of a file, behind so many bytes: of this one, or of the next;
 - ``full`` lets the disk be full behind so many bytes of any file;
 - ``count`` does nothing.
+
+``wait`` has no number: when there is a first checkpoint_last.pt, the process that is about to write
+the next checkpoint makes LEDGER and halts, once in all.
 """
 
 import os
@@ -15,6 +18,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 
 asked = os.environ.get("TRUST_FAULT", "").split(",")
 
@@ -38,6 +42,17 @@ def meet(action, limit):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
 
+def wait(path, ledger):
+    """Halt before a checkpoint that is not the first."""
+    parent, name = os.path.split(path)
+    if "checkpoint" in name and os.path.exists(os.path.join(parent, "checkpoint_last.pt")):
+        try:
+            os.close(os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        time.sleep(3600)
+
+
 def hook(event, arguments):
     """Count a write, and let the fault happen at its turn."""
     if event not in ("open", "os.rename", "os.remove", "os.truncate", "os.mkdir", "os.rmdir"):
@@ -46,6 +61,8 @@ def hook(event, arguments):
     path = is_write(event, arguments)
     if not isinstance(path, (str, os.PathLike)) or not os.path.abspath(path).startswith(folder):
         return
+    if action == "wait":
+        return wait(os.path.abspath(path), ledger)
     told = f"{event} {os.path.relpath(path, folder)}"[:99].ljust(99) + "\n"
     file = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, told.encode("ascii", "replace"))

@@ -37,6 +37,8 @@ from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.logs import Curve, Entry
 from fairseq_posenc.workbench.running.options import Parser, parse_with_passed
 from fairseq_posenc.workbench.running.progress import format_time
+from tests.helpers.commands import halting
+from tests.helpers.waiting import wait_until
 
 DEMO = "none,learned,decbert_diff,m4m"
 
@@ -706,16 +708,15 @@ def compare_call(out: Path, encodings: str, *options: str) -> list[str]:
 def test_compare_is_interrupted_and_continued(tmp_path: Path) -> None:
     out = tmp_path / "out"
     call = compare_call(out, "none,decbert_diff", "--seeds", "1")
+    environment, halted = halting(out)
     both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    first = subprocess.Popen(call, **both, encoding="utf-8")
+    first = subprocess.Popen(call, env=environment, **both, encoding="utf-8")
     assert first.stdout is not None
     folders = {name: out / "models" / name / "lr-0.003-seed-1" for name in ("none", "decbert_diff")}
-    while not any((folder / "checkpoint_last.pt").exists() for folder in folders.values()):
-        assert first.poll() is None, first.stdout.read()
-        time.sleep(0.02)
+    wait_until(halted.exists, first)
     first.send_signal(signal.SIGINT)
     rest = first.stdout.read()
-    assert first.wait(timeout=30) == STOPPED, rest
+    assert first.wait() == STOPPED, rest
     assert "continues" in rest
 
     began = time.time()

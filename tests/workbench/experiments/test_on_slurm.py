@@ -11,7 +11,8 @@ import torch
 
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.running.logs import read_curve_file
-from tests.helpers.slurm import needs_slurm, wait_until
+from tests.helpers.slurm import needs_slurm
+from tests.helpers.waiting import wait_until
 from tests.workbench.experiments.test_compare import small_text
 
 pytestmark = [pytest.mark.slow, needs_slurm]

@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import subprocess
-import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,10 @@ from fairseq_posenc.workbench.finetuning.glue.runs import read_run
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.results import record
-from tests.helpers.commands import TRAINING, USER_DIR, new_directory, run, script, trained
+from tests.helpers.commands import TRAINING, USER_DIR, halting, new_directory, run, script, trained
 from tests.helpers.glue_files import COLOURS, start, train_pieces, write_task
 from tests.helpers.slurm import needs_slurm
+from tests.helpers.waiting import wait_until
 from tests.transformer.test_distributed import DISTRIBUTED, TORCHRUN
 
 pytestmark = pytest.mark.slow
@@ -212,19 +212,19 @@ def test_finished_runs_are_not_made_again_and_not_mixed_with_others(capsys):
 def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, capsys):
     """It is stopped by Ctrl-C once it has a checkpoint, and resumed."""
     given = arguments("m4m", *RATE, "--out", tmp_path, *LONG)
+    environment, halted = halting(tmp_path)
     process = subprocess.Popen(
         [str(script("fairseq-posenc")), *given],
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )
     folder = tmp_path / "CoLA" / "lr0.003-seed1"
-    while not (folder / "checkpoint_last.pt").exists():
-        assert process.poll() is None, process.stdout.read()
-        time.sleep(0.01)
+    wait_until(halted.exists, process)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate()
     assert process.returncode == 130
     assert "stopped; the same command continues from here" in said
     assert not (folder / "result.json").exists()

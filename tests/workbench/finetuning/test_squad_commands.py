@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
-import time
 from argparse import Namespace
 from functools import cache
 from pathlib import Path
@@ -30,8 +28,9 @@ from fairseq_posenc.workbench.loading.families import FAMILIES
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.locks import is_locked
-from tests.helpers.commands import new_directory, run, script
+from tests.helpers.commands import halting, new_directory, run, script
 from tests.helpers.programs import true_start
+from tests.helpers.waiting import wait_until
 from tests.workbench.finetuning.test_squad_data import save, write_bpe
 
 slow = pytest.mark.slow
@@ -148,17 +147,16 @@ def train_words(out, **more):
 def trained():
     """Return a model whose training was killed after its first checkpoint, and then went on."""
     out = new_directory() / "run"
+    environment, halted = halting(out)
     process = subprocess.Popen(
         [str(script("fairseq-posenc")), *train_words(out)],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
     try:
-        while not (out / "checkpoint_last.pt").exists():
-            assert process.poll() is None
-            time.sleep(0.02)
+        wait_until(halted.exists, process)
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait() == STOPPED
@@ -175,18 +173,14 @@ def test_nothing_is_written_once_a_training_was_killed(tmp_path, capsys):
         stderr=subprocess.DEVNULL,
     )
     try:
-        while not (tmp_path / "train.log").exists():  # the training has begun, and has long to go
-            assert process.poll() is None
-            time.sleep(0.02)
+        # The training has begun, and has long to go.
+        wait_until((tmp_path / "train.log").exists, process)
         second = told(capsys, *train_words(tmp_path))
         assert second.startswith(f"run {tmp_path}: process {process.pid} on ")
     finally:
         process.kill()
         process.wait()
-    deadline = time.monotonic() + 10
-    while is_locked(tmp_path):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not is_locked(tmp_path))
 
 
 @slow

@@ -40,9 +40,10 @@ from fairseq_posenc.workbench.finetuning.squad.data import (
 from fairseq_posenc.workbench.finetuning.squad.predict import (
     LONGEST,
     NBEST,
-    Scored,
-    best_spans,
+    Span,
+    WindowSpans,
     combine_windows,
+    find_best_spans,
 )
 from fairseq_posenc.workbench.finetuning.squad.score import exact
 from fairseq_posenc.workbench.finetuning.squad.windows import (
@@ -419,7 +420,7 @@ def test_best_spans_are_the_best_of_all(seed):
                         start[at + first] + end[at + last]
                     )
         expected = sorted(sums.items(), key=lambda item: -item[1])[:NBEST]
-        found = best_spans(window, start, end)
+        found = find_best_spans(window, start, end)
         assert [(first, last) for first, last, _ in found.spans] == [key for key, _ in expected]
         assert [score for *_, score in found.spans] == [value for _, value in expected]
         assert found.null == start[0] + end[0]
@@ -430,8 +431,8 @@ def test_windows_together_give_distinct_answers_and_the_surest_that_there_is_one
     spans = [(2, 5), (6, 9), (9, 10), (11, 14), (14, 15), (16, 19)]
     tokens = Tokens(np.arange(6), *(np.array(each) for each in zip(*spans)))
     scored = [
-        Scored([(0, 1, 5.0), (1, 1, 3.0)], null=2.0),
-        Scored([(3, 5, 6.0), (5, 5, 4.0), (4, 4, 9.0)], null=7.0),
+        WindowSpans([Span(0, 1, 5.0), Span(1, 1, 3.0)], null=2.0),
+        WindowSpans([Span(3, 5, 6.0), Span(5, 5, 4.0), Span(4, 4, 9.0)], null=7.0),
     ]
     found = combine_windows("q", context, tokens, scored)
     assert [each.text for each in found.candidates] == ["the\n cat", "the cat", "cat"]
@@ -444,7 +445,7 @@ def test_windows_together_give_distinct_answers_and_the_surest_that_there_is_one
     weights = [math.exp(score) for score in (6, 5, 4, 2)]
     assert [c.probability for c in ranked] == pytest.approx([w / sum(weights) for w in weights])
     assert len(found.ranked(with_null=False)) == 3
-    empty = combine_windows("q", "", tokens, [Scored([], null=1.0)])
+    empty = combine_windows("q", "", tokens, [WindowSpans([], null=1.0)])
     assert (empty.answer, empty.null_odds, empty.ranked(with_null=False)) == ("", 0.0, [])
 
 

@@ -29,8 +29,8 @@ from tests.helpers.slurm import (
     needs_accounting,
     needs_slurm,
     sweep,
-    wait_until,
 )
+from tests.helpers.waiting import wait_until
 
 
 def jobs(out: Path) -> dict[str, str]:

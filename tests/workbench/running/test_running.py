@@ -21,6 +21,7 @@ from fairseq_posenc.workbench.loading import checkpoints
 from fairseq_posenc.workbench.running import files, locks, options, programs, progress, stages
 from fairseq_posenc.workbench.running.devices import Computing, choose_device, hydra_words
 from fairseq_posenc.workbench.running.folders import Folder
+from tests.helpers.waiting import is_running, wait_until
 
 
 class TestStages:
@@ -135,10 +136,7 @@ class TestStages:
         with locks.lock_folder(tmp_path):
             child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
             child.start()
-        deadline = time.monotonic() + 10  # it lets go once it runs
-        while locks.is_locked(tmp_path):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: not locks.is_locked(tmp_path))  # it lets go once it runs
         assert child.is_alive()
         child.kill()
         child.join()
@@ -526,22 +524,18 @@ class TestPrograms:
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone ends orphans")
     def test_a_program_ends_with_a_run_that_was_killed(self, tmp_path: Path) -> None:
         made = tmp_path / "made"
-        forever = f"while True: open({str(made)!r}, 'a').write('x')"
+        forever = f"import os, time; print(os.getpid(), file=open({str(made)!r}, 'w'), flush=True)"
+        forever += "; time.sleep(600)"
         run = (
             "import sys; from pathlib import Path; "
             "from fairseq_posenc.workbench.running import programs; "
             "programs.run_logged(['python', '-c', sys.argv[1]], Path(sys.argv[2]), 0)"
         )
         process = subprocess.Popen([sys.executable, "-c", run, forever, str(tmp_path / "log")])
-        while not made.exists():
-            assert process.poll() is None
-            time.sleep(0.01)
+        wait_until(lambda: made.exists() and made.read_text(), process)
         process.kill()
         process.wait()
-        time.sleep(0.2)
-        size = made.stat().st_size
-        time.sleep(0.3)
-        assert made.stat().st_size == size
+        wait_until(lambda: not is_running(int(made.read_text())))
 
     def test_temporary_folders_of_ended_programs_are_deleted(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int

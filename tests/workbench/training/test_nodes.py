@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,7 +15,8 @@ import pytest
 import torch
 
 from tests.helpers.commands import sentences
-from tests.helpers.slurm import NODES, Cluster, needs_slurm, wait_until
+from tests.helpers.slurm import NODES, Cluster, needs_slurm
+from tests.helpers.waiting import free_ports, wait_until
 from tests.workbench.training.test_train_scripts_pretraining import SCRIPTS, start
 
 pytestmark = [pytest.mark.slow, needs_slurm]
@@ -39,9 +39,7 @@ def words(out: Path) -> list[Any]:
 
 def submit(cluster: Cluster, out: Path) -> str:
     """Submit the training as users do, but for where the nodes meet: here they have one name."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        head = f"127.0.0.1:{free.getsockname()[1]}"
+    head = f"127.0.0.1:{free_ports(1)[0]}"
     name, *given = words(out)
     scripts = [SCRIPTS / "slurm.sh", SCRIPTS / f"{name}.sh"]
     options = ["--parsable", "--nodes=2", "--time=10", f"--output={out}.log"]
@@ -54,8 +52,7 @@ def state(cluster: Cluster, job: str) -> str:
 
 
 def wait_for_end(cluster: Cluster, job: str) -> str:
-    ends = ("COMPLETED", "FAILED", "NODE_FAIL", "")
-    wait_until(lambda: state(cluster, job) in ends)
+    wait_until(lambda: state(cluster, job) in ("COMPLETED", "FAILED", "NODE_FAIL"))
     return state(cluster, job)
 
 

@@ -22,6 +22,7 @@ from fairseq_posenc.workbench.training.plan.command import format_plan
 from fairseq_posenc.workbench.training.plan.probe import ProbeLog, read_training
 from tests.helpers import commands
 from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, new_directory, run, sentences
+from tests.helpers.waiting import wait_until
 
 slow = pytest.mark.slow
 SCRIPTS = Path(__file__).resolve().parents[3] / "train_scripts"
@@ -237,14 +238,10 @@ def test_a_probe_that_is_ended_leaves_nothing_running(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 120
-    while not (log.exists() and "begin training epoch" in log.read_text(encoding="utf-8")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: log.exists() and "begin training epoch" in log.read_text("utf-8"), process)
     process.terminate()
     assert process.stderr.read().splitlines()[-1].startswith("fairseq-posenc: stopped; ")
-    assert process.wait(60) == STOPPED
+    assert process.wait() == STOPPED
     assert [path.name for path in tmp_path.iterdir()] == ["probe.log"]
     size = log.stat().st_size
     time.sleep(1)  # some hundred lines of the log, if the training were still running

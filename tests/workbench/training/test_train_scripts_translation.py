@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 from fairseq_posenc.transformer.options import resolve
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from tests.helpers.commands import USER_DIR, kill_in_training, pairs, run, script, train
+from tests.helpers.waiting import wait_until
 from tests.workbench.training.test_train_scripts_pretraining import call, refusal, settings
 
 slow = pytest.mark.slow
@@ -206,27 +207,15 @@ def test_a_killed_training_goes_on_and_the_best_seed_is_named(tmp_path):
 
 @slow
 def test_a_run_of_several_ends_with_its_command(tmp_path):
-    words = [
-        "train-recipe",
-        NAME,
-        "rope",
-        pairs(),
-        "--device",
-        "cpu",
-        "--out",
-        "runs",
-        "--seeds",
-        "1,2",
-    ]
+    words = ["train-recipe", NAME, "rope", pairs(), "--device", "cpu"]
+    words += ["--out", "runs", "--seeds", "1,2"]
     command = [script("fairseq-posenc"), *words, "--", *TINY, "--max-epoch", 100_000]
     quiet = subprocess.DEVNULL
     process = subprocess.Popen([*map(str, command)], cwd=tmp_path, stdout=quiet, stderr=quiet)
     log = tmp_path / "runs" / "seed1" / "train.log"
-    while not (log.exists() and "| valid |" in log.read_text(encoding="utf-8")):
-        assert process.poll() is None
-        time.sleep(0.1)
+    wait_until(lambda: log.exists() and "| valid |" in log.read_text("utf-8"), process)
     process.terminate()  # the command alone, as a cluster may
-    assert process.wait(60) == STOPPED
+    assert process.wait() == STOPPED
     size = log.stat().st_size
     time.sleep(1)  # some epochs, if the training were still running
     assert log.stat().st_size == size

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -35,6 +34,7 @@ from fairseq_posenc.workbench.translation.checkpoint import infer_data_bin
 from fairseq_posenc.workbench.translation.evaluation import parse_systems
 from fairseq_posenc.workbench.translation.scores import PIECE_BLEU, PieceBleu
 from tests.helpers.commands import USER_DIR, new_directory, run, script, trained
+from tests.helpers.waiting import wait_until
 
 slow = pytest.mark.slow
 # A word of the source is a word of the target; the order stays.
@@ -287,7 +287,7 @@ def test_translate_ends_when_nobody_reads_it(translator):
         process.stdout.close()
         process.stdin.write("le chat dort.\n")
         process.stdin.flush()  # and more could come
-        assert process.wait(120) == 0
+        assert process.wait() == 0
 
 
 @slow
@@ -590,9 +590,7 @@ def test_an_evaluation_that_was_killed_goes_on_with_the_next_part(evaluated, tmp
     with subprocess.Popen(
         [str(script("fairseq-posenc")), *command], stderr=subprocess.PIPE, text=True
     ) as process:
-        while not second.exists():
-            assert process.poll() is None
-            time.sleep(0.01)
+        wait_until(second.exists, process)
         process.send_signal(signal.SIGTERM)
         told = "fairseq-posenc: stopped; the same command continues from here\n"
         assert process.stderr.read().endswith(told)

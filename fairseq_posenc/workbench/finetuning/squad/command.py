@@ -64,12 +64,8 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the pre-trained model")
     add_data(parser, "directory made by fairseq-posenc preprocess squad", required=True)
     add_out(parser)
-    add(
-        "--config",
-        type=Path,
-        metavar="YAML",
-        help="recipe (default: finetune_configs/squadNN.yaml)",
-    )
+    text = "recipe (default: finetune_configs/squadNN.yaml)"
+    add("--config", type=Path, metavar="YAML", help=text)
     add_computing(parser)
     add_place(parser)
     parser.set_defaults(jobs=None)  # it is one
@@ -80,9 +76,8 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the fine-tuned model")
     add("--questions", type=Path, required=True, metavar="JSON", help="SQuAD file")
-    add_data(
-        parser, "directory made by fairseq-posenc preprocess squad (default: that of the training)"
-    )
+    text = "directory made by fairseq-posenc preprocess squad (default: that of the training)"
+    add_data(parser, text)
     add_out(parser)
     add_count(parser, "--max-tokens", "maximum tokens of a batch", 8192)
     add_computing(parser)
@@ -94,13 +89,8 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
     add("data", type=Path, metavar="DATA.json", help="SQuAD file with answers")
     add("predictions", type=Path, metavar="PREDICTIONS.json", help="answers by id")
     add("--na-prob-file", type=Path, metavar="JSON", help="SQuAD 2.0: odds of no answer, by id")
-    add(
-        "--na-prob-thresh",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="SQuAD 2.0: predict no answer where the odds exceed this (default: 1)",
-    )
+    text = "SQuAD 2.0: predict no answer where the odds exceed this (default: 1)"
+    add("--na-prob-thresh", type=float, default=1.0, metavar="X", help=text)
     add_json(parser)
 
 

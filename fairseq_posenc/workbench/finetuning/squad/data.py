@@ -15,40 +15,28 @@ _T = TypeVar("_T")
 
 
 class Answer(NamedTuple):
-    """An answer, and the character of the context at which it begins."""
+    """An answer of an annotator."""
 
     text: str
-    start: int
+    start: int  # the character of the context at which it begins
 
 
 class Question(NamedTuple):
-    """A question about a paragraph.
+    """A question about a paragraph."""
 
-    Attributes:
-        id: key of its prediction.
-        text: the question.
-        context: the paragraph.
-        answers: answers of the annotators, empty if it has none; None if the file has no answers.
-    """
-
-    id: str
-    text: str
-    context: str
+    id: str  # key of its prediction
+    text: str  # the question
+    context: str  # the paragraph
+    # answers of the annotators, empty if it has none; None if the file has no answers
     answers: Optional[tuple[Answer, ...]]
 
 
 class Squad(NamedTuple):
-    """A SQuAD file.
+    """A SQuAD file."""
 
-    Attributes:
-        path: path of the file.
-        version: ``1.1``, where every question has an answer, or ``2.0``.
-        questions: questions in the order of the file.
-    """
-
-    path: Path
-    version: str
-    questions: list[Question]
+    path: Path  # path of the file
+    version: str  # `1.1`, where every question has an answer, or `2.0`
+    questions: list[Question]  # questions in the order of the file
 
     @property
     def answered(self) -> bool:
@@ -63,7 +51,7 @@ def read_squad(path: Path) -> Squad:
         UserError: it cannot be read, or is not a SQuAD file; names the place.
     """
     content = read_json(path)
-    questions = list(_questions(content, str(path)))
+    questions = list(_read_questions(content, str(path)))
     if not questions:
         raise UserError(f"{path}: holds no question")
     seen: set[str] = set()
@@ -71,7 +59,7 @@ def read_squad(path: Path) -> Squad:
         if question.id in seen:
             raise UserError(f"{path}: two questions have the id {question.id}")
         seen.add(question.id)
-    return Squad(path, _version(content, questions), questions)
+    return Squad(path, _determine_version(content, questions), questions)
 
 
 def read_json(path: Path) -> Any:
@@ -119,7 +107,7 @@ def _read_map(path: Path, kinds: tuple[type, ...], name: str) -> dict:
     return content
 
 
-def _version(content: dict[str, Any], questions: list[Question]) -> str:
+def _determine_version(content: dict[str, Any], questions: list[Question]) -> str:
     """Determine the version; files that do not name it have 2.0 if a question has no answer."""
     version = str(content.get("version", "")).lstrip("v")
     if version in (V1, V2):
@@ -127,33 +115,28 @@ def _version(content: dict[str, Any], questions: list[Question]) -> str:
     return V2 if any(question.answers == () for question in questions) else V1
 
 
-def _questions(content: Any, path: str) -> Iterator[Question]:
-    for number, article in enumerate(_field(content, "data", list, path)):
+def _read_questions(content: Any, path: str) -> Iterator[Question]:
+    for number, article in enumerate(_read_field(content, "data", list, path)):
         where = f"{path}: data[{number}]"
-        for index, paragraph in enumerate(_field(article, "paragraphs", list, where)):
+        for index, paragraph in enumerate(_read_field(article, "paragraphs", list, where)):
             place = f"{where}.paragraphs[{index}]"
-            context = _field(paragraph, "context", str, place)
-            for position, entry in enumerate(_field(paragraph, "qas", list, place)):
-                yield _question(entry, context, f"{place}.qas[{position}]")
+            context = _read_field(paragraph, "context", str, place)
+            for position, entry in enumerate(_read_field(paragraph, "qas", list, place)):
+                yield _read_question(entry, context, f"{place}.qas[{position}]")
 
 
-def _question(entry: Any, context: str, where: str) -> Question:
-    text, name = _field(entry, "question", str, where), _field(entry, "id", str, where)
+def _read_question(entry: Any, context: str, where: str) -> Question:
+    text, name = _read_field(entry, "question", str, where), _read_field(entry, "id", str, where)
     if "answers" not in entry:
         return Question(name, text, context, None)
-    answers = _field(entry, "answers", list, where)
-    return Question(
-        name,
-        text,
-        context,
-        tuple(
-            Answer(_field(each, "text", str, where), _field(each, "answer_start", int, where))
-            for each in answers
-        ),
-    )
+    answers = [
+        Answer(_read_field(each, "text", str, where), _read_field(each, "answer_start", int, where))
+        for each in _read_field(entry, "answers", list, where)
+    ]
+    return Question(name, text, context, tuple(answers))
 
 
-def _field(entry: Any, name: str, kind: type[_T], where: str) -> _T:
+def _read_field(entry: Any, name: str, kind: type[_T], where: str) -> _T:
     value = entry.get(name) if isinstance(entry, dict) else None
     if not isinstance(value, kind):
         names = {list: "a list", str: "a text", int: "a number"}

@@ -24,35 +24,21 @@ LONGEST = 30  # tokens of an answer
 
 
 class Candidate(NamedTuple):
-    """A possible answer.
+    """A possible answer."""
 
-    Attributes:
-        text: text of the context; empty for no answer.
-        score: sum of the scores of its first and its last token.
-        probability: share among the candidates of the question.
-        start: first character in the context.
-        end: the character after its last.
-    """
-
-    text: str
-    score: float
-    probability: float = 0.0
-    start: int = 0
-    end: int = 0
+    text: str  # text of the context; empty for no answer
+    score: float  # sum of the scores of its first and its last token
+    probability: float = 0.0  # share among the candidates of the question
+    start: int = 0  # first character in the context
+    end: int = 0  # the character after its last
 
 
 class Prediction(NamedTuple):
-    """The prediction for a question.
+    """The prediction for a question."""
 
-    Attributes:
-        id: id of the question.
-        candidates: texts of the context, the best first; empty if the context is.
-        null: score of no answer.
-    """
-
-    id: str
-    candidates: list[Candidate]
-    null: float
+    id: str  # id of the question
+    candidates: list[Candidate]  # texts of the context, the best first; empty if the context is
+    null: float  # score of no answer
 
     @property
     def answer(self) -> str:
@@ -79,19 +65,22 @@ class Prediction(NamedTuple):
         return [c._replace(probability=share) for c, share in zip(candidates, shares)]
 
 
-class Scored(NamedTuple):
-    """The best spans of one window.
+class Span(NamedTuple):
+    """A possible answer, by its tokens in the context."""
 
-    Attributes:
-        spans: first and last token of the context, and score.
-        null: score of no answer.
-    """
-
-    spans: list[tuple[int, int, float]]
-    null: float
+    first: int  # number of its first token
+    last: int  # number of its last token
+    score: float  # sum of the scores of both
 
 
-def best_spans(window: Window, start: np.ndarray, end: np.ndarray) -> Scored:
+class WindowSpans(NamedTuple):
+    """The best spans of one window."""
+
+    spans: list[Span]  # the best first
+    null: float  # score of no answer
+
+
+def find_best_spans(window: Window, start: np.ndarray, end: np.ndarray) -> WindowSpans:
     """Find the best spans of a window: within the context, and with the start before the end.
 
     A span counts in the window that has the most context around its first token.
@@ -104,25 +93,23 @@ def best_spans(window: Window, start: np.ndarray, end: np.ndarray) -> Scored:
     size = len(window.best)
     null = float(start[0] + end[0])
     if not size:
-        return Scored([], null)
+        return WindowSpans([], null)
     part = slice(window.offset, window.offset + size)
     padded = np.concatenate([end[part], np.full(LONGEST - 1, -np.inf, dtype=end.dtype)])
     lasts = np.lib.stride_tricks.sliding_window_view(padded, LONGEST)  # [S, LONGEST]
     sums = np.where(window.best, start[part], -np.inf)[:, None] + lasts
     order = np.argsort(-sums, axis=None, kind="stable")[:NBEST]
     found = [(int(index) // LONGEST, int(index) % LONGEST) for index in order]
-    return Scored(
-        [
-            (window.first + first, window.first + first + more, float(sums[first, more]))
-            for first, more in found
-            if np.isfinite(sums[first, more])
-        ],
-        null,
-    )
+    spans = [
+        Span(window.first + first, window.first + first + more, float(sums[first, more]))
+        for first, more in found
+        if np.isfinite(sums[first, more])
+    ]
+    return WindowSpans(spans, null)
 
 
 def combine_windows(
-    name: str, context: str, tokens: Tokens, scored: Sequence[Scored]
+    name: str, context: str, tokens: Tokens, windows: Sequence[WindowSpans]
 ) -> Prediction:
     """Combine the spans of all windows of a question.
 
@@ -130,9 +117,9 @@ def combine_windows(
         name: id of the question.
         context: the paragraph.
         tokens: tokens of the paragraph.
-        scored: spans of each window.
+        windows: best spans of each window.
     """
-    spans = sorted((span for each in scored for span in each.spans), key=lambda span: -span[2])
+    spans = sorted((span for each in windows for span in each.spans), key=lambda span: -span.score)
     texts: dict[str, Candidate] = {}
     for first, last, score in spans:
         piece = context[int(tokens.starts[first]) : int(tokens.ends[last])]
@@ -141,7 +128,7 @@ def combine_windows(
             start = int(tokens.starts[first]) + len(piece) - len(piece.lstrip())
             texts[text] = Candidate(text, score, start=start, end=start + len(text))
     # The window with the lowest score of no answer decides.
-    return Prediction(name, list(texts.values())[:NBEST], min(each.null for each in scored))
+    return Prediction(name, list(texts.values())[:NBEST], min(each.null for each in windows))
 
 
 class QuestionWindow(NamedTuple):
@@ -156,7 +143,7 @@ class Predictor:
 
     Args:
         model: fine-tuned model in evaluation mode, on its device.
-        encoder: makes windows.
+        encoder: maker of the windows.
         dictionary: fairseq dictionary.
         version: version of SQuAD that the model was fine-tuned on.
     """
@@ -205,9 +192,9 @@ class Predictor:
             for number, question in enumerate(questions)
             for window in self.encoder.windows(question)
         ]
-        scored: list[list[Scored]] = [[] for _ in questions]
+        scored: list[list[WindowSpans]] = [[] for _ in questions]
         with bar("squad predict", len(inputs), " windows") as shown:
-            for batch in _batches(inputs, max_tokens):
+            for batch in _batch_windows(inputs, max_tokens):
                 for item, found in zip(batch, self._score([item.window for item in batch])):
                     scored[item.question].append(found)
                 shown.update(len(batch))
@@ -217,7 +204,7 @@ class Predictor:
         ]
 
     @torch.inference_mode()
-    def _score(self, windows: Sequence[Window]) -> list[Scored]:
+    def _score(self, windows: Sequence[Window]) -> list[WindowSpans]:
         """Score a batch of windows; return the best spans of each."""
         tokens = data_utils.collate_tokens(
             [torch.from_numpy(window.tokens) for window in windows], self.dictionary.pad()
@@ -225,10 +212,12 @@ class Predictor:
         device = next(self.model.parameters()).device
         scores = self.model(tokens.to(device), span_scores=True)
         starts, ends = (each.cpu().numpy() for each in scores)
-        return [best_spans(*each) for each in zip(windows, starts, ends)]
+        return [find_best_spans(*each) for each in zip(windows, starts, ends)]
 
 
-def _batches(inputs: Sequence[QuestionWindow], max_tokens: int) -> Iterator[list[QuestionWindow]]:
+def _batch_windows(
+    inputs: Sequence[QuestionWindow], max_tokens: int
+) -> Iterator[list[QuestionWindow]]:
     """Batch windows of similar length, the longest first: if memory runs out, it does so early."""
     batch: list[QuestionWindow] = []
     for item in sorted(inputs, key=lambda item: -len(item.window.tokens)):

@@ -23,15 +23,10 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class Scores(NamedTuple):
-    """Scores of questions, by id.
+    """Scores of questions, by id."""
 
-    Attributes:
-        exact: 0 or 1.
-        f1: from 0 to 1.
-    """
-
-    exact: dict[str, float]
-    f1: dict[str, float]
+    exact: dict[str, float]  # 0 or 1
+    f1: dict[str, float]  # from 0 to 1
 
 
 def normalise(text: str) -> str:

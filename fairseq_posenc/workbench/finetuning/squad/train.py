@@ -80,7 +80,9 @@ def compose(
         given = _read_changes(changes)
         composed = compose_file(yaml_file)
         OmegaConf.set_struct(composed, False)
-        config = OmegaConf.merge(composed, {"model": _unset_options(composed, pretrained)}, here)
+        config = OmegaConf.merge(
+            composed, {"model": _select_unset_options(composed, pretrained)}, here
+        )
         if gpus > 1:
             _share_batch(config, gpus)
         config = OmegaConf.merge(config, given)
@@ -94,7 +96,7 @@ def compose(
     return config
 
 
-def _unset_options(recipe: DictConfig, pretrained: Pretrained) -> dict[str, Any]:
+def _select_unset_options(recipe: DictConfig, pretrained: Pretrained) -> dict[str, Any]:
     """Select the model options that the recipe does not set."""
     given = recipe.get("model") or {}
     return {
@@ -156,21 +158,13 @@ CONFIG, LOG = "finetune.yaml", "train.log"
 
 
 class FineTuning(NamedTuple):
-    """A fine-tuning as the user asked for it.
+    """A fine-tuning as the user asked for it."""
 
-    Attributes:
-        checkpoint: the pre-trained model.
-        data: folder made by ``preprocess/squad.py``.
-        out: folder of the results.
-        yaml_file: the recipe; None for that of the data.
-        changes: ``key=value`` that override the recipe.
-    """
-
-    checkpoint: Path
-    data: Path
-    out: Path
-    yaml_file: Optional[Path]
-    changes: Sequence[str]
+    checkpoint: Path  # the pre-trained model
+    data: Path  # folder made by `preprocess/squad.py`
+    out: Path  # folder of the results
+    yaml_file: Optional[Path]  # the recipe; None for that of the data
+    changes: Sequence[str]  # `key=value` that override the recipe
 
     def compose(self, gpus: int) -> DictConfig:
         """Compose the configuration for a number of GPUs; see :func:`compose`.
@@ -214,11 +208,11 @@ class FineTuning(NamedTuple):
         write_whole(self.out / CONFIG, f"# @package _group_\n{OmegaConf.to_yaml(config)}")
         ensure_last_checkpoint(self.out)
         where = ["--config-dir", str(self.out.resolve()), "--config-name", Path(CONFIG).stem]
-        run_logged(["fairseq-hydra-train", *where], self.out / LOG, lock, _show)
+        run_logged(["fairseq-hydra-train", *where], self.out / LOG, lock, _print_progress)
         stage.finish({})
 
 
-def _show(line: str) -> None:
+def _print_progress(line: str) -> None:
     """Print the progress of a training; the log has everything."""
     if text := format_progress(line):
         say(text)

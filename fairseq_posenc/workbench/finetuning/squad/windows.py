@@ -20,19 +20,13 @@ NO_ANSWER = (0, 0)  # the <s>
 
 
 class Window(NamedTuple):
-    """An input: ``<s> question </s></s> part of the context </s>``.
+    """An input: ``<s> question </s></s> part of the context </s>``."""
 
-    Attributes:
-        tokens: tokens of the window, ``[T]``.
-        offset: beginning of the context in ``tokens``.
-        first: number of the token of the context at ``offset``.
-        best: for each token of the context, ``[S]``, whether no other window has more context
-            around it.
-    """
-
-    tokens: np.ndarray
-    offset: int
-    first: int
+    tokens: np.ndarray  # tokens of the window, `[T]`
+    offset: int  # beginning of the context in `tokens`
+    first: int  # number of the token of the context at `offset`
+    # for each token of the context, `[S]`, whether no other window has more context around
+    # it
     best: np.ndarray
 
     def target(self, first: int, last: int) -> tuple[int, int]:
@@ -57,8 +51,8 @@ def make_windows(
     bos, eos = [dictionary.bos()], [dictionary.eos()]
     head = np.concatenate([bos, question, eos, eos])
     room = limits.max_length - len(question) - SYMBOLS
-    parts = _parts(len(context), room, limits.stride)
-    best = _best_parts(len(context), parts)
+    parts = _split_context(len(context), room, limits.stride)
+    best = _find_best_parts(len(context), parts)
     return [
         Window(
             np.concatenate([head, context[first:end], eos]).astype(np.int64),
@@ -70,14 +64,14 @@ def make_windows(
     ]
 
 
-def _parts(length: int, room: int, stride: int) -> list[tuple[int, int]]:
+def _split_context(length: int, room: int, stride: int) -> list[tuple[int, int]]:
     """Compute starts and ends of overlapping parts, the last of which reaches the end."""
     firsts = range(0, max(length - room, 0) + stride, stride)
     parts = [(first, min(first + room, length)) for first in firsts]
     return parts[: 1 + next(i for i, (_, end) in enumerate(parts) if end == length)]
 
 
-def _best_parts(length: int, parts: list[tuple[int, int]]) -> np.ndarray:
+def _find_best_parts(length: int, parts: list[tuple[int, int]]) -> np.ndarray:
     """Find the part with the most context around each token, ``[S]``; the shorter side decides.
 
     As in BERT, a longer part gets a small bonus, and the first part wins a tie.
@@ -132,7 +126,7 @@ def write_split(squad: Squad, encoder: WindowMaker, symbols: int, prefix: Path) 
 
     Args:
         squad: the file.
-        encoder: makes the windows.
+        encoder: maker of the windows.
         symbols: size of the dictionary.
         prefix: path without suffixes.
 
@@ -150,7 +144,9 @@ def write_split(squad: Squad, encoder: WindowMaker, symbols: int, prefix: Path) 
     cut_before = encoder.questions_cut
     for question in squad.questions:
         windows = encoder.windows(question)
-        targets = _targets(question, windows, encoder.context(question.context), counts)
+        targets = _locate_answer_in_windows(
+            question, windows, encoder.context(question.context), counts
+        )
         spans += targets
         for window in windows[: len(targets)]:
             builder.add_item(torch.from_numpy(window.tokens))
@@ -164,7 +160,7 @@ def write_split(squad: Squad, encoder: WindowMaker, symbols: int, prefix: Path) 
     return {**{name: 0 for name in names}, **counts}
 
 
-def _targets(
+def _locate_answer_in_windows(
     question: Question, windows: list[Window], tokens: Tokens, counts: Counter[str]
 ) -> list[tuple[int, int]]:
     """Locate the answer in each window; an empty list if the context does not have its text."""

@@ -79,11 +79,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, or go on with it; return the exit code.
-
-    Raises:
-        UserError: wrong input.
-    """
+    """Train, or go on with it; return the exit code."""
     recipe = recipes.build_recipe(args.recipe)
     if args.model and not recipe.has_models:
         raise UserError(f"{recipe.name} has no models to choose from: leave --model out")
@@ -116,11 +112,7 @@ def _print_best(folder: Path) -> None:
 
 
 def run_ablation(args: argparse.Namespace) -> int:
-    """Train all models of an ablation; return the exit code.
-
-    Raises:
-        UserError: wrong input.
-    """
+    """Train all models of an ablation; return the exit code."""
     ablation = recipes.load()["ablations"][args.name]
     recipe = recipes.build_recipe(ablation["recipe"])
     found: list[TrainingRun] = []

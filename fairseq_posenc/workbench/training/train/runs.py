@@ -47,9 +47,6 @@ class RecipeTraining:
         encoding: spec of the positions.
         args: the user's options.
         model: one of DecBERT's, or empty.
-
-    Raises:
-        UserError: wrong input.
     """
 
     def __init__(self, recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> None:
@@ -156,9 +153,6 @@ class TrainingRun(NamedTuple):
         """Build the whole command, and print what the weights start from.
 
         A model that starts from a released one never starts from random weights by mistake.
-
-        Raises:
-            UserError: see :meth:`choose_start`.
         """
         say(self.choose_start())
         words, args = [*self.training.words, "--save-dir", str(self.folder)], self.training.args
