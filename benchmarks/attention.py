@@ -18,22 +18,14 @@ if __name__ == "__main__":
     begin()
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 
 from fairseq_posenc import registry
-from measuring import page, results
-from measuring.commands import (
-    DTYPES,
-    add_backends,
-    add_common,
-    exit_on_error,
-    machine,
-    new_parser,
-    own_command,
-    prepare,
-)
-from measuring.compare import Budget, compare
+from fairseq_posenc.workbench.results.markdown import table
+from measuring import commands, page
+from measuring.compare import compare
 from measuring.contenders import backend_names
 from measuring.families import BASE, Case
 from measuring.scopes import SCOPES
@@ -49,18 +41,22 @@ QUICK = {
     "rounds": 7,
     "encodings": FEW,
 }
+JSON_KEYS = (
+    *("scope", "device", "mode", "encoding", "backend"),
+    *("length", "dropout", "ratio", "memory_ratio", "batch", "dtype", "seconds"),
+)
 QUICK_SECONDS = 12.0  # for timing; the rest is for starting, warming up and memory
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = new_parser(__doc__)
-    add_common(parser, FEW)
+    parser = commands.new_parser(__doc__)
+    commands.add_common(parser, FEW)
     add = parser.add_argument
     add("--scopes", nargs="+", choices=SCOPES, default=["layer"], help="(default: layer)")
     modes = ["forward", "training"]
     add("--modes", nargs="+", choices=modes, default=modes, help="(default: both)")
-    add_backends(parser)
+    commands.add_backends(parser)
     add("--lengths", nargs="+", type=int, default=LENGTHS, help="n (default: 128 to 4096)")
     layers = "of scope model (default: 2 on the CPU, 12 on a GPU)"
     add("--layers", type=int, help=layers)
@@ -82,22 +78,47 @@ def cases(args: argparse.Namespace) -> Iterator[tuple[str, Case]]:
         for mode in args.modes:
             for length in args.lengths:
                 dropout = args.dropout if mode == "training" else 0.0
-                case = Case(length, batch, dropout, DTYPES[args.dtype], args.device, mode)
+                case = Case(length, batch, dropout, commands.DTYPES[args.dtype], args.device, mode)
                 family = "causal_lm" if scope == "causal" else "masked_lm"
                 yield scope, case._replace(family=family, size=BASE._replace(layers=layers))
 
 
-def measure(args: argparse.Namespace) -> list[results.AttentionRow]:
+def measure(args: argparse.Namespace) -> page.Rows:
     """Measure everything that the command line asks for."""
     backends = backend_names(args.backends)
-    budget = Budget(args.rounds, QUICK_SECONDS if args.quick else args.seconds)
-    rows: list[results.AttentionRow] = []
+    seconds = QUICK_SECONDS if args.quick else args.seconds
+    rows: page.Rows = []
     for scope, case in cases(args):
         print(f"{scope} {case.mode} n={case.length} ...", file=sys.stderr, flush=True)
         names = registry.names(encoder=not case.causal)
         encodings = names if args.encodings == ["all"] else args.encodings
-        rows += compare(scope, case, encodings, backends, budget)
+        found = compare(scope, case, encodings, backends, args.rounds, seconds)
+        rows += [row._asdict() for row in found]
     return rows
+
+
+def format_json(rows: page.Rows) -> str:
+    """Format our own rows as a JSON list of objects with :data:`JSON_KEYS`."""
+    chosen = [row for row in rows if row["encoding"] != "stock"]
+    return json.dumps([{key: row[key] for key in JSON_KEYS} for row in chosen], indent=1)
+
+
+def format_rows(rows: page.Rows) -> str:
+    """Format every row with all its figures as a Markdown table."""
+    header = [
+        *("scope", "mode", "encoding", "backend", "n", "batch", "dropout"),
+        *("time / stock", "time / `none`", "memory / stock", "ms", "MB"),
+    ]
+    cells = (
+        [
+            *(row["scope"], row["mode"], f"`{row['encoding']}`", row["backend"]),
+            *(f"{row['length']:,}", str(row["batch"]), f"{row['dropout']:g}"),
+            *(f"{row['ratio']:.2f}", f"{row['ratio_to_none']:.2f}", f"{row['memory_ratio']:.2f}"),
+            *(f"{row['seconds'] * 1e3:,.1f}", f"{row['memory'] / 1e6:,.1f}"),
+        ]
+        for row in rows
+    )
+    return table(header, cells, "llllr")
 
 
 def main() -> None:
@@ -106,17 +127,9 @@ def main() -> None:
     if args.write_docs:
         page.write()
         return
-    prepare(args)
-    rows = measure(args)
-    if args.json:
-        print(results.as_json(rows))
-    else:
-        print(f"{machine(args.device)}\n\n{results.rows_table(rows)}")
-    if args.save:
-        kept = [row._asdict() for row in rows]
-        line = (args.save, "attention", own_command(), machine(args.device), kept)
-        page.keep(results.Result(*line))
+    commands.prepare(args)
+    commands.report(args, "attention", measure(args), format_rows, format_json)
 
 
 if __name__ == "__main__":
-    exit_on_error(main)
+    commands.exit_on_error(main)

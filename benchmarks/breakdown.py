@@ -15,17 +15,16 @@ if __name__ == "__main__":
     begin()
 
 import argparse
-from functools import partial
 from statistics import median
-from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
 from fairseq_posenc.errors import UserError
-from measuring import page, timing
+from measuring import timing
 from measuring.commands import DTYPES, add_common, new_parser, run_script
 from measuring.contenders import STOCK, contenders
 from measuring.families import Case
+from measuring.page import Rows
 from measuring.scopes import SCOPES
 
 PARTS = {
@@ -47,7 +46,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     return args
 
 
-def parts(run: timing.Pass) -> dict[str, float]:
+def time_parts(run: timing.Pass) -> dict[str, float]:
     """Time a pass as a whole, and each of its parts."""
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         run()
@@ -59,7 +58,7 @@ def parts(run: timing.Pass) -> dict[str, float]:
     return {"seconds": whole, **found, "rest": whole - sum(found.values())}
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(args: argparse.Namespace) -> Rows:
     """Measure a row for stock, and one for each encoding.
 
     Raises:
@@ -74,7 +73,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     for run in passes:
         for _ in range(timing.WARM_UP):
             run()
-    rounds = [[parts(run) for run in passes] for _ in range(args.rounds)]
+    rounds = [[time_parts(run) for run in passes] for _ in range(args.rounds)]
     rows = []
     for index, contender in enumerate(everyone):
         found = [each[index] for each in rounds]
@@ -94,4 +93,4 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    run_script("breakdown", parse_args, measure, partial(page.backend_table, "breakdown"))
+    run_script("breakdown", parse_args, measure)

@@ -12,22 +12,20 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 import sys
 from itertools import product
 from pathlib import Path
 
 from fairseq_posenc.checkpoints.recovery import LAST
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE
 from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results.intervals import interval
 from fairseq_posenc.workbench.results.record import Record, Row, read
-from fairseq_posenc.workbench.running.options import add_seeds, parse_with_passed
-from fairseq_posenc.workbench.running.programs import find_command
+from fairseq_posenc.workbench.running.locks import lock_folder
+from fairseq_posenc.workbench.running.options import add_seeds, parse_around_dashes
+from fairseq_posenc.workbench.running.programs import run_logged
+from fairseq_posenc.workbench.running.progress import say
 from measuring.commands import exit_on_error, new_parser, own_command
-
-_MEAN = "mean"  # of the tasks
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -39,25 +37,28 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add("--lr", default=LEARNING_RATE, help="at which they were trained (default: %(default)s)")
     add_seeds(parser, (1, 2, 3))
     add("--out", type=Path, required=True, metavar="FILE", help="the record; runs lie beside it")
-    return parse_with_passed(parser, words)
+    return parse_around_dashes(parser, words)
 
 
-def fine_tune(args: argparse.Namespace) -> Record:
+def fine_tune(args: argparse.Namespace, lock: int) -> Record:
     """Fine-tune the models, and collect the reported metric of each task, and the tasks' mean."""
     values: dict[tuple[str, str], dict[int, float]] = {}
     runs: list[Row] = []
     for variant, seed in product(parse_variants(args.encodings), args.seeds):
         place = Path(variant.folder, f"lr-{args.lr}-seed-{seed}")
         out = args.out.with_suffix("") / place
-        command = ["--checkpoint", str(args.models / "models" / place / LAST), "--out", str(out)]
-        command += ["--name", variant.folder, "--seeds", str(seed)]
-        _run("fairseq-posenc", "glue", *command, *args.passed, log=out / "glue.log")
+        trained = args.models / "models" / place / LAST
+        command = ["fairseq-posenc", "glue", "--checkpoint", str(trained), "--out", str(out)]
+        command += ["--name", variant.folder, "--seeds", str(seed), *args.after_dashes]
+        say(f"{out}: fine-tuning")
+        out.mkdir(parents=True, exist_ok=True)
+        run_logged(command, out / "glue.log", lock)
         record = read(out / "results.json")
         reported = {row["task"]: row["metric"] for row in record.rows if row["reported"]}
         found = {each["task"]: each for each in record.figures["runs"]}
         scores = {task: found[task][metric] for task, metric in reported.items()}
         if len(scores) > 1:
-            scores[_MEAN] = statistics.fmean(scores.values())
+            scores["mean"] = statistics.fmean(scores.values())
         for task, score in scores.items():
             values.setdefault((variant.name, task), {})[seed] = score
             row = {"model": variant.name, "task": task, "seed": seed, "score": score}
@@ -74,24 +75,9 @@ def fine_tune(args: argparse.Namespace) -> Record:
 def main() -> None:
     """Fine-tune, and write the record."""
     args = parse_args(sys.argv[1:])
-    record = fine_tune(args)
+    with lock_folder(args.out.with_suffix("")) as lock:
+        record = fine_tune(args, lock)
     record._replace(command=own_command()).write(args.out)
-
-
-def _run(name: str, *words: str, log: Path) -> None:
-    """Run a command with its output in a file.
-
-    Raises:
-        UserError: it failed; with the end of its output.
-    """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "w", encoding="utf-8") as output:
-        done = subprocess.run(
-            [find_command(name), *words], stdout=output, stderr=subprocess.STDOUT, check=False
-        )
-    print(f"{log}: {done.returncode}", flush=True)
-    if done.returncode:
-        raise UserError(f"{log}: {log.read_text(encoding='utf-8').strip().splitlines()[-1]}")
 
 
 if __name__ == "__main__":

@@ -17,18 +17,17 @@ if __name__ == "__main__":
     begin()
 
 import argparse
-from functools import partial
 from statistics import median
-from typing import Any
 
 import torch
 from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor
 
-from measuring import page, timing
+from measuring import timing
 from measuring.commands import DTYPES, add_common, new_parser, run_script
 from measuring.contenders import STOCK, Contender
 from measuring.families import FAMILIES, Case, build
+from measuring.page import Rows
 
 BASELINE = Contender("sinusoidal", "auto")
 BATCH = {"cpu": 4, "cuda": 64}
@@ -86,7 +85,7 @@ def generation(
     return run
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(args: argparse.Namespace) -> Rows:
     """Measure a row for the baseline, for stock fairseq, and for each encoding."""
     size = FAMILIES["translation"].sizes[args.size]
     batch = args.batch or BATCH[args.device.type]
@@ -123,4 +122,4 @@ def speed(rounds: list[list[float]], turn: int) -> float:
 
 
 if __name__ == "__main__":
-    run_script("generate", parse_args, measure, partial(page.backend_table, "generate"))
+    run_script("generate", parse_args, measure)

@@ -26,15 +26,26 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from fairseq_posenc.workbench.results.markdown import fill_page, table
+from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.running.files import write_whole
-from measuring import gpu_page
 from measuring.commands import new_parser
 from measuring.gpu_steps import LIMIT, SCRIPTS, TIMED, Step, steps
+from measuring.page import RESULTS
 
 ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "gpu.md"
+KEPT = RESULTS / "gpu.json"
+START, END = "<!-- gpu: generated -->", "<!-- end of gpu -->"
+LONG = 8192
+# One layer of DeBERTa-base on an H200, bfloat16, forward and backward (huggingface/transformers,
+# pull request 48176): who, and milliseconds.
+PUBLISHED = [["eager, as published", "", "119.3"], ["DisentangledFlash, as published", "", "88.9"]]
+
+Results = list[dict[str, Any]]
 
 
-def code() -> str:
+def checksum_code() -> str:
     """Compute a checksum of all code that is tested and timed."""
     digest = hashlib.sha256()
     for folder in ("fairseq_posenc", "benchmarks", "tests"):
@@ -46,7 +57,7 @@ def code() -> str:
 def done_before(path: Path) -> dict[str, dict[str, Any]]:
     """Read the results of steps that an earlier call finished with this very code, by name."""
     found = json.loads(path.read_text("utf-8")) if path.exists() else []
-    here = code()
+    here = checksum_code()
     return {x["step"]: x for x in found if x["end"] == "done" and x["code"] == here}
 
 
@@ -58,7 +69,7 @@ def run(step: Step, dry_run: bool, left: float) -> dict[str, Any]:
         dry_run: whether Triton's interpreter takes the place of a GPU, and time does not matter.
         left: seconds until everything has to be done.
     """
-    result: dict[str, Any] = {"step": step.name, "code": code()}
+    result: dict[str, Any] = {"step": step.name, "code": checksum_code()}
     if not dry_run and left < step.seconds / 2:
         return {**result, "end": f"cut: {left:.0f} s were left", "seconds": 0.0}
     command = [sys.executable, *step.words]
@@ -71,10 +82,11 @@ def run(step: Step, dry_run: bool, left: float) -> dict[str, Any]:
     if dry_run:
         environment["TRITON_INTERPRET"] = "1"
     started = time.monotonic()
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     try:
         limit = None if dry_run else min(left, 2 * step.seconds)
-        done = subprocess.run(command, cwd=ROOT, env=environment, timeout=limit, **pipes)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, timeout=limit, capture_output=True, text=True
+        )
         result["end"] = "done" if done.returncode == 0 else f"failed with {done.returncode}"
         if step.kind in SCRIPTS and done.stdout.startswith("["):
             result["rows"] = json.loads(done.stdout)
@@ -91,18 +103,61 @@ def run_all(
     """Run the steps, first those that are not timed; yield results, old ones where there are."""
     end = time.monotonic() + LIMIT
 
-    def one(step: Step) -> dict[str, Any]:
+    def run_once(step: Step) -> dict[str, Any]:
         return before.get(step.name) or run(step, dry_run, end - time.monotonic())
 
     with ThreadPoolExecutor(max_workers=1 if dry_run else None) as pool:
-        yield from pool.map(one, [step for step in found if step.kind not in TIMED])
-    yield from map(one, [step for step in found if step.kind in TIMED])
+        yield from pool.map(run_once, [step for step in found if step.kind not in TIMED])
+    yield from map(run_once, [step for step in found if step.kind in TIMED])
 
 
-def keep_all(results: list[dict[str, Any]], out: Path) -> None:
-    """Write the results and their tables."""
-    write_whole(out / "results.json", json.dumps(results, indent=1))
-    write_whole(out / "tables.md", "\n".join(gpu_page.tables(results)) + "\n")
+def format_tables(results: Results) -> list[str]:
+    """Format the results as Markdown."""
+    cells = [[x["step"], x["end"], f"{x['seconds']:.0f}"] for x in results]
+    lines = [table(["step", "end", "seconds"], cells, "llr"), *_compare_with_published(results)]
+    for result in results:
+        if rows := result.get("rows"):
+            header = list(rows[0])
+            cells = [[_format(row[x]) for x in header] for row in rows]
+            lines += ["", f"**{result['step']}**", "", table(header, cells, "lllllr")]
+    return lines
+
+
+def keep(path: Path, kept: Path = KEPT, page: Path = PAGE) -> None:
+    """Keep a file of results, and write the page's tables from it.
+
+    Raises:
+        UserError: the page has lost a marker.
+    """
+    results = json.loads(path.read_text("utf-8"))
+    body = "\n".join(format_tables(results))
+    text = fill_page(page, START, f"\n\n{body}\n\n", END)
+    steps = [{name: x[name] for name in ("step", "end", "seconds")} for x in results]
+    rows = {x["step"]: x["rows"] for x in results if x.get("rows")}
+    Record("benchmark-gpu", {"steps": steps, **rows}, {}, command="make gpu").write(kept)
+    page.write_text(text, encoding="utf-8")
+
+
+def _compare_with_published(results: Results) -> list[str]:
+    """Format DeBERTa's layer at the published length beside the published times."""
+    rows = [row for result in results for row in result.get("rows", [])]
+    ours = [
+        [
+            *(f"`{row['encoding']}`, {row['backend']}", f"{row['dropout']:g}"),
+            f"{row['seconds'] * 1e3:.1f}",
+        ]
+        for row in rows
+        if row["encoding"].startswith("deberta")
+        and (row.get("scope"), row["length"], row["dtype"]) == ("layer", LONG, "bfloat16")
+    ]
+    if not ours:
+        return []
+    title = f"**A layer of DeBERTa-base at n = {LONG:,}**, forward and backward, bfloat16"
+    return ["", title, "", table(["who", "dropout", "ms"], [*PUBLISHED, *ours], "llr")]
+
+
+def _format(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def parse_args() -> argparse.Namespace:
@@ -120,7 +175,7 @@ def main() -> None:
     """Run everything, and keep what was found after every step."""
     args = parse_args()
     if args.keep:
-        gpu_page.keep(args.out / "results.json")
+        keep(args.out / "results.json")
         return
     args.out.mkdir(parents=True, exist_ok=True)
     found = steps(args.dry_run)
@@ -130,7 +185,9 @@ def main() -> None:
         again = ", before" * (result["step"] in before)
         print(f"{result['step']}: {result['end']}{again}", file=sys.stderr, flush=True)
         known[result["step"]] = result
-        keep_all([known[step.name] for step in found if step.name in known], args.out)
+        results = [known[step.name] for step in found if step.name in known]
+        write_whole(args.out / "results.json", json.dumps(results, indent=1))
+        write_whole(args.out / "tables.md", "\n".join(format_tables(results)) + "\n")
     print((args.out / "tables.md").read_text("utf-8"))
     if left := sum(result["end"].startswith("cut") for result in known.values()):
         print(f"{left} steps are left: the same command goes on with them", file=sys.stderr)

@@ -22,8 +22,8 @@ import torch
 
 from fairseq_posenc.workbench.results.markdown import table
 from measuring.commands import DTYPES, new_parser
-from measuring.machine_code import KINDS, Code, full_width, read
-from measuring.offline import FORMS, Compiled, compile_form
+from measuring.machine_code import KINDS, Code, Kernel, full_width, read_codes
+from measuring.offline import FORMS, compile_form
 
 RATE = 2.9e13  # instructions of single lanes in a second: 132 x 128 of them at 1.7 GHz (H100, H200)
 PAIRS = 32 * 12 * 512 * 512  # of one layer of RoBERTa-base, 32 sentences of 512 tokens
@@ -56,11 +56,11 @@ def compile_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
         )
         for kernel in compile_form(form, arch, dropout > 0, bool(reset), dtype, args.width)
     ]
-    codes = read({kernel.name: kernel.code for _, kernel in kernels})
-    return [_row(arch, kernel, codes[kernel.name]) for arch, kernel in kernels]
+    codes = read_codes(kernel for _, kernel in kernels)
+    return [_describe(arch, kernel, codes[kernel.name]) for arch, kernel in kernels]
 
 
-def _row(arch: int, kernel: Compiled, code: Code) -> dict[str, Any]:
+def _describe(arch: int, kernel: Kernel, code: Code) -> dict[str, Any]:
     return {
         "arch": arch,
         **{key: getattr(kernel, key) for key in ("form", "dropout", "reset", "kernel")},
@@ -70,7 +70,7 @@ def _row(arch: int, kernel: Compiled, code: Code) -> dict[str, Any]:
     }
 
 
-def sums(rows: Iterable[dict[str, Any]], args: argparse.Namespace) -> list[dict[str, Any]]:
+def sum_forms(rows: Iterable[dict[str, Any]], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Compute the sums over the kernels of each form, with the time that they stand for."""
     found = []
     key = ("arch", "form", "dropout", "reset")
@@ -95,13 +95,13 @@ def tables(rows: list[dict[str, Any]], totals: list[dict[str, Any]]) -> list[str
     header = [*texts, "registers", "spilled", "shared_bytes", "full_width", *COLUMNS]
     totals_header = list(totals[0])
     return [
-        table(header, ([_cell(row[x]) for x in header] for row in rows), "lllllr"),
+        table(header, ([_format(row[x]) for x in header] for row in rows), "lllllr"),
         "",
-        table(totals_header, ([_cell(x) for x in row.values()] for row in totals), "llllr"),
+        table(totals_header, ([_format(x) for x in row.values()] for row in totals), "llllr"),
     ]
 
 
-def _cell(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.1f}" if isinstance(value, float) and value >= 1 else str(value)
@@ -112,7 +112,7 @@ def main() -> None:
     args = parse_args()
     torch.manual_seed(0)
     rows = compile_rows(args)
-    totals = sums(rows, args)
+    totals = sum_forms(rows, args)
     if args.json:
         print(json.dumps({"kernels": rows, "sums": totals}, indent=1))
     else:

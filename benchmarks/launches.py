@@ -87,8 +87,7 @@ def count_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
         known = {"none", *family.encodings(["all"])}
         names = {spec: {item.name for item in specs.parse(spec).items} for spec in args.encodings}
         size = family.sizes["tiny"]
-        cpu = torch.device("cpu")
-        shared = (args.length, 1, 0.1, torch.float32, cpu)
+        shared = (args.length, 1, 0.1, torch.float32, torch.device("cpu"))
         case = Case(*shared, family=name, size=size, vocabulary=1_000)
         stock, stock_once = count(STOCK, case)
         given = [Contender(spec, args.backend) for spec, parts in names.items() if parts <= known]

@@ -92,12 +92,6 @@ def write_text(source: Path, path: Path, megabytes: int) -> None:
             output.write(data)
 
 
-def processor_seconds() -> float:
-    """Read the processor time of this process and of its children that have ended."""
-    times = os.times()
-    return sum(times[:4])
-
-
 def describe_machine() -> str:
     """Describe what the figures were measured on."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("fairseq-fixed", "tiktoken"))
@@ -123,10 +117,10 @@ def main() -> None:
         write_text(args.text, text, args.megabytes)
         size, seconds, processor = text.stat().st_size / 1e6, {}, {}
         for name, run in {"plain_text.py": run_ours, "fairseq's chain": run_chain}.items():
-            began, busy = time.perf_counter(), processor_seconds()
+            began, busy = time.perf_counter(), sum(os.times()[:4])  # with ended children
             run(text, Path(temporary, run.__name__), args.bpe, args.workers)
             seconds[name] = time.perf_counter() - began
-            processor[name] = processor_seconds() - busy
+            processor[name] = sum(os.times()[:4]) - busy
             if run is run_ours:
                 memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
         files = ["train.bin", "train.idx", "dict.txt"]

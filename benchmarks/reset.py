@@ -18,19 +18,18 @@ import argparse
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing import get_context
 from statistics import median
-from typing import Any
 
 from torch import nn
 
 from fairseq_posenc.encodings.distance_table import DistanceTable
 from fairseq_posenc.errors import UserError
-from measuring import page, timing
+from measuring import timing
 from measuring.commands import DTYPES, add_common, new_parser, prepare, run_script
 from measuring.contenders import Contender, contenders
 from measuring.families import Case
+from measuring.page import Rows
 from measuring.scopes import layer_and_modules
 
 
@@ -42,6 +41,11 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add("--length", type=int, default=512, help="n (default: 512)")
     add("--processes", type=int, default=5, help="fresh processes, one at a time (default: 5)")
     return parser.parse_args(words)
+
+
+# What one process measured of an encoding: who computed it, the seconds of a pass without the
+# reset, and the ratio of the time with the reset to that. Pickled, so it is no class of a script.
+ResetTime = tuple[Contender, float, float]
 
 
 @contextmanager
@@ -64,8 +68,8 @@ def without_reset(modules: nn.Module) -> Iterator[None]:
             each.reset = reset
 
 
-def ratios(args: argparse.Namespace) -> list[tuple[Contender, float, float]]:
-    """Measure each encoding; return its contender, seconds without a reset, and the time ratio."""
+def measure_here(args: argparse.Namespace) -> list[ResetTime]:
+    """Measure each encoding in this process."""
     prepare(args)
     batch = args.batch or (8 if args.device.type == "cuda" else 1)
     case = Case(args.length, batch, args.dropout, DTYPES[args.dtype], args.device)
@@ -83,20 +87,19 @@ def ratios(args: argparse.Namespace) -> list[tuple[Contender, float, float]]:
         turns = [plain, run, run, plain]
         rounds = timing.interleaved(turns, args.device, args.rounds, args.seconds)
         ratio = median((b + c) / (a + d) for a, b, c, d in rounds)
-        found.append((contender._replace(encoding=encoding), timing.median(rounds, 0), ratio))
+        contender = contender._replace(encoding=encoding)
+        found.append((contender, timing.median(rounds, 0), ratio))
     return found
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(args: argparse.Namespace) -> Rows:
     """Measure a row for each encoding: medians over the processes, and both ends."""
     spawn = get_context("spawn")
     with ProcessPoolExecutor(1, spawn, begin, max_tasks_per_child=1) as pool:
-        return summarize(args, list(pool.map(ratios, [args] * args.processes)))
+        return summarize(args, list(pool.map(measure_here, [args] * args.processes)))
 
 
-def summarize(
-    args: argparse.Namespace, runs: list[list[tuple[Contender, float, float]]]
-) -> list[dict[str, Any]]:
+def summarize(args: argparse.Namespace, runs: list[list[ResetTime]]) -> Rows:
     """Summarize the ratios of all processes: a row for each encoding."""
     rows = []
     for of_encoding in zip(*runs):
@@ -118,4 +121,4 @@ def summarize(
 
 
 if __name__ == "__main__":
-    run_script("reset", parse_args, measure, partial(page.backend_table, "reset"))
+    run_script("reset", parse_args, measure)

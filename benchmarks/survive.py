@@ -31,24 +31,16 @@ import torch
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.running.stages import write_whole
-from measuring.commands import (
-    DTYPES,
-    add_backends,
-    add_common,
-    exit_on_error,
-    new_parser,
-    prepare,
-    report,
-)
+from measuring import commands
 from measuring.contenders import Contender, backend_names, contenders
 from measuring.families import FAMILIES, Case, build_trainer
 
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = new_parser(__doc__)
-    add_common(parser, ["shaw", "m4", "m4m"])
-    add_backends(parser)
+    parser = commands.new_parser(__doc__)
+    commands.add_common(parser, ["shaw", "m4", "m4m"])
+    commands.add_backends(parser)
     add = parser.add_argument
     add("--updates", type=int, default=300, help="(default: 300)")
     add("--length", type=int, default=128, help="(default: 128)")
@@ -58,7 +50,7 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def read(path: Path, case: Case) -> torch.Tensor:
+def read_words(path: Path, case: Case) -> torch.Tensor:
     """Convert a text to numbers of words: the most frequent ones of those that the model has."""
     words = path.read_text(encoding="utf-8").split()
     most = Counter(words).most_common(case.vocabulary - 10)
@@ -66,7 +58,7 @@ def read(path: Path, case: Case) -> torch.Tensor:
     return torch.tensor([numbers.get(word, 3) for word in words])
 
 
-def fill(batch: dict[str, Any], text: torch.Tensor, update: int) -> None:
+def fill_batch(batch: dict[str, Any], text: torch.Tensor, update: int) -> None:
     """Put a part of a text into a batch of a dummy task, in place of what it always has.
 
     Masked words stay where they are, a language model predicts the next word, and a translation
@@ -98,7 +90,7 @@ def survive(
     losses = []
     for update in range(updates):
         if text is not None:
-            fill(batch, text, update)
+            fill_batch(batch, text, update)
         log = trainer.train_step([batch])
         losses.append(float("nan") if log is None else float(log["loss"]))
     finite = all(bool(x.isfinite().all()) for x in trainer.model.parameters())
@@ -118,9 +110,9 @@ def rows_table(rows: list[dict[str, Any]]) -> str:
     return table(header, ([str(x) for x in row.values()] for row in rows), "lllr")
 
 
-def requested(args: argparse.Namespace, family: str) -> tuple[Case, list[Contender]]:
+def build_contenders(args: argparse.Namespace, family: str) -> tuple[Case, list[Contender]]:
     """Build the case of a family, and its contenders."""
-    shared = args.length, args.batch or 8, args.dropout, DTYPES[args.dtype], args.device
+    shared = args.length, args.batch or 8, args.dropout, commands.DTYPES[args.dtype], args.device
     case = Case(*shared, family=family, size=FAMILIES[family].sizes["tiny"], vocabulary=1_000)
     names = FAMILIES[family].encodings(args.encodings)
     return case, contenders(names, backend_names(args.backends), case.dims, case.call)
@@ -129,13 +121,13 @@ def requested(args: argparse.Namespace, family: str) -> tuple[Case, list[Contend
 def main() -> None:
     """Train with each encoding in turn, and fail if one does not survive."""
     args = parse_args()
-    prepare(args)
+    commands.prepare(args)
     known = args.record.exists() if args.record else False
     rows = json.loads(args.record.read_text(encoding="utf-8")) if known else []
     done = {(row["family"], row["encoding"], row["backend"]) for row in rows}
     for family in args.families:
-        case, everyone = requested(args, family)
-        text = read(args.text, case) if args.text else None
+        case, everyone = build_contenders(args, family)
+        text = read_words(args.text, case) if args.text else None
         for contender in everyone:
             if (family, *contender) in done:
                 continue
@@ -147,10 +139,10 @@ def main() -> None:
                 lines = ",\n".join(json.dumps(row) for row in rows)
                 write_whole(args.record, f"[\n{lines}\n]\n")
     args.save = None
-    report(args, "survive", rows, rows_table)
+    commands.report(args, "survive", rows, rows_table)
     if not all(row["finite"] for row in rows):
         raise UserError("not every encoding survived")
 
 
 if __name__ == "__main__":
-    exit_on_error(main)
+    commands.exit_on_error(main)

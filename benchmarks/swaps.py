@@ -18,15 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_posenc.checkpoints.recovery import LAST
-from fairseq_posenc.workbench.experiments.compare.record import RECORD, record
-from fairseq_posenc.workbench.experiments.settings import Run
+from fairseq_posenc.workbench.experiments.compare.record import RECORD, build_record
 from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
 from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TextSettings
-from fairseq_posenc.workbench.experiments.trainings import Trial
-from fairseq_posenc.workbench.experiments.variants import Variant, parse_variants
-from fairseq_posenc.workbench.results.record import Record, read
+from fairseq_posenc.workbench.experiments.trials import Trial
+from fairseq_posenc.workbench.experiments.variants import Run, Variant, parse_variants
+from fairseq_posenc.workbench.results.record import read
 from fairseq_posenc.workbench.running.locks import lock_output_folder
-from fairseq_posenc.workbench.running.options import add_seeds, parse_with_passed
+from fairseq_posenc.workbench.running.options import add_seeds, parse_around_dashes
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.stages import Outputs
 from measuring.commands import exit_on_error, new_parser, own_command
@@ -60,7 +59,9 @@ class Swaps(TextExperiment):
 
     def prepare(self) -> Outputs:
         """Read the figures of the data, which the comparison made."""
-        return {"source": self.settings.source.name, "source_updates": self._source_updates()}
+        name, rows = self.settings.source.name, read(self.settings.out / RECORD).rows
+        updates = next(row["updates"] for row in rows if row["model"] == name)
+        return {"source": name, "source_updates": updates}
 
     def trial(self, run: Run) -> Trial:
         """Change the positions of the source's model, and build the training."""
@@ -73,10 +74,6 @@ class Swaps(TextExperiment):
             command += ["--seed", str(run.seed), *run.variant.options]
             run_logged(command, start.with_suffix(".swap.log"), self._lock)
         return super().trial(run)
-
-    def _source_updates(self) -> int:
-        rows = read(self.settings.out / RECORD).rows
-        return next(row["updates"] for row in rows if row["model"] == self.settings.source.name)
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -91,11 +88,12 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add("--lr", default="0.002", help="learning rate (default: %(default)s)")
     add_seeds(parser, (1, 2, 3))
     add("--out", type=Path, required=True, metavar="FILE", help="the record; runs lie beside it")
-    return parse_with_passed(parser, words)
+    return parse_around_dashes(parser, words)
 
 
-def train(args: argparse.Namespace) -> Record:
-    """Change the models' positions, train them, and collect the figures as a comparison does."""
+def main() -> None:
+    """Change the models' positions, train them, and write the record as a comparison does."""
+    args = parse_args(sys.argv[1:])
     made = read(args.comparison / RECORD).data
     (source,) = parse_variants(args.source)
     settings = SwapSettings(
@@ -109,18 +107,12 @@ def train(args: argparse.Namespace) -> Record:
         family=made["family"],
         lrs=(args.lr,),
         vocab_size=made["vocab_size"],
-        train_args=(*shlex.split(made["options"]), *args.passed),
+        train_args=(*shlex.split(made["options"]), *args.after_dashes),
     )
     with lock_output_folder(settings.models) as lock:
-        found = record(Swaps(settings, lock).run())
-    return found._replace(data={**found.data, "text": made["text"]})
-
-
-def main() -> None:
-    """Train, and write the record."""
-    args = parse_args(sys.argv[1:])
-    found = train(args)
-    found._replace(command=own_command()).write(args.out)
+        found = build_record(Swaps(settings, lock).run())
+    data = {**found.data, "text": made["text"]}
+    found._replace(data=data, command=own_command()).write(args.out)
 
 
 if __name__ == "__main__":

@@ -16,15 +16,15 @@ if __name__ == "__main__":
 
 import argparse
 import sys
-from functools import partial
 from typing import Any
 
-from measuring import page, timing
+from measuring import timing
 from measuring.commands import DTYPES, add_backends, add_common, new_parser, run_script
 from measuring.compare import chunks
 from measuring.contenders import STOCK, Contender, backend_names, contenders
 from measuring.families import FAMILIES, Case, build, training_step
 from measuring.flops import ceiling, model_flops
+from measuring.page import Rows
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -41,7 +41,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def chosen(args: argparse.Namespace) -> Case:
+def build_case(args: argparse.Namespace) -> Case:
     """Build the case: the model and its batch."""
     size = FAMILIES[args.family].sizes[args.size]
     size = size._replace(layers=args.layers or size.layers)
@@ -50,22 +50,20 @@ def chosen(args: argparse.Namespace) -> Case:
     return Case(*shared, family=args.family, size=size)
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(args: argparse.Namespace) -> Rows:
     """Measure a row for stock, and one for each encoding on each backend."""
-    case = chosen(args)
+    case = build_case(args)
     encodings = FAMILIES[args.family].encodings(args.encodings)
     group = contenders(encodings, backend_names(args.backends), case.dims, case.call)
     flops = model_flops(case, len(build(STOCK, case)[1].source_dictionary))
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for some in chunks(group):
-        for row in _rows(args, case, [STOCK, *some], flops):
+        for row in _measure(args, case, [STOCK, *some], flops):
             rows.setdefault((row["encoding"], row["backend"]), row)
     return list(rows.values())
 
 
-def _rows(
-    args: argparse.Namespace, case: Case, everyone: list[Contender], flops: int
-) -> list[dict[str, Any]]:
+def _measure(args: argparse.Namespace, case: Case, everyone: list[Contender], flops: int) -> Rows:
     names = ", ".join(each.encoding for each in everyone)
     print(f"{case.family}: {names} ...", file=sys.stderr, flush=True)
     product, product_flops = ceiling(case.dtype, case.device)
@@ -97,4 +95,4 @@ def _rows(
 
 
 if __name__ == "__main__":
-    run_script("train", parse_args, measure, partial(page.backend_table, "train"))
+    run_script("train", parse_args, measure)

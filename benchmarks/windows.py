@@ -56,17 +56,17 @@ def run_case(spec: str, length: int, batch: int, rounds: int) -> dict[str, float
     torch.set_num_threads(1)
     torch.manual_seed(0)
     _step_attention(spec, WARM_UP, 1)
-    before, seconds = _peak(), []
+    before, seconds = _read_peak(), []
     for _ in range(rounds):
         began = time.process_time()
         pairs, known = _step_attention(spec, length, batch)
         seconds.append(time.process_time() - began)
-    own = _peak() - before - known
+    own = _read_peak() - before - known
     positions = StackPositions(spec, WIDTH, HEADS, max_positions=length, causal=True)
     layer = SelfAttention(positions)
     x = torch.randn(batch, length, WIDTH, requires_grad=True)
     layer(*positions(x, document_ids=_draw_documents(spec, batch, length)))[0].sum().backward()
-    megabytes = {"own_mb": own / 2**20, "layer_mb": (_peak() - before) / 2**20}
+    megabytes = {"own_mb": own / 2**20, "layer_mb": (_read_peak() - before) / 2**20}
     return {"seconds": min(seconds), **megabytes, "pairs": pairs}
 
 
@@ -147,7 +147,7 @@ def _run_processes(args: argparse.Namespace, spec: str, length: int) -> dict[str
     return {name: statistics.median(each[name] for each in found) for name in found[0]}
 
 
-def _peak() -> int:
+def _read_peak() -> int:
     """Read the most memory that this process ever held, in bytes (Linux counts in KiB)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

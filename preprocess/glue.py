@@ -28,7 +28,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, Task, parse_tasks
 from fairseq_posenc.workbench.finetuning.glue.submission import write_predictions
 from fairseq_posenc.workbench.running.exit_codes import (
-    CONTINUES,
     run_main,
     signals_as_keyboard_interrupt,
 )
@@ -109,7 +108,7 @@ def main() -> None:
     dictionary = settings.vocabulary.load_dictionary()
     encoder = settings.vocabulary.load_encoder(dictionary)
     assert encoder
-    with signals_as_keyboard_interrupt(CONTINUES):
+    with signals_as_keyboard_interrupt():
         for task in settings.tasks:
             _write_task(task, files[task.name], settings, encoder, dictionary)
         is_everything = len(settings.tasks) == len(TASKS) and set(settings.splits) == set(_SPLITS)

@@ -27,7 +27,6 @@ from binarize.options import add_invalid_lines
 from binarize.shards import find_files, parts_of_shard
 from binarize.sources import Input, combine_checksums
 from fairseq_posenc.workbench.running.exit_codes import (
-    CONTINUES,
     run_main,
     signals_as_keyboard_interrupt,
 )
@@ -56,7 +55,7 @@ def main() -> None:
     folder = Folder(args.out, _plan(corpora, rules))
     if folder.is_done():
         return
-    with signals_as_keyboard_interrupt(CONTINUES), folder.resume() as saved:
+    with signals_as_keyboard_interrupt(), folder.resume() as saved:
         content = Mixture(corpora, rules, folder, saved).make()
         folder.finish(content)
     for (corpus, _), counts in zip(corpora, content["drawn"]):

@@ -9,15 +9,16 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Optional
 
 import torch
 
 import fairseq_posenc
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.devices import cores, processor_name
-from measuring import page, results
+from measuring import page
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -87,31 +88,34 @@ def own_command() -> str:
 def report(
     args: argparse.Namespace,
     script: str,
-    rows: list[dict[str, Any]],
-    table: Callable[[list[dict[str, Any]]], str],
+    rows: page.Rows,
+    format_table: Callable[[page.Rows], str],
+    format_json: Callable[[page.Rows], str] = lambda rows: json.dumps(rows, indent=1),
 ) -> None:
-    """Print the rows of a script, as JSON or with ``table``, and keep them if ``--save`` asks."""
+    """Print the rows of a script, as a table or with ``--json``, and keep them with ``--save``."""
     if args.json:
-        print(json.dumps(rows, indent=1))
+        print(format_json(rows))
     else:
-        print("\n".join([machine(args.device), "", table(rows)]))
+        print("\n".join([machine(args.device), "", format_table(rows)]))
     if args.save:
-        line = (args.save, script, own_command(), machine(args.device), rows)
-        page.keep(results.Result(*line))
+        page.keep(page.Result(args.save, script, own_command(), machine(args.device), rows))
 
 
 def run_script(
     script: str,
     parse_args: Callable[[list[str]], argparse.Namespace],
-    measure: Callable[[argparse.Namespace], list[dict[str, Any]]],
-    table: Callable[[list[dict[str, Any]]], str],
+    measure: Callable[[argparse.Namespace], page.Rows],
+    format_table: Optional[Callable[[page.Rows], str]] = None,
 ) -> None:
-    """Read the command line, measure, print, and keep the figures; see :func:`report`."""
+    """Read the command line, measure, print, and keep the figures; see :func:`report`.
+
+    By default the table is :func:`measuring.page.backend_table`.
+    """
 
     def main() -> None:
         args = parse_args(sys.argv[1:])
         prepare(args)
-        report(args, script, measure(args), table)
+        report(args, script, measure(args), format_table or partial(page.backend_table, script))
 
     exit_on_error(main)
 

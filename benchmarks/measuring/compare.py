@@ -10,17 +10,28 @@ import torch
 from measuring import timing
 from measuring.contenders import STOCK, Contender, contenders
 from measuring.families import Case
-from measuring.results import AttentionRow
 from measuring.scopes import SCOPES
 
 TOGETHER = 5  # whole models: each has weights, gradients, and Adam's means
 
 
-class Budget(NamedTuple):
-    """How long a comparison may take (see :func:`timing.interleaved`)."""
+class AttentionRow(NamedTuple):
+    """Figures of an encoding on a backend; ratios are to fairseq's own attention."""
 
-    rounds: int
-    seconds: float
+    scope: str  # ``op``, ``layer`` or ``model``
+    device: str  # ``cpu`` or ``cuda``
+    mode: str  # ``forward`` (evaluation) or ``training``
+    encoding: str  # its spec, or ``stock``: fairseq's own again, which shows the noise
+    backend: str  # what computed it
+    length: int  # n, tokens of a sentence
+    batch: int  # sentences
+    dropout: float  # probability
+    dtype: str  # type of the numbers
+    seconds: float  # of a pass, median
+    memory: int  # peak of a pass's own allocations in bytes
+    ratio: float  # of times, the median over rounds
+    ratio_to_none: float  # the same, to our attention without positions on the same backend
+    memory_ratio: float  # of peaks
 
 
 def compare(
@@ -28,14 +39,18 @@ def compare(
     case: Case,
     encodings: Sequence[str],
     backends: Sequence[str],
-    budget: Budget,
+    rounds: int,
+    seconds: float,
 ) -> list[AttentionRow]:
-    """Measure the rows of a case in one of :data:`SCOPES`, stock first."""
+    """Measure the rows of a case in one of :data:`SCOPES`, stock first.
+
+    All passes take turns for some rounds, or about so many seconds (:func:`timing.interleaved`).
+    """
     group = contenders(encodings, backends, case.dims, case.call)
     groups = chunks(group) if scope == "model" else [group]
     rows: dict[tuple[str, str], AttentionRow] = {}
     for some in groups:
-        for row in _rows(scope, case, [STOCK, STOCK, *some], budget):
+        for row in _measure_rows(scope, case, [STOCK, STOCK, *some], rounds, seconds):
             rows.setdefault((row.encoding, row.backend), row)
     return list(rows.values())
 
@@ -52,10 +67,12 @@ def chunks(group: list[Contender]) -> list[list[Contender]]:
     return with_plain or [plain]
 
 
-def _rows(scope: str, case: Case, everyone: list[Contender], budget: Budget) -> list[AttentionRow]:
+def _measure_rows(
+    scope: str, case: Case, everyone: list[Contender], rounds: int, seconds: float
+) -> list[AttentionRow]:
     """Measure all but the first, which is the stock that they are compared with."""
     passes = [SCOPES[scope](contender, case) for contender in everyone]
-    rounds = timing.interleaved(passes, case.device, *budget)
+    times = timing.interleaved(passes, case.device, rounds, seconds)
     memory = [timing.peak(run, case.device) for run in passes]
     rows = []
     for index, contender in enumerate(everyone):
@@ -72,10 +89,10 @@ def _rows(scope: str, case: Case, everyone: list[Contender], budget: Budget) -> 
                 batch=case.batch,
                 dropout=case.dropout,
                 dtype=str(case.dtype).removeprefix("torch."),
-                seconds=timing.median(rounds, index),
+                seconds=timing.median(times, index),
                 memory=memory[index],
-                ratio=timing.ratio(rounds, index, 0),
-                ratio_to_none=timing.ratio(rounds, index, plain),
+                ratio=timing.ratio(times, index, 0),
+                ratio_to_none=timing.ratio(times, index, plain),
                 memory_ratio=memory[index] / max(memory[0], 1),
             )
         )

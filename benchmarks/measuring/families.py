@@ -114,7 +114,7 @@ class Case(NamedTuple):
         )
 
 
-def arguments(contender: Contender, case: Case) -> list[str]:
+def train_options(contender: Contender, case: Case) -> list[str]:
     """List the options of ``fairseq-train`` for a model."""
     family = FAMILIES[case.family]
     words = [*family.task, "--arch", family.stock if contender == STOCK else family.ours]
@@ -127,13 +127,13 @@ def arguments(contender: Contender, case: Case) -> list[str]:
         words += [f"--{side}-layers", str(case.size.layers)]
     words += ["--dropout", str(case.dropout), "--attention-dropout", str(case.dropout)]
     words += ["--dict-size", str(case.vocabulary), "--batch-size", str(case.batch)]
-    words += _lengths_and_widths(case)
+    words += _list_sizes(case)
     words += ["--optimizer", "adam", "--lr", "1e-7", "--clip-norm", "1.0"]
     words += ["--seed", str(SEED), "--distributed-world-size", "1", *PRECISION[case.dtype]]
     return words if case.device.type == "cuda" else [*words, "--cpu"]
 
 
-def _lengths_and_widths(case: Case) -> list[str]:
+def _list_sizes(case: Case) -> list[str]:
     if case.family == "translation":  # the task appends an end of sentence
         sides = ["--src-len", str(case.length - 1), "--tgt-len", str(case.length - 1)]
         places = str(case.length + 2)
@@ -148,7 +148,7 @@ def _lengths_and_widths(case: Case) -> list[str]:
 def build(contender: Contender, case: Case) -> tuple[Any, Any, Any]:
     """Build the configuration, task and model that ``fairseq-train`` would make."""
     parser = options.get_training_parser()
-    args = options.parse_args_and_arch(parser, arguments(contender, case))
+    args = options.parse_args_and_arch(parser, train_options(contender, case))
     args.tpu = False  # which fairseq makes of --bf16
     config = convert_namespace_to_omegaconf(args)
     torch.manual_seed(SEED)

@@ -13,7 +13,7 @@ import struct
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,10 +34,19 @@ LINE = r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*)"
 
 
 class Kernel(NamedTuple):
-    """What Triton compiled, and how many pairs of query and key each pass of its loops takes."""
+    """One kernel of one form of the terms, as Triton compiled it."""
 
+    form: str
+    kernel: str  # its function
+    dropout: bool
+    reset: bool
     compiled: Any
-    tile: int
+    tile: int  # pairs of query and key that each pass of its loops takes
+
+    @property
+    def name(self) -> str:
+        """The name of its machine code, which forms share."""
+        return str(self.compiled.hash)
 
 
 class Code(NamedTuple):
@@ -58,32 +67,33 @@ class Instruction(NamedTuple):
     target: int | None
 
 
-def read(kernels: Mapping[str, Kernel]) -> dict[str, Code]:
+def read_codes(kernels: Iterable[Kernel]) -> dict[str, Code]:
     """Disassemble compiled kernels; return registers, spills and instructions by kernel name."""
-    found: dict[str, Code] = {}
-    for arch in {kernel.compiled.metadata.target.arch for kernel in kernels.values()}:
-        names = [x for x in kernels if kernels[x].compiled.metadata.target.arch == arch]
-        texts = [_instructions_of(kernels[name].compiled.asm["cubin"]) for name in names]
+    kernel_of, found = {kernel.name: kernel for kernel in kernels}, {}
+    for arch in {kernel.compiled.metadata.target.arch for kernel in kernel_of.values()}:
+        own = [x for x in kernel_of.values() if x.compiled.metadata.target.arch == arch]
+        texts = [_extract_instructions(kernel.compiled.asm["cubin"]) for kernel in own]
         lines = iter(_disassemble(b"".join(texts), arch))
-        for name, text in zip(names, texts):
-            found[name] = _code(kernels[name], list(islice(lines, len(text) // INSTRUCTION)))
+        for kernel, text in zip(own, texts):
+            instructions = list(islice(lines, len(text) // INSTRUCTION))
+            found[kernel.name] = _read_code(kernel, instructions)
     return found
 
 
-def _code(kernel: Kernel, instructions: list[Instruction]) -> Code:
-    compiled, tile = kernel
+def _read_code(kernel: Kernel, instructions: list[Instruction]) -> Code:
+    compiled = kernel.compiled
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(compiled.asm["cubin"])
         usage = _run("cuobjdump", "--dump-resource-usage", path)
     every = Counter(each.name for each in instructions)
-    inside = Counter(name for loop in innermost(instructions) for name in loop)
+    inside = Counter(name for loop in find_innermost_loops(instructions) for name in loop)
     threads = 32 * compiled.metadata.num_warps
     counts = Counter(classify_instruction(name) for name in inside.elements())
-    pairs = {kind: counts[kind] * threads / tile for kind in (*KINDS, "integer")}
+    pairs = {kind: counts[kind] * threads / kernel.tile for kind in (*KINDS, "integer")}
     return Code(
         registers=int(re.findall(r"REG:(\d+)", usage)[-1]),
-        spilled=sum(n * _width(name) for name, n in every.items() if name.startswith("STL")),
+        spilled=sum(n * _count_bytes(name) for name, n in every.items() if name.startswith("STL")),
         shared_bytes=compiled.metadata.shared,
         matrix={name: n for name, n in inside.items() if classify_instruction(name) == "matrix"},
         pairs={"total": sum(pairs.values()), **pairs},
@@ -102,7 +112,7 @@ def full_width(code: Code, arch: int) -> bool:
     return {name.split(".")[0] for name in code.matrix} <= set(FULL[arch])
 
 
-def innermost(instructions: list[Instruction]) -> Iterator[list[str]]:
+def find_innermost_loops(instructions: list[Instruction]) -> Iterator[list[str]]:
     """Yield the names of the instructions of each loop that has no other in it."""
     # Of several branches back to one place, the last one.
     ends = {x.target: x.address for x in instructions if x.target is not None}
@@ -118,7 +128,7 @@ def innermost(instructions: list[Instruction]) -> Iterator[list[str]]:
             yield names
 
 
-def _instructions_of(cubin: bytes) -> bytes:
+def _extract_instructions(cubin: bytes) -> bytes:
     """Extract the one section of instructions of a compiled kernel, which is a file of ELF."""
     (at,) = struct.unpack_from("<Q", cubin, 0x28)
     size, number, names = struct.unpack_from("<HHH", cubin, 0x3A)
@@ -146,7 +156,7 @@ def _disassemble(text: bytes, arch: int) -> list[Instruction]:
     return found
 
 
-def _width(name: str) -> int:
+def _count_bytes(name: str) -> int:
     return BYTES[next((x for x in name.split(".") if x in ("64", "128")), "")]
 
 

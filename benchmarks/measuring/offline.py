@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -31,20 +31,9 @@ FORMS: dict[str, dict[str, Any]] = {
 }  # a number: groups of heads with tables of their own; a name: the same table again
 
 
-class Compiled(NamedTuple):
-    """One kernel of one form, and a name for its machine code, which forms share."""
-
-    form: str
-    kernel: str
-    dropout: bool
-    reset: bool
-    name: str
-    code: Kernel
-
-
 def compile_form(
     form: str, arch: int, dropout: bool, reset: bool, dtype: torch.dtype, width: int
-) -> list[Compiled]:
+) -> list[Kernel]:
     """Compile every kernel of a forward and a backward pass, as often as it is started."""
     with compiling(arch) as started:
         q, k, v = (
@@ -54,7 +43,7 @@ def compile_form(
         out, _ = backend.attend(AttentionCall(q, k, v, terms, Mask(), 0.1 if dropout else 0.0))
         out.sum().backward()
     return [
-        Compiled(form, name, dropout, reset, compiled.hash, Kernel(compiled, options["N"] ** 2))
+        Kernel(form, name, dropout, reset, compiled, options["N"] ** 2)
         for name, options, compiled in started
     ]
 

@@ -1,33 +1,65 @@
-"""``docs/benchmarks.md``: its tables and pictures are made from the kept measurements."""
+"""Kept measurements in docs/results, and docs/benchmarks.md, whose tables and pictures they are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.markdown import fill_text, table
-from fairseq_posenc.workbench.results.pictures import COLOURS, GRID, look, new_figure, save
-from measuring import results
-from measuring.results import Result
+from fairseq_posenc.workbench.results.record import Record, read
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+RESULTS = PAGE.parent / "results"
+PREFIX, KIND = "benchmark_", "benchmark-"  # of the names of files and kinds
 Rows = list[dict[str, Any]]
 PANELS = {"seconds": ("time of a pass, ms", 1e3), "memory": ("peak of memory, MB", 1e-6)}
 
 
-def keep(result: Result, folder: Path = results.RESULTS, page: Path = PAGE) -> None:
-    """Keep a measurement, and write the page anew."""
-    results.save(result, folder)
+class Result(NamedTuple):
+    """A kept measurement."""
+
+    name: str
+    script: str
+    command: str
+    machine: str
+    rows: Rows
+
+
+def keep(result: Result, folder: Path = RESULTS, page: Path = PAGE) -> None:
+    """Keep a measurement as a file, a line for each row, and write the page anew."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = {"rows": [_round_figures(row) for row in result.rows]}
+    record = Record(
+        f"{KIND}{result.script}", rows, {"machine": result.machine}, command=result.command
+    )
+    record.write(folder / f"{PREFIX}{result.name}.json")
     write(folder, page)
 
 
-def write(folder: Path = results.RESULTS, page: Path = PAGE) -> None:
+def _round_figures(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Round each figure to five digits, more than the noise leaves."""
+    return {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}
+
+
+def load(folder: Path = RESULTS) -> list[Result]:
+    """Load all measurements that are kept, by name."""
+    found = []
+    for path in sorted(folder.glob(f"{PREFIX}*.json")):
+        kept = read(path)
+        name, script = path.stem[len(PREFIX) :], kept.kind[len(KIND) :]
+        rows = [dict(row) for row in kept.rows]
+        found.append(Result(name, script, kept.command, kept.data["machine"], rows))
+    return found
+
+
+def write(folder: Path = RESULTS, page: Path = PAGE) -> None:
     """Write the generated parts of the page, and the pictures, from what is kept."""
-    kept = results.load(folder)
+    kept = load(folder)
     for result in kept:
         if has_picture(result):
-            _draw(result.rows, _picture(result, folder))
+            _draw(result.rows, _name_picture(result, folder))
     page.write_text(text(page.read_text("utf-8"), kept), encoding="utf-8")
 
 
@@ -41,7 +73,7 @@ def text(old: str, kept: Iterable[Result]) -> str:
     for script, section in SECTIONS.items():
         start, end = f"<!-- {script}: generated -->", f"<!-- end of {script} -->"
         own = [result for result in kept if result.script == script]
-        lines = [*_origin(own), *section(own)] if own else ["Nothing is kept yet."]
+        lines = [*_list_commands(own), *section(own)] if own else ["Nothing is kept yet."]
         body = "\n".join(lines).strip()
         old = fill_text(old, PAGE, start, f"\n\n{body}\n\n", end)
     return old
@@ -52,7 +84,7 @@ def has_picture(result: Result) -> bool:
     return result.script == "attention" and len({row["length"] for row in result.rows}) > 1
 
 
-def _origin(kept: Iterable[Result]) -> list[str]:
+def _list_commands(kept: Iterable[Result]) -> list[str]:
     """List the commands of measurements, each with its machine."""
     by_machine: dict[str, list[str]] = {}
     for result in kept:
@@ -64,14 +96,14 @@ def _origin(kept: Iterable[Result]) -> list[str]:
     ]
 
 
-def _picture(result: Result, folder: Path) -> Path:
-    return folder / f"{results.PREFIX}{result.name}.png"
+def _name_picture(result: Result, folder: Path) -> Path:
+    return folder / f"{PREFIX}{result.name}.png"
 
 
 def _draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw a PNG file: a row of panels for each scope and mode, time and memory side by side."""
     subjects = list(dict.fromkeys((row["scope"], row["mode"]) for row in rows))
-    figure = new_figure(11, 4.2 * len(subjects), dpi=120)
+    figure = pictures.new_figure(11, 4.2 * len(subjects), dpi=120)
     panels = figure.subplots(len(subjects), len(PANELS), squeeze=False)
     for subject, pair in zip(subjects, panels):
         mine = [row for row in rows if (row["scope"], row["mode"]) == subject]
@@ -79,7 +111,7 @@ def _draw(rows: list[dict[str, Any]], path: Path) -> None:
             _draw_panel(axes, mine, key, unit)
             axes.set_title(f"{', '.join(subject)}: {label}", loc="left")
         pair[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8)
-    save(figure, path)
+    pictures.save(figure, path)
 
 
 def _draw_panel(axes: Any, rows: list[dict[str, Any]], key: str, unit: float) -> None:
@@ -90,8 +122,9 @@ def _draw_panel(axes: Any, rows: list[dict[str, Any]], key: str, unit: float) ->
             for row in rows
             if (row["encoding"], row["backend"]) == (encoding, backend)
         )
-        stock = encoding == "stock"
-        style = look(0) if stock else look(number, COLOURS[1:])  # black is fairseq's own
+        style = pictures.line_style(number, pictures.COLOURS[1:])
+        if stock := encoding == "stock":
+            style = pictures.line_style(0)  # black
         name = "stock" if stock else f"{encoding} ({backend})"
         axes.plot(*zip(*points), marker="o", markersize=3, label=name, **style)
     lengths = sorted({row["length"] for row in rows})
@@ -100,24 +133,24 @@ def _draw_panel(axes: Any, rows: list[dict[str, Any]], key: str, unit: float) ->
     axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
     axes.minorticks_off()
     axes.set_xlabel("n")
-    axes.grid(color=GRID, linewidth=0.8)
+    axes.grid(color=pictures.GRID, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _attention(kept: Iterable[Result]) -> list[str]:
+def _format_attention(kept: Iterable[Result]) -> list[str]:
     """Format one table for the measurements at one length, and one for each at several."""
     groups: dict[str, list[Result]] = {}
     for result in kept:
         groups.setdefault(result.name if has_picture(result) else "", []).append(result)
-    return [line for group in groups.values() for line in _times_and_memory(group)]
+    return [line for group in groups.values() for line in _tabulate_attention(group)]
 
 
-def _times_and_memory(kept: Iterable[Result]) -> list[str]:
+def _tabulate_attention(kept: Iterable[Result]) -> list[str]:
     lines: list[str] = []
     cells: dict[str, dict[str, str]] = {}
     for result in kept:
         if has_picture(result):
-            name = _picture(result, Path("results")).as_posix()
+            name = _name_picture(result, Path("results")).as_posix()
             lines += [f"`{result.name}`:", "", f"![time and memory over the length]({name})", ""]
         first: dict[str, str] = {}  # backend of each encoding
         for row in result.rows:
@@ -127,18 +160,18 @@ def _times_and_memory(kept: Iterable[Result]) -> list[str]:
             peak = f"{row['memory'] / 1e6:,.1f} MB"
             shown = peak if row["encoding"] == "stock" else f"{row['memory_ratio']:.2f}"
             cell = f"{row['ratio']:.2f} ({shown})"
-            cells.setdefault(_column(result, row), {})[name] = cell
-    return [*lines, _by_encoding(cells), ""]
+            cells.setdefault(_name_column(result, row), {})[name] = cell
+    return [*lines, _tabulate_encodings(cells), ""]
 
 
-def _column(result: Result, row: dict[str, Any]) -> str:
+def _name_column(result: Result, row: dict[str, Any]) -> str:
     """Name a column by what differs within a measurement, or by the measurement."""
     differ = [key for key in ("scope", "mode", "length") if len({r[key] for r in result.rows}) > 1]
     shown = (f"n = {row[key]:,}" if key == "length" else row[key] for key in differ)
     return ", ".join(shown) or f"`{result.name}`"
 
 
-def _by_encoding(cells: Mapping[str, Mapping[str, str]]) -> str:
+def _tabulate_encodings(cells: Mapping[str, Mapping[str, str]]) -> str:
     """Format a row for each encoding, and a column for each measurement."""
     names = dict.fromkeys(name for column in cells.values() for name in column)
     rows = [[name, *(column.get(name, "-") for column in cells.values())] for name in names]
@@ -194,14 +227,14 @@ def serving_table(rows: Rows) -> str:
         [
             row["engine"],
             *(f"{row[f'sentences_per_second_{n}']:.1f} ({row[f'ratio_{n}']:.2f})" for n in sizes),
-            *(cell for n in beams for cell in _quality(row, n)),
+            *(cell for n in beams for cell in _format_quality(row, n)),
         ]
         for row in rows
     ]
     return table(titles, cells)
 
 
-def _quality(row: dict[str, Any], beam: str) -> list[str]:
+def _format_quality(row: dict[str, Any], beam: str) -> list[str]:
     """Format how equal an engine's translations are to fairseq's, and how good."""
     apart = row[f"score_difference_beam_{beam}"]
     return [
@@ -212,7 +245,7 @@ def _quality(row: dict[str, Any], beam: str) -> list[str]:
 
 
 SECTIONS: dict[str, Callable[[Sequence[Result]], list[str]]] = {
-    "attention": _attention,
+    "attention": _format_attention,
     "train": lambda kept: [backend_table("train", result.rows) for result in kept],
     "serving": lambda kept: [serving_table(result.rows) for result in kept],
 }

@@ -24,12 +24,7 @@ from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import inject_context, set_context
 from fairseq_posenc.transformer.layers import PositionalDecoderLayer, PositionalEncoderLayer
 from fairseq_posenc.transformer.options import build_stack_config
-from measuring.contenders import (
-    STOCK,
-    Contender,
-    layer_and_shared,
-    make_positions,
-)
+from measuring.contenders import STOCK, Contender, layer_and_shared, make_positions
 from measuring.families import Case, training_step, validation_step
 from measuring.timing import Pass
 
@@ -47,19 +42,19 @@ def operation(contender: Contender, case: Case) -> Pass:
     # In the order in which the projections leave them in memory.
     shape = (case.length, case.batch, case.size.num_heads, case.dims.head_dim)
     query, key, value = (
-        _input(case, *shape, std=QUERY_STD).permute(1, 2, 0, 3).detach() for _ in range(3)
+        _draw(case, *shape, std=QUERY_STD).permute(1, 2, 0, 3).detach() for _ in range(3)
     )
     if contender == STOCK:
 
         def plain() -> Tensor:
             return F.scaled_dot_product_attention(query, key, value, dropout_p=case.dropout)
 
-        return _pass(plain, case, nn.ModuleList(), [query, key, value])
+        return _build_pass(plain, case, nn.ModuleList(), [query, key, value])
     layer, shared = layer_and_shared(contender.encoding, case.dims)
     attention = PositionalAttention(case.size.embed_dim, case.size.num_heads, layer)
     modules = nn.ModuleList([attention, shared]).to(case.device, case.dtype)
     positions = make_positions(case.batch, case.length, case.device)
-    x = _input(case, case.batch, case.length, case.size.embed_dim, std=1.0)  # which gates look at
+    x = _draw(case, case.batch, case.length, case.size.embed_dim, std=1.0)  # for gates
 
     def attend() -> Tensor:
         common = Shared.compute(shared, positions)
@@ -72,7 +67,7 @@ def operation(contender: Contender, case: Case) -> Pass:
             AttentionCall(q, k, value, terms, Mask(), dropout=case.dropout)
         )[0]
 
-    return _pass(attend, case, modules, [query, key, value])
+    return _build_pass(attend, case, modules, [query, key, value])
 
 
 def layer(contender: Contender, case: Case) -> Pass:
@@ -86,7 +81,7 @@ def layer(contender: Contender, case: Case) -> Pass:
 def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module]:
     """Build a pass of :func:`layer`, and all the modules that take part."""
     torch.manual_seed(SEED)
-    x = _input(case, case.length, case.batch, case.size.embed_dim, std=1.0)
+    x = _draw(case, case.length, case.batch, case.size.embed_dim, std=1.0)
     inputs: dict[str, Any] = {"encoder_padding_mask": None}
     more: dict[str, Any] = {}
     if case.causal:
@@ -97,7 +92,7 @@ def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module
         kind: Any = TransformerDecoderLayerBase if case.causal else TransformerEncoderLayerBase
         stock = kind(layer_config(Contender("none", "auto"), case), **more)
         stock.to(case.device, case.dtype)
-        return _pass(lambda: _output(stock(x, **inputs)), case, stock, [x]), stock
+        return _build_pass(lambda: _select_output(stock(x, **inputs)), case, stock, [x]), stock
     kind = PositionalDecoderLayer if case.causal else PositionalEncoderLayer
     ours = kind(layer_config(contender, case), **more)
     ours.register_forward_pre_hook(inject_context, with_kwargs=True)
@@ -107,12 +102,12 @@ def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module
 
     def compute() -> Tensor:
         with set_context(Shared.compute(shared, positions)):
-            return _output(ours(x, **inputs))
+            return _select_output(ours(x, **inputs))
 
-    return _pass(compute, case, modules, [x]), modules
+    return _build_pass(compute, case, modules, [x]), modules
 
 
-def _output(found: Any) -> Tensor:
+def _select_output(found: Any) -> Tensor:
     """Select the output of a layer, which decoders give with attention weights."""
     out: Tensor = found[0] if isinstance(found, tuple) else found
     return out
@@ -144,12 +139,12 @@ def layer_config(contender: Contender, case: Case) -> Any:
     return build_stack_config(args)
 
 
-def _input(case: Case, *shape: int, std: float) -> Tensor:
+def _draw(case: Case, *shape: int, std: float) -> Tensor:
     x = torch.randn(shape) * std
     return x.to(case.device, case.dtype)
 
 
-def _pass(
+def _build_pass(
     compute: Callable[[], Tensor], case: Case, modules: nn.Module, inputs: list[Tensor]
 ) -> Pass:
     """Build a pass in the case's mode: without gradients, or with those of all there is."""

@@ -46,11 +46,11 @@ def interleaved(
         limit: seconds after which no further round begins, once there are three.
     """
     now = clock(device)
-    repeats = [_repeats(run, now) for run in passes]
+    repeats = [_count_repeats(run, now) for run in passes]
     end = time.monotonic() + limit
     found: list[list[float]] = []
     while len(found) < rounds and (len(found) < FEWEST or time.monotonic() < end):
-        found.append([_seconds(run, times, now) for run, times in zip(passes, repeats)])
+        found.append([_time(run, times, now) for run, times in zip(passes, repeats)])
     return found
 
 
@@ -64,13 +64,13 @@ def ratio(rounds: list[list[float]], index: int, baseline: int) -> float:
     return statistics.median(times[index] / times[baseline] for times in rounds)
 
 
-def _repeats(run: Pass, now: Callable[[], float]) -> int:
+def _count_repeats(run: Pass, now: Callable[[], float]) -> int:
     """Warm up, and choose how often to run a pass so that the clock can tell."""
-    _seconds(run, WARM_UP - 1, now)
-    return max(1, math.ceil(SHORTEST / max(_seconds(run, 1, now), 1e-6)))
+    _time(run, WARM_UP - 1, now)
+    return max(1, math.ceil(SHORTEST / max(_time(run, 1, now), 1e-6)))
 
 
-def _seconds(run: Pass, times: int, now: Callable[[], float]) -> float:
+def _time(run: Pass, times: int, now: Callable[[], float]) -> float:
     began = now()
     for _ in range(times):
         run()
@@ -97,10 +97,10 @@ def peak(run: Pass, device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device) - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         run()
-    return _highest(profiled)
+    return _find_peak(profiled)
 
 
-def _highest(profiled: profile) -> int:
+def _find_peak(profiled: profile) -> int:
     results: Any = profiled.profiler  # as torch has no public way to them
     found = results.kineto_results.events()
     events = [e for e in found if e.name() == "[memory]" and e.device_type() == DeviceType.CPU]

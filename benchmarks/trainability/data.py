@@ -10,7 +10,11 @@ from typing import Any
 from fairseq import options
 from fairseq_cli import preprocess
 
-from fairseq_posenc.workbench.experiments.pieces import encode, train_pieces, unigram_perplexity
+from fairseq_posenc.workbench.experiments.corpus import (
+    train_pieces,
+    unigram_perplexity,
+    write_pieces,
+)
 from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.running.stages import Stage
@@ -24,7 +28,7 @@ def prepare(out: Path, files: dict[str, Path], lock: int) -> tuple[dict[str, Pat
         out=out, variants=(), seeds=(), updates=1, vocab_size=VOCABULARY["text"]
     )
     facts = {"text": TextExperiment(settings, lock).prepare()}
-    facts["text"] |= _levels(out / "data", "train.pieces", "valid.pieces")
+    facts["text"] |= _compute_unigram(out / "data", "train.pieces", "valid.pieces")
     folders = dict.fromkeys(("masked LM", "causal LM"), settings.data())
     if files:
         inputs = {"vocabulary": VOCABULARY["translation"], **{k: str(v) for k, v in files.items()}}
@@ -44,13 +48,13 @@ def make_translation(folder: Path, files: dict[str, Path]) -> dict[str, Any]:
         part, side = name.split(".")
         raw = folder / name
         raw.write_text("\n".join(lines) + "\n", "utf-8")
-        encode(folder / "pieces.model", raw, folder / f"{part}.pieces.{side}")
+        write_pieces(folder / "pieces.model", raw, folder / f"{part}.pieces.{side}")
     words = ["-s", "source", "-t", "target", "--joined-dictionary", "--workers", "1"]
     words += [f"--{part}pref={folder / part}.pieces" for part in ("train", "valid")]
     words += ["--destdir", str(folder / "binary")]
     preprocess.main(options.get_preprocessing_parser().parse_args(words))
     facts = {f"{name} lines": len(lines) for name, lines in texts.items()}
-    return {**facts, **_levels(folder, "train.pieces.target", "valid.pieces.target")}
+    return {**facts, **_compute_unigram(folder, "train.pieces.target", "valid.pieces.target")}
 
 
 def _read_lines(path: Path) -> list[str]:
@@ -59,6 +63,6 @@ def _read_lines(path: Path) -> list[str]:
     return [" ".join(line.split()) for line in text.rstrip("\n").split("\n")]
 
 
-def _levels(folder: Path, train_file: str, valid_file: str) -> dict[str, float]:
+def _compute_unigram(folder: Path, train_file: str, valid_file: str) -> dict[str, float]:
     """Compute the loss, in bits, of a model that knows only how frequent each piece is."""
     return {"unigram": math.log2(unigram_perplexity(folder / train_file, folder / valid_file))}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
-from reports import end, machine, own_command, write_figures, write_report
+from reports import last_loss, machine, own_command, write_figures, write_report
 from starts import STARTS
 from training import StartRun, Store
 
@@ -62,58 +62,53 @@ def report_starts(args: argparse.Namespace, store: Store) -> None:
     draw_starts(grid, picture)
     results = [result for labels in grid.values() for mine in labels.values() for result in mine]
     write_figures(args.results / "m4m_start.json", {}, results)
-    write_report(args.results / "m4m_start.md", _start_lines(args, grid, picture.name))
+    write_report(args.results / "m4m_start.md", _format_report(args, grid, picture.name))
 
 
-def _start_lines(args: argparse.Namespace, grid: Grid, picture: str) -> list[str]:
+def _format_report(args: argparse.Namespace, grid: Grid, picture: str) -> list[str]:
     return [
         "# How should M4M's table start?",
-        "",
         "M4M multiplies three dot products, `(q_i.k_j) * (q_i.a_r) * (k_j.a_r)`, and its paper "
         "does not say how the vectors `a_r` start. The models are those of "
         "[trainability.md](trainability.md); all weights but the tables are equal for equal seeds.",
-        "",
         f"    {own_command(args)}",
-        "",
         f"Machine: {machine()}.",
-        "",
-        *_loss_lines(args, grid),
-        "",
+        *_format_losses(args, grid),
         f"![learning curves]({picture})",
     ]
 
 
-def _loss_lines(args: argparse.Namespace, grid: Grid) -> list[str]:
+def _format_losses(args: argparse.Namespace, grid: Grid) -> list[str]:
     seeds = ", ".join(map(str, args.seeds))
     first = next(iter(grid.values()))
     settings = (f"`{name}`: {' '.join((*SETTINGS[name][:2], *SETTINGS[name][2]))}" for name in grid)
     shown = {name: meaning for name, (meaning, _) in STARTS.items()}
     header = ["start", "vectors", *grid, "below `none` after", "gradient of W_Q", "of tables"]
     cells = [
-        [f"`{label}`", shown.get(label, "-"), *(_ends(grid[s].get(label)) for s in grid), *why]
-        for label, why in zip(first, _reasons(first))
+        [f"`{label}`", shown.get(label, "-"), *(_format_ends(x.get(label)) for x in grid.values())]
+        for label in first
     ]
+    cells = [[*row, *why] for row, why in zip(cells, _explain_starts(first))]
     return [
         f"Settings: {'; '.join(settings)}. Validation loss at the end, in bits per token (first "
         f"setting: mean over seeds {seeds} ± half the range; one seed if no ±). In the first "
         "setting also the updates until the loss is below where `none` ends, and the size (root "
         "mean square) of the first update's gradients.",
-        "",
         table(header, cells, "llr"),
     ]
 
 
-def _ends(results: Optional[list[dict[str, Any]]]) -> str:
+def _format_ends(results: Optional[list[dict[str, Any]]]) -> str:
     if not results:
         return "-"
-    ends = [end(result) for result in results]
+    ends = [last_loss(result) for result in results]
     spread_ = f" ± {(max(ends) - min(ends)) / 2:.2f}" if len(ends) > 1 else ""
     return f"{statistics.mean(ends):.3f}{spread_}"
 
 
-def _reasons(labels: dict[str, list[dict[str, Any]]]) -> Iterator[list[str]]:
+def _explain_starts(labels: dict[str, list[dict[str, Any]]]) -> Iterator[list[str]]:
     """Yield when each start passes ``none``, and the sizes of its first gradients."""
-    level = end(labels["none"][0])
+    level = last_loss(labels["none"][0])
     for first, *_ in labels.values():
         passed = next((at for at, loss in first["curve"] if loss < level), None)
         sizes = (first["gradients"].get(k) for k in ("query projections", "position parameters"))
@@ -135,8 +130,9 @@ def draw_starts(grid: Grid, path: Path) -> None:
         ends = []
         for label, curve in curves.items():
             axes.plot(*zip(*curve), color=colours[label], linewidth=1.8)
-            end = curve[-1][1]
-            ends.append((f"{label}  {end:.2f}", pictures.height(axes, *curve[-1]), colours[label]))
+            height = pictures.axes_height(axes, *curve[-1])
+            text = f"{label}  {curve[-1][1]:.2f}"
+            ends.append(pictures.LineEnd(text, height, colours[label]))
         pictures.label_ends(axes, ends, 0.06)
     figure.axes[0].set_ylabel("validation loss, bits per token", color=pictures.GREY)
     pictures.save(figure, path)

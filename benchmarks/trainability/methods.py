@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from data import VOCABULARY
-from reports import end, machine, own_command, write_figures, write_report
+from reports import last_loss, machine, own_command, write_figures, write_report
 from training import StartRun, Store
 
 from fairseq_posenc import registry
@@ -46,11 +46,11 @@ class MethodMeans(NamedTuple):
     seconds: float
 
 
-def _means(results: list[dict[str, Any]]) -> MethodMeans:
+def _average(results: list[dict[str, Any]]) -> MethodMeans:
     """Average runs that differ only in their seeds."""
     return MethodMeans(
         results[0]["encoding"],
-        statistics.mean(map(end, results)),
+        statistics.mean(map(last_loss, results)),
         statistics.mean(result["cpu_seconds_per_100"] for result in results),
     )
 
@@ -59,10 +59,10 @@ def report_methods(args: argparse.Namespace, facts: dict[str, Any], store: Store
     """Train every encoding and write ``trainability.md`` and ``trainability.json``."""
     results = [store.get(run) for run in method_runs(args)]
     write_figures(args.results / "trainability.json", facts, results)
-    write_report(args.results / "trainability.md", report_lines(args, facts, results))
+    write_report(args.results / "trainability.md", format_report(args, facts, results))
 
 
-def report_lines(
+def format_report(
     args: argparse.Namespace, facts: dict[str, Any], results: list[dict[str, Any]]
 ) -> list[str]:
     """Format the report."""
@@ -70,30 +70,26 @@ def report_lines(
     for result in results:
         runs.setdefault(result["family"], {}).setdefault(result["encoding"], []).append(result)
     families = {
-        family: {name: _means(seeds) for name, seeds in of.items()} for family, of in runs.items()
+        family: {name: _average(seeds) for name, seeds in of.items()} for family, of in runs.items()
     }
-    return [*_introduction(args, facts), "", _tabulate(families), "", *_findings(families, facts)]
+    findings = "\n".join(_find_failures(families, facts))
+    return [*_introduce(args, facts), _tabulate(families), findings]
 
 
-def _introduction(args: argparse.Namespace, facts: dict[str, Any]) -> list[str]:
+def _introduce(args: argparse.Namespace, facts: dict[str, Any]) -> list[str]:
     text = facts["text"]
     return [
         "# Does every method learn?",
-        "",
         f"Each encoding trains {args.updates} updates of a tiny model with `fairseq-train`: 2 "
         "layers (translation: 2 + 2), width 128, 4 heads, batches of 2,048 tokens (translation: "
         "1,024), Adam with a learning rate of 0.003 after 100 updates of warm-up, no dropout; "
         f"seeds {', '.join(map(str, args.seeds))}. All read the same batches and masks.",
-        "",
         f"Language models read Python's documentation ({text['words']:,} words, of which "
         f"{text['valid_words']:,} for validation; {VOCABULARY['text']} sentencepieces, blocks of "
         "64 tokens); translation reads the parallel text of the command "
         f"({VOCABULARY['translation']:,} sentencepieces).",
-        "",
         f"    {own_command(args)}",
-        "",
         f"Machine: {machine()}.",
-        "",
         "Validation loss at the end in bits per token, and in brackets how far it is below that of "
         "`none`. *Time* is processor time of an update relative to `none`, in the first family.",
     ]
@@ -107,7 +103,7 @@ def _tabulate(families: Mapping[str, Mapping[str, MethodMeans]]) -> str:
     cells = [
         [
             f"`{name}`",
-            *(_loss(of.get(name), of["none"]) for of in families.values()),
+            *(_format_loss(of.get(name), of["none"]) for of in families.values()),
             f"{first[name].seconds / first['none'].seconds:.2f}" if name in first else "-",
         ]
         for name in names
@@ -115,13 +111,13 @@ def _tabulate(families: Mapping[str, Mapping[str, MethodMeans]]) -> str:
     return table(["method", *families, "time"], cells)
 
 
-def _loss(row: MethodMeans | None, none: MethodMeans) -> str:
+def _format_loss(row: MethodMeans | None, none: MethodMeans) -> str:
     if row is None:
         return "-"
     return f"{row.end:.3f} ({none.end - row.end:+.3f})" if row.end < math.inf else "diverged"
 
 
-def _findings(
+def _find_failures(
     families: Mapping[str, Mapping[str, MethodMeans]], facts: dict[str, Any]
 ) -> list[str]:
     """Say by rule which methods do not learn."""

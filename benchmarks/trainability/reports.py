@@ -44,16 +44,16 @@ def machine() -> str:
     )
 
 
-def end(result: dict[str, Any]) -> float:
+def last_loss(result: dict[str, Any]) -> float:
     """Read the last validation loss, in bits; infinite if the training diverged."""
     return math.inf if result["diverged"] else float(result["curve"][-1][1])
 
 
-def write_report(path: Path, lines: list[str]) -> None:
+def write_report(path: Path, paragraphs: list[str]) -> None:
     """Write a report; keep what people wrote below the mark in the old one."""
     old = path.read_text("utf-8") if path.exists() else ""
     by_hand = old.partition(BY_HAND)[2] or "\n"
-    write_whole(path, "\n".join([*lines, "", BY_HAND]) + by_hand)
+    write_whole(path, "\n\n".join([*paragraphs, BY_HAND]) + by_hand)
     print(f"report: {path}", flush=True)
 
 

@@ -86,7 +86,6 @@ class Recorder(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.model: Optional[nn.Module] = None
-        self.first = math.nan
         self.training: list[float] = []
         self.curve: list[tuple[int, float]] = []
         self.clock: list[float] = []
@@ -106,8 +105,7 @@ class Recorder(logging.Handler):
         self.clock.append(time.process_time())
         self.training.append(loss)
         if len(self.training) == 1:
-            self.first = loss
-            self.gradients = _gradient_sizes(self.model)
+            self.gradients = _measure_gradients(self.model)
 
     def seconds(self) -> float:
         """Compute seconds of processor time per 100 updates: 100 times the median update's."""
@@ -115,7 +113,7 @@ class Recorder(logging.Handler):
         return 100 * statistics.median(steps) if steps else math.nan
 
 
-def _gradient_sizes(model: Optional[nn.Module]) -> dict[str, float]:
+def _measure_gradients(model: Optional[nn.Module]) -> dict[str, float]:
     """Compute root mean squares of the first update's gradients, which are still there."""
     found: dict[str, list[float]] = {"query projections": [], "position parameters": []}
     for name, value in model.named_parameters() if model else ():
@@ -129,7 +127,7 @@ def _gradient_sizes(model: Optional[nn.Module]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _recording(run: StartRun) -> Iterator[Recorder]:
+def _record_training(run: StartRun) -> Iterator[Recorder]:
     """Listen to the log, and change the start of the model that fairseq builds."""
     recorder = Recorder()
     build = models.build_model
@@ -155,7 +153,7 @@ def train(run: StartRun, data: Path) -> dict[str, Any]:
     parser = options.get_training_parser()
     args = options.parse_args_and_arch(parser, input_args=run.command(data))
     began, diverged = time.monotonic(), ""
-    with _recording(run) as recorder:
+    with _record_training(run) as recorder:
         try:
             fairseq_train.main(convert_namespace_to_omegaconf(args))
         except FloatingPointError as error:  # a finding, not a failure of the benchmark
@@ -163,12 +161,18 @@ def train(run: StartRun, data: Path) -> dict[str, Any]:
     if recorder.model is None or not (recorder.curve or diverged):
         raise AssertionError(f"nothing was measured in {run}")
     sizes = {name: value.numel() for name, value in recorder.model.named_parameters()}
+    end, seconds = recorder.curve[-1][1] if recorder.curve else math.nan, time.monotonic() - began
+    print(
+        f"{run.family}, {run.encoding}, {run.start} {shlex.join(run.extra)} seed {run.seed}: "
+        f"{end:.3f} bits after {seconds:.0f} s",
+        flush=True,
+    )
     return {
-        "before": recorder.first,
+        "before": recorder.training[0] if recorder.training else math.nan,
         "curve": recorder.curve,
         "training": [round(statistics.mean(recorder.training[-20:]), 4)],
         "cpu_seconds_per_100": round(recorder.seconds(), 3),
-        "wall_seconds": round(time.monotonic() - began, 1),
+        "wall_seconds": round(seconds, 1),
         "parameters": sum(sizes.values()),
         "position_parameters": sum(n for name, n in sizes.items() if is_position_parameter(name)),
         "gradients": recorder.gradients,
@@ -184,18 +188,8 @@ class Store:
 
     def get(self, run: StartRun) -> dict[str, Any]:
         """Look up the figures of a run; train it if that was not done before."""
-        folder = self._data[run.family]
-        command = [run.start, *run.command(folder)]
+        data = self._data[run.family]
+        command = [run.start, *run.command(data)]
         name = hashlib.sha256(json.dumps(command).encode()).hexdigest()[:16]
         stage = Stage(self._out / name, {"command": command})
-        return stage.do(lambda: self._train(run, folder))
-
-    def _train(self, run: StartRun, folder: Path) -> dict[str, Any]:
-        figures = train(run, folder)
-        end = figures["curve"][-1][1] if figures["curve"] else math.nan
-        print(
-            f"{run.family}, {run.encoding}, {run.start} {shlex.join(run.extra)} seed "
-            f"{run.seed}: {end:.3f} bits after {figures['wall_seconds']:.0f} s",
-            flush=True,
-        )
-        return {**run._asdict(), **figures}
+        return stage.do(lambda: {**run._asdict(), **train(run, data)})

@@ -16,7 +16,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.running.exit_codes import run_main
-from fairseq_posenc.workbench.running.options import Parser, parse_with_passed, show_examples
+from fairseq_posenc.workbench.running.options import Parser, add_examples, parse_around_dashes
 
 
 class Command(NamedTuple):
@@ -28,14 +28,14 @@ class Command(NamedTuple):
             ``run``.
         part: of a module with several commands, whose functions are ``add_PART_arguments`` and
             ``run_PART``.
-        passes: what the words after ``--`` are, which another program gets; ``run`` finds them as
-            ``args.passed``.
+        after_dashes: what the words after ``--`` are, which another program gets; ``run`` finds
+            them as ``args.after_dashes``.
     """
 
     help: str
     module: str
     part: str = ""
-    passes: str = ""
+    after_dashes: str = ""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add its options to a parser."""
@@ -73,17 +73,17 @@ GROUPS: dict[str, dict[str, Command]] = {
         "choose": Command(
             "recommend an encoding, from measurements or by training on a text",
             ".experiments.choose.command",
-            passes="options for fairseq-train, as in -- --encoder-layers 6",
+            after_dashes="options for fairseq-train, as in -- --encoder-layers 6",
         ),
         "compare": Command(
             "train models that differ only in their positions on a text, and report",
             ".experiments.compare.command",
-            passes="options for fairseq-train, as in -- --encoder-layers 6",
+            after_dashes="options for fairseq-train, as in -- --encoder-layers 6",
         ),
         "probe": Command(
             "train on tasks with known answers, and test beyond the trained length",
             ".experiments.probe.command",
-            passes="options for fairseq-train, as in -- --decoder-layers 4",
+            after_dashes="options for fairseq-train, as in -- --decoder-layers 4",
         ),
         "learning-curves": Command(
             "plot learning curves from training logs", ".reports.curves_command"
@@ -94,18 +94,18 @@ GROUPS: dict[str, dict[str, Command]] = {
         "plan": Command(
             "estimate speed, memory and duration of a training from its first updates",
             ".training.plan.command",
-            passes="a fairseq-train command, or options for what a script starts",
+            after_dashes="a fairseq-train command, or options for what a script starts",
         ),
         "train-recipe": Command(
             "train a model of the papers' recipes, with any encoding",
             ".training.train.command",
-            passes="options for fairseq-train, which override the recipe's",
+            after_dashes="options for fairseq-train, which override the recipe's",
         ),
         "ablation": Command(
             "train the models of one of the papers' ablations",
             ".training.train.command",
             "ablation",
-            passes="options for fairseq-train, which override the recipe's",
+            after_dashes="options for fairseq-train, which override the recipe's",
         ),
     },
     "fine-tune and evaluate": {
@@ -170,11 +170,11 @@ def _run(argv: Sequence[str] | None) -> int:
     words = _read_words() if argv is None else _rename(argv)
     chosen = next((word for word in words if not word.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS and _COMPLETING not in os.environ:
-        raise UserError(_unknown(chosen))
+        raise UserError(_explain_unknown(chosen))
     parser = Parser(
         prog="fairseq-posenc",
         description="Compare position encodings, and train fairseq's Transformers with them.",
-        epilog=_listing(),
+        epilog=_list_commands(),
     )
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -183,17 +183,17 @@ def _run(argv: Sequence[str] | None) -> int:
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)
     for name, command in COMMANDS.items():
-        passes = f"; after --: {command.passes}" if command.passes else ""
-        subparser = subparsers.add_parser(name, description=command.help + passes)
+        more = f"; after --: {command.after_dashes}" if command.after_dashes else ""
+        subparser = subparsers.add_parser(name, description=command.help + more)
         if name == chosen:
             command.add_arguments(subparser)
-            show_examples(subparser, EXAMPLES[name])
+            add_examples(subparser, EXAMPLES[name])
     if _COMPLETING in os.environ:
         import argcomplete  # not needed for anything else
 
         argcomplete.autocomplete(parser)  # ends the program
-    if chosen in COMMANDS and COMMANDS[chosen].passes:
-        args = parse_with_passed(parser, words)
+    if chosen in COMMANDS and COMMANDS[chosen].after_dashes:
+        args = parse_around_dashes(parser, words)
     else:
         args = parser.parse_args(words)
     logging.basicConfig()  # or importing fairseq does it, now or later, and turns everything on
@@ -201,7 +201,7 @@ def _run(argv: Sequence[str] | None) -> int:
     return COMMANDS[args.command].run(args)
 
 
-def _listing() -> str:
+def _list_commands() -> str:
     """List the commands by group, for the help."""
     width = max(map(len, COMMANDS))
     return "\n\n".join(
@@ -210,7 +210,7 @@ def _listing() -> str:
     )
 
 
-def _unknown(name: str) -> str:
+def _explain_unknown(name: str) -> str:
     """Say that a command does not exist, and which may have been meant."""
     near = get_close_matches(name, COMMANDS, n=2)
     meant = f"did you mean {' or '.join(near)}? " if near else ""

@@ -51,20 +51,20 @@ def findings() -> Iterator[Finding]:
     yield Finding("Python", True, platform.python_version())
     yield Finding("torch", True, torch.__version__)
     has_fairseq = importlib.util.find_spec("fairseq") is not None
-    yield _fairseq(has_fairseq)
-    yield from _cuda()
+    yield _check_fairseq(has_fairseq)
+    yield from _check_cuda()
     if has_fairseq:
-        yield from _apex()
-    yield _triton()
+        yield from _check_apex()
+    yield _check_triton()
     for name, why_not in available().items():
         yield Finding(f"backend {name}", None if why_not else True, why_not or "can run")
     if has_fairseq:
-        yield _user_dir()
+        yield _check_user_dir()
     yield self_test()
 
 
-def _fairseq(is_there: bool) -> Finding:
-    if not is_there:
+def _check_fairseq(is_installed: bool) -> Finding:
+    if not is_installed:
         extra = "pip install 'fairseq-posenc[fairseq]' adds the plugin and most commands"
         return Finding("fairseq", None, f"not installed: the library works; {extra}")
     for name in ("fairseq-fixed", "fairseq"):
@@ -78,7 +78,7 @@ def _fairseq(is_there: bool) -> Finding:
     return Finding("fairseq", True, f"{fairseq.__version__}, not installed by pip")
 
 
-def _cuda() -> Iterator[Finding]:
+def _check_cuda() -> Iterator[Finding]:
     if not torch.cuda.is_available():
         built = torch.version.cuda
         why = f"torch is built for CUDA {built}, but finds no device" if built else "torch has none"
@@ -93,7 +93,7 @@ def _cuda() -> Iterator[Finding]:
         yield Finding("bf16", None, "the device does not compute in it: use --fp16")
 
 
-def _apex() -> Iterator[Finding]:
+def _check_apex() -> Iterator[Finding]:
     from fairseq.modules.layer_norm import has_fused_layernorm
     from fairseq.optim.fused_adam import get_fused_adam_class
 
@@ -109,13 +109,13 @@ def _apex() -> Iterator[Finding]:
             yield Finding(subject, None, f"{why}: {otherwise}, with the same result, slower")
 
 
-def _triton() -> Finding:
+def _check_triton() -> Finding:
     if importlib.util.find_spec("triton") is None:
         return Finding("triton", None, "not installed")
     return Finding("triton", True, importlib.metadata.version("triton"))
 
 
-def _user_dir() -> Finding:
+def _check_user_dir() -> Finding:
     """Say where fairseq finds the package; a bare name is looked up beside fairseq itself."""
     import fairseq
 

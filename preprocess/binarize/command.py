@@ -17,12 +17,12 @@ from fairseq.data import Dictionary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.executor import Slurm
-from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum, read_json, write_whole, written_whole
 from fairseq_posenc.workbench.running.folders import MANIFEST, Folder, saved_progress
-from fairseq_posenc.workbench.running.programs import refuse_failures
+from fairseq_posenc.workbench.running.programs import raise_if_failed
 from fairseq_posenc.workbench.running.progress import format_counts, say
-from fairseq_posenc.workbench.running.stages import Piece
+from fairseq_posenc.workbench.running.stages import WorkItem
 from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder
 from fairseq_posenc.workbench.tokens.tokenizer import Symbols
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, lines: LineFormat) -> None:
     """
     settings = BinarizeSettings.from_args(args)
     text = TextRules(lines, settings.sentences, settings.empty_lines)
-    with signals_as_keyboard_interrupt(CONTINUES):
+    with signals_as_keyboard_interrupt():
         if settings.cluster:
             _run_jobs(settings, text, settings.cluster)
         elif settings.dict_only and settings.num_shards > 1:
@@ -96,15 +96,15 @@ def _make_shards(
     shards = [replace(settings, shard=number) for number in range(settings.num_shards)]
     folders = [one.folder for one in shards]
     read_shards([folder for folder in folders if folder.exists()], plan)
-    pieces = [_build_piece(one, text, write) for one in shards]
-    refuse_failures(cluster.run(pieces, settings.out), len(pieces))
+    items = [_build_work_item(one, text, write) for one in shards]
+    raise_if_failed(cluster.run(items, settings.out), len(items))
     check_coverage(read_shards(folders, plan), files)
     say(f"{settings.num_shards} shards in {folders[0].parent} have all of {len(files)} files, once")
     return folders
 
 
-def _build_piece(settings: BinarizeSettings, text: TextRules, write: WriteFolder) -> Piece:
-    return Piece(
+def _build_work_item(settings: BinarizeSettings, text: TextRules, write: WriteFolder) -> WorkItem:
+    return WorkItem(
         label=str(settings.folder.relative_to(settings.out)),
         folder=settings.folder,
         work=lambda lock: write(settings, text),

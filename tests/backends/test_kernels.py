@@ -17,9 +17,9 @@ from tests.helpers.programs import SERVER, true_start
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import gpu  # noqa: E402
 import launches  # noqa: E402
 from gpu import done_before, run, run_all  # noqa: E402
-from measuring import gpu_page  # noqa: E402
 from measuring.gpu_steps import LIMIT, NAMES, Step, estimate, first, steps  # noqa: E402
 
 # Instructions of lanes for each pair of query and key, with dropout: some percent above what was
@@ -163,7 +163,7 @@ def test_what_needs_a_gpu_can_be_tried_without(monkeypatch):
     assert result["end"] == "done", result
     assert [row["encoding"] for row in result["rows"]] == ["none", "shaw", "m4m"]
     assert all(row["finite"] for row in result["rows"])
-    assert "\n| masked_lm | shaw | triton |" in "\n".join(gpu_page.tables([result]))
+    assert "\n| masked_lm | shaw | triton |" in "\n".join(gpu.format_tables([result]))
 
 
 def test_results_go_to_the_page_beside_what_was_published(tmp_path):
@@ -172,8 +172,8 @@ def test_results_go_to_the_page_beside_what_was_published(tmp_path):
     results = [{"step": "layers", "end": "done", "seconds": 9.0, "rows": [row]}]
     (tmp_path / "results.json").write_text(json.dumps(results))
     page = tmp_path / "gpu.md"
-    page.write_text(f"a\n{gpu_page.START}\nold\n{gpu_page.END}\nb\n")
-    gpu_page.keep(tmp_path / "results.json", tmp_path / "kept.json", page)
+    page.write_text(f"a\n{gpu.START}\nold\n{gpu.END}\nb\n")
+    gpu.keep(tmp_path / "results.json", tmp_path / "kept.json", page)
     text = page.read_text()
     assert "| eager, as published |  | 119.3 |" in text
     assert "| `deberta`, triton | 0 | 77.7 |" in text

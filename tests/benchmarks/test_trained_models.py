@@ -84,8 +84,9 @@ def test_a_fine_tuning_that_fails_is_told_in_a_line(place):
     done = call(place, "finetuning.py", *given, "--data", "glue", "--learning-rates", "1e-3")
     assert done.returncode == 1
     (line,) = done.stderr.strip().splitlines()[-1:]
-    assert line.startswith("error: none/alibi/lr-0.003-seed-1/glue.log: ")
+    assert line.startswith("error: fairseq-posenc: ")
     assert "checkpoint_last.pt" in line
+    assert line.endswith("(its log: none/alibi/lr-0.003-seed-1/glue.log)")
     assert not (place / "none.json").exists()
 
 

@@ -40,11 +40,7 @@ def ours_of(case: Case, size: Size, given: Tensors) -> Tensors:
 
 
 def attended(
-    encodings: Encodings,
-    dims: Dims,
-    x: Tensor,
-    projections: Tensors,
-    parameters: Tensors,
+    encodings: Encodings, dims: Dims, x: Tensor, projections: Tensors, parameters: Tensors
 ) -> Tensors:
     """Return output and weights of our attention.
 

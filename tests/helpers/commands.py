@@ -20,8 +20,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
+from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.running.host import USER_DIR
 from tests.helpers.programs import PROGRAMS
 
@@ -75,6 +77,15 @@ class Run(NamedTuple):
 
     def _lines(self, text: str) -> list[str]:
         return [line for line in self.log.splitlines() if text in line]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: Any, code: int = 2) -> str:
+    """Return the one line in which a command, called in this process, tells a mistake."""
+    capsys.readouterr()
+    assert main([str(word) for word in words]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fairseq-posenc: error: ")
+    return line.removeprefix("fairseq-posenc: error: ")
 
 
 def script(name: str) -> Path:

@@ -32,10 +32,7 @@ SIZES = {
         "tokens_per_sample": 24,
         "max_target_positions": 24,
     },
-    "translation": {
-        "max_source_positions": 24,
-        "max_target_positions": 24,
-    },
+    "translation": {"max_source_positions": 24, "max_target_positions": 24},
 }
 ARCH = {"masked_lm": "roberta_", "causal_lm": "transformer_lm_", "translation": "transformer_"}
 TASK = {"masked_lm": "masked_lm", "causal_lm": "language_modeling", "translation": "translation"}
@@ -59,11 +56,7 @@ def data_bin(family: str, symbols: list[str] = WORDS) -> Path:
 
 
 def checkpoint(
-    family: str,
-    spec: str,
-    data: Path | None = None,
-    task: str | None = None,
-    **more: Any,
+    family: str, spec: str, data: Path | None = None, task: str | None = None, **more: Any
 ) -> Checkpoint:
     """Write a checkpoint of a tiny model, every weight drawn so that it matters.
 

@@ -83,10 +83,10 @@ def start(name: str, arguments: Sequence[object]) -> None:
 
 def train_pieces(folder: Path) -> Path:
     """Return a sentencepiece model of the words."""
-    from fairseq_posenc.workbench.experiments import pieces
+    from fairseq_posenc.workbench.experiments import corpus
 
     rng = random.Random(0)
     text = folder / "pieces.txt"
     text.write_text("".join(" ".join(rng.choices(WORDS, k=8)) + "\n" for _ in range(200)))
-    pieces.train_pieces(text, folder / "pieces", 32)
+    corpus.train_pieces(text, folder / "pieces", 32)
     return folder / "pieces.model"

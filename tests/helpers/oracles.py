@@ -635,10 +635,7 @@ def rope_frequency(t: int, width: int, options: dict) -> float:
         # The (real) pair number at which a pair turns `turns` times in the original length.
         fast, slow = (
             width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
-            for turns in (
-                float(settings.get("beta_fast", 32)),
-                float(settings.get("beta_slow", 1)),
-            )
+            for turns in (float(settings.get("beta_fast", 32)), float(settings.get("beta_slow", 1)))
         )
         if settings.get("truncate") != "false":
             fast, slow = math.floor(fast), math.ceil(slow)
@@ -880,15 +877,7 @@ def shaw_values(scores: Tensor, v: Tensor, allowed: Tensor, params: dict, option
 # ---------------------------------------------------------------------------------------------
 
 
-def parameter_count(
-    name: str,
-    m: int,
-    n: int,
-    d: int,
-    D: int,
-    h: int,
-    **options,
-) -> int:
+def parameter_count(name: str, m: int, n: int, d: int, D: int, h: int, **options) -> int:
     """Return the number of position parameters of a whole model (one stack).
 
     m layers, n positions, head width d, model width D, h heads. `name` may join encodings with

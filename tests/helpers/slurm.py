@@ -19,7 +19,7 @@ import pytest
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.options import Parser, add_place, parse_place
-from fairseq_posenc.workbench.running.stages import Piece
+from fairseq_posenc.workbench.running.stages import WorkItem
 from tests.helpers.waiting import free_ports, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -259,10 +259,10 @@ def counted(folder: Path) -> int:
     return len(path.read_text().split()) if path.exists() else 0
 
 
-def counting(out: Path, name: str, steps: int, seconds: float) -> Piece:
+def counting(out: Path, name: str, steps: int, seconds: float) -> WorkItem:
     """Return a piece that takes a time and needs nothing but the standard library."""
     folder = out / name
-    return Piece(
+    return WorkItem(
         name,
         folder,
         work=lambda lock: count(folder, steps, seconds),
@@ -271,14 +271,14 @@ def counting(out: Path, name: str, steps: int, seconds: float) -> Piece:
     )
 
 
-def sweep(out: Path, steps: int, *options: str, pieces: int = 2, seconds: float = 0.2) -> list[str]:
-    """Count in several pieces on the cluster; return a line for each that failed."""
+def sweep(out: Path, steps: int, *options: str, items: int = 2, seconds: float = 0.2) -> list[str]:
+    """Count in several items on the cluster; return a line for each that failed."""
     words = ["--on", "slurm", "time=5", *options]
     parser = Parser()
     add_place(parser)
     place = parse_place(Namespace(jobs=None, **vars(parser.parse_args(words))))
     assert place
-    return place.run([counting(out, f"p{n}", steps, seconds) for n in range(pieces)], out)
+    return place.run([counting(out, f"p{n}", steps, seconds) for n in range(items)], out)
 
 
 if __name__ == "__main__":

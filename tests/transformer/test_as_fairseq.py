@@ -389,8 +389,13 @@ def test_translation_as_fairseq_tests_it(arch, decoder, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoding", ["learned", "sentence_learned", "tupe_shared", "rope"])
-@pytest.mark.parametrize("bos", [[], ["--add-bos-token"]], ids=["eos", "bos"])
+@pytest.mark.parametrize(
+    ("encoding", "bos"),
+    [
+        *(("learned", ["--add-bos-token"]), ("sentence_learned", [])),
+        *(("tupe_shared", ["--add-bos-token"]), ("rope", [])),
+    ],
+)
 def test_language_models_as_fairseq_tests_them(encoding, bos, tmp_path, capsys):
     """Blocks of 500 tokens; scores with and without a window of context; continuations."""
     data, task = long_text(), ["--task", "language_modeling", "--tokens-per-sample", 500, *bos]

@@ -12,13 +12,7 @@ from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
 from tests.helpers.formulas import awake, their_scores
-from tests.helpers.tiny_models import (
-    ARCHITECTURES,
-    PATTERNS,
-    make_model,
-    make_tokens,
-    needs_causal,
-)
+from tests.helpers.tiny_models import ARCHITECTURES, PATTERNS, make_model, make_tokens, needs_causal
 
 LENGTH = 17  # beyond the 16 keys that kernels handle apart
 ALL = [*PATTERNS, "3*rope,none", "2*m4m,xpos", "rope,rope(base=500),m4(reset=true),alibi+m4m"]

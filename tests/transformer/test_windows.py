@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import product
 
 import pytest
 import torch
@@ -68,7 +67,10 @@ def test_equals_the_formula_with_padding_on_either_side(spec, monkeypatch):
     first = make(spec, directions(spec)[0])
     by_formula = [scores_and_values(first, spec, x[~padding[b], b]) for b in range(3)]
     cases = [*((limits, "auto") for limits in LIMITS[1:]), (BOTH_LIMITS, "reference")]
-    for (limits, backend), direction in product(cases, directions(spec)):
+    # Every encoding meets all limits and all directions, and over all encodings these all pairs.
+    ways, first_way = directions(spec), WITHOUT_VALUES.index(spec)
+    for number, (limits, backend) in enumerate(cases, first_way):
+        direction = ways[number % len(ways)]
         attention = make(f"{spec}+{limits}", direction, backend)
         attention.load_state_dict(first.state_dict())
         ours, _ = attention(x, x, x, key_padding_mask=padding)

@@ -277,11 +277,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_previous_ones_whole(tmp_path)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
     done = train(
-        "causal_lm",
-        *("--max-epoch", EPOCHS + 1),
-        save_dir=save_dir,
-        before=full_disk,
-        fails=True,
+        "causal_lm", *("--max-epoch", EPOCHS + 1), save_dir=save_dir, before=full_disk, fails=True
     ).run
     after = {path.name: path.read_bytes() for path in save_dir.glob("*.pt")}
     assert after == before

@@ -56,10 +56,7 @@ def test_self_test_finds_a_wrong_backend(monkeypatch, capsys):
     assert "on sdpa is off by" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "field",
-    [field for field in Terms._fields if field != "content_rows"],
-)
+@pytest.mark.parametrize("field", [field for field in Terms._fields if field != "content_rows"])
 def test_self_test_finds_a_missing_term(monkeypatch, field):
     attend = reference.attend
 
@@ -100,12 +97,12 @@ def test_self_test_reports_nan_and_exceptions(monkeypatch):
 def test_user_dir_by_name_needs_the_package_beside_fairseq(monkeypatch, tmp_path):
     monkeypatch.setattr(fairseq, "__file__", str(tmp_path / "fairseq" / "__init__.py"))
     beside = tmp_path / "fairseq_posenc"
-    assert "make install" in doctor._user_dir().text
+    assert "make install" in doctor._check_user_dir().text
     beside.symlink_to(doctor.PACKAGE)
-    assert doctor._user_dir().works
+    assert doctor._check_user_dir().works
     beside.unlink()
     beside.mkdir()
-    assert str(beside) in doctor._user_dir().text
+    assert str(beside) in doctor._check_user_dir().text
 
 
 @pytest.mark.parametrize(("capability", "flag"), [((9, 0), "--bf16"), ((7, 0), "--fp16")])
@@ -113,6 +110,6 @@ def test_gpu_is_described(monkeypatch, capability, flag):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A Big GPU")
-    cuda, bf16 = doctor._cuda()
+    cuda, bf16 = doctor._check_cuda()
     assert cuda.text == f"A Big GPU, capability {capability[0]}.{capability[1]}"
     assert flag in bf16.text

@@ -189,9 +189,7 @@ def test_what_is_left_out_is_there():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page",
-    [path for path in WITH_COMMANDS if name_of(path) not in RECORDS],
-    ids=name_of,
+    "page", [path for path in WITH_COMMANDS if name_of(path) not in RECORDS], ids=name_of
 )
 def test_commands_of_a_page_run_one_after_the_other(page):
     folder, files = new_directory(), {**FILES, **OWN.get(name_of(page), {})}

@@ -1,16 +1,14 @@
 """Small models trained on one text, alike but for their positions, with fairseq's own commands.
 
-The steps, each in a module of its own:
+The words, each a class:
 
-1. :mod:`~fairseq_posenc.workbench.experiments.corpus` gets documents and splits them.
-2. :mod:`~fairseq_posenc.workbench.experiments.pieces` cuts the text into sentencepieces.
-3. :mod:`~fairseq_posenc.workbench.experiments.text_experiment` calls ``fairseq-preprocess``, and
-   for each encoding, learning rate and seed ``fairseq-train``.
-4. :mod:`~fairseq_posenc.workbench.experiments.results` aggregates each model over its seeds.
-
-A probe (:mod:`~fairseq_posenc.workbench.experiments.probe`) makes data of tasks instead. Both are
-:class:`~fairseq_posenc.workbench.experiments.experiment.Experiment`s.
-
-Every step notes what it was made from (:mod:`~fairseq_posenc.workbench.running.stages`), so that
-the same command, given again, continues where it was stopped and repeats only what has changed.
+- A *variant* is a model to compare: a position encoding and its directions (``variants``).
+- A *run* names one training: variant, seed, and learning rate, or task of a probe (``variants``).
+- A *trial* is what a run does: the commands that train and measure it, and its stage (``trials``).
+- A *stage* is a folder with a stamp of what it was made from, so that the same command, given
+  again, continues where it was stopped and repeats only what has changed (``running/stages``).
+- A *work item* is a trial as a job of a cluster (``running/stages``).
+- An *outcome* is what came out of a run, a *seed aggregate* those of all seeds (``outcomes``).
+- An *experiment* prepares the data, has all trials done and collects the *results*
+  (``experiment``): on a text (``corpus``, ``text_experiment``), or on tasks (``probe``).
 """

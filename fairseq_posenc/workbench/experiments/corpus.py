@@ -1,4 +1,4 @@
-"""Text for an experiment: checked, split by document, one paragraph on a line.
+"""Text for an experiment: checked, split by document, a paragraph a line, cut into sentencepieces.
 
 The text is the user's, or one that is on every machine: the documentation inside Python.
 """
@@ -6,15 +6,18 @@ The text is the user's, or one that is on every machine: the documentation insid
 from __future__ import annotations
 
 import ast
+import math
 import random
 import sysconfig
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.tokens.files import decode_text
+from fairseq_posenc.workbench.tokens.pieces import Pieces, learn_pieces
 
 # With fewer words the validation text has only a few hundred, and perplexities are mere chance.
 LEAST_WORDS = 5_000
@@ -28,6 +31,8 @@ _PARAGRAPH_WORDS = 200
 # documentation.
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 _TOPICS = Path("pydoc_data", "topics.py")
+# fairseq has words of these names; kept out of the text, or fairseq would take text for them.
+_FAIRSEQ_SYMBOLS = ["<pad>", "<mask>"]
 
 
 class Document(NamedTuple):
@@ -57,7 +62,7 @@ def read_text(path: Path) -> str:
     return decode_text(content, f"--text {path}", {b"\0": "a NUL byte, so this is not a text file"})
 
 
-def text_documents(text: str) -> list[Document]:
+def split_into_documents(text: str) -> list[Document]:
     """Cut one text into runs of paragraphs, or of lines if it has no empty line."""
     paragraphs = split_paragraphs(text)
     if len(paragraphs) == 1:
@@ -73,7 +78,7 @@ def text_documents(text: str) -> list[Document]:
     return documents
 
 
-def without_repeats(documents: Iterable[Document]) -> list[Document]:
+def drop_repeats(documents: Iterable[Document]) -> list[Document]:
     """Drop paragraphs seen before: else the validation text would hold text trained on."""
     seen: set[str] = set()
     kept = []
@@ -85,7 +90,7 @@ def without_repeats(documents: Iterable[Document]) -> list[Document]:
     return kept
 
 
-def split(documents: list[Document]) -> tuple[list[Document], list[Document]]:
+def split_documents(documents: list[Document]) -> tuple[list[Document], list[Document]]:
     """Split documents into those for training and those for validation, in a fixed random order."""
     shuffled = random.Random(SPLIT_SEED).sample(documents, len(documents))
     wanted = VALIDATION_SHARE * sum(document.words for document in documents)
@@ -102,8 +107,10 @@ def write_corpus(text: Optional[str], origin: str, folder: Path) -> dict[str, An
     Raises:
         UserError: there are too few words.
     """
-    source = python_documents(python_library()) if text is None else text_documents(text)
-    documents = without_repeats(source)
+    if text is None:
+        documents = drop_repeats(read_python_documents(find_python_library()))
+    else:
+        documents = drop_repeats(split_into_documents(text))
     words = sum(document.words for document in documents)
     if words < LEAST_WORDS:
         raise UserError(
@@ -111,7 +118,7 @@ def write_corpus(text: Optional[str], origin: str, folder: Path) -> dict[str, An
             "repeated paragraph counts once); give a longer text with --text"
         )
     facts: dict[str, Any] = {"documents": len(documents), "words": words}
-    for name, part in zip(("train", "valid"), split(documents)):
+    for name, part in zip(("train", "valid"), split_documents(documents)):
         lines = [paragraph for document in part for paragraph in document.paragraphs]
         (folder / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
         facts[f"{name}_words"] = sum(document.words for document in part)
@@ -129,21 +136,21 @@ def split_paragraphs(text: str) -> list[str]:
     return [" ".join(words) for words in paragraphs if words]
 
 
-def python_library() -> Path:
+def find_python_library() -> Path:
     """Find the folder of the standard library's source files."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def python_documents(library: Path) -> Iterator[Document]:
+def read_python_documents(library: Path) -> Iterator[Document]:
     """Yield the language reference's topics, then the docstrings of each source file.
 
     The files are read, not imported, so that nothing in them runs.
     """
-    yield from _topics(library / _TOPICS)
+    yield from _read_topics(library / _TOPICS)
     for path in sorted(library.rglob("*.py")):
         relative = path.relative_to(library)
         if _LEFT_OUT.isdisjoint(relative.parts) and relative != _TOPICS:
-            document = Document(relative.as_posix(), _docstrings(path))
+            document = Document(relative.as_posix(), _read_docstrings(path))
             if document.paragraphs:
                 yield document
 
@@ -157,7 +164,7 @@ def _parse(path: Path) -> ast.Module:
         return ast.Module(body=[], type_ignores=[])
 
 
-def _docstrings(path: Path) -> list[str]:
+def _read_docstrings(path: Path) -> list[str]:
     paragraphs: list[str] = []
     for node in ast.walk(_parse(path)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -165,10 +172,49 @@ def _docstrings(path: Path) -> list[str]:
     return paragraphs
 
 
-def _topics(path: Path) -> Iterator[Document]:
+def _read_topics(path: Path) -> Iterator[Document]:
     """Yield the entries of the dictionary of texts that ``help()`` shows."""
     for node in ast.walk(_parse(path)):
         if isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values):
                 if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):
                     yield Document(f"topic {key.value!r}", split_paragraphs(str(value.value)))
+
+
+def train_pieces(text: Path, prefix: Path, vocab_size: int) -> None:
+    """Learn sentencepieces from a text file and write ``PREFIX.model`` and ``PREFIX.vocab``.
+
+    Raises:
+        UserError: the text does not support that many pieces, or needs more.
+    """
+    learn_pieces(
+        vocab_size, input=str(text), model_prefix=str(prefix), control_symbols=_FAIRSEQ_SYMBOLS
+    )
+
+
+def write_pieces(model: Path, text: Path, pieces: Path) -> int:
+    """Write a text's pieces, separated by spaces, line by line; return their number."""
+    cut, count = Pieces(model), 0
+    with open(text, encoding="utf-8") as lines, open(pieces, "w", encoding="utf-8") as output:
+        for line in lines:
+            (found,) = cut([line.strip()])
+            output.write(" ".join(found) + "\n")
+            count += len(found)
+    return count
+
+
+def unigram_perplexity(train: Path, valid: Path) -> float:
+    """Compute the perplexity of a model that knows only how often each piece of ``train`` occurs.
+
+    Frequencies are smoothed by one; as in fairseq every line ends with one more symbol.
+    """
+    counts, wanted = (Counter(_read_symbols(path)) for path in (train, valid))
+    total = sum(counts.values()) + len(counts | wanted)
+    loss = sum(n * math.log(total / (counts[piece] + 1)) for piece, n in wanted.items())
+    return math.exp(loss / sum(wanted.values()))
+
+
+def _read_symbols(path: Path) -> list[str]:
+    """Read the pieces of a file, with the end of each line."""
+    with open(path, encoding="utf-8") as lines:
+        return [symbol for line in lines for symbol in (*line.split(), "</s>")]

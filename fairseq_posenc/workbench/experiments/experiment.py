@@ -1,23 +1,147 @@
-"""An experiment of many small trainings; steps that are done are not repeated."""
+"""An experiment of many small trainings: settings, results, and the steps between them."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Generic, Optional
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Generic, Optional, TypeVar
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.experiments import trainings
-from fairseq_posenc.workbench.experiments.results import AnySettings, Outcome, Results
-from fairseq_posenc.workbench.experiments.settings import Run
-from fairseq_posenc.workbench.experiments.trainings import Trial
-from fairseq_posenc.workbench.running.executor import refuse_jobs
+from fairseq_posenc.workbench.experiments import trials
+from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate, aggregate
+from fairseq_posenc.workbench.experiments.trials import Trial
+from fairseq_posenc.workbench.experiments.variants import CAUSAL, Run, Variant, refuse_directions
+from fairseq_posenc.workbench.running.executor import Slurm, refuse_jobs
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
-from fairseq_posenc.workbench.running.programs import refuse_failures
+from fairseq_posenc.workbench.running.programs import raise_if_failed
 from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
-Watch = Callable[[Callable[[], Results[AnySettings]]], None]
+# Beyond any run: validation and checkpoints are counted in updates, not in rounds of the data.
+_NEVER = "1000000000"
+
+
+# Options of fairseq-train that the user cannot set, and what to use instead.
+RESERVED = {
+    "--max-update": "use --updates",
+    "--max-epoch": "use --updates",
+    "--seed": "use --seeds",
+    "--position-encoding": "use --encodings",
+    "--attention-directions": "use --encodings",
+    "--save-dir": "use --out",
+    "--user-dir": "it is set already",
+    "--task": "use --family",
+    "--log-format": "the learning curves are read from the log",
+    "--log-file": "the log is kept already",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentSettings(ABC):
+    """The user's choices for an experiment."""
+
+    case: ClassVar[str]  # what messages call a run's case
+    reserved: ClassVar[Mapping[str, str]] = RESERVED
+    out: Path  # folder for all results
+    variants: tuple[Variant, ...]  # the models to compare
+    seeds: tuple[int, ...]  # one training of each model for each
+    updates: int  # training updates of each model
+    family: str  # of models
+    jobs: int = 1  # trainings at a time
+    cluster: Optional[Slurm] = None  # that trains them; None for this machine
+    points: int = 10  # validations of a training, so points of its learning curve
+    # more options of `fairseq-train`, which override those set here
+    train_args: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.family == CAUSAL:
+            refuse_directions(self.variants)
+        if self.train_args and not self.train_args[0].startswith("-"):
+            raise UserError(f"{self.train_args[0]!r} is not an option; the folder is --out's")
+        for argument in self.train_args:
+            option = argument.split("=")[0]
+            if option in self.reserved:
+                instead = self.reserved[option]
+                raise UserError(f"-- {argument}: {option} cannot be set here; {instead}")
+
+    @property
+    @abstractmethod
+    def runs(self) -> list[Run]:
+        """The trainings, seed after seed, so that an early end leaves whole seeds."""
+
+    @abstractmethod
+    def folder(self, run: Run) -> Path:
+        """Name the folder of a model's checkpoints and log."""
+
+    @abstractmethod
+    def data(self, run: Run) -> Path:
+        """Name the data-bin that a model is trained on."""
+
+    @abstractmethod
+    def options(self, run: Run) -> list[str]:
+        """List the options of ``fairseq-train`` that define the model and what it learns."""
+
+    def train_command(self, run: Run) -> list[str]:
+        """Build the command that trains one model, without ``--user-dir``.
+
+        The training can be continued at each of its validations.
+        """
+        between = max(1, self.updates // self.points)  # updates from one validation to the next
+        return [
+            *("fairseq-train", str(self.data(run)), "--max-update", str(self.updates)),
+            *("--seed", str(run.seed), "--save-dir", str(self.folder(run))),
+            *("--validate-interval-updates", str(between)),
+            *("--save-interval-updates", str(between)),
+            *("--keep-interval-updates", "1", "--no-epoch-checkpoints"),
+            *("--save-interval", _NEVER, "--validate-interval", _NEVER),
+            *("--log-format", "json", "--log-interval", str(min(20, between))),
+            *("--num-workers", "0", "--distributed-world-size", "1", *self.options(run)),
+        ]
+
+    def label(self, run: Run) -> str:
+        """Name a training in messages."""
+        return f"{run.variant.name}, {self.case} {run.case}, seed {run.seed}"
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the models."""
+        return [variant.name for variant in self.variants]
+
+
+AnySettings = TypeVar("AnySettings", bound=ExperimentSettings)
+
+
+@dataclass(frozen=True)
+class Results(Generic[AnySettings]):
+    """Everything that came out of an experiment so far."""
+
+    settings: AnySettings  # the user's choices
+    outcomes: Sequence[Outcome]  # one for each finished training
+    data: Outputs = field(default_factory=dict)  # figures of the data
+    # learning curves of the trainings that have begun and are not finished
+    begun: Mapping[Run, Curve] = field(default_factory=dict)
+
+    @property
+    def models(self) -> list[SeedAggregate]:
+        """Each model over its seeds, at its best learning rate, in the user's order."""
+        return aggregate(self.outcomes)
+
+    @property
+    def missing(self) -> list[Run]:
+        """The trainings that are not finished."""
+        done = {each.run for each in self.outcomes}
+        return [run for run in self.settings.runs if run not in done]
+
+    def by_seed(self, figure: str, variant: Variant, case: str) -> dict[int, float]:
+        """Collect a figure of one model in one case for each seed; 0 where it diverged."""
+        return {
+            each.run.seed: each.figures.get(figure, 0.0)
+            for each in self.outcomes
+            if (each.run.variant, each.run.case) == (variant, case)
+        }
 
 
 class Experiment(ABC, Generic[AnySettings]):
@@ -34,8 +158,10 @@ class Experiment(ABC, Generic[AnySettings]):
     def trial(self, run: Run) -> Trial:
         """Build a training and its measurement; called when the data is there."""
 
-    def run(self, watch: Optional[Watch[AnySettings]] = None) -> Results[AnySettings]:
-        """Do all steps and return the figures.
+    def run(
+        self, watch: Optional[Callable[[Callable[[], Results[AnySettings]]], None]] = None
+    ) -> Results[AnySettings]:
+        """Do all steps that are not done and return the figures.
 
         ``watch`` is called several times a second with a function that reads the results so far.
 
@@ -44,21 +170,21 @@ class Experiment(ABC, Generic[AnySettings]):
             RunError: trainings that failed on a cluster.
         """
         data = self.prepare()
-        trials = {run: self.trial(run) for run in self.settings.runs}
+        trial_of = {run: self.trial(run) for run in self.settings.runs}
 
-        def results() -> Results[AnySettings]:
-            outcomes, begun = _read_outcomes(trials)
+        def read_results() -> Results[AnySettings]:
+            outcomes, begun = _read_outcomes(trial_of)
             return Results(self.settings, outcomes, data, begun)
 
-        follow = (lambda: watch(results)) if watch else None
-        work: list[Trial] = [*trials.values()]
+        follow = (lambda: watch(read_results)) if watch else None
+        work = [*trial_of.values()]
         if cluster := self.settings.cluster:
-            failures = cluster.run([*map(trainings.build_piece, work)], self.settings.out, follow)
-            refuse_failures(failures, len(work))
+            items = [*map(trials.build_work_item, work)]
+            raise_if_failed(cluster.run(items, self.settings.out, follow), len(items))
         else:
             refuse_jobs(self.settings.out)
-            trainings.run_trials(work, self.settings.jobs, self._lock, follow)
-        return results()
+            trials.run_trials(work, self.settings.jobs, self._lock, follow)
+        return read_results()
 
     def _build_trial(self, run: Run, data: Stage) -> Trial:
         """Build the trial of a run on data that a stage made."""
@@ -70,14 +196,14 @@ class Experiment(ABC, Generic[AnySettings]):
             "version": __version__,
         }
         stage = Stage(settings.folder(run), inputs, settings.updates)
-        return Trial(settings.label(run), stage, trainings.train_command(settings, run))
+        return Trial(settings.label(run), stage, settings.train_command(run))
 
 
-def _read_outcomes(trials: dict[Run, Trial]) -> tuple[list[Outcome], dict[Run, Curve]]:
+def _read_outcomes(trial_of: Mapping[Run, Trial]) -> tuple[list[Outcome], dict[Run, Curve]]:
     """Read the outcomes of finished trainings, and the curves of those that have begun."""
     outcomes, begun = [], {}
-    for run, trial in trials.items():
-        figures, log = trainings.finished(trial), trial.stage.folder / trainings.LOG
+    for run, trial in trial_of.items():
+        figures, log = trials.read_figures(trial), trial.stage.folder / trials.LOG
         if figures is not None:
             seconds, diverged = figures.pop("seconds", math.nan), figures.pop("diverged", 0)
             outcomes.append(Outcome(run, figures, read_curve_file(log), seconds, diverged))

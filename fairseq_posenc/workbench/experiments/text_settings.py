@@ -10,8 +10,8 @@ from typing import ClassVar, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import parse
-from fairseq_posenc.workbench.experiments.settings import RESERVED, ExperimentSettings, Run
-from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED
+from fairseq_posenc.workbench.experiments.experiment import RESERVED, ExperimentSettings
+from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED, Run
 
 # By default fairseq cuts the last batch to a multiple of 8 and drops the rest, in validation too.
 KEEP_ALL = ("--required-batch-size-multiple", "1")
@@ -30,7 +30,7 @@ _LEARNING = (
 )
 
 
-def _sizes(stack: str) -> tuple[str, ...]:
+def _list_sizes(stack: str) -> tuple[str, ...]:
     return (
         *(f"--{stack}-layers", "2", f"--{stack}-embed-dim", "128"),
         *(f"--{stack}-ffn-embed-dim", "512", f"--{stack}-attention-heads", "4"),
@@ -42,11 +42,11 @@ STACKS = {MASKED: "encoder", CAUSAL: "decoder"}  # as in --encoder-layers
 TRAIN_OPTIONS = {
     MASKED: (
         *("--task", TASKS[MASKED], "--criterion", "masked_lm", *_DATA),
-        *("--arch", "roberta_none_tiny", *_sizes(STACKS[MASKED]), *_LEARNING),
+        *("--arch", "roberta_none_tiny", *_list_sizes(STACKS[MASKED]), *_LEARNING),
     ),
     CAUSAL: (
         *("--task", TASKS[CAUSAL], "--criterion", "cross_entropy", *_DATA),
-        *("--arch", "transformer_lm_none_tiny", *_sizes(STACKS[CAUSAL]), *_LEARNING),
+        *("--arch", "transformer_lm_none_tiny", *_list_sizes(STACKS[CAUSAL]), *_LEARNING),
     ),
 }
 

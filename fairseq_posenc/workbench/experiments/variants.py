@@ -1,4 +1,4 @@
-"""Variants: the position encodings to compare, by spec, and DecBERT by short names."""
+"""Variants, the models to compare: position encodings by spec, and DecBERT by short names."""
 
 from __future__ import annotations
 
@@ -40,6 +40,14 @@ class Variant(NamedTuple):
         """The options of ``fairseq-train`` in which this model differs from the others."""
         options = ["--position-encoding", self.position_encoding]
         return options + (["--attention-directions", self.directions] if self.directions else [])
+
+
+class Run(NamedTuple):
+    """One training of an experiment."""
+
+    variant: Variant  # the model
+    seed: int  # of initial weights, order of the data and masks
+    case: str  # its learning rate, as the user wrote it; of a probe its task
 
 
 def split_list(text: str) -> list[str]:

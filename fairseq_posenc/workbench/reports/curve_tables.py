@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from fairseq_posenc.workbench.results.differences import RULE, describe, few_seeds
+from fairseq_posenc.workbench.results.differences import (
+    RULE,
+    describe_differences,
+    explain_few_seeds,
+)
 from fairseq_posenc.workbench.results.intervals import (
     NOTE,
     Interval,
@@ -16,8 +20,8 @@ from fairseq_posenc.workbench.results.loss_stages import (
     LEAST,
     SLOW,
     find_stages,
-    smoothed,
-    straight_pieces,
+    fit_segments,
+    smooth_losses,
     training_points,
 )
 from fairseq_posenc.workbench.results.markdown import table
@@ -70,7 +74,7 @@ def figures(trainings: Trainings) -> dict[str, list[Row]]:
         "pieces": [
             {"training": name, "last_update": piece.end, "nats_in_1000_updates": 1000 * piece.rate}
             for name, curve in curves.items()
-            for piece in straight_pieces(training_points(curve))
+            for piece in fit_segments(training_points(curve))
         ],
         "seeds": [
             {"training": name, "seeds": len(each), **_flatten_means(_average_over_seeds(each))}
@@ -83,7 +87,7 @@ def figures(trainings: Trainings) -> dict[str, list[Row]]:
 def _average_over_seeds(curves: Sequence[Curve]) -> dict[str, Interval]:
     """Compute means of trainings that differ by seed; of the stages where all have them."""
     means = {"perplexity": interval_of_perplexity(curve.best.perplexity for curve in curves)}
-    ends = [points[-1][1] for points in map(smoothed, curves) if points]
+    ends = [points[-1][1] for points in map(smooth_losses, curves) if points]
     if len(ends) == len(curves):
         means["loss_at_the_end_nats"] = interval(ends)
     stages = [found for found in map(find_stages, curves) if found is not None]
@@ -127,9 +131,12 @@ def _format_differences(trainings: Trainings) -> list[str]:
     }
     if len(best) < 2:
         return []
-    few = few_seeds(min(map(len, best.values())))
-    sentences = "\n".join(f"- {sentence}" for sentence in ([few] if few else describe(best)))
-    return [sentences, f"The n-th logs of two names count as one seed. {RULE}"]
+    few = explain_few_seeds(min(map(len, best.values())))
+    sentences = [few] if few else describe_differences(best)
+    return [
+        "\n".join(f"- {sentence}" for sentence in sentences),
+        f"The n-th logs of two names count as one seed. {RULE}",
+    ]
 
 
 def _format_mean(value: Interval | None, digits: int) -> str:
@@ -229,7 +236,7 @@ def _format_stages(curves: Curves) -> list[str]:
     columns += ["length of the plateau", "loss at the end (nats)"]
     rows = []
     for name, curve in curves.items():
-        points = smoothed(curve)
+        points = smooth_losses(curve)
         stages = find_stages(curve)
         ends = ["-", "no dive after a plateau", "-", "-"]
         if stages is not None:

@@ -12,7 +12,7 @@ from fairseq_posenc.workbench.reports.checkpoint_facts import (
     name_translation_test,
     read_checkpoint,
 )
-from fairseq_posenc.workbench.results.loss_stages import find_stages, smoothed
+from fairseq_posenc.workbench.results.loss_stages import find_stages, smooth_losses
 from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
 from fairseq_posenc.workbench.running.stages import read_inputs
@@ -221,7 +221,7 @@ def _name_corpus(training: CheckpointFacts) -> Optional[str]:
 def _compute_masked_lm_figures(curve: Curve) -> dict[Figure, float]:
     """Compute the last training loss, the stages, and when DecBERT's perplexity is reached."""
     figures: dict[Figure, float] = {}
-    points = smoothed(curve)
+    points = smooth_losses(curve)
     if points:
         figures["masked LM", "loss", "train"] = points[-1][1]
     if stages := find_stages(curve):
@@ -240,7 +240,7 @@ def _compute_masked_lm_figures(curve: Curve) -> dict[Figure, float]:
 def _compute_translation_figures(curve: Curve, task: str) -> dict[Figure, float]:
     """Collect losses in nats and the accuracy as a share, as the report on IWSLT 2017 does."""
     figures: dict[Figure, float] = {}
-    points = smoothed(curve)
+    points = smooth_losses(curve)
     if points:
         figures[task, "loss", "train"] = points[-1][1]
     if curve.points:

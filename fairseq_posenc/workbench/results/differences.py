@@ -81,8 +81,8 @@ def compare_all(samples: Mapping[str, Values]) -> list[PairedDifference]:
     return [each._replace(holm=corrected.get(each[:2], math.nan)) for each in found]
 
 
-def behind(best: Values, others: Mapping[str, Values], scale: Scale = PERPLEXITY) -> set[str]:
-    """Choose the models that differ significantly from the best one.
+def find_worse(best: Values, others: Mapping[str, Values], scale: Scale = PERPLEXITY) -> set[str]:
+    """Choose the models that are significantly worse than the best one.
 
     All are compared with it at once, so their p-values are those of Benjamini and Hochberg (1995):
     of what is called significant a share of 1 - :data:`LEVEL` is expected to be chance.
@@ -106,7 +106,7 @@ def _rank(samples: Mapping[str, Values]) -> list[str]:
     return sorted(means, key=lambda name: (math.isnan(means[name]), means[name]))
 
 
-def describe(samples: Mapping[str, Values]) -> list[str]:
+def describe_differences(samples: Mapping[str, Values]) -> list[str]:
     """Say which models differ significantly, which do not, and what Holm's correction leaves."""
     found = compare_all(samples)
     judged = [each for each in found if each.is_judged]
@@ -114,16 +114,17 @@ def describe(samples: Mapping[str, Values]) -> list[str]:
     same = [each for each in judged if not each.is_significant]
     few = [each for each in found if not each.is_judged]
     sentences = [
-        f"`{name}` has a significantly lower perplexity than {_all(others)}."
-        for name, others in _grouped(significant).items()
+        f"`{name}` has a significantly lower perplexity than {_join_names(others)}."
+        for name, others in _group_by_better(significant).items()
     ]
     if same:
-        sentences.append(f"{NOT_SIGNIFICANT}: {_pairs(same)}.")
+        sentences.append(f"{NOT_SIGNIFICANT}: {_join_pairs(same)}.")
     if few:
-        sentences.append(f"Not judged, fewer than {LEAST_SEEDS} seeds in common: {_pairs(few)}.")
+        shared = f"fewer than {LEAST_SEEDS} seeds in common"
+        sentences.append(f"Not judged, {shared}: {_join_pairs(few)}.")
     if len(judged) > 1 and significant:
         kept = [each for each in significant if each.holm < 1 - LEVEL]
-        some = f": {_pairs(kept)}" if 0 < len(kept) < len(significant) else ""
+        some = f": {_join_pairs(kept)}" if 0 < len(kept) < len(significant) else ""
         sentences.append(
             f"With Holm's correction for all {len(judged)} comparisons {len(kept)} of the "
             f"{len(significant)} significant differences remain significant{some}."
@@ -131,7 +132,7 @@ def describe(samples: Mapping[str, Values]) -> list[str]:
     return sentences
 
 
-def few_seeds(seeds: int) -> Optional[str]:
+def explain_few_seeds(seeds: int) -> Optional[str]:
     """Say that so few seeds are not judged; None if they are enough."""
     if seeds >= LEAST_SEEDS:
         return None
@@ -154,17 +155,17 @@ def _p_value(changes: Sequence[float]) -> float:
     return float(2 * stats.t.sf(size, len(changes) - 1))
 
 
-def _grouped(differences: Sequence[PairedDifference]) -> dict[str, list[str]]:
+def _group_by_better(differences: Sequence[PairedDifference]) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for each in differences:
         groups.setdefault(each.better, []).append(each.other)
     return groups
 
 
-def _pairs(differences: Sequence[PairedDifference]) -> str:
-    groups = _grouped(differences).items()
-    return "; ".join(f"`{name}` and {_all(others)}" for name, others in groups)
+def _join_pairs(differences: Sequence[PairedDifference]) -> str:
+    groups = _group_by_better(differences).items()
+    return "; ".join(f"`{name}` and {_join_names(others)}" for name, others in groups)
 
 
-def _all(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)

@@ -8,37 +8,36 @@ from pathlib import Path
 from typing import Any, Optional
 
 from fairseq_posenc.workbench.results import pictures
-from fairseq_posenc.workbench.results.loss_stages import smoothed
-from fairseq_posenc.workbench.results.pictures import save
+from fairseq_posenc.workbench.results.loss_stages import smooth_losses
 from fairseq_posenc.workbench.running.logs import Curve, Entry
 
-Line = Sequence[tuple[int, float]]  # updates and values, NaN where the loss was no number
+Points = Sequence[tuple[int, float]]  # updates and values, NaN where the loss was no number
 Band = Sequence[tuple[int, float, float]]  # updates, and the bounds of values
 _LABEL_HEIGHT = 0.055  # of the height of the axes, for one label at the end of a line
 _MARGIN = 1.08  # room above and below the lines
 
 
-def validation_line(curve: Curve) -> Line:
+def validation_line(curve: Curve) -> Points:
     """Compute the validation perplexity over updates."""
-    return sorted([*curve.points, *_no_numbers(curve.entries)])
+    return sorted([*curve.points, *_find_gaps(curve.entries)])
 
 
-def training_line(curve: Curve) -> Line:
+def training_line(curve: Curve) -> Points:
     """Compute the smoothed training loss in nats over updates."""
-    return sorted([*smoothed(curve), *_no_numbers(curve.training)])
+    return sorted([*smooth_losses(curve), *_find_gaps(curve.training)])
 
 
-def _no_numbers(entries: Iterable[Entry]) -> list[tuple[int, float]]:
+def _find_gaps(entries: Iterable[Entry]) -> list[tuple[int, float]]:
     return [(entry.updates, math.nan) for entry in entries if not entry.is_finite]
 
 
 def draw_lines(
-    lines: Mapping[str, Line],
+    lines: Mapping[str, Points],
     title: str,
     path: Path,
     log: bool,
     bands: Optional[Mapping[str, Band]] = None,
-    dots: Optional[Mapping[str, Line]] = None,
+    dots: Optional[Mapping[str, Points]] = None,
 ) -> bool:
     """Draw lines over updates, labelled at their ends, into a PNG file; say whether there are any.
 
@@ -63,7 +62,7 @@ def draw_lines(
     _style_updates(axes, [x for line in lines.values() for x, _ in line])
     pictures.style_values(axes, *limits, log)
     ends = []
-    styles = pictures.looks(list(lines))
+    styles = pictures.assign_styles(list(lines))
     for name, line in lines.items():
         if line:
             ends.append(_draw_line(axes, name, line, styles[name]))
@@ -75,14 +74,12 @@ def draw_lines(
     pictures.label_ends(axes, ends, _LABEL_HEIGHT)
     axes.set_title(title, loc="left", fontsize=14, pad=14)
     figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)
-    save(figure, path)
+    pictures.save(figure, path)
     return True
 
 
-def _draw_line(
-    axes: Any, name: str, line: Line, style: Mapping[str, str]
-) -> tuple[str, float, str]:
-    """Draw a line; return its label, the share of the height that it is due, and the colour."""
+def _draw_line(axes: Any, name: str, line: Points, style: Mapping[str, str]) -> pictures.LineEnd:
+    """Draw a line; return its label."""
     axes.plot(*zip(*((x, y if math.isfinite(y) else math.nan) for x, y in line)), **style, lw=2.2)
     broken = [x for x, y in line if not math.isfinite(y)]
     if broken:
@@ -92,9 +89,10 @@ def _draw_line(
     if not math.isfinite(end):
         finite = max((x for x, y in line if math.isfinite(y)), default=-1)
         update = next(x for x in broken if x > finite)
-        return f"{name}  diverged at {update:,}", 1.0, style["color"]
+        return pictures.LineEnd(f"{name}  diverged at {update:,}", 1.0, style["color"])
     digits = 1 if axes.get_yscale() == "log" else 2
-    return f"{name}  {end:,.{digits}f}", pictures.height(axes, update, end), style["color"]
+    height = pictures.axes_height(axes, update, end)
+    return pictures.LineEnd(f"{name}  {end:,.{digits}f}", height, style["color"])
 
 
 def _style_updates(axes: Any, updates: Sequence[int]) -> None:

@@ -22,7 +22,7 @@ SHORTEST = 3  # lines of the log, for a straight piece
 _DIGITS = 0.001  # nats, to which fairseq writes a loss: no line is more exact
 
 
-class Stages(NamedTuple):
+class LossStages(NamedTuple):
     """Where the stages end, in updates."""
 
     start: int  # the plateau begins
@@ -30,8 +30,8 @@ class Stages(NamedTuple):
     dive: int  # convergence begins, which lasts until the end
 
 
-class Piece(NamedTuple):
-    """A straight piece of a loss."""
+class Segment(NamedTuple):
+    """A straight piece of a fitted loss."""
 
     rate: float  # how fast it falls, in nats an update
     updates: int  # how many it lasts
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
     loss: float  # there, in nats
 
 
-def smoothed(curve: Curve) -> list[tuple[int, float]]:
+def smooth_losses(curve: Curve) -> list[tuple[int, float]]:
     """Smooth the training loss, in nats: at each line, the mean with those around it.
 
     There are ``SIDE`` on either side; near both ends fewer, as many on one side as on the other, so
@@ -60,35 +60,36 @@ def training_points(curve: Curve) -> list[tuple[int, float]]:
     return [(entry.updates, entry.nats) for entry in curve.training if entry.is_finite]
 
 
-def find_stages(curve: Curve) -> Optional[Stages]:
+def find_stages(curve: Curve) -> Optional[LossStages]:
     """Find the stages of a training's loss; None if no dive follows a plateau.
 
-    The loss is fitted with straight pieces (:func:`straight_pieces`). The *dive* is the steepest
+    The loss is fitted with straight pieces (:func:`fit_segments`). The *dive* is the steepest
     piece that follows one at least ``SLOW`` times flatter (the *plateau*), which in turn follows
     one ``SLOW`` times steeper (the *start*). Dive and plateau are as long as pieces follow each
     other that are at least, or at most, a ``SLOW``-th as steep as the steepest one.
     A dive is ``LEAST`` of the loss's whole fall, along its pieces and from its beginning to its
     end: the way back from a jump, as over a hard stretch of text, is none.
     """
-    pieces = straight_pieces(training_points(curve))
-    whole = sum(piece.rate * piece.updates for piece in pieces)
-    for peak in sorted(range(len(pieces)), key=lambda i: pieces[i].rate, reverse=True):
-        limit = pieces[peak].rate / SLOW
-        slow = [index for index in range(peak) if pieces[index].rate <= limit]
+    segments = fit_segments(training_points(curve))
+    whole = sum(each.rate * each.updates for each in segments)
+    for peak in sorted(range(len(segments)), key=lambda i: segments[i].rate, reverse=True):
+        limit = segments[peak].rate / SLOW
+        slow = [index for index in range(peak) if segments[index].rate <= limit]
         if limit <= 0 or not slow:
             continue
-        end = next((i for i in range(peak, len(pieces)) if pieces[i].rate < limit), len(pieces))
+        slower = (i for i in range(peak, len(segments)) if segments[i].rate < limit)
+        end = next(slower, len(segments))
         last = slow[-1]
-        first = next(i for i in range(last, -1, -1) if i == 0 or pieces[i - 1].rate > limit)
-        fastest = max((piece.rate for piece in pieces[:first]), default=-math.inf)
-        along = sum(piece.rate * piece.updates for piece in pieces[last + 1 : end])
-        fall = min(along, pieces[last].loss - pieces[end - 1].loss)
-        if fastest >= SLOW * pieces[last].rate and fall >= LEAST * whole:
-            return Stages(pieces[first - 1].end, pieces[last].end, pieces[end - 1].end)
+        first = next(i for i in range(last, -1, -1) if i == 0 or segments[i - 1].rate > limit)
+        fastest = max((each.rate for each in segments[:first]), default=-math.inf)
+        along = sum(each.rate * each.updates for each in segments[last + 1 : end])
+        fall = min(along, segments[last].loss - segments[end - 1].loss)
+        if fastest >= SLOW * segments[last].rate and fall >= LEAST * whole:
+            return LossStages(segments[first - 1].end, segments[last].end, segments[end - 1].end)
     return None
 
 
-def straight_pieces(points: Sequence[tuple[int, float]]) -> list[Piece]:
+def fit_segments(points: Sequence[tuple[int, float]]) -> list[Segment]:
     """Fit updates and losses with the best straight pieces, as many as noise warrants.
 
     What is least is the sum of squared errors, in units of the noise, and log(lines) for each of
@@ -107,12 +108,12 @@ def straight_pieces(points: Sequence[tuple[int, float]]) -> list[Piece]:
     updates, losses = np.array(points, dtype=float).T
     noise = max(np.median(np.abs(np.diff(losses, 2))) / (0.6745 * math.sqrt(6)), _DIGITS)
     cuts = _best_cuts(updates - updates.mean(), (losses - losses.mean()) / noise)
-    pieces = []
+    segments = []
     for begin, end in zip(cuts, cuts[1:]):
         slope, height = map(float, np.polyfit(updates[begin:end], losses[begin:end], 1))
         before, last = points[begin - 1][0] if begin else 0, points[end - 1][0]
-        pieces.append(Piece(-slope, last - before, last, height + slope * last))
-    return pieces
+        segments.append(Segment(-slope, last - before, last, height + slope * last))
+    return segments
 
 
 def _best_cuts(x: np.ndarray, y: np.ndarray) -> list[int]:

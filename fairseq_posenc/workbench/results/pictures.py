@@ -1,18 +1,18 @@
-"""The style that all pictures of lines share."""
+"""The style that all pictures share: colours and styles of lines, axes, labels, files."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # Okabe and Ito's colours, which colour-blind people can tell apart, without the pale ones.
 COLOURS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
 STYLES = ("-", "--", ":", "-.", (0, (7, 1, 1, 1, 1, 1)))  # for more lines than colours
-# The place of an encoding is its colour and style in every picture: no two are alike, and those
-# that are compared most often have a colour each. New ones are added at the end.
-_PLACES = (
+# An encoding's number here is that of its style in every picture: no two are alike, and those that
+# are compared most often have a colour each. New ones are added at the end.
+_ENCODINGS = (
     *("none", "learned", "rope", "alibi", "m4m", "sinusoidal", "t5"),
     *("decbert_diff", "decbert_same", "kerple", "sandwich", "shaw", "fire", "xpos"),
     *("m1", "m2", "m3", "m4", "tupe", "tupe_shared", "raffel"),
@@ -54,7 +54,7 @@ def save(figure: Any, path: Path) -> None:
         figure.savefig(path, metadata={named: None})
 
 
-def look(number: int, colours: Sequence[str] = COLOURS) -> dict[str, Any]:
+def line_style(number: int, colours: Sequence[str] = COLOURS) -> dict[str, Any]:
     """Choose colour and style of a line by its number."""
     return {
         "color": colours[number % len(colours)],
@@ -62,15 +62,18 @@ def look(number: int, colours: Sequence[str] = COLOURS) -> dict[str, Any]:
     }
 
 
-def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def assign_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Assign colour and style to names of models, an encoding the same in every picture.
 
-    Any other name takes the first place that no name of the picture has.
+    Any other name takes the first style that no name of the picture has.
     """
-    places = {name: _PLACES.index(name) for name in names if name in _PLACES}
+    numbers = {name: _ENCODINGS.index(name) for name in names if name in _ENCODINGS}
     count = len(COLOURS) * len(STYLES)
-    free = (place for place in range(count) if place not in places.values())
-    return {name: look(places[name] if name in places else next(free, count)) for name in names}
+    free = (number for number in range(count) if number not in numbers.values())
+    for name in names:
+        if name not in numbers:
+            numbers[name] = next(free, count)
+    return {name: line_style(number) for name, number in numbers.items()}
 
 
 def style_values(axes: Any, low: float, high: float, log: bool) -> None:
@@ -79,7 +82,7 @@ def style_values(axes: Any, low: float, high: float, log: bool) -> None:
 
     if log:
         axes.set_yscale("log")
-        ticks = plain_ticks(low, high)
+        ticks = choose_ticks(low, high)
         if len(ticks) < _FEW_TICKS:
             axes.yaxis.set_major_locator(MaxNLocator(5))
         else:
@@ -98,31 +101,38 @@ def style_lines(axes: Any) -> None:
     axes.spines["bottom"].set_color(PALE)
 
 
-def height(axes: Any, x: float, y: float) -> float:
+def axes_height(axes: Any, x: float, y: float) -> float:
     """Compute the height of a point as a share of axes, whose limits are set."""
     share: float = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[1]
     return share
 
 
-def label_ends(axes: Any, ends: Sequence[tuple[str, float, str]], room: float) -> None:
-    """Write each name where its line ends, in a column that no two names share.
+class LineEnd(NamedTuple):
+    """The label of a line, beside its last point."""
 
-    The limits of the axes are set. Of each line there are the text, the share of the height that it
-    is due, and its colour; a text takes ``room`` of the height.
+    text: str
+    height: float  # of the point, as a share of the axes' height (:func:`axes_height`)
+    colour: str
+
+
+def label_ends(axes: Any, ends: Sequence[LineEnd], room: float) -> None:
+    """Write labels where lines end, one below the other; each takes ``room`` of the height.
+
+    The limits of the axes are set.
     """
-    for (text, _, colour), place in zip(ends, spread([due for _, due, _ in ends], room)):
+    for end, height in zip(ends, spread_out([end.height for end in ends], room)):
         axes.annotate(
-            text,
-            (1.015, place),
+            end.text,
+            (1.015, height),
             xycoords="axes fraction",
-            color=colour,
+            color=end.colour,
             fontsize=11,
             fontweight="bold",
             verticalalignment="center",
         )
 
 
-def plain_ticks(low: float, high: float) -> list[float]:
+def choose_ticks(low: float, high: float) -> list[float]:
     """Choose round numbers between two positive limits, about evenly spaced on a log scale."""
     powers = [10.0**exponent for exponent in range(-3, 300) if 10.0**exponent <= high]
     ticks = [digit * power for power in powers for digit in _TICKS if low <= digit * power <= high]
@@ -130,7 +140,7 @@ def plain_ticks(low: float, high: float) -> list[float]:
     return ticks[::step] if step else []
 
 
-def spread(heights: list[float], distance: float) -> list[float]:
+def spread_out(heights: list[float], distance: float) -> list[float]:
     """Move heights apart, as little as their order allows, until none is too near the next."""
     order = sorted(range(len(heights)), key=heights.__getitem__)
     groups: list[list[int]] = []

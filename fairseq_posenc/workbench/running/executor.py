@@ -1,8 +1,8 @@
-"""Pieces of work on a cluster, each a job of Slurm; ``--on slurm``.
+"""Work items on a cluster, each a job of Slurm; ``--on slurm``.
 
 submitit writes the jobs, submits them, and queues a job again whose time is up. Here is what it
 leaves open: which jobs belong to a folder, what has become of them (by ``squeue``, as accounting is
-off on small clusters), and when to submit another. Whether a piece is done is read from its folder,
+off on small clusters), and when to submit another. Whether an item is done is read from its folder,
 as on one machine: so a sweep can move from one machine to a cluster and back.
 """
 
@@ -22,9 +22,9 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.folders import read_object
 from fairseq_posenc.workbench.running.locks import is_locked, lock_folder
-from fairseq_posenc.workbench.running.programs import find_user_error, refuse_failures
+from fairseq_posenc.workbench.running.programs import find_user_error, raise_if_failed
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Piece
+from fairseq_posenc.workbench.running.stages import WorkItem
 
 _DONE = "DONE"  # by what is in the folder, whatever Slurm says
 _UNKNOWN = "ENDED"  # some minutes ago, so that Slurm has forgotten it
@@ -34,9 +34,9 @@ _FAILED = {
 }
 _SHORTEST, _LONGEST = 1.0, 10.0  # seconds between two questions to Slurm
 # A node that Slurm gave up may still be writing for a while, as may a job that is being requeued.
-_PATIENCE = 300.0  # seconds
+_PATIENCE = 300.0  # seconds for its lock
 _EARLY = 60  # seconds by which Slurm may send a job its signal too early
-_NO_LIMIT = 10**6  # how often a job may run out of time; see _Job.checkpoint
+_NO_LIMIT = 10**6  # how often a job may run out of time; see _SlurmJob.checkpoint
 
 
 class Slurm(NamedTuple):
@@ -53,33 +53,33 @@ class Slurm(NamedTuple):
     detach: bool
 
     def run(
-        self, pieces: Sequence[Piece], out: Path, watch: Optional[Callable[[], None]] = None
+        self, items: Sequence[WorkItem], out: Path, watch: Optional[Callable[[], None]] = None
     ) -> list[str]:
         """Submit what is neither done nor submitted, and wait until all has ended.
 
         Args:
-            pieces: all of the command.
+            items: all of the command.
             out: its folder, on a file system that all machines share.
             watch: called now and then.
 
         Returns:
-            A line for each piece that failed.
+            A line for each item that failed.
 
         Raises:
             UserError: there is no Slurm, it refuses an option, or another command waits.
             SystemExit: after ``--detach``.
             KeyboardInterrupt: which leaves the jobs alone.
         """
-        if all(piece.is_done() for piece in pieces):
+        if all(item.is_done() for item in items):
             return []
         queue = _Queue(out)
         with lock_folder(queue.folder, "jobs of"):
-            queue.submit(pieces, self)
+            queue.submit(items, self)
             if self.detach:
                 say(f"submitted; the same command without --detach waits; {queue.how_to_end}")
                 raise SystemExit(0)
             try:
-                return queue.wait(pieces, watch)
+                return queue.wait(items, watch)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(
                     f"the jobs go on; the same command waits for them again; {queue.how_to_end}"
@@ -99,23 +99,23 @@ def refuse_jobs(out: Path) -> None:
         )
 
 
-def run_pieces(pieces: Sequence[Piece], out: Path, cluster: Optional[Slurm]) -> None:
+def run_work_items(items: Sequence[WorkItem], out: Path, cluster: Optional[Slurm]) -> None:
     """Do what is not done: as jobs of a cluster, or here, one after the other.
 
     Raises:
         UserError: see :meth:`Slurm.run`; or there are jobs, and no cluster is given.
-        RunError: pieces that failed on the cluster.
+        RunError: items that failed on the cluster.
     """
     if cluster:
-        refuse_failures(cluster.run(pieces, out), len(pieces))
+        raise_if_failed(cluster.run(items, out), len(items))
         return
     refuse_jobs(out)
-    for piece in pieces:
-        if piece.is_done():
-            say(f"{piece.label}: done before")
+    for item in items:
+        if item.is_done():
+            say(f"{item.label}: done before")
             continue
-        with lock_folder(piece.folder, "run") as lock:
-            piece.work(lock)
+        with lock_folder(item.folder, "run") as lock:
+            item.work(lock)
 
 
 def _has_failed(state: str) -> bool:
@@ -130,76 +130,78 @@ class _Queue:
         digest = hashlib.sha256(str(self.folder).encode()).hexdigest()
         self._name = f"fairseq-posenc-{digest[:12]}"
         self._note = self.folder / "jobs.json"
-        self._ids: dict[str, str] = read_object(self._note) or {}  # the last job of each piece
+        self._ids: dict[str, str] = read_object(self._note) or {}  # the last job of each item
         self.how_to_end = f"scancel --name {self._name} ends them"
 
     def is_busy(self) -> bool:
         """Check for jobs that wait or run, and for locks that they hold."""
-        states = self._ask() or {} if self._ids else {}
+        states = self._ask_slurm() or {} if self._ids else {}
         words = {state.split()[0] for state in states.values()}
         return not words <= {*_FAILED, "COMPLETING"} or any(
-            is_locked(self._lock(key)) for key in self._ids
+            is_locked(self._name_lock(key)) for key in self._ids
         )
 
-    def submit(self, pieces: Sequence[Piece], cluster: Slurm) -> None:
-        """Submit the pieces that are not done and have no job, as one array; say all states."""
-        if (states := self._ask()) is None:
+    def submit(self, items: Sequence[WorkItem], cluster: Slurm) -> None:
+        """Submit the items that are not done and have no job, as one array; say all states."""
+        if (states := self._ask_slurm()) is None:
             raise UserError("--on slurm: squeue does not answer; is this a machine of a cluster?")
         # Of a command that was killed before it had noted what it submitted.
         lost = states.keys() - set(self._ids.values())
         if alive := [job for job in lost if not _has_failed(states[job])]:
             subprocess.run(["scancel", *alive], check=True)
-        if new := [each for each in pieces if _has_failed(self._look(each, states))]:
-            keys = list(map(self._key, new))
+        if new := [each for each in items if _has_failed(self._find_state(each, states))]:
+            keys = list(map(self._name_item, new))
             written = cluster.options.get("signal", "@90").partition("@")[2]
             notice = int(written) if written.isdecimal() else 60  # sbatch's default
-            jobs = [_Job(piece, self._lock(key), notice) for key, piece in zip(keys, new)]
+            jobs = [_SlurmJob(item, self._name_lock(key), notice) for key, item in zip(keys, new)]
             self._ids.update(zip(keys, _submit(jobs, self.folder, self._name, cluster)))
             write_whole(self._note, json.dumps(self._ids, indent=1) + "\n")
-        states, width = self._ask() or {}, max(len(piece.label) for piece in pieces)
-        for piece in pieces:
-            job = self._ids.get(self._key(piece), "")
-            say(f"{piece.label:{width}}  {job:9} {self._look(piece, states)}")
+        states, width = self._ask_slurm() or {}, max(len(item.label) for item in items)
+        for item in items:
+            job = self._ids.get(self._name_item(item), "")
+            say(f"{item.label:{width}}  {job:9} {self._find_state(item, states)}")
 
-    def wait(self, pieces: Sequence[Piece], watch: Optional[Callable[[], None]]) -> list[str]:
-        """Wait until all pieces are done or have failed; say each change of a state.
+    def wait(self, items: Sequence[WorkItem], watch: Optional[Callable[[], None]]) -> list[str]:
+        """Wait until all items are done or have failed; say each change of a state.
 
         Returns:
-            A line for each piece that failed.
+            A line for each item that failed.
         """
-        states = self._ask() or {}
-        left = {each: self._look(each, states).split()[0] for each in pieces}
+        states = self._ask_slurm() or {}
+        left = {each: self._find_state(each, states).split()[0] for each in items}
         failures, pause = [], _SHORTEST
         while left:
-            for piece, before in list(left.items()):
-                text = self._look(piece, states)
-                left[piece] = word = text.split()[0]
+            for item, before in list(left.items()):
+                text = self._find_state(item, states)
+                left[item] = word = text.split()[0]
                 if word in _FAILED:
                     if word != before:
                         continue  # its last files may be seen here a moment later
-                    text += f": {self._reason(piece)}"
-                    failures.append(f"{piece.label}: {text}")
+                    text += f": {self._explain_failure(item)}"
+                    failures.append(f"{item.label}: {text}")
                 if has_ended := word in (_DONE, *_FAILED):
-                    del left[piece]
-                    text += f" [{len(pieces) - len(left)} of {len(pieces)} ended]"
+                    del left[item]
+                    text += f" [{len(items) - len(left)} of {len(items)} ended]"
                 if word != before or has_ended:
-                    say(f"{piece.label}: {text}")
+                    say(f"{item.label}: {text}")
             if watch:
                 watch()
             if left:
                 time.sleep(pause)
                 pause = min(1.5 * pause, _LONGEST)
-                if (asked := self._ask()) is not None:
+                if (asked := self._ask_slurm()) is not None:
                     states = asked
         # The process of a job ends a moment after its work.
-        ours = {self._ids.get(self._key(piece), "") for piece in pieces}
+        ours = {self._ids.get(self._name_item(item), "") for item in items}
         while any(
-            state.startswith("RUNNING") for job, state in (self._ask() or {}).items() if job in ours
+            state.startswith("RUNNING")
+            for job, state in (self._ask_slurm() or {}).items()
+            if job in ours
         ):
             time.sleep(_SHORTEST)
         return failures
 
-    def _ask(self) -> Optional[dict[str, str]]:
+    def _ask_slurm(self) -> Optional[dict[str, str]]:
         """Ask for the states of all jobs, a word and the nodes or a reason, by their ids.
 
         Slurm lists a job for some minutes after its end. None if Slurm does not answer.
@@ -213,45 +215,45 @@ class _Queue:
             return None
         return dict(line.split(maxsplit=1) for line in asked.stdout.splitlines())
 
-    def _lock(self, key: str) -> Path:
+    def _name_lock(self, key: str) -> Path:
         return self.folder / "locks" / key
 
-    def _key(self, piece: Piece) -> str:
-        return str(piece.folder.relative_to(self._out))
+    def _name_item(self, item: WorkItem) -> str:
+        return str(item.folder.relative_to(self._out))
 
-    def _look(self, piece: Piece, states: dict[str, str]) -> str:
-        if piece.is_done():
+    def _find_state(self, item: WorkItem, states: dict[str, str]) -> str:
+        if item.is_done():
             return _DONE
-        return states.get(self._ids.get(self._key(piece), ""), _UNKNOWN)
+        return states.get(self._ids.get(self._name_item(item), ""), _UNKNOWN)
 
-    def _reason(self, piece: Piece) -> str:
+    def _explain_failure(self, item: WorkItem) -> str:
         """Describe in a line why a job failed, by the end of its log."""
-        log = self.folder / f"{self._ids[self._key(piece)]}_0_log.err"
+        log = self.folder / f"{self._ids[self._name_item(item)]}_0_log.err"
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         lines = [line for line in text.splitlines() if line and not line.startswith("srun: ")]
         last = lines[-1].strip() if lines else "it left no log"
         return f"{find_user_error(text) or last} (its log: {log})"
 
 
-class _Job:
+class _SlurmJob:
     """What runs on the cluster; submitit calls :meth:`checkpoint` when its time is up."""
 
-    def __init__(self, piece: Piece, lock: Path, notice: int) -> None:
-        self._piece, self._lock = piece, lock
+    def __init__(self, item: WorkItem, lock: Path, notice: int) -> None:
+        self._item, self._lock = item, lock
         self._notice = notice  # seconds between Slurm's signal and the end of the job's time
         self._reached: object = None  # the progress when its time was up before
 
     def __call__(self) -> None:
-        """Work on the piece, from where it was."""
+        """Work on the item, from where it was."""
         until = time.monotonic() + _PATIENCE
         while is_locked(self._lock) and time.monotonic() < until:
             time.sleep(_SHORTEST)
         with lock_folder(self._lock, "job of") as lock:
-            if not self._piece.is_done():
-                self._piece.work(lock)
+            if not self._item.is_done():
+                self._item.work(lock)
 
     def checkpoint(self) -> Any:
-        """Build the job that continues: the same, because a piece continues by itself.
+        """Build the job that continues: the same, because an item continues by itself.
 
         submitit calls it when the job is preempted, too, which may be at any time.
 
@@ -261,7 +263,7 @@ class _Job:
         from submitit.helpers import DelayedSubmission
 
         if _time_left() < self._notice + _EARLY:
-            reached = self._piece.progress()
+            reached = self._item.progress()
             if reached == self._reached:
                 raise UserError("came no further in all its time; give it more, with time=")
             self._reached = reached
@@ -278,7 +280,7 @@ def _time_left() -> float:
         return 0.0
 
 
-def _submit(jobs: Sequence[_Job], folder: Path, name: str, cluster: Slurm) -> list[str]:
+def _submit(jobs: Sequence[_SlurmJob], folder: Path, name: str, cluster: Slurm) -> list[str]:
     """Submit jobs as an array; return their ids."""
     try:
         from submitit import SlurmExecutor

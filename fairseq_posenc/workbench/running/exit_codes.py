@@ -18,7 +18,6 @@ from fairseq_posenc.checkpoints.error_messages import choose_exit_code, find_mes
 from fairseq_posenc.errors import UserError
 
 STOPPED = 130  # what a shell reports after Ctrl-C
-CONTINUES = "the same command continues from here"  # advice after an interruption
 _closed: set[int] = set()  # standard streams that nobody reads any more
 
 
@@ -27,12 +26,12 @@ def run_main(program: Callable[[], Optional[int]]) -> int:
 
     An error that ``find_message`` knows is printed as a line. Where nobody
     reads the output any more, as behind ``head``, the work goes on without it; a command that does
-    nothing but print can ask :func:`is_read`. Ctrl-C is a line too, whatever it interrupts; what
+    nothing but print can ask :func:`has_reader`. Ctrl-C is a line too, whatever it interrupts; what
     has to be cleaned up is by then.
     """
     _outlive_readers()
     try:
-        return _run_reporting_errors(program)
+        return _run_reporting_choose_error_handler(program)
     except KeyboardInterrupt as interruption:
         print(
             f"fairseq-posenc: {'; '.join(['stopped', *filter(None, interruption.args)])}",
@@ -41,7 +40,7 @@ def run_main(program: Callable[[], Optional[int]]) -> int:
         return STOPPED
 
 
-def is_read() -> bool:
+def has_reader() -> bool:
     """Whether the standard output may still have a reader."""
     return sys.__stdout__ is None or sys.__stdout__.fileno() not in _closed
 
@@ -75,20 +74,20 @@ def _outlive_readers() -> None:
             new = io.TextIOWrapper(
                 io.BufferedWriter(raw),
                 encoding=stream.encoding,
-                errors=_errors(stream),
+                errors=_choose_error_handler(stream),
                 line_buffering=stream.line_buffering,
                 write_through=stream.write_through,
             )
             setattr(sys, name, new)
 
 
-def _errors(stream: Any) -> str:
+def _choose_error_handler(stream: Any) -> str:
     """Choose how to write text that cannot be encoded, as file names that are not UTF-8."""
     is_utf8 = stream.encoding.lower().startswith("utf")
     return "backslashreplace" if is_utf8 and stream.errors == "strict" else str(stream.errors)
 
 
-def _run_reporting_errors(program: Callable[[], Optional[int]]) -> int:
+def _run_reporting_choose_error_handler(program: Callable[[], Optional[int]]) -> int:
     try:
         try:
             _check_working_folder()
@@ -116,7 +115,9 @@ class Ended(KeyboardInterrupt):
 
 
 @contextmanager
-def signals_as_keyboard_interrupt(advice: str = "") -> Iterator[None]:
+def signals_as_keyboard_interrupt(
+    advice: str = "the same command continues from here",
+) -> Iterator[None]:
     """Raise KeyboardInterrupt on ``kill`` and a closed terminal too, so that cleaning up runs.
 
     Signals that are ignored stay so: that is what ``nohup`` is for.

@@ -77,7 +77,7 @@ class Folder:
         Raises:
             UserError: another process holds the lock, or another program made the folder.
         """
-        with signals_as_keyboard_interrupt(), self._lock() as lock:
+        with signals_as_keyboard_interrupt(advice=""), self._lock() as lock:
             for left in self.partial.iterdir():  # by a killed run
                 if left.name != LOCK:
                     shutil.rmtree(left) if left.is_dir() else left.unlink()

@@ -59,14 +59,14 @@ def lock_folder(folder: Path, what: str = "--out") -> Iterator[int]:
         os.close(lock)
 
 
-def _let_go() -> None:
+def _close_in_fork() -> None:
     """Close the locks of the parent process, in a fork."""
     for lock in _held:
         os.close(lock)
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_in_fork)
 
 
 @contextlib.contextmanager

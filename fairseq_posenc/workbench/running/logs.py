@@ -15,16 +15,16 @@ from typing import NamedTuple, Optional
 # and `DATE | INFO | train_inner | epoch 001: 12 / 133 loss=9.1, ups=2.5, ...`. Under hydra they
 # begin with `[DATE][valid][INFO] - `.
 _KIND = r"(?:\| |\[)(train_inner|valid)(?: \||\]\[INFO\] -) "
-# Errors of parsing a line that is cut off, or not of fairseq.
-_NOT_FAIRSEQS = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
+# What parsing a line raises that is cut off, or not fairseq's.
+_PARSE_ERRORS = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 _JSON = re.compile(_KIND + r"(\{.*\})\s*$")
 _VALID = re.compile(_KIND + r"epoch (\d+) \| valid on .*? subset \|(.*)$")
 _TRAIN = re.compile(_KIND + r"epoch (\d+): +\d+ / (\d+) (.*)$")
 # Lines for people: figures, and messages of this package.
-_SHOWN = re.compile(
+_FOR_PEOPLE = re.compile(
     r"(?:\]\[|\| )(train_inner|train|valid|fairseq_posenc\.\S+)(?:\]\[INFO\] - | \| )(.+)"
 )
-_FACTS = re.compile(
+_MACHINE_FACTS = re.compile(
     r"training on (?P<devices>\d+) devices"
     r"|rank +0: .*total memory = (?P<gpu_total>[\d.]+) GB ; name = (?P<gpu>.+?) *$"
     r"|writing took (?P<checkpoint_seconds>[\d.]+) seconds"
@@ -129,7 +129,7 @@ def read_line(text: str) -> Optional[Line]:
     """Read the figures of a line of the log, as text; None if it has none."""
     try:
         return _read_line(text)
-    except _NOT_FAIRSEQS:
+    except _PARSE_ERRORS:
         return None
 
 
@@ -151,12 +151,12 @@ def parse_line(text: str) -> Optional[Entry]:
     """Read the loss and the other numbers of a line of the log; None if it has no figures."""
     line = read_line(text)
     try:
-        return line and _entry(line)
-    except _NOT_FAIRSEQS:
+        return line and _convert_line(line)
+    except _PARSE_ERRORS:
         return None
 
 
-def _entry(line: Line) -> Entry:
+def _convert_line(line: Line) -> Entry:
     loss = float(line.figures.get("loss", "nan"))
     accuracy, exact = line.figures.get("accuracy"), line.figures.get("exact")
     return Entry(
@@ -173,13 +173,13 @@ def _entry(line: Line) -> Entry:
 
 def format_progress(text: str) -> Optional[str]:
     """Format a line of the log for people; None if it says nothing of the training."""
-    found = _SHOWN.search(text)
+    found = _FOR_PEOPLE.search(text)
     return f"{found[1].rpartition('.')[2]}: {found[2]}" if found else None
 
 
-def machine_facts(text: str) -> dict[str, str]:
+def read_machine_facts(text: str) -> dict[str, str]:
     """Read facts of the machine from a line: devices, gpu, gpu_total, checkpoint_seconds."""
-    found = _FACTS.search(text)
+    found = _MACHINE_FACTS.search(text)
     return {name: value for name, value in found.groupdict().items() if value} if found else {}
 
 

@@ -61,12 +61,15 @@ class Parser(ArgumentParser):
         raise UserError(f"{message} (see {self.prog} --help)")
 
 
-def parse_with_passed(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
-    """Parse the words before ``--``; keep those after it, for another program, as ``passed``."""
+def parse_around_dashes(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
+    """Parse the words before ``--``; keep those after it, for another program.
+
+    They are ``after_dashes`` in the namespace.
+    """
     words = list(words)
     end = words.index("--") if "--" in words else len(words)
     args = parser.parse_args(words[:end])
-    args.passed = words[end + 1 :]
+    args.after_dashes = words[end + 1 :]
     return args
 
 
@@ -150,13 +153,13 @@ def add_jobs(parser: _ActionsContainer, default: str, what: str = "runs") -> Non
 
 
 def add_place(parser: _ActionsContainer, one_by_one: bool = False) -> None:
-    """Add ``--on`` and ``--detach``, which say where the pieces of a command run.
+    """Add ``--on`` and ``--detach``, which say where the work items of a command run.
 
     :func:`parse_place` parses them.
 
     Args:
         parser: parser to extend.
-        one_by_one: whether this machine does the pieces one after the other; adds ``--jobs``, which
+        one_by_one: whether this machine does the items one after the other; adds ``--jobs``, which
             is then for clusters only.
     """
     parser.set_defaults(one_by_one=one_by_one)
@@ -248,7 +251,7 @@ def build_settings(kind: type[Settings], args: Namespace, **computed: Any) -> Se
     return kind(**{name: getattr(args, name) for name in names}, **computed)
 
 
-def show_examples(parser: ArgumentParser, lines: Sequence[str]) -> None:
+def add_examples(parser: ArgumentParser, lines: Sequence[str]) -> None:
     """End the help with examples, each a whole command."""
     before = f"{parser.epilog.rstrip()}\n\n" if parser.epilog else ""
     parser.epilog = before + "\n  ".join(["examples:", *lines])

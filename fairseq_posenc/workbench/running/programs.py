@@ -18,7 +18,7 @@ from fairseq_posenc.checkpoints.leftovers import delete_temporary_folders
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.workbench.running.die_with_parent import die_with_parent
 
-_SHOWN_LINES = 15
+_QUOTED_LINES = 15
 # By default a thread that waits for another one spins. Beside any other work on the same cores that
 # makes the training several times slower; sleeping instead costs a few percent when nothing else
 # runs. Both values give way to the user's own.
@@ -92,7 +92,7 @@ def run_watched(
             on_line(line)
         return process.wait()
     finally:
-        _end(process)
+        _end_program(process)
         _RUNNING.discard(process)
         delete_temporary_folders()
 
@@ -129,36 +129,36 @@ def run_logged(
         write(f"$ {shlex.join(command)}\n")
         status = run_watched(command, write_and_show, lock, environment)
     if status:
-        raise RunError(_failure(command[0], status, log))
+        raise RunError(_describe_failure(command[0], status, log))
 
 
-def refuse_failures(failures: Sequence[str], works: int) -> None:
-    """Refuse to go on without works that failed, each of which has a line.
+def raise_if_failed(failures: Sequence[str], runs: int) -> None:
+    """Raise one error for all failed runs, each of which has a line.
 
     Raises:
         RunError: there are some.
     """
     if failures:
         raise RunError(
-            f"{len(failures)} of {works} runs failed; the same command tries them again: "
+            f"{len(failures)} of {runs} runs failed; the same command tries them again: "
             + "; ".join(failures)
         )
 
 
 def run_parallel(
-    works: Sequence[Callable[[], Result]], jobs: int, watch: Optional[Callable[[], None]] = None
+    calls: Sequence[Callable[[], Result]], jobs: int, watch: Optional[Callable[[], None]] = None
 ) -> list[Result]:
-    """Do pieces of work that start programs, each in a thread; return their results in order.
+    """Call functions that start programs, each in a thread; return their results in order.
 
-    Ctrl-C, or the first piece that fails, ends the programs of all and is raised.
+    Ctrl-C, or the first function that fails, ends the programs of all and is raised.
 
     Args:
-        works: the pieces, begun in this order.
+        calls: the functions, begun in this order.
         jobs: how many at a time.
         watch: called now and then, several times a second.
     """
     with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(work) for work in works]
+        futures = [pool.submit(call) for call in calls]
         running = set(futures)
         try:
             while running:
@@ -170,18 +170,18 @@ def run_parallel(
         finally:
             for future in running:
                 future.cancel()
-            while wait(running, _MOMENT).not_done:  # a piece may have been about to start another
-                _end_all()
+            while wait(running, _MOMENT).not_done:  # one may have been about to start another
+                _end_all_programs()
     return [future.result() for future in futures]
 
 
-def _end_all() -> None:
+def _end_all_programs() -> None:
     """End the programs that other threads run; each thread then finds that its own failed."""
     for process in list(_RUNNING):
-        _end(process)
+        _end_program(process)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end_program(process: subprocess.Popen[str]) -> None:
     """End a program and all that it started, if it still runs."""
     for number, patience in ((signal.SIGTERM, _PATIENCE), (signal.SIGKILL, None)):
         if process.poll() is not None:
@@ -193,8 +193,8 @@ def _end(process: subprocess.Popen[str]) -> None:
             continue
 
 
-def _failure(name: str, status: int, log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
+def _describe_failure(name: str, status: int, log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_QUOTED_LINES:]
     if message := find_user_error("\n".join(lines)):
         return f"{name}: {message} (its log: {log})"
     how = f"was ended by signal {-status}" if status < 0 else f"failed with exit status {status}"

@@ -1,7 +1,7 @@
-"""Work in folders: a :class:`Piece` is done as a whole, a :class:`Stage` notes what was done.
+"""Work in folders that is done once and can be continued.
 
-A piece is what runs as one job, here or on a cluster. Its work fills one stage or several, whose
-stamps tell what is done.
+A :class:`WorkItem` is what one process does: run here, or as a job of a cluster. It fills one
+:class:`Stage` or several: folders with a stamp, by which the next call knows what is done.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Outputs = dict[str, Any]  # figures that come out of a stage, as JSON values
 STAMP = "stamp.json"
 
 
-class Piece(NamedTuple):
+class WorkItem(NamedTuple):
     """Work that fills a folder, and goes on where it was interrupted.
 
     Attributes:
@@ -30,7 +30,7 @@ class Piece(NamedTuple):
         work: does it, in another process and perhaps on another machine. It takes the file
             descriptor of the folder's lock, which the programs that it starts inherit.
         is_done: whether there is nothing left to do, by what is in the folder.
-        progress: how far it has come, as something that can be compared.
+        progress: how far it has come, as a value that changes with every step.
     """
 
     label: str

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.translation.command_translate import add_model_arguments
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         cluster=cluster,
     )
     with (
-        signals_as_keyboard_interrupt(CONTINUES),
+        signals_as_keyboard_interrupt(),
         lock_output_folder(args.out, (REPORT, FIGURES)),
     ):
         record = evaluate(request, args.out)

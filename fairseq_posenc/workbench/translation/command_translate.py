@@ -12,7 +12,7 @@ from pathlib import Path
 from fairseq.utils import split_paths
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.exit_codes import is_read
+from fairseq_posenc.workbench.running.exit_codes import has_reader
 from fairseq_posenc.workbench.running.options import add_computing, add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.tokens.files import arriving_lines
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         translator = Translator.load(*split_paths(args.checkpoint), **options)
         for sentences in arriving:
             _print_translations(translator, sentences, args, nbest)
-            if not is_read():
+            if not has_reader():
                 return 0
         if args.example and not args.plain:
             print(f"  reference             {_find_example()['target']}")

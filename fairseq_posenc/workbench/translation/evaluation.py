@@ -12,10 +12,10 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.loading.dictionaries import open_task
 from fairseq_posenc.workbench.results.record import Record, Row
-from fairseq_posenc.workbench.running.executor import Slurm, run_pieces
+from fairseq_posenc.workbench.running.executor import Slurm, run_work_items
 from fairseq_posenc.workbench.running.files import checksum, write_whole
 from fairseq_posenc.workbench.running.options import is_folder_name, parse_named, split_trainings
-from fairseq_posenc.workbench.running.stages import Outputs, Piece, Stage
+from fairseq_posenc.workbench.running.stages import Outputs, Stage, WorkItem
 from fairseq_posenc.workbench.tokens.files import read_lines
 from fairseq_posenc.workbench.translation.average import average_checkpoints, last_checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import (
@@ -157,8 +157,8 @@ def evaluate(request: BleuRequest, out: Path) -> Record:
     written = _check_lengths(request, models, texts)
     scorer, piece_bleu = Scorer(texts.references), PieceBleu(texts.data, texts.references)
     generations = {each: _build_generation(each, models[each], request, out) for each in models}
-    pieces = [_build_piece(each, request.searches) for each in generations.values()]
-    run_pieces(pieces, out, request.cluster)
+    items = [_build_work_item(each, request.searches) for each in generations.values()]
+    run_work_items(items, out, request.cluster)
     rows: list[Row] = []
     compared: dict[str, list[list[str]]] = {}  # all trainings of each system, by the last search
     for system in request.systems:
@@ -252,7 +252,7 @@ def _build_generation(
     return Generation(system.label, checkpoints, model.data, request.options, folder)
 
 
-def _build_piece(generation: Generation, searches: list[Search]) -> Piece:
+def _build_work_item(generation: Generation, searches: list[Search]) -> WorkItem:
     """Build the work of translating with a model, for this machine or a cluster."""
 
     def work(lock: int) -> None:
@@ -262,7 +262,7 @@ def _build_piece(generation: Generation, searches: list[Search]) -> Piece:
     def count_left() -> int:
         return sum(map(generation.count_left, searches))
 
-    return Piece(
+    return WorkItem(
         generation.label, generation.folder, work, lambda: not count_left(), progress=count_left
     )
 

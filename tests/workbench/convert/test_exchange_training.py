@@ -28,10 +28,7 @@ from tests.workbench.finetuning.test_squad_commands import files as squad_files
 CLASSES = "AutoModelForSequenceClassification"
 SPANS = "AutoModelForQuestionAnswering"
 MASKED = "AutoModelForMaskedLM"
-PYTHONS = [
-    "here",
-    *(pytest.param(python, marks=pytest.mark.slow) for python in OTHERS),
-]
+PYTHONS = ["here", *(pytest.param(python, marks=pytest.mark.slow) for python in OTHERS)]
 
 
 def trained_there(python, folder, asked):

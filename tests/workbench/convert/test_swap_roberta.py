@@ -17,6 +17,7 @@ from tests.helpers.commands import (
     USER_DIR,
     kill_in_training,
     new_directory,
+    refused,
     run,
     script,
     sentences,
@@ -265,9 +266,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES)
 def test_mistakes_are_told_in_a_line(arguments, message, source, capsys):
     given = ["--checkpoint", str(source), "--out", str(source.with_name("start.pt")), *arguments]
-    assert main(["swap", *given]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    assert message in refused(capsys, "swap", *given)
     assert not source.with_name("start.pt").exists()
 
 

@@ -15,11 +15,11 @@ import pytest
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.choose import command, halving, report
 from fairseq_posenc.workbench.experiments.choose.halving import Halving
-from fairseq_posenc.workbench.experiments.pieces import unigram_perplexity
+from fairseq_posenc.workbench.experiments.corpus import unigram_perplexity
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results import record
-from fairseq_posenc.workbench.running.options import parse_with_passed
+from fairseq_posenc.workbench.running.options import parse_around_dashes
 from tests.workbench.experiments.test_compare import small_text
 
 NAMES = ["none", "learned", "rope", "alibi", "t5"]
@@ -72,7 +72,9 @@ def test_what_diverges_or_cannot_be_read_leaves_first(tmp_path):
     ends = {"none": 30.0, "learned": math.inf, "rope": BROKEN, "alibi": 20.0}
     rounds = Simulated(tmp_path, ends, 600).run()
     assert [model.variant.name for model in rounds[-1].models] == ["alibi", "none"]
-    found = dict((model.variant.name, model.show(1)) for _, model in report.last_of_each(rounds))
+    found = dict(
+        (model.variant.name, model.show(1)) for _, model in report.find_last_rounds(rounds)
+    )
     assert found["rope"] == "diverged at update 7 (seed 1), 7 (seed 2)"
     assert found["learned"] == "cannot be read"
 
@@ -116,7 +118,7 @@ def test_the_unigram_perplexity_is_that_of_the_frequencies(tmp_path):
 def parse_args(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    return parse_with_passed(parser, words)
+    return parse_around_dashes(parser, words)
 
 
 @pytest.mark.parametrize(

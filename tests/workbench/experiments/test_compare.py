@@ -21,21 +21,23 @@ import torch
 
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments import corpus, pieces, variants
-from fairseq_posenc.workbench.experiments.compare import command, live, picture, report, statements
-from fairseq_posenc.workbench.experiments.compare.record import RECORD, refuse_to_lose_report
-from fairseq_posenc.workbench.experiments.compare.record import record as record_of
-from fairseq_posenc.workbench.experiments.results import Outcome, aggregate
-from fairseq_posenc.workbench.experiments.settings import Run
+from fairseq_posenc.workbench.experiments import corpus, variants
+from fairseq_posenc.workbench.experiments.compare import command, live, report, statements
+from fairseq_posenc.workbench.experiments.compare.record import (
+    RECORD,
+    build_record,
+    refuse_to_lose_report,
+)
+from fairseq_posenc.workbench.experiments.outcomes import Outcome, aggregate
 from fairseq_posenc.workbench.experiments.text_experiment import TextResults
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
-from fairseq_posenc.workbench.experiments.trainings import LOG, train_command
-from fairseq_posenc.workbench.experiments.variants import parse_variants
+from fairseq_posenc.workbench.experiments.trials import LOG
+from fairseq_posenc.workbench.experiments.variants import Run, parse_variants
 from fairseq_posenc.workbench.results import pictures, record
 from fairseq_posenc.workbench.running import logs as curves
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.logs import Curve, Entry
-from fairseq_posenc.workbench.running.options import Parser, parse_with_passed
+from fairseq_posenc.workbench.running.options import Parser, parse_around_dashes
 from fairseq_posenc.workbench.running.progress import format_time
 from tests.helpers.commands import halting
 from tests.helpers.waiting import wait_until
@@ -46,7 +48,7 @@ DEMO = "none,learned,decbert_diff,m4m"
 def parse_args(*words: str) -> argparse.Namespace:
     parser = Parser()
     command.add_arguments(parser)
-    return parse_with_passed(parser, words)
+    return parse_around_dashes(parser, words)
 
 
 def make_curve(points: list[tuple[int, float]], speed: float) -> Curve:
@@ -95,7 +97,7 @@ FOUR = {
     ],
 )
 def test_results_of_a_text_do_not_replace_the_demo(words, folder):
-    assert command._settings(parse_args(*words)).out == Path(folder)
+    assert command._build_settings(parse_args(*words)).out == Path(folder)
 
 
 class TestContenders:
@@ -118,10 +120,7 @@ class TestContenders:
         ("name", "options"),
         [
             ("none", ["--position-encoding", "none"]),
-            (
-                "decbert_diff",
-                ["--position-encoding", "learned", "--attention-directions", "lr,rl"],
-            ),
+            ("decbert_diff", ["--position-encoding", "learned", "--attention-directions", "lr,rl"]),
             (
                 "decbert_same_nope",
                 ["--position-encoding", "none", "--attention-directions", "lr,lr"],
@@ -193,7 +192,7 @@ class TestDocuments:
         return tmp_path
 
     def test_topics_and_docstrings_are_read_and_nothing_is_imported(self, library: Path) -> None:
-        found = list(corpus.python_documents(library))
+        found = list(corpus.read_python_documents(library))
         assert found == [
             ("topic 'assert'", ["Assertions are handy.", "Use them."]),
             ("tool.py", ["About the tool.", "About A.", "More about A.", "About f."]),
@@ -201,41 +200,41 @@ class TestDocuments:
         assert found[0].words == 5
 
     def test_this_python_has_enough(self) -> None:
-        path = corpus.python_library()
-        texts = list(corpus._topics(path / "pydoc_data" / "topics.py"))
+        path = corpus.find_python_library()
+        texts = list(corpus._read_topics(path / "pydoc_data" / "topics.py"))
         assert sum(document.words for document in texts) > corpus.LEAST_WORDS
 
 
 class TestCorpus:
     def test_text_is_cut_at_empty_lines(self) -> None:
-        (document,) = corpus.text_documents("one\ntwo\n\n \nthree\n")
+        (document,) = corpus.split_into_documents("one\ntwo\n\n \nthree\n")
         assert document.paragraphs == ["one two", "three"]
 
     def test_text_without_empty_lines_is_cut_at_lines(self) -> None:
-        (document,) = corpus.text_documents("one\ntwo\n")
+        (document,) = corpus.split_into_documents("one\ntwo\n")
         assert document.paragraphs == ["one", "two"]
 
     def test_text_on_one_line_gives_many_documents(self) -> None:
-        found = corpus.text_documents("word " * 5000)
+        found = corpus.split_into_documents("word " * 5000)
         assert len(found) > 5
         assert sum(document.words for document in found) == 5000
 
     def test_repeats_are_kept_once(self) -> None:
-        found = corpus.without_repeats(
+        found = corpus.drop_repeats(
             [corpus.Document("a", ["x", "y", "x"]), corpus.Document("b", ["x"])]
         )
         assert found == [("a", ["x", "y"])]
 
     def test_split_is_by_document_fixed_and_about_a_twentieth(self) -> None:
         all_documents = [corpus.Document(str(n), [f"{n} word"]) for n in range(200)]
-        train, valid = corpus.split(all_documents)
+        train, valid = corpus.split_documents(all_documents)
         assert sorted(train + valid) == sorted(all_documents)
         assert len(valid) == 10
-        assert corpus.split(all_documents) == (train, valid)
+        assert corpus.split_documents(all_documents) == (train, valid)
 
     def test_split_leaves_something_to_train_on(self) -> None:
         sizes = [corpus.Document("small", ["x"]), corpus.Document("large", ["y " * 99])]
-        train, valid = corpus.split(sizes)
+        train, valid = corpus.split_documents(sizes)
         assert len(train) == len(valid) == 1
 
     def test_byte_order_mark_is_dropped(self, tmp_path: Path) -> None:
@@ -284,21 +283,21 @@ class TestPieces:
         return path
 
     def test_symbols_of_fairseq_stay_out_of_the_text(self, text: Path, tmp_path: Path) -> None:
-        pieces.train_pieces(text, tmp_path / "sp", 60)
-        count = pieces.encode(tmp_path / "sp.model", text, tmp_path / "out")
+        corpus.train_pieces(text, tmp_path / "sp", 60)
+        count = corpus.write_pieces(tmp_path / "sp.model", text, tmp_path / "out")
         words = (tmp_path / "out").read_text().split()
         assert len(words) == count
         assert not {"<mask>", "<pad>", "<s>", "</s>"} & set(words)
 
     def test_vocabulary_too_large(self, text: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"--vocab-size 5000: .* use --vocab-size (\d+)") as err:
-            pieces.train_pieces(text, tmp_path / "sp", 5000)
-        pieces.train_pieces(text, tmp_path / "sp", int(re.findall(r"\d+", str(err.value))[1]))
+            corpus.train_pieces(text, tmp_path / "sp", 5000)
+        corpus.train_pieces(text, tmp_path / "sp", int(re.findall(r"\d+", str(err.value))[1]))
 
     def test_vocabulary_too_small(self, text: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"--vocab-size 9: .* use --vocab-size (\d+)") as err:
-            pieces.train_pieces(text, tmp_path / "sp", 9)
-        pieces.train_pieces(text, tmp_path / "sp", int(re.findall(r"\d+", str(err.value))[1]))
+            corpus.train_pieces(text, tmp_path / "sp", 9)
+        corpus.train_pieces(text, tmp_path / "sp", int(re.findall(r"\d+", str(err.value))[1]))
 
 
 def log_line(kind: str, updates: int, loss: float, speed: float = 1000.0) -> str:
@@ -352,7 +351,7 @@ class TestCurves:
 
 class TestStatements:
     def test_computed_from_the_figures(self, tmp_path: Path) -> None:
-        falling, *order, holm, bag, race = statements.statements(
+        falling, *order, holm, bag, race = statements.derive_statements(
             make_results(tmp_path, FOUR).models
         )
         assert falling == (
@@ -378,15 +377,15 @@ class TestStatements:
         """No conclusion is written in advance: with other figures the sentences turn round."""
         reverse = dict(zip(FOUR, reversed(FOUR.values())))
         models = make_results(tmp_path, reverse).models
-        _, first, *_, bag = statements.statements(models)
+        _, first, *_, bag = statements.derive_statements(models)
         assert first.startswith("`none` has a significantly lower perplexity than `learned`")
-        alone = statements._bag_of_words(models[0], models[1:])
+        alone = statements._compare_with_bag(models[0], models[1:])
         assert "No other is significantly below it" in alone
         assert "`learned` ends at" not in bag
 
     def test_a_paired_difference_whose_interval_has_0_is_not_significant(self, tmp_path) -> None:
         near = {"none": [(100, 80.0)], "m4m": [(100, 40.0)], "t5": [(100, 40.01)]}
-        order = statements.statements(make_results(tmp_path, near).models)
+        order = statements.derive_statements(make_results(tmp_path, near).models)
         assert order[:2] == [
             "`m4m` has a significantly lower perplexity than `none`.",
             "`t5` has a significantly lower perplexity than `none`.",
@@ -397,7 +396,7 @@ class TestStatements:
         )
 
     def test_a_causal_model_without_positions_is_no_bag_of_words(self, tmp_path: Path) -> None:
-        found = statements.statements(make_results(tmp_path, FOUR).models, masked=False)
+        found = statements.derive_statements(make_results(tmp_path, FOUR).models, masked=False)
         assert not any("bag of words" in sentence for sentence in found)
 
     def test_a_seed_that_diverged_is_told_and_the_others_are_compared(self, tmp_path: Path) -> None:
@@ -406,22 +405,22 @@ class TestStatements:
         broken = Outcome(broken.run, {}, broken.curve, diverged=140)
         outcomes = [each for each in results.outcomes if each.run != broken.run]
         models = replace(results, outcomes=[*outcomes, broken]).models
-        first, _, second, *_ = statements.statements(models)
+        first, _, second, *_ = statements.derive_statements(models)
         assert first == "`learned` diverged at update 140 (seed 1)."
         assert second == ("`m4m` has a significantly lower perplexity than `decbert_diff`, `none`.")
-        shown = report.table(replace(results, outcomes=[*outcomes, broken]))
+        shown = report.format_table(replace(results, outcomes=[*outcomes, broken]))
         (row,) = (line for line in shown.splitlines() if "`learned`" in line)
         assert "| diverged at update 140 (seed 1) |" in row
         learned = next(model for model in models if model.variant.name == "learned")
-        assert math.isnan(dict(picture.line_of(learned))[140])
+        assert math.isnan(dict(report.mean_line(learned))[140])
 
     @pytest.mark.parametrize(("seeds", "words"), [(1, "One seed is"), (2, "Two seeds are")])
     def test_one_or_two_seeds_are_shown_and_not_judged(self, seeds, words, tmp_path) -> None:
         results = make_results(tmp_path, FOUR, seeds=seeds)
-        only, falling = statements.statements(results.models)
+        only, falling = statements.derive_statements(results.models)
         assert only.startswith(f"{words} shown and not judged")
         assert falling.startswith("Still falling")
-        row = next(line for line in report.table(results).splitlines() if "`m4m`" in line)
+        row = next(line for line in report.format_table(results).splitlines() if "`m4m`" in line)
         ends = [
             f"{each.perplexity:,.1f}" for each in results.outcomes if each.run.variant.name == "m4m"
         ]
@@ -432,13 +431,13 @@ class TestStatements:
 
     def test_seeds_that_never_arrive_are_counted(self, tmp_path: Path) -> None:
         model = make_results(tmp_path, {"m4m": [(100, 70.0), (200, 40.0)]}).models[0]
-        assert statements._first_update_below(model, 40.05) == "after 200 updates (1 of 3 seeds)"
-        assert statements._first_update_below(model, 70.1) == "after 100 to 200 updates"
-        assert statements._first_update_below(model, 1.0) == "not in this run"
+        assert statements._format_arrival(model, 40.05) == "after 200 updates (1 of 3 seeds)"
+        assert statements._format_arrival(model, 70.1) == "after 100 to 200 updates"
+        assert statements._format_arrival(model, 1.0) == "not in this run"
 
     def test_without_learned_the_first_is_the_baseline(self, tmp_path: Path) -> None:
         results = make_results(tmp_path, {"decbert_diff": FOUR["learned"], "m4m": FOUR["m4m"]})
-        assert "`decbert_diff` ends at" in " ".join(statements.statements(results.models))
+        assert "`decbert_diff` ends at" in " ".join(statements.derive_statements(results.models))
 
 
 class TestLearningRates:
@@ -459,7 +458,7 @@ class TestLearningRates:
         runs = settings.runs
         assert len({settings.folder(run) for run in runs}) == len(runs) == 4
         for run in runs:
-            words = train_command(settings, run)
+            words = settings.train_command(run)
             assert words[len(words) - words[::-1].index("--lr")] == run.case
             assert words[words.index("--seed") + 1] == str(run.seed)
 
@@ -479,7 +478,7 @@ class TestReport:
 
     def test_the_record_has_a_row_for_each_model(self, tmp_path: Path) -> None:
         broken = {**FOUR, "m4m": [(100, math.nan)]}
-        record_of(make_results(tmp_path, broken)).write(tmp_path / RECORD)
+        build_record(make_results(tmp_path, broken)).write(tmp_path / RECORD)
         found = record.read(tmp_path / RECORD)
         assert (found.kind, found.data["words"]) == ("compare", 300_000)
         assert [row["seed"] for row in found.figures["trainings"]] == [1, 2, 3] * 4
@@ -503,7 +502,7 @@ class TestReport:
         lines = re.findall(r"^fairseq-posenc compare (.*)", text, re.MULTILINE)
         assert len(lines) == 6
         for line in lines:
-            assert command._settings(parse_args(*shlex.split(line)))
+            assert command._build_settings(parse_args(*shlex.split(line)))
 
     def test_without_matplotlib(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
@@ -525,7 +524,7 @@ class TestReport:
     )
     def test_a_report_is_not_replaced_by_one_that_lacks_something(self, changes, lost, tmp_path):
         results = make_results(tmp_path, FOUR)
-        record_of(results).write(tmp_path / RECORD)
+        build_record(results).write(tmp_path / RECORD)
         refuse_to_lose_report(make_settings(tmp_path, seeds=(1, 2, 3, 4), updates=1600))
         with pytest.raises(UserError, match=f"{lost}.*--overwrite"):
             refuse_to_lose_report(make_settings(tmp_path, **{"seeds": (1, 2, 3), **changes}))
@@ -539,7 +538,7 @@ class TestReport:
         curves = {each.run: each.curve for each in begun}
         now = replace(whole, outcomes=done, begun=curves)
         opened: list[str] = []
-        monkeypatch.setattr(live, "show", opened.append)
+        monkeypatch.setattr(live, "open_in_browser", opened.append)
         monkeypatch.setattr(live, "_EVERY", 0.0)
         follow = live.Live(opens=True)
         for _ in range(2):
@@ -563,9 +562,9 @@ class TestReport:
 
     def test_the_time_left_follows_from_the_trainings_that_are_finished(self, tmp_path):
         whole = make_results(tmp_path, FOUR)
-        assert live.seconds_left(whole) is None
+        assert live.estimate_seconds_left(whole) is None
         now = replace(whole, outcomes=whole.outcomes[:6])
-        assert live.seconds_left(now) == 6 * (61.0 + live._OVERHEAD) / 2
+        assert live.estimate_seconds_left(now) == 6 * (61.0 + live._OVERHEAD) / 2
 
     def test_the_time_before_any_training_counts_all_of_it_on_this_machine(
         self, tmp_path, monkeypatch, capsys
@@ -573,7 +572,7 @@ class TestReport:
         """Of 10 s for a pass: text, and 4 trainings at a time on two cores for each seed."""
         settings = make_settings(tmp_path, updates=100, jobs=4)
         monkeypatch.setattr(live, "cores", lambda: 2)
-        monkeypatch.setattr(live, "_seconds_of_pass", lambda threads: 5.0 * threads)
+        monkeypatch.setattr(live, "_measure_pass", lambda threads: 5.0 * threads)
         live.announce(settings)
         update = 5 * 2 * live._UPDATE
         each = update * (100 + 10 * live._VALIDATION + live._START)
@@ -584,19 +583,19 @@ class TestReport:
         )
 
     def test_a_pass_is_measured(self) -> None:
-        assert 0 < live._seconds_of_pass(2) < 60
+        assert 0 < live._measure_pass(2) < 60
 
     def test_an_encoding_has_one_colour_in_every_picture(self):
-        everywhere = pictures.looks([*registry.names(), "decbert_same", "decbert_diff"])
+        everywhere = pictures.assign_styles([*registry.names(), "decbert_same", "decbert_diff"])
         assert len({tuple(each.values()) for each in everywhere.values()}) == len(everywhere)
         for names in (["rope", "m4m"], ["mine", "m4m", "none", "rope"]):
-            found = pictures.looks(names)
+            found = pictures.assign_styles(names)
             assert all(found[name] == everywhere[name] for name in names if name != "mine")
             assert len({tuple(each.values()) for each in found.values()}) == len(names)
 
     def test_ticks_are_few_and_round(self) -> None:
-        assert pictures.plain_ticks(35, 450) == [40, 50, 70, 100, 150, 200, 300, 400]
-        assert len(pictures.plain_ticks(1, 1e30)) <= 10
+        assert pictures.choose_ticks(35, 450) == [40, 50, 70, 100, 150, 200, 300, 400]
+        assert len(pictures.choose_ticks(1, 1e30)) <= 10
 
     @pytest.mark.parametrize(
         ("heights", "moved"),
@@ -607,11 +606,11 @@ class TestReport:
         ],
     )
     def test_labels_move_apart(self, heights: list[float], moved: list[float]) -> None:
-        assert pictures.spread(heights, 0.1) == pytest.approx(moved)
+        assert pictures.spread_out(heights, 0.1) == pytest.approx(moved)
 
     def test_spread_keeps_its_promises(self) -> None:
         heights = [random.Random(1).random() for _ in range(12)]
-        places = sorted(pictures.spread(heights, 0.05))
+        places = sorted(pictures.spread_out(heights, 0.05))
         assert all(b - a > 0.0499 for a, b in zip(places, places[1:]))
 
 
@@ -632,7 +631,7 @@ class TestTraining:
         settings = make_settings(tmp_path, seeds=(1,))
         rest = set()
         for run in settings.runs:
-            words = shlex.join(train_command(settings, run))
+            words = shlex.join(settings.train_command(run))
             own = shlex.join(run.variant.options)
             assert own in words
             folder = shlex.quote(str(settings.folder(run)))

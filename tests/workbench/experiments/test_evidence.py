@@ -12,14 +12,14 @@ from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.choose.answer import (
     ChooseQuestion,
-    answer,
-    candidates,
-    deciding_column,
+    answer_question,
+    choose_candidates,
+    choose_column,
 )
 from fairseq_posenc.workbench.experiments.evidence import measured, page
 from fairseq_posenc.workbench.experiments.evidence.measured import NOT_MEASURED, Column
 from fairseq_posenc.workbench.experiments.variants import FAMILIES
-from fairseq_posenc.workbench.results.differences import behind, compare
+from fairseq_posenc.workbench.results.differences import compare, find_worse
 from fairseq_posenc.workbench.results.intervals import interval, interval_of_perplexity
 from fairseq_posenc.workbench.results.record import Record
 
@@ -87,12 +87,12 @@ def test_figures_over_the_seeds_have_the_interval_of_their_mean_loss(results):
     ],
 )
 def test_the_least_multiple_that_is_as_far_decides(results, length, best, same, behind):
-    assert deciding_column(ChooseQuestion("causal-lm", length, 128)).best() == (best, same, behind)
+    assert choose_column(ChooseQuestion("causal-lm", length, 128)).best() == (best, same, behind)
 
 
 def test_the_answer_names_all_of_the_family(results, monkeypatch):
     monkeypatch.setattr(page, "columns", lambda family: [measured.at_trained_length(family)])
-    said = answer(ChooseQuestion("causal-lm", 512, 128))
+    said = answer_question(ChooseQuestion("causal-lm", 512, 128))
     assert said.startswith(
         "Measured: causal-lm models of 2 layers of width 64, trained for 300 updates at 128 tokens "
         "on a book (9,000 words), 3 seeds; perplexity at 4 times the length of training"
@@ -105,12 +105,12 @@ def test_the_answer_names_all_of_the_family(results, monkeypatch):
 
 
 def test_beyond_all_that_was_read_nothing_is_said(results):
-    assert "not measured; train" in answer(ChooseQuestion("causal-lm", 513, 128))
+    assert "not measured; train" in answer_question(ChooseQuestion("causal-lm", 513, 128))
 
 
 def test_no_winner_is_named_for_a_length_of_training_that_was_not_measured(results, monkeypatch):
     monkeypatch.setattr(page, "columns", lambda family: [measured.at_trained_length(family)])
-    said = answer(ChooseQuestion("causal-lm", 1024, 512))
+    said = answer_question(ChooseQuestion("causal-lm", 1024, 512))
     assert said.startswith("Measured: causal-lm models of 2 layers of width 64")
     assert "best" not in said
     assert "trained at 512 tokens, read at 1,024. No winner is named" in said
@@ -121,7 +121,7 @@ def test_no_winner_is_named_for_a_length_of_training_that_was_not_measured(resul
 def test_candidates_are_those_with_the_best_figures_then_those_of_one_seed(results, monkeypatch):
     one_seed = Column("", "", 1, {"t5": interval_of_perplexity([2.0])})
     monkeypatch.setattr(measured, "after_300_updates", lambda family: [one_seed])
-    found = candidates(ChooseQuestion("causal-lm", 512, 128))
+    found = choose_candidates(ChooseQuestion("causal-lm", 512, 128))
     assert found[:4] == ["alibi", "rope", "learned", "t5"]
     assert len(found) == len(set(found)) == 8
 
@@ -163,7 +163,7 @@ def test_of_bleu_the_highest_is_best(results):
     ]
     path = results / measured.MAIN_RECORD["encoder-decoder"]
     Record("bleu", {"scores": scores, "means": means}, {}).write(path)
-    assert deciding_column(ChooseQuestion("encoder-decoder", 128, 128)).best() == (
+    assert choose_column(ChooseQuestion("encoder-decoder", 128, 128)).best() == (
         "rope",
         ["shaw"],
         ["t5"],
@@ -294,7 +294,7 @@ def test_what_is_behind_the_best_is_corrected_for_all_comparisons():
     last = max(k for k, name in enumerate(ranked, 1) if p_values[name] <= 0.05 * k / len(ranked))
     uncorrected = [name for name in ranked if p_values[name] < 0.05]
     assert 0 < last < len(uncorrected)
-    assert behind(best, {**others, "one seed": {1: 99.0}}) == {*ranked[:last]}
+    assert find_worse(best, {**others, "one seed": {1: 99.0}}) == {*ranked[:last]}
 
 
 def test_a_picture_for_each_family(tmp_path):

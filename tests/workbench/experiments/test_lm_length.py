@@ -23,14 +23,14 @@ from fairseq_posenc.workbench.experiments.length.checkpoint import (
     load,
     parse_checkpoints,
 )
-from fairseq_posenc.workbench.experiments.length.scoring import score
+from fairseq_posenc.workbench.experiments.length.scoring import score_stream
 from fairseq_posenc.workbench.experiments.length.stream import (
     Stream,
     Window,
-    batches,
+    batch_windows,
+    cut_windows,
     read_dictionary,
     read_stream,
-    windows,
 )
 from fairseq_posenc.workbench.results.record import read
 from tests.helpers.commands import USER_DIR, new_directory, run, script, sentences, train, trained
@@ -58,7 +58,7 @@ each_size = pytest.mark.parametrize(("total", "length", "stride"), SIZES)
 
 @each_size
 def test_every_token_is_scored_once_and_none_reads_too_much(total, length, stride):
-    found = list(windows(total, length, stride))
+    found = list(cut_windows(total, length, stride))
     assert [token for w in found for token in range(w.scored, w.end)] == list(range(total))
     assert all(0 < w.end - w.start <= length for w in found)
     for window in found:
@@ -66,11 +66,11 @@ def test_every_token_is_scored_once_and_none_reads_too_much(total, length, strid
 
 
 def test_blocks_do_not_overlap():
-    assert list(windows(10, 4, 4)) == [Window(0, 0, 4), Window(4, 4, 8), Window(8, 8, 10)]
+    assert list(cut_windows(10, 4, 4)) == [Window(0, 0, 4), Window(4, 4, 8), Window(8, 8, 10)]
 
 
 def test_the_window_slides():
-    assert list(windows(7, 4, 2)) == [
+    assert list(cut_windows(7, 4, 2)) == [
         Window(0, 0, 2),
         Window(0, 2, 4),
         Window(2, 4, 6),
@@ -80,15 +80,15 @@ def test_the_window_slides():
 
 @each_size
 def test_batches_hold_equal_shapes_in_order_and_few_tokens(total, length, stride):
-    pieces = list(windows(total, length, stride))
-    found = list(batches(iter(pieces), 20))
+    pieces = list(cut_windows(total, length, stride))
+    found = list(batch_windows(iter(pieces), 20))
     assert [window for batch in found for window in batch] == pieces
     assert all(len({window.shape for window in batch}) == 1 for batch in found)
     assert all(len(batch) == 1 or len(batch) * batch[0].shape[0] <= 20 for batch in found)
 
 
 def test_a_window_longer_than_the_limit_of_tokens_is_a_batch_of_its_own():
-    assert [len(batch) for batch in batches(windows(64, 32, 32), 8)] == [1, 1]
+    assert [len(batch) for batch in batch_windows(cut_windows(64, 32, 32), 8)] == [1, 1]
 
 
 # ------------------------------------------------------------------------------------- figures
@@ -125,7 +125,7 @@ def test_the_first_token_is_predicted_from_the_end_of_a_sentence():
 def test_the_loss_of_ten_tokens_is_that_of_predicting_them_one_by_one(encoding, stride):
     stream = Stream.from_tokens(torch.tensor([7, 5, 12, 2, 9, 9, 4, 22, 2, 8]), EOS)
     ours = loaded(encoding)
-    found = score(ours, stream, 4, stride, max_tokens=8)
+    found = score_stream(ours, stream, 4, stride, max_tokens=8)
     assert found.tokens == 10
     assert found.loss == pytest.approx(by_hand(ours.model, stream, 4, stride), abs=1e-6)
     assert found.perplexity == pytest.approx(2**found.loss)
@@ -135,7 +135,7 @@ def test_beyond_the_trained_length_only_tables_of_positions_refuse():
     stream = Stream.from_tokens(torch.arange(4, 24).repeat(3), EOS)  # a sentence of 60 tokens
     refused = {}
     for name in registry.names():
-        found = score(loaded(name), stream, 40, 40, max_tokens=4096)
+        found = score_stream(loaded(name), stream, 40, 40, max_tokens=4096)
         assert (found.loss is None) == bool(found.refusal)
         if found.refusal:
             refused[name] = found.refusal
@@ -146,7 +146,7 @@ def test_beyond_the_trained_length_only_tables_of_positions_refuse():
 def test_probabilities_too_small_for_a_number_are_no_figure():
     ours = loaded("none")
     ours.model.decoder.output_projection.weight.data.fill_(math.nan)
-    found = score(ours, stream_of(9), 4, 4, max_tokens=8)
+    found = score_stream(ours, stream_of(9), 4, 4, max_tokens=8)
     assert found.perplexity is None
     assert "too small for a number" in found.refusal
 
@@ -237,8 +237,7 @@ def figures(results, mode):
 
 @slow
 @pytest.mark.parametrize(
-    ("mode", "stride", "length"),
-    [("non-overlapping", 16, 16), ("sliding", 5, 12)],
+    ("mode", "stride", "length"), [("non-overlapping", 16, 16), ("sliding", 5, 12)]
 )
 def test_perplexity_is_that_of_fairseq_eval_lm(measure, mode, stride, length):
     path = checkpoint("rope")
@@ -308,7 +307,7 @@ def test_an_override_changes_the_rotation_and_nothing_else():
     torch.testing.assert_close(same, ours)
     torch.testing.assert_close(slowed[:, :1], ours[:, :1])  # nothing to turn against
     assert (slowed[:, 1:] - ours[:, 1:]).abs().max() > 1e-4
-    losses = [score(each, stream, 32, 8, 4096).loss for each in (plain, one, four)]
+    losses = [score_stream(each, stream, 32, 8, 4096).loss for each in (plain, one, four)]
     assert losses[0] == pytest.approx(losses[1])
     assert losses[0] != pytest.approx(losses[2], rel=1e-6)
 

@@ -23,6 +23,7 @@ from scipy import stats
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.answers import ASKS, BLANK, ENDS
 from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.experiments.outcomes import Outcome
 from fairseq_posenc.workbench.experiments.probe import (
     command,
     data,
@@ -34,12 +35,16 @@ from fairseq_posenc.workbench.experiments.probe import (
 )
 from fairseq_posenc.workbench.experiments.probe.results import TaskResults, reciprocal_rank
 from fairseq_posenc.workbench.experiments.probe.settings import TaskSettings
-from fairseq_posenc.workbench.experiments.results import Outcome
-from fairseq_posenc.workbench.experiments.settings import Run
-from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, FAMILIES, parse_variants
+from fairseq_posenc.workbench.experiments.variants import (
+    BOTH,
+    CAUSAL,
+    FAMILIES,
+    Run,
+    parse_variants,
+)
 from fairseq_posenc.workbench.results import differences, intervals, record
 from fairseq_posenc.workbench.running.logs import Curve, Entry
-from fairseq_posenc.workbench.running.options import Parser, parse_with_passed
+from fairseq_posenc.workbench.running.options import Parser, parse_around_dashes
 
 NAMES = tasks.names()
 
@@ -409,7 +414,7 @@ class TestDifferences:
     def test_two_seeds_are_never_significant(self):
         two = {name: {0: values[0], 1: values[1]} for name, values in SAMPLES.items()}
         assert not any(each.is_significant for each in differences.compare_all(two))
-        (only,) = differences.describe(two)
+        (only,) = differences.describe_differences(two)
         assert only.startswith("Not judged, fewer than 3 seeds in common: ")
 
     def test_only_seeds_that_both_have_count(self):
@@ -477,7 +482,7 @@ class TestReport:
         assert "- copy: `alibi` is right in 90%, significantly above `none`, `rope`." in text
         picture.draw(found, tmp_path / "probe.png")
         assert (tmp_path / "probe.png").read_bytes().startswith(b"\x89PNG")
-        report.record(found).write(tmp_path / report.RECORD)
+        report.build_record(found).write(tmp_path / report.RECORD)
         rows = record.read(tmp_path / report.RECORD).figures
         assert len(rows["lengths"]) == 2 * 3 * 4
         assert len(rows["trainings"]) == 2 * 3 * 3
@@ -496,7 +501,7 @@ class TestReport:
         found = TaskResults(chosen, outcomes)
         picture.draw_depths(found, "needle", tmp_path / "needle.png")
         assert (tmp_path / "needle.png").stat().st_size > 10_000
-        rows = report.record(found).figures["depths"]
+        rows = report.build_record(found).figures["depths"]
         assert len(rows) == 3 * 2 * len(data.DEPTHS)
         assert {row["exact"] for row in rows if row["length"] == 80} == {1, 0.75, 0.5, 0.25, 0}
         assert "probe-needle.png" in report.write_report(found, drawn=True).read_text()
@@ -505,7 +510,7 @@ class TestReport:
         found = made_up(tmp_path)
         short = TaskResults(settings(tmp_path, lengths=(20, 40)), found.outcomes)
         assert "rank" not in report.tables(short)
-        assert report.record(short).figures["ranks"] == []
+        assert report.build_record(short).figures["ranks"] == []
 
     def test_shares_are_read_from_the_log(self):
         log = [
@@ -522,7 +527,7 @@ class TestReport:
 def parse(*words: str) -> argparse.Namespace:
     parser = Parser()
     command.add_arguments(parser)
-    return parse_with_passed(parser, words)
+    return parse_around_dashes(parser, words)
 
 
 class TestCommand:
@@ -549,7 +554,7 @@ class TestCommand:
 
     @pytest.mark.parametrize("family", FAMILIES)
     def test_all_are_those_of_the_family(self, family):
-        found = command._settings(parse("--encodings", "all", "--family", family))
+        found = command._build_settings(parse("--encodings", "all", "--family", family))
         names = [variant.name for variant in found.variants]
         assert {"rope", "t5", "none"} <= set(names)
         assert [task.name for task in found.tasks] == NAMES

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments import trainings
+from fairseq_posenc.workbench.experiments import trials
 from fairseq_posenc.workbench.running import devices
 from fairseq_posenc.workbench.running.programs import run_logged, run_parallel
 from tests.helpers.waiting import wait_until
@@ -79,7 +79,7 @@ def test_a_command_can_be_given_variables(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("device", "jobs"), [("cpu", 3), ("cuda", 1)])
 def test_a_job_for_each_core_or_for_the_gpu(device, jobs, monkeypatch):
-    monkeypatch.setattr(trainings, "choose_device", lambda: device)
-    monkeypatch.setattr(trainings, "cores", lambda: 3)
-    assert trainings.default_jobs() == jobs
+    monkeypatch.setattr(trials, "choose_device", lambda: device)
+    monkeypatch.setattr(trials, "cores", lambda: 3)
+    assert trials.default_jobs() == jobs
     assert devices.cores() >= 1

@@ -28,7 +28,7 @@ from fairseq_posenc.workbench.loading.families import FAMILIES
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.locks import is_locked
-from tests.helpers.commands import halting, new_directory, run, script
+from tests.helpers.commands import halting, new_directory, refused, run, script
 from tests.helpers.programs import true_start
 from tests.helpers.waiting import wait_until
 from tests.workbench.finetuning.test_squad_data import save, write_bpe
@@ -175,7 +175,7 @@ def test_nothing_is_written_once_a_training_was_killed(tmp_path, capsys):
     try:
         # The training has begun, and has long to go.
         wait_until((tmp_path / "train.log").exists, process)
-        second = told(capsys, *train_words(tmp_path))
+        second = refused(capsys, *train_words(tmp_path))
         assert second.startswith(f"run {tmp_path}: process {process.pid} on ")
     finally:
         process.kill()
@@ -249,30 +249,22 @@ def test_twenty_questions_learnt_by_heart_are_answered(tmp_path, capsys):
     assert plain == {key: value for key, value in figures.items() if "best" not in key}
 
 
-def told(capsys, *arguments, code=2):
-    """Return the line in which a command told a mistake, or a failure."""
-    assert cli.main([str(word) for word in arguments]) == code
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    return err.removeprefix("fairseq-posenc: error: ").rstrip("\n")
-
-
 @slow
 def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
     made = files()
     predict = ["squad", "predict", "--questions", made.raw, "--out", tmp_path, "--checkpoint"]
-    assert "was not fine-tuned on SQuAD" in told(capsys, *predict, made.pretrained)
-    assert told(capsys, *predict, "none.pt") == "--checkpoint none.pt: no such file"
-    half = told(capsys, *predict, "none.pt", "--device", "cpu", "--fp16")
+    assert "was not fine-tuned on SQuAD" in refused(capsys, *predict, made.pretrained)
+    assert refused(capsys, *predict, "none.pt") == "--checkpoint none.pt: no such file"
+    half = refused(capsys, *predict, "none.pt", "--device", "cpu", "--fp16")
     assert half == "--fp16 is for GPUs; leave it out, or use --device cuda"
     train = ["squad", "train", "--checkpoint", made.pretrained, "--out", tmp_path, "--data"]
-    assert "was not made by preprocess/squad.py" in told(capsys, *train, tmp_path)
+    assert "was not made by preprocess/squad.py" in refused(capsys, *train, tmp_path)
     out, _ = trained()
-    other = told(capsys, *train_words(out, **{"common.seed": 2}))
+    other = refused(capsys, *train_words(out, **{"common.seed": 2}))
     assert other.endswith(
         "other settings (common, seed: 1, not 2); choose another --out, or delete it"
     )
-    within = told(capsys, *train_words(tmp_path, **{"model.attention_directions": "up"}), code=1)
+    within = refused(capsys, *train_words(tmp_path, **{"model.attention_directions": "up"}), code=1)
     assert within == (
         "fairseq-hydra-train: --attention-directions up: 'up' is none of both, lr, rl "
         f"(its log: {tmp_path}/train.log)"

@@ -24,7 +24,16 @@ from fairseq_posenc.workbench.plots.model_inputs import Reading, read_text, toke
 from fairseq_posenc.workbench.plots.quantize import FINE, LEVELS, find_visible, quantize
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.tokens.pieces import learn_pieces
-from tests.helpers.commands import USER_DIR, new_directory, pairs, run, sentences, train, trained
+from tests.helpers.commands import (
+    USER_DIR,
+    new_directory,
+    pairs,
+    refused,
+    run,
+    sentences,
+    train,
+    trained,
+)
 from tests.helpers.tiny_models import logits, make_dictionary, make_model
 
 slow = pytest.mark.slow
@@ -293,10 +302,7 @@ def refusal(capsys, checkpoint: Path, *more: object) -> str:
     """Return the one line of a command that fails."""
     out = new_directory() / "page.html"
     words = ["inspect", "--checkpoint", checkpoint, "--text", TEXT, "--out", out, *more]
-    assert main(list(map(str, words))) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("fairseq-posenc: error: ")
-    assert told.count("\n") == 1
+    told = refused(capsys, *words)
     assert not out.exists()
     return told
 

@@ -88,10 +88,7 @@ def show(folder: Path, *models: tuple[str, dict], words: list[str] = WORDS) -> S
         watched.append(inspect_model(opened, reading))
         attention.append(capture_attention(model, reading.run))
     path = folder / "attention.html"
-    path.write_text(
-        render_page(watched, "fairseq-posenc inspect --text 'a <b>'"),
-        encoding="utf-8",
-    )
+    path.write_text(render_page(watched, "fairseq-posenc inspect --text 'a <b>'"), encoding="utf-8")
     return Shown(path, attention)
 
 

@@ -371,10 +371,7 @@ class TestCommand:
     def test_bad_input_is_one_line(self, words, says, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         out = [] if "--out" in words else ["--out", "a.png"]
-        assert main(["plot", *words.split(), *out]) == 2
-        said = capsys.readouterr().err
-        assert says in said
-        assert said.count("\n") == 1
+        assert says in commands.refused(capsys, "plot", *words.split(), *out)
         assert not list(tmp_path.iterdir())
 
     @pytest.mark.parametrize(("package", "kind"), [("matplotlib", "table"), ("sklearn", "map")])

@@ -11,7 +11,7 @@ import pytest
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.reports.curve_tables import all_tables
 from fairseq_posenc.workbench.results import learning_curves
-from fairseq_posenc.workbench.results.loss_stages import find_stages, smoothed, straight_pieces
+from fairseq_posenc.workbench.results.loss_stages import find_stages, fit_segments, smooth_losses
 from fairseq_posenc.workbench.results.record import read
 from fairseq_posenc.workbench.running.logs import (
     Curve,
@@ -216,12 +216,12 @@ def test_the_way_back_from_a_jump_is_no_dive():
     """As where a stretch of the text is hard."""
     found = list(losses([(0, 8.0), (60, 6.0), (2000, 5.8)], noise=0.03, every=20))
     jumped = [(at, loss + (0.4 - (at - 620) / 100) * (620 <= at <= 660)) for at, loss in found]
-    assert max(piece.rate for piece in straight_pieces(jumped)[1:]) > 0.005
+    assert max(piece.rate for piece in fit_segments(jumped)[1:]) > 0.005
     assert find_stages(curve_of(jumped)) is None
 
 
 def test_pieces_are_no_more_than_there_are():
-    pieces = straight_pieces(list(losses(BERT, noise=0.01)))
+    pieces = fit_segments(list(losses(BERT, noise=0.01)))
     assert len(pieces) == len(BERT) - 1
     for piece, (x, y), (x1, y1) in zip(pieces, BERT, BERT[1:]):
         assert piece.end == pytest.approx(x1, abs=EVERY)
@@ -231,7 +231,7 @@ def test_pieces_are_no_more_than_there_are():
 def test_a_line_is_smoothed_with_as_many_on_either_side():
     entries = [Entry("train_inner", n, loss, 0.0, None, 1.0) for n, loss in enumerate([9, 6, 3, 6])]
     entries.insert(2, Entry("train_inner", 9, math.nan, 0.0, None, 1.0))
-    updates, nats = zip(*smoothed(Curve([], 1.0, entries)))
+    updates, nats = zip(*smooth_losses(Curve([], 1.0, entries)))
     assert updates == (0, 1, 2, 3)
     assert nats == pytest.approx([bits * math.log(2) for bits in (9, 6, 5, 6)])
 
@@ -381,7 +381,7 @@ NAN, INF = math.nan, math.inf
 def test_a_divergence_is_drawn(losses, label, crosses, tmp_path, monkeypatch):
     """The line breaks there, a cross above it marks the first, and its label says the last."""
     drawn = []
-    monkeypatch.setattr(learning_curves, "save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(learning_curves.pictures, "save", lambda figure, path: drawn.append(figure))
     logs = {"a": write(tmp_path / "a.log", *losses), "b": write(tmp_path / "b.log", 5, 4, 3)}
     lines = {
         name: learning_curves.validation_line(read_curve_file(log)) for name, log in logs.items()
@@ -399,7 +399,7 @@ def test_a_divergence_is_drawn(losses, label, crosses, tmp_path, monkeypatch):
 @pytest.mark.parametrize("last", [3, 10, 20, 1000, 16000, 10**6])
 def test_a_tick_is_labelled_by_what_it_is(last, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(learning_curves, "save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(learning_curves.pictures, "save", lambda figure, path: drawn.append(figure))
     learning_curves.draw_lines(
         {"a": [(1, 3.0), (last, 2.0)]}, "title", tmp_path / "a.png", log=False
     )

@@ -126,11 +126,7 @@ def test_all_tables_are_there_with_the_papers_figures(tmp_path, capsys):
 def test_without_tables_only_those_with_a_figure_of_ours(tmp_path, capsys):
     data = report(capsys, glue(tmp_path / "g.json", "m4"))
     expected = [{"SST-2": 91.5}]  # the best of the learning rates
-    assert ours(data) == {
-        ("A2", "M4"): expected,
-        ("A3", "1"): expected,
-        ("A4", "shared"): expected,
-    }
+    assert ours(data) == {("A2", "M4"): expected, ("A3", "1"): expected, ("A4", "shared"): expected}
     assert data["others"] == []
 
 

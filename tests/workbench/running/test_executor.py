@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.executor import Slurm, _Job, refuse_jobs
+from fairseq_posenc.workbench.running.executor import Slurm, _SlurmJob, refuse_jobs
 from fairseq_posenc.workbench.running.options import parse_place
 from tests.helpers import programs
 from tests.helpers.slurm import (
@@ -77,12 +77,12 @@ def start_true_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 class TestOnTwoNodes:
     def test_all_pieces_are_done_once(self, cluster, tmp_path, capsys):
-        assert sweep(tmp_path, 5, pieces=3) == []
+        assert sweep(tmp_path, 5, items=3) == []
         assert [numbers(tmp_path, f"p{n}") for n in range(3)] == [list(range(5))] * 3
         told = capsys.readouterr().err
         assert "p1  " in told
         assert "[3 of 3 ended]" in told
-        assert sweep(tmp_path, 5, pieces=3) == []
+        assert sweep(tmp_path, 5, items=3) == []
         assert submissions(tmp_path) == 1
 
     def test_detached_jobs_are_found_again(self, cluster, tmp_path, capsys):
@@ -100,8 +100,8 @@ class TestOnTwoNodes:
 
     def test_more_pieces_are_submitted_beside_those_that_run(self, cluster, tmp_path):
         with pytest.raises(SystemExit):
-            sweep(tmp_path, 20, "--detach", pieces=1)
-        assert sweep(tmp_path, 20, pieces=2) == []
+            sweep(tmp_path, 20, "--detach", items=1)
+        assert sweep(tmp_path, 20, items=2) == []
         assert submissions(tmp_path) == 2
         assert numbers(tmp_path, "p0") == numbers(tmp_path, "p1") == list(range(20))
 
@@ -280,7 +280,7 @@ def test_only_a_job_whose_time_is_up_may_come_no_further(tmp_path, monkeypatch, 
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    job = _Job(counting(tmp_path, "p0", 5, 0), tmp_path / "lock", 90)
+    job = _SlurmJob(counting(tmp_path, "p0", 5, 0), tmp_path / "lock", 90)
     job.checkpoint()
     if minutes == 2:
         with pytest.raises(UserError, match="came no further in all its time; give it more"):

@@ -147,8 +147,10 @@ def test_ignored_signals_stay_so(true):
     """As those are that a shell starts in the background."""
     code = "import signal; print(*map(signal.getsignal, (signal.SIGINT, signal.SIGHUP)))"
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
     try:
         told = python("-c", code, true=true).stdout
     finally:
         signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGHUP, hang_up)
     assert told == f"{signal.SIG_IGN} {signal.SIG_DFL}\n"

@@ -576,18 +576,8 @@ def test_a_killed_training_goes_on_from_its_own_checkpoint_and_not_from_the_firs
     shutil.copy(trained("masked_lm").save_dir / "checkpoint_last.pt", init)
     folder = tmp_path / "run"
     last = folder / "checkpoint_last.pt"
-    arguments = [
-        "m4m",
-        sentences(),
-        "--device",
-        "cpu",
-        "--init",
-        init,
-        "--out",
-        folder,
-        "--",
-        *TINY,
-    ]
+    arguments = ["m4m", sentences(), "--device", "cpu", "--init", init, "--out", folder, "--"]
+    arguments += TINY
     endless = ["--save-interval-updates", 1, "--max-update", 1_000_000]
     command = [SCRIPTS / "a_base.sh", *arguments, *endless]
     kill_in_training(command, last, tmp_path)

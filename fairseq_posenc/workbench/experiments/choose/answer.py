@@ -20,7 +20,7 @@ class ChooseQuestion(NamedTuple):
     trained: int  # the length of training
 
 
-def deciding_column(question: ChooseQuestion) -> Optional[Column]:
+def choose_column(question: ChooseQuestion) -> Optional[Column]:
     """Choose the figures that decide an answer; None if nothing was measured.
 
     Beyond the length of training they are those at the least multiple that is as far or further;
@@ -38,24 +38,24 @@ def deciding_column(question: ChooseQuestion) -> Optional[Column]:
     )
 
 
-def answer(question: ChooseQuestion) -> str:
+def answer_question(question: ChooseQuestion) -> str:
     """Answer in Markdown: what was measured first, then no more than follows from it."""
-    column, setting = deciding_column(question), measured.setting(question.family)
+    column, setting = choose_column(question), measured.setting(question.family)
     asked = f"trained at {question.trained:,} tokens, read at {question.length:,}"
     if column is None:
-        return f"Asked: {asked}. This was {measured.NOT_MEASURED}; {_own_text(question)}"
+        return f"Asked: {asked}. This was {measured.NOT_MEASURED}; {_advise_training(question)}"
     best, same, behind = column.best()
     models = setting.models if setting else "small models, 300 updates, one seed"
     if setting and setting.covers(question.length, question.trained):
         head = f"Asked: {asked}, as measured. The figures are of such small models only:"
-        front = [f"- best there: {_named([best])}, {column.show(best)}"]
-        front += _line("not significantly different from it", same)
+        front = [f"- best there: {_join_names([best])}, {column.show(best)}"]
+        front += _format_line("not significantly different from it", same)
     else:
         head = (
             f"Asked: {asked}. No winner is named: nothing was trained and read like that. The "
             "small models suggest whom to try:"
         )
-        front = _line("in front there, without a significant difference", [best, *same])
+        front = _format_line("in front there, without a significant difference", [best, *same])
     unread = [name for name in column.figures if math.isinf(column.figures[name].mean)]
     unknown = [
         name for name in measured.encoding_names(question.family) if name not in column.figures
@@ -67,28 +67,28 @@ def answer(question: ChooseQuestion) -> str:
         head,
         "",
         *front,
-        *_line("significantly behind", behind),
-        *_line("cannot be read there", unread),
-        *_line(measured.NOT_MEASURED, unknown),
+        *_format_line("significantly behind", behind),
+        *_format_line("cannot be read there", unread),
+        *_format_line(measured.NOT_MEASURED, unknown),
         "",
-        f"To know it for your text, {_own_text(question)}",
+        f"To know it for your text, {_advise_training(question)}",
     ]
     return "\n".join([*lines, "", page.table(question.family, [best, *same, *behind, *unread])])
 
 
-def candidates(question: ChooseQuestion) -> list[str]:
+def choose_candidates(question: ChooseQuestion) -> list[str]:
     """Choose what to train where a user names none: those with the best figures.
 
     Those that decide come first, then those of one seed.
     """
-    columns = (deciding_column(question), measured.after_300_updates(question.family)[0])
+    columns = (choose_column(question), measured.after_300_updates(question.family)[0])
     ranked = [name for column in columns if column for name in column.ranked()]
     known = measured.encoding_names(question.family)
     first = [name for name in dict.fromkeys(ranked) if name in known]
     return [*first, *(name for name in known if name not in first)][:_FEW]
 
 
-def _own_text(question: ChooseQuestion) -> str:
+def _advise_training(question: ChooseQuestion) -> str:
     if question.family == measured.BOTH:
         return "train candidates on it: `fairseq-posenc train-recipe translation_iwslt17`."
     lengths = f"--length {question.length} --trained {question.trained}"
@@ -96,9 +96,9 @@ def _own_text(question: ChooseQuestion) -> str:
     return f"train candidates on it: `{command} --budget 30m`."
 
 
-def _line(what: str, names: list[str]) -> list[str]:
-    return [f"- {what}: {_named(names)}"] if names else []
+def _format_line(what: str, names: list[str]) -> list[str]:
+    return [f"- {what}: {_join_names(names)}"] if names else []
 
 
-def _named(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)

@@ -7,33 +7,21 @@ import re
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments.choose.answer import ChooseQuestion, answer, candidates
-from fairseq_posenc.workbench.experiments.choose.halving import Halving
-from fairseq_posenc.workbench.experiments.choose.report import (
-    RECORD,
-    REPORT,
-    describe_rounds,
-    record,
+from fairseq_posenc.workbench.experiments.choose import report
+from fairseq_posenc.workbench.experiments.choose.answer import (
+    ChooseQuestion,
+    answer_question,
+    choose_candidates,
 )
-from fairseq_posenc.workbench.experiments.corpus import read_text
-from fairseq_posenc.workbench.experiments.evidence import measured
-from fairseq_posenc.workbench.experiments.pieces import unigram_perplexity
+from fairseq_posenc.workbench.experiments.choose.halving import Halving
+from fairseq_posenc.workbench.experiments.corpus import read_text, unigram_perplexity
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
-from fairseq_posenc.workbench.experiments.trainings import default_jobs
-from fairseq_posenc.workbench.experiments.variants import FAMILIES, parse_variants
-from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.experiments.trials import default_jobs
+from fairseq_posenc.workbench.experiments.variants import BOTH, FAMILIES, MASKED, parse_variants
+from fairseq_posenc.workbench.running import options
+from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.locks import lock_output_folder
-from fairseq_posenc.workbench.running.options import (
-    add_count,
-    add_jobs,
-    add_json,
-    add_out,
-    add_place,
-    add_seeds,
-    parse_place,
-    positive_int,
-)
 from fairseq_posenc.workbench.running.progress import format_time, say
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -44,8 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
     add("--family", choices=FAMILIES, required=True, help="kind of models")
-    add("--length", type=positive_int, required=True, metavar="N", help="input length in tokens")
-    add_count(parser, "--trained", "length of training, in tokens (default: --length)")
+    add(
+        "--length",
+        type=options.positive_int,
+        required=True,
+        metavar="N",
+        help="input length in tokens",
+    )
+    options.add_count(parser, "--trained", "length of training, in tokens (default: --length)")
     add(
         "--text", type=Path, help="UTF-8 text to train candidates on (default: answer from records)"
     )
@@ -58,12 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--encodings", help="candidates, separated by commas (default: those the records put first)"
     )
-    add_seeds(parser, (1, 2, 3))
-    add_count(parser, "--vocab-size", "number of sentencepieces", 512)
-    add_jobs(parser, "one on each core, or on the GPU")
-    add_place(parser)
-    add_out(parser, computed_default="choose-NAME for --text NAME.txt")
-    add_json(parser)
+    options.add_seeds(parser, (1, 2, 3))
+    options.add_count(parser, "--vocab-size", "number of sentencepieces", 512)
+    options.add_jobs(parser, "one on each core, or on the GPU")
+    options.add_place(parser)
+    options.add_out(parser, computed_default="choose-NAME for --text NAME.txt")
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,30 +67,32 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input, or a fairseq command that failed.
     """
     question = ChooseQuestion(args.family, args.length, args.trained or args.length)
-    _check(question, args)
+    _refuse_wrong_options(question, args)
     if args.text is None:
-        print(answer(question))
+        print(answer_question(question))
         return 0
-    settings, budget = _settings(question, args), _seconds(args.budget)
+    settings, budget = _build_settings(question, args), _parse_seconds(args.budget)
     read_text(args.text)  # so that a wrong one is an error before anything is made
     with (
-        signals_as_keyboard_interrupt(CONTINUES),
-        lock_output_folder(settings.out, (REPORT, RECORD)) as lock,
+        signals_as_keyboard_interrupt(),
+        lock_output_folder(settings.out, (report.REPORT, report.RECORD)) as lock,
     ):
         names, within = ", ".join(settings.names), format_time(budget)
         say(f"{names} on {args.text} within {within}; everything goes to {settings.out}/")
         rounds = Halving(settings, budget, lock).run()
         pieces = [settings.out / "data" / f"{part}.pieces" for part in ("train", "valid")]
-        text = describe_rounds(rounds, settings, unigram_perplexity(*pieces))
-        found = record(rounds, settings)
-        found.write(settings.out / RECORD)
-        write_whole(settings.out / REPORT, f"# Which encoding\n\n{text}\n\n    {found.command}\n")
+        text = report.describe_rounds(rounds, settings, unigram_perplexity(*pieces))
+        found = report.build_record(rounds, settings)
+        found.write(settings.out / report.RECORD)
+        write_whole(
+            settings.out / report.REPORT, f"# Which encoding\n\n{text}\n\n    {found.command}\n"
+        )
     print(found.text() if args.json else text)
-    say(f"report: {settings.out / REPORT}")
+    say(f"report: {settings.out / report.REPORT}")
     return 0
 
 
-def _check(question: ChooseQuestion, args: argparse.Namespace) -> None:
+def _refuse_wrong_options(question: ChooseQuestion, args: argparse.Namespace) -> None:
     if question.length < question.trained:
         raise UserError(
             f"--trained {question.trained}: more than --length {question.length}, which is read; "
@@ -105,18 +101,18 @@ def _check(question: ChooseQuestion, args: argparse.Namespace) -> None:
     if args.text is None:
         if args.json:
             raise UserError("--json: is for --text; the records themselves are in docs/results")
-    elif question.family == measured.BOTH:
+    elif question.family == BOTH:
         raise UserError(
             "--text: is for language models; translations of your own are prepared by "
             "'fairseq-posenc preprocess translation' and trained by "
             "'fairseq-posenc train-recipe translation_iwslt17'"
         )
-    elif question.family == measured.MASKED and question.length != question.trained:
+    elif question.family == MASKED and question.length != question.trained:
         raise UserError("--trained: candidates of masked-lm are read at the length of training")
 
 
-def _settings(question: ChooseQuestion, args: argparse.Namespace) -> TextSettings:
-    listed = args.encodings or ",".join(candidates(question))
+def _build_settings(question: ChooseQuestion, args: argparse.Namespace) -> TextSettings:
+    listed = args.encodings or ",".join(choose_candidates(question))
     variants = parse_variants(listed)
     if len(variants) < 2:
         raise UserError(f"--encodings {listed}: name two or more, to choose among")
@@ -131,12 +127,12 @@ def _settings(question: ChooseQuestion, args: argparse.Namespace) -> TextSetting
         eval_length=question.length,
         points=2,
         jobs=args.jobs or default_jobs(),
-        cluster=parse_place(args),
-        train_args=(*args.passed, "--tokens-per-sample", str(question.trained)),
+        cluster=options.parse_place(args),
+        train_args=(*args.after_dashes, "--tokens-per-sample", str(question.trained)),
     )
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     found = _TIME.fullmatch(text.strip())
     if not found or not int(found[1]):
         raise UserError(f"--budget {text}: write a time, as in 90s, 30m or 2h")

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.experiments.results import Outcome, SeedAggregate, aggregate
+from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate, aggregate
 from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.experiments.variants import Variant
@@ -67,21 +67,21 @@ class Halving:
         """
         left = self._settings.variants
         count = max(1, math.ceil(math.log2(len(left))))
-        rounds = [self._round(0, left, 0, _FIRST)]
+        rounds = [self._train_round(0, left, 0, _FIRST)]
         for number in range(1, count + 1):
             rest = self._budget - sum(each.seconds for each in rounds)
-            updates = self._affordable(rounds[-1], len(left), rest / (count + 1 - number))
+            updates = self._count_affordable(rounds[-1], len(left), rest / (count + 1 - number))
             before = rounds[-1].updates
             if updates < _LEAST * before:
                 say(f"{format_time(max(rest, 0))} are left: too little for another round")
                 break
-            rounds.append(self._round(number, left, before, updates))
+            rounds.append(self._train_round(number, left, before, updates))
             left = tuple(rounds[-1].kept)
             if len(left) < 2:
                 break
         return rounds
 
-    def _affordable(self, last: Round, candidates: int, seconds: float) -> int:
+    def _count_affordable(self, last: Round, candidates: int, seconds: float) -> int:
         """Compute how many updates in all, at the speed of the last round, fit into a time.
 
         What a training's own time does not explain is starting up, validating and measuring.
@@ -97,7 +97,9 @@ class Halving:
         own = seconds * self._settings.jobs / (candidates * len(self._settings.seeds))
         return last.updates + int((own - overhead) / each)
 
-    def _round(self, number: int, variants: Sequence[Variant], before: int, updates: int) -> Round:
+    def _train_round(
+        self, number: int, variants: Sequence[Variant], before: int, updates: int
+    ) -> Round:
         """Train to a number of updates and judge."""
         settings = replace(self._settings, variants=tuple(variants))
         inputs = {

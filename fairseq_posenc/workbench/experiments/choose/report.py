@@ -6,11 +6,15 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from fairseq_posenc.workbench.experiments.choose.halving import Round
-from fairseq_posenc.workbench.experiments.results import SeedAggregate
+from fairseq_posenc.workbench.experiments.outcomes import SeedAggregate
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
 from fairseq_posenc.workbench.experiments.variants import CAUSAL
 from fairseq_posenc.workbench.results import markdown
-from fairseq_posenc.workbench.results.differences import RULE, describe, few_seeds
+from fairseq_posenc.workbench.results.differences import (
+    RULE,
+    describe_differences,
+    explain_few_seeds,
+)
 from fairseq_posenc.workbench.results.intervals import NOTE
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.progress import format_time
@@ -22,7 +26,7 @@ LEARNED = 0.5
 _RECIPES = {CAUSAL: "b_lm"}  # of the papers' trainings, the one for a family; else a_small
 
 
-def last_of_each(rounds: Sequence[Round]) -> Iterator[tuple[Round, SeedAggregate]]:
+def find_last_rounds(rounds: Sequence[Round]) -> Iterator[tuple[Round, SeedAggregate]]:
     """Yield each candidate with its last round, from the best on."""
     seen = set()
     for each in reversed(rounds):
@@ -39,9 +43,9 @@ def describe_rounds(rounds: Sequence[Round], settings: TextSettings, unigram: fl
     """
     rows = [
         (f"`{model.variant.name}`", f"{each.updates:,}", model.show(2))
-        for each, model in last_of_each(rounds)
+        for each, model in find_last_rounds(rounds)
     ]
-    few = few_seeds(len(settings.seeds))
+    few = explain_few_seeds(len(settings.seeds))
     sentences = [few] if few else [_describe_round(each) for each in rounds[1:] or rounds]
     seconds = format_time(sum(each.seconds for each in rounds))
     return "\n".join(
@@ -57,19 +61,20 @@ def describe_rounds(rounds: Sequence[Round], settings: TextSettings, unigram: fl
             f"- It took {seconds}. Perplexity is that of the mean loss over the seeds, from three "
             f"on with its interval ({NOTE}). {RULE}",
             "",
-            _advice(rounds, settings, unigram),
+            _advise(rounds, settings, unigram),
         ]
     )
 
 
 def _describe_round(found: Round) -> str:
     able = {model.variant.name: model.by_seed for model in found.able}
-    return f"After {found.updates:,} updates: {' '.join(describe(able)) or 'nothing to compare.'}"
+    sentences = " ".join(describe_differences(able)) or "nothing to compare."
+    return f"After {found.updates:,} updates: {sentences}"
 
 
-def _advice(rounds: Sequence[Round], settings: TextSettings, unigram: float) -> str:
+def _advise(rounds: Sequence[Round], settings: TextSettings, unigram: float) -> str:
     """Show the command of a real training, if the models learned enough for their rank to count."""
-    updates, (_, best) = rounds[-1].updates, next(last_of_each(rounds))
+    updates, (_, best) = rounds[-1].updates, next(find_last_rounds(rounds))
     lowest = best.perplexity.mean
     if not lowest <= LEARNED * unigram:
         return (
@@ -90,7 +95,7 @@ def _advice(rounds: Sequence[Round], settings: TextSettings, unigram: float) -> 
     )
 
 
-def record(rounds: Sequence[Round], settings: TextSettings) -> Record:
+def build_record(rounds: Sequence[Round], settings: TextSettings) -> Record:
     """Collect the figures of all models in all rounds, the last round first."""
     rows = [
         {

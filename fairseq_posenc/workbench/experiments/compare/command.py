@@ -6,26 +6,14 @@ import argparse
 from pathlib import Path
 
 from fairseq_posenc.workbench.experiments import variants
+from fairseq_posenc.workbench.experiments.compare import record, report
 from fairseq_posenc.workbench.experiments.compare.live import Live, announce
-from fairseq_posenc.workbench.experiments.compare.record import (
-    RECORD,
-    record,
-    refuse_to_lose_report,
-)
-from fairseq_posenc.workbench.experiments.compare.report import (
-    PAGE,
-    PICTURE,
-    REPORT,
-    conclusions,
-    table,
-    write_report,
-)
 from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
 from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TASKS, TextSettings
-from fairseq_posenc.workbench.experiments.trainings import default_jobs
+from fairseq_posenc.workbench.experiments.trials import default_jobs
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
 
@@ -79,28 +67,30 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: a fairseq command that failed.
     """
-    settings = _settings(args)
+    settings = _build_settings(args)
     if not args.overwrite:
-        refuse_to_lose_report(settings)
+        record.refuse_to_lose_report(settings)
     with (
-        signals_as_keyboard_interrupt(CONTINUES),
-        lock_output_folder(settings.out, (REPORT, PICTURE, PAGE, RECORD)) as lock,
+        signals_as_keyboard_interrupt(),
+        lock_output_folder(
+            settings.out, (report.REPORT, report.PICTURE, report.PAGE, record.RECORD)
+        ) as lock,
     ):
         say(f"comparing {', '.join(settings.names)}; everything goes to {settings.out}/")
         if not settings.cluster:
             announce(settings)
         results = TextExperiment(settings, lock).run(Live(args.open))
-        report, found = write_report(results), record(results)
-        found.write(settings.out / RECORD)
+        path, found = report.write_report(results), record.build_record(results)
+        found.write(settings.out / record.RECORD)
     if args.json:
         print(found.text())
     else:
-        print("\n".join([table(results), "", *conclusions(results)]))
-    say(f"report: {report}, and as a page {report.with_name(PAGE)}")
+        print("\n".join([report.format_table(results), "", *report.conclusions(results)]))
+    say(f"report: {path}, and as a page {path.with_name(report.PAGE)}")
     return 0
 
 
-def _settings(args: argparse.Namespace) -> TextSettings:
+def _build_settings(args: argparse.Namespace) -> TextSettings:
     own = args.text and Path(f"compare-{args.text.stem}")  # so that a text never replaces the demo
     models = variants.parse_variants(args.encodings)
     jobs = args.jobs or default_jobs()
@@ -115,7 +105,7 @@ def _settings(args: argparse.Namespace) -> TextSettings:
         seeds=args.seeds,
         vocab_size=args.vocab_size,
         lrs=tuple(dict.fromkeys(lr.strip() for lr in args.lrs.split(","))),
-        train_args=tuple(args.passed),  # the words after `--`
+        train_args=tuple(args.after_dashes),  # the words after `--`
         jobs=jobs,
         cluster=options.parse_place(args),
     )

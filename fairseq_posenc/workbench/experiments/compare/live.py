@@ -40,21 +40,21 @@ class Live:
             return
         results = read()
         if results.outcomes or any(curve.entries for curve in results.begun.values()):
-            path = write_report(results, seconds_left(results)).with_name(PAGE)
+            path = write_report(results, estimate_seconds_left(results)).with_name(PAGE)
             if self._opens:
                 say(f"the page of the run, which goes on: {path}")
-                show(path.resolve().as_uri())
+                open_in_browser(path.resolve().as_uri())
             self._opens = False
         self._next = time.monotonic() + _EVERY
 
 
-def show(address: str) -> None:
+def open_in_browser(address: str) -> None:
     """Open a page in the user's browser, where there is a screen for one."""
     if sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         webbrowser.open(address)
 
 
-def seconds_left(results: TextResults) -> Optional[float]:
+def estimate_seconds_left(results: TextResults) -> Optional[float]:
     """Estimate how long the missing trainings take, once one is finished; else None."""
     settings, missing = results.settings, results.missing
     known = [each.seconds for each in results.outcomes if not each.diverged]
@@ -76,7 +76,7 @@ def announce(settings: TextSettings) -> None:
         time_left = "how long, the page says after the first training"
     else:
         at_once = min(jobs, cores())
-        update = _UPDATE * _seconds_of_pass(at_once)
+        update = _UPDATE * _measure_pass(at_once)
         each = update * (settings.updates + _VALIDATION * settings.points + _START)
         first, all_seeds = (
             format_time(update * _TEXT + seeds * count / len(settings.seeds) * each / at_once)
@@ -88,7 +88,7 @@ def announce(settings: TextSettings) -> None:
     say(f"{count} trainings of {settings.updates:,} updates, {jobs} at a time: {time_left}")
 
 
-def _seconds_of_pass(threads: int) -> float:
+def _measure_pass(threads: int) -> float:
     """Measure the processor time of a pass and its gradient in a default model.
 
     Processors are slower when several of their cores compute, so several threads do.

@@ -15,7 +15,7 @@ from fairseq_posenc.workbench.results.record import Record, RecordError, Row, ow
 RECORD = "compare.json"
 
 
-def record(results: TextResults) -> Record:
+def build_record(results: TextResults) -> Record:
     """Collect the figures of all models, of their differences, and of all trainings."""
     settings = results.settings
     models: list[Row] = [

@@ -1,7 +1,8 @@
-"""The report: table, picture, and what follows from the figures."""
+"""The report of a comparison: table, picture, and what follows from the figures."""
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Callable, Iterable
 from itertools import groupby
@@ -9,25 +10,24 @@ from pathlib import Path
 from statistics import fmean
 from typing import Optional
 
-from fairseq_posenc.workbench.experiments.compare.picture import begun, draw
-from fairseq_posenc.workbench.experiments.compare.reproduce import commands, reproduce
-from fairseq_posenc.workbench.experiments.compare.statements import statements
-from fairseq_posenc.workbench.experiments.results import Outcome, SeedAggregate
-from fairseq_posenc.workbench.experiments.settings import Run
+from fairseq_posenc.workbench.experiments.compare.reproduce import format_commands, format_reruns
+from fairseq_posenc.workbench.experiments.compare.statements import derive_statements
+from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate
 from fairseq_posenc.workbench.experiments.text_experiment import TextResults
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
-from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED
+from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED, Run
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.differences import RULE
+from fairseq_posenc.workbench.results.html_page import convert_to_html
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS, NOTE
-from fairseq_posenc.workbench.results.page import page
+from fairseq_posenc.workbench.results.learning_curves import draw_lines
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.logs import Curve
 from fairseq_posenc.workbench.running.progress import format_time, say
 
 REPORT, PICTURE, PAGE = "report.md", "curves.png", "report.html"
-_REFRESH = 10  # seconds between two looks of a browser at the page of a run that goes on
+_REFRESH = 10  # seconds after which a browser reloads the page of a run that goes on
 
 
 def write_report(results: TextResults, seconds_left: Optional[float] = None) -> Path:
@@ -40,9 +40,9 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
         say("no picture of the curves: matplotlib is not installed (pip install matplotlib)")
     parts = [
         "# Position encodings compared",
-        _missing(results, seconds_left),
-        _introduction(results),
-        table(results),
+        _describe_missing(results, seconds_left),
+        _introduce(results),
+        format_table(results),
         f"**Who starts first is not who is better.** After {results.settings.updates:,} updates of "
         "small models the table shows which of them begin to learn early. One that stands still "
         "may start later, and the order may change.",
@@ -50,14 +50,14 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
         "## What follows from the figures",
         "\n".join(f"- {sentence}" for sentence in conclusions(results)),
         f"{RULE} All sentences are computed from the figures by fixed rules.",
-        _note(results.settings),
+        _explain_figures(results.settings),
         "## Commands",
-        reproduce(results.settings),
-        commands(results.settings),
+        format_reruns(results.settings),
+        format_commands(results.settings),
     ]
     path, text = out / REPORT, "\n\n".join(part for part in parts if part) + "\n"
     write_whole(path, text)
-    write_whole(out / PAGE, page(text, out, _REFRESH if results.missing else 0))
+    write_whole(out / PAGE, convert_to_html(text, out, _REFRESH if results.missing else 0))
     return path
 
 
@@ -65,22 +65,22 @@ def conclusions(results: TextResults) -> list[str]:
     """Say what follows from the figures; nothing as long as trainings are missing."""
     if results.missing:
         return ["Differences are judged when all trainings are finished."]
-    return statements(results.models, results.settings.family == MASKED)
+    return derive_statements(results.models, results.settings.family == MASKED)
 
 
-def _missing(results: TextResults, seconds_left: Optional[float]) -> str:
+def _describe_missing(results: TextResults, seconds_left: Optional[float]) -> str:
     """Say which seeds are missing, while the run goes on."""
     if not results.missing:
         return ""
     still = "; ".join(
-        f"seed {seed} of {_list(dict.fromkeys(f'`{run.variant.name}`' for run in runs))}"
+        f"seed {seed} of {_join(dict.fromkeys(f'`{run.variant.name}`' for run in runs))}"
         for seed, runs in groupby(results.missing, key=lambda run: run.seed)
     )
     about = f", about {format_time(seconds_left)} more" if seconds_left else ""
     return f"**The run goes on{about}.** Not finished: {still}."
 
 
-def _note(settings: TextSettings) -> str:
+def _explain_figures(settings: TextSettings) -> str:
     masked = settings.family == MASKED
     return (
         "Validation perplexity is that at the end of `fairseq-train`, of "
@@ -98,7 +98,7 @@ def _note(settings: TextSettings) -> str:
 _FAMILIES = {MASKED: "masked language model", CAUSAL: "causal language model"}
 
 
-def _introduction(results: TextResults) -> str:
+def _introduce(results: TextResults) -> str:
     settings, words = results.settings, results.data
     source = (
         f"`{settings.text}`"
@@ -114,24 +114,24 @@ def _introduction(results: TextResults) -> str:
         f"{settings.trained} tokens. They differ only in their position encoding. Each is trained "
         f"for {settings.updates:,} updates, {int(settings.option('--max-tokens')):,} tokens at a "
         "time, once for each seed "
-        f"({_list(settings.seeds)}) and learning rate ({_list(settings.lrs)}). With the "
+        f"({_join(settings.seeds)}) and learning rate ({_join(settings.lrs)}). With the "
         "same seed they read the same text in the same order"
         f"{', with the same masks' if settings.family == MASKED else ''}."
     )
 
 
-def _list(values: Iterable[object]) -> str:
+def _join(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
 
 
-def table(results: TextResults) -> str:
+def format_table(results: TextResults) -> str:
     """Format all models as a table in Markdown; of those that are not finished what is known."""
     header = (
         *("encoding", "position parameters", "learning rate", "seeds", "validation perplexity"),
         *("each seed", "tokens/s", "time"),
     )
     rows = {model.variant.name: _format_row(model, results.settings) for model in results.models}
-    rows |= {name: _begun_row(*each) for name, each in begun(results).items()}
+    rows |= {name: _format_begun(*each) for name, each in find_begun(results).items()}
     return markdown.table(header, [rows[name] for name in results.settings.names if name in rows])
 
 
@@ -150,7 +150,37 @@ def _format_row(model: SeedAggregate, settings: TextSettings) -> tuple[str, ...]
     )
 
 
-def _begun_row(run: Run, curve: Curve) -> tuple[str, ...]:
+def _format_begun(run: Run, curve: Curve) -> tuple[str, ...]:
     updates, perplexity = curve.points[-1]
     so_far = f"{perplexity:,.2f} at update {updates:,}"
     return f"`{run.variant.name}`", "-", run.case, "0", so_far, "-", f"{curve.speed:,.0f}", "-"
+
+
+def draw(results: TextResults, title: str, path: Path) -> bool:
+    """Draw means, intervals and seeds into a PNG file; say whether there is anything to draw."""
+    curves = {model.variant.name: model.curve for model in results.models}
+    lines = {model.variant.name: mean_line(model) for model in results.models}
+    lines |= {name: curve.points for name, (_, curve) in find_begun(results).items()}
+    bands = {name: [(x, y.low, y.high) for x, y in curve] for name, curve in curves.items()}
+    dots = {
+        model.variant.name: [point for each in model.outcomes for point in each.curve.points]
+        for model in results.models
+        if len(model.outcomes) > 1
+    }
+    return draw_lines(lines, title, path, log=True, bands=bands, dots=dots)
+
+
+def find_begun(results: TextResults) -> dict[str, tuple[Run, Curve]]:
+    """Find the furthest curve of each model of which no training is finished."""
+    done = {each.run.variant for each in results.outcomes}
+    found: dict[str, tuple[Run, Curve]] = {}
+    for run, curve in results.begun.items():
+        if run.variant not in done and curve.points:
+            found.setdefault(run.variant.name, (run, curve))
+    return found
+
+
+def mean_line(model: SeedAggregate) -> list[tuple[int, float]]:
+    """Compute the mean curve, which ends without a number where a seed diverged first."""
+    end = min(model.diverged.values(), default=0)
+    return [*((x, y.mean) for x, y in model.curve), *([(end, math.nan)] if end else [])]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 
 from fairseq_posenc.workbench.experiments.text_settings import STACKS, TextSettings
-from fairseq_posenc.workbench.experiments.trainings import train_command
 from fairseq_posenc.workbench.experiments.variants import MASKED, join_list
 
 _USER_DIR = ' --user-dir "$(fairseq-posenc user-dir)"'  # finds the package on every machine
 
 
-def reproduce(settings: TextSettings) -> str:
+def format_reruns(settings: TextSettings) -> str:
     """Show lines that run the comparison again, longer, with more seeds, or on other text."""
     out = str(settings.out)
     longer = ["--updates", str(4 * settings.updates)]
@@ -36,7 +35,7 @@ def reproduce(settings: TextSettings) -> str:
         ("your own text", ["--text", "my.txt", "--out", f"{out}-my-text"]),
     ]
     shown = [f"# {comment}\n{_compare_command(settings, changes)}" for comment, changes in lines]
-    return _folded("Run it again, longer, with more seeds, or on another text", "\n\n".join(shown))
+    return _fold("Run it again, longer, with more seeds, or on another text", "\n\n".join(shown))
 
 
 def _compare_command(settings: TextSettings, changes: list[str]) -> str:
@@ -58,15 +57,15 @@ def _compare_command(settings: TextSettings, changes: list[str]) -> str:
     return f"fairseq-posenc compare {shlex.join(words)}" + (f" -- {passed}" if passed else "")
 
 
-def commands(settings: TextSettings) -> str:
+def format_commands(settings: TextSettings) -> str:
     """Show the commands that were called for each training."""
     lines = []
     for run in settings.runs:
-        command = shlex.join(train_command(settings, run))
+        command = shlex.join(settings.train_command(run))
         lines += [f"# {settings.label(run)}", command + _USER_DIR]
     summary = "fairseq-train, as it was called, on one thread each"
-    return _folded(summary, "\n".join(lines))
+    return _fold(summary, "\n".join(lines))
 
 
-def _folded(summary: str, code: str) -> str:
+def _fold(summary: str, code: str) -> str:
     return f"<details>\n<summary>{summary}</summary>\n\n```sh\n{code}\n```\n\n</details>"

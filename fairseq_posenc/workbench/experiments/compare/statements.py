@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Optional
 
-from fairseq_posenc.workbench.experiments.results import SeedAggregate
-from fairseq_posenc.workbench.results.differences import compare, describe, few_seeds
+from fairseq_posenc.workbench.experiments.outcomes import SeedAggregate
+from fairseq_posenc.workbench.results.differences import (
+    compare,
+    describe_differences,
+    explain_few_seeds,
+)
 
 _FALLING = 0.02  # of the perplexity, in the last quarter of a training
 # A model counts as having left the plateau of a bag of words at this part of its perplexity: far
@@ -14,47 +18,48 @@ _FALLING = 0.02  # of the perplexity, in the last quarter of a training
 _LEFT_PLATEAU = 0.5
 
 
-def statements(models: Sequence[SeedAggregate], masked: bool = True) -> list[str]:
+def derive_statements(models: Sequence[SeedAggregate], masked: bool = True) -> list[str]:
     """Say what follows from the figures of masked or of causal LMs, in Markdown."""
     able = [model for model in models if not model.diverged]
-    diverged = [f"{_code(model)} {model.show(2)}." for model in models if model.diverged]
-    shown = [*diverged, *_falling(able)]
-    if few := few_seeds(min(len(model.outcomes) for model in models)):
+    diverged = [f"{_quote(model)} {model.show(2)}." for model in models if model.diverged]
+    shown = [*diverged, *_describe_falling(able)]
+    if few := explain_few_seeds(min(len(model.outcomes) for model in models)):
         return [few, *shown]
     bag = next((each for each in able if masked and each.variant[1:] == ("none", "")), None)
     others = [model for model in able if model is not bag]
-    order = describe({model.variant.name: model.by_seed for model in able})
-    found = [*shown, *order, _bag_of_words(bag, others), _race(others)]
+    order = describe_differences({model.variant.name: model.by_seed for model in able})
+    found = [*shown, *order, _compare_with_bag(bag, others), _describe_arrivals(others)]
     return [sentence for sentence in found if sentence]
 
 
-def _falling(models: Sequence[SeedAggregate]) -> list[str]:
+def _describe_falling(models: Sequence[SeedAggregate]) -> list[str]:
     """Say whose perplexity still falls at the end, so that a longer training changes the order."""
     falls = []
     for model in models:
         curve = [(updates, level.mean) for updates, level in model.curve]
         before = [value for updates, value in curve if updates <= 0.75 * curve[-1][0]]
         if before and 1 - curve[-1][1] / before[-1] > _FALLING:
-            falls.append(f"{_code(model)} by {1 - curve[-1][1] / before[-1]:.0%}")
+            falls.append(f"{_quote(model)} by {1 - curve[-1][1] / before[-1]:.0%}")
     return [f"Still falling in the last quarter: {', '.join(falls)}."] if falls else []
 
 
-def _bag_of_words(bag: Optional[SeedAggregate], others: Sequence[SeedAggregate]) -> str:
+def _compare_with_bag(bag: Optional[SeedAggregate], others: Sequence[SeedAggregate]) -> str:
     if bag is None or not bag.curve:
         return ""
     others = [model for model in others if _is_below(model, bag)]
     level = min(interval.mean for _, interval in bag.curve)
     left = _LEFT_PLATEAU * level
     text = (
-        f"{_code(bag)} cannot tell in which order the tokens stand: to it a text is a bag of "
+        f"{_quote(bag)} cannot tell in which order the tokens stand: to it a text is a bag of "
         f"words. The lowest perplexity it reaches is {level:,.1f}."
     )
     if not others:
         return f"{text} No other is significantly below it."
-    return f"{text} Time to {_LEFT_PLATEAU:.0%} of that ({left:,.1f}): {_all(others, left)}."
+    arrivals = _format_arrivals(others, left)
+    return f"{text} Time to {_LEFT_PLATEAU:.0%} of that ({left:,.1f}): {arrivals}."
 
 
-def _race(models: Sequence[SeedAggregate]) -> str:
+def _describe_arrivals(models: Sequence[SeedAggregate]) -> str:
     """Say when the others reach the end of a baseline: learned positions, else the first model."""
     # One whose loss was never a number has no end that others could reach.
     able = [model for model in models if model.curve]
@@ -66,17 +71,17 @@ def _race(models: Sequence[SeedAggregate]) -> str:
     if not others:
         return ""
     return (
-        f"{_code(baseline)} ends at perplexity {level.mean:,.1f} after {updates:,} updates. That "
-        f"is reached by {_all(others, level.mean)}."
+        f"{_quote(baseline)} ends at perplexity {level.mean:,.1f} after {updates:,} updates. That "
+        f"is reached by {_format_arrivals(others, level.mean)}."
     )
 
 
-def _all(models: Iterable[SeedAggregate], level: float) -> str:
+def _format_arrivals(models: Iterable[SeedAggregate], level: float) -> str:
     """Format who reaches a perplexity after how many updates, over the seeds."""
-    return ", ".join(f"{_code(model)} {_first_update_below(model, level)}" for model in models)
+    return ", ".join(f"{_quote(model)} {_format_arrival(model, level)}" for model in models)
 
 
-def _first_update_below(model: SeedAggregate, level: float) -> str:
+def _format_arrival(model: SeedAggregate, level: float) -> str:
     arrivals = [each.curve.first_below(level) for each in model.outcomes]
     known = sorted(updates for updates in arrivals if updates is not None)
     if not known:
@@ -93,5 +98,5 @@ def _is_below(model: SeedAggregate, other: SeedAggregate) -> bool:
     return found.is_significant and found.interval.mean < 0
 
 
-def _code(model: SeedAggregate) -> str:
+def _quote(model: SeedAggregate) -> str:
     return f"`{model.variant.name}`"

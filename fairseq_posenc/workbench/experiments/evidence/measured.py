@@ -18,7 +18,7 @@ from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.workbench.experiments.text_settings import STACKS, option_value
 from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED
-from fairseq_posenc.workbench.results.differences import PERPLEXITY, Scale, Values, behind
+from fairseq_posenc.workbench.results.differences import PERPLEXITY, Scale, Values, find_worse
 from fairseq_posenc.workbench.results.intervals import Interval, interval, interval_of_perplexity
 from fairseq_posenc.workbench.results.record import Record, Row, read
 from fairseq_posenc.workbench.running.files import shipped
@@ -88,7 +88,7 @@ class Column(NamedTuple):
         """Find the best encoding, those not significantly different from it, and those behind."""
         best, *others = (name for name in self.ranked() if math.isfinite(self.figures[name].mean))
         seeds = {name: self.by_seed.get(name, {}) for name in others}
-        worse = behind(self.by_seed.get(best, {}), seeds, self.scale)
+        worse = find_worse(self.by_seed.get(best, {}), seeds, self.scale)
         return best, [n for n in others if n not in worse], [n for n in others if n in worse]
 
     def ranked(self) -> list[str]:

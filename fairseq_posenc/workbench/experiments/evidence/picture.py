@@ -45,7 +45,7 @@ def draw(columns: Sequence[Column], path: Path) -> None:
         if column.scale == PERPLEXITY:
             axes.set_xscale("log")
             low, high = axes.get_xlim()
-            axes.set_xticks(ticks := pictures.plain_ticks(low, high), [f"{x:g}" for x in ticks])
+            axes.set_xticks(ticks := pictures.choose_ticks(low, high), [f"{x:g}" for x in ticks])
             axes.minorticks_off()
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.5, -0.5)

@@ -6,27 +6,18 @@ import argparse
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.experiments.length import report
-from fairseq_posenc.workbench.experiments.length.checkpoint import (
-    NamedCheckpoint,
-    load,
-    parse_checkpoints,
-)
-from fairseq_posenc.workbench.experiments.length.scoring import Evaluation, EvaluationPlan
-from fairseq_posenc.workbench.experiments.length.stream import (
-    Stream,
-    read_dictionary,
-    read_stream,
-)
+from fairseq_posenc.workbench.experiments.length import checkpoint, report, stream
+from fairseq_posenc.workbench.experiments.length.checkpoint import NamedCheckpoint
+from fairseq_posenc.workbench.experiments.length.scoring import Evaluation
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import Computing, choose_device, choose_dtype
-from fairseq_posenc.workbench.running.executor import run_pieces
-from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.executor import run_work_items
+from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Inputs, Piece
+from fairseq_posenc.workbench.running.stages import Inputs, WorkItem
 
 REPORT, FIGURES, PICTURE = "lm-length.md", "lm-length.json", "lm-length.png"
 
@@ -66,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
     """
     modes = report.MODES if args.mode == "both" else (args.mode,)
     strides = {mode: args.stride if mode == report.SLIDING else None for mode in modes}
-    plan = EvaluationPlan(list(args.lengths), strides, args.max_tokens)
-    if report.SLIDING in modes and args.stride > (shortest := plan.lengths[0]):
+    if report.SLIDING in modes and args.stride > (shortest := args.lengths[0]):
         raise UserError(
             f"--stride {args.stride} is more than the context length {shortest}: tokens in "
             "between would not be scored; choose a smaller stride"
@@ -75,51 +65,55 @@ def run(args: argparse.Namespace) -> int:
     cluster = options.parse_place(args)
     if not cluster:
         choose_device(args.device, args.fp16)
-    checkpoints = parse_checkpoints(args.models)
-    stream = _read_stream(args)
-    if (longest := plan.lengths[-1]) > len(stream):
+    checkpoints = checkpoint.parse_checkpoints(args.models)
+    tokens = _read_stream(args)
+    if (longest := args.lengths[-1]) > len(tokens):
         raise UserError(
-            f"--lengths {longest}: the split {args.split} has only {len(stream):,} tokens"
+            f"--lengths {longest}: the split {args.split} has only {len(tokens):,} tokens"
         )
     with (
-        signals_as_keyboard_interrupt(CONTINUES),
+        signals_as_keyboard_interrupt(),
         lock_output_folder(args.out, (REPORT, FIGURES, PICTURE)),
     ):
         # All are opened before the first is scored, so that a wrong one is an error at once.
         rows = []
         for named in checkpoints:
-            loaded = load(named, args.data)
+            loaded = checkpoint.load(named, args.data)
             facts = loaded.encoding, loaded.trained_length, loaded.updates
             rows.append(report.ModelScores(named, *facts, {}))
-        say(f"{len(stream):,} tokens of {args.data / args.split}, all scored once for each figure")
+        say(f"{len(tokens):,} tokens of {args.data / args.split}, all scored once for each figure")
+        sizes = args.lengths, strides, args.max_tokens
         evaluations = [
-            Evaluation(args.out / named.name, plan, _inputs(named, args)) for named in checkpoints
+            Evaluation(args.out / each.name, _collect_inputs(each, args), *sizes)
+            for each in checkpoints
         ]
-        pieces = [_as_piece(*each, args) for each in zip(checkpoints, evaluations)]
-        run_pieces(pieces, args.out, cluster)
+        items = [_build_work_item(*each, args) for each in zip(checkpoints, evaluations)]
+        run_work_items(items, args.out, cluster)
         rows = [row._replace(scores=each.read()) for row, each in zip(rows, evaluations)]
-        results = report.LengthResults(args.data, args.split, len(stream), args.stride, rows)
-        found = report.record(results)
+        results = report.LengthResults(args.data, args.split, len(tokens), args.stride, rows)
+        found = report.build_record(results)
         found.write(args.out / FIGURES)
         drawn = can_draw() and report.draw(results, args.out / PICTURE)
         report.write_markdown(results, args.out / REPORT, PICTURE if drawn else "")
-    print(found.text() if args.json else report.table(results))
+    print(found.text() if args.json else report.format_table(results))
     say(f"report: {args.out / REPORT}" + ("" if drawn else " (no picture)"))
     return 0
 
 
-def _read_stream(args: argparse.Namespace) -> Stream:
-    return read_stream(args.data, args.split, read_dictionary(args.data))
+def _read_stream(args: argparse.Namespace) -> stream.Stream:
+    return stream.read_stream(args.data, args.split, stream.read_dictionary(args.data))
 
 
-def _as_piece(named: NamedCheckpoint, evaluation: Evaluation, args: argparse.Namespace) -> Piece:
-    """Build the piece of work that the scores of a model are, here or on a cluster."""
+def _build_work_item(
+    named: NamedCheckpoint, evaluation: Evaluation, args: argparse.Namespace
+) -> WorkItem:
+    """Build the work item that the scores of a model are, here or on a cluster."""
 
     def work(lock: int) -> None:
         how = Computing.chosen(args.device, args.fp16, args.bf16)
-        evaluation.compute(load(named, args.data, how), _read_stream(args))
+        evaluation.compute(checkpoint.load(named, args.data, how), _read_stream(args))
 
-    return Piece(
+    return WorkItem(
         named.name,
         evaluation.folder,
         work,
@@ -128,7 +122,7 @@ def _as_piece(named: NamedCheckpoint, evaluation: Evaluation, args: argparse.Nam
     )
 
 
-def _inputs(named: NamedCheckpoint, args: argparse.Namespace) -> Inputs:
+def _collect_inputs(named: NamedCheckpoint, args: argparse.Namespace) -> Inputs:
     """Collect what the scores of a model depend on, without their lengths."""
     text = [args.data / name for name in ("dict.txt", f"{args.split}.idx", f"{args.split}.bin")]
     return {

@@ -49,10 +49,10 @@ class LengthResults(NamedTuple):
         return list(self.rows[0].scores[self.modes[0]])
 
 
-def table(results: LengthResults) -> str:
+def format_table(results: LengthResults) -> str:
     """Format the table of all models in Markdown, and the reasons for its dashes below it."""
     rows = [
-        [row.named.name, mode, f"{row.trained_length:,}", *map(_cell, scores.values())]
+        [row.named.name, mode, f"{row.trained_length:,}", *map(_format_cell, scores.values())]
         for row in results.rows
         for mode, scores in row.scores.items()
     ]
@@ -61,7 +61,7 @@ def table(results: LengthResults) -> str:
     return "\n".join([markdown.table(header, rows, "llr"), *([""] if notes else []), *notes])
 
 
-def _cell(score: Score) -> str:
+def _format_cell(score: Score) -> str:
     return "-" if score.perplexity is None else f"{score.perplexity:,.2f}"
 
 
@@ -76,14 +76,14 @@ def write_markdown(results: LengthResults, path: Path, picture: str) -> None:
     """Write the table with what it shows; ``picture`` is a file beside it, or empty."""
     parts = [
         "# Perplexity against context length",
-        _introduction(results),
-        table(results),
+        _introduce(results),
+        format_table(results),
         f"![Perplexity against context length]({picture})" if picture else "",
     ]
     write_whole(path, "\n\n".join(part for part in parts if part) + "\n")
 
 
-def _introduction(results: LengthResults) -> str:
+def _introduce(results: LengthResults) -> str:
     windows = {
         NON_OVERLAPPING: "*Non-overlapping*: the text is cut into blocks of the context length.",
         SLIDING: (
@@ -102,7 +102,7 @@ def _introduction(results: LengthResults) -> str:
     )
 
 
-def record(results: LengthResults) -> Record:
+def build_record(results: LengthResults) -> Record:
     """Collect all figures."""
     rows = [
         {
@@ -137,7 +137,7 @@ Line = tuple[list[int], list[float]]  # lengths, perplexities
 
 def draw(results: LengthResults, path: Path) -> bool:
     """Draw all lines, labelled at their ends, a panel for each mode; say whether there are any."""
-    lines = {mode: [_line(row, mode) for row in results.rows] for mode in results.modes}
+    lines = {mode: [_collect_points(row, mode) for row in results.rows] for mode in results.modes}
     values = [value for mode in lines.values() for _, ys in mode for value in ys]
     if not values:
         return False
@@ -153,7 +153,7 @@ def draw(results: LengthResults, path: Path) -> bool:
     return True
 
 
-def _line(row: ModelScores, mode: str) -> Line:
+def _collect_points(row: ModelScores, mode: str) -> Line:
     points = [(s.length, s.perplexity) for s in row.scores[mode].values() if s.perplexity]
     return [x for x, _ in points], [y for _, y in points]
 
@@ -174,10 +174,11 @@ def _style_lengths(axes: Any, results: LengthResults) -> None:
 def _draw_lines(axes: Any, names: list[str], lines: list[Line]) -> None:
     drawn = [index for index, (xs, _) in enumerate(lines) if xs]
     furthest = max((lines[index][0][-1] for index in drawn), default=0)
-    ends, styles = [], pictures.looks(names)
+    ends, styles = [], pictures.assign_styles(names)
     for index in drawn:
         (xs, ys), style = lines[index], styles[names[index]]
         axes.plot(xs, ys, marker="o", markersize=3.5, linewidth=1.8, **style)
         text = f"{names[index]}  {ys[-1]:,.1f}" + (f" at {xs[-1]:,}" if xs[-1] < furthest else "")
-        ends.append((text, pictures.height(axes, xs[-1], ys[-1]), style["color"]))
+        height = pictures.axes_height(axes, xs[-1], ys[-1])
+        ends.append(pictures.LineEnd(text, height, style["color"]))
     pictures.label_ends(axes, ends, _LABEL_HEIGHT)

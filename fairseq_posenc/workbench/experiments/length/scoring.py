@@ -15,21 +15,17 @@ from torch import Tensor
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel
-from fairseq_posenc.workbench.experiments.length.stream import Stream, Window, batches, windows
+from fairseq_posenc.workbench.experiments.length.stream import (
+    Stream,
+    Window,
+    batch_windows,
+    cut_windows,
+)
 from fairseq_posenc.workbench.running.progress import bar, format_time, say
 from fairseq_posenc.workbench.running.stages import Inputs, Outputs, Stage
 
 _ROWS = 1024  # tokens whose probabilities are computed at once: each has the whole vocabulary's
 _MOST_BITS = 1000.0  # 2 to this power is still a number
-
-
-class EvaluationPlan(NamedTuple):
-    """The figures that are wanted."""
-
-    lengths: Sequence[int]  # context lengths
-    # the stride of each mode; None for that of the length, so that nothing overlaps
-    strides: Mapping[str, int | None]
-    max_tokens: int  # tokens to read in a batch
 
 
 class Score(NamedTuple):
@@ -49,23 +45,20 @@ class Score(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """The scores of a model, each kept in a folder of its own and computed once.
+    """The scores of a model, each computed once and kept in a folder of its own."""
 
-    Attributes:
-        folder: of their folders; its name is what messages call the model.
-        plan: the wanted scores.
-        inputs: what they depend on, without their lengths.
-    """
-
-    folder: Path
-    plan: EvaluationPlan
-    inputs: Inputs
+    folder: Path  # of their folders; its name is what messages call the model
+    inputs: Inputs  # what the scores depend on, without their lengths
+    lengths: Sequence[int]  # context lengths
+    # the stride of each mode; None for that of the length, so that nothing overlaps
+    strides: Mapping[str, int | None]
+    max_tokens: int  # tokens to read in a batch
 
     def stages(self) -> Iterator[tuple[str, int, Stage]]:
         """Yield mode, context length and stage of each score."""
-        for mode, stride in self.plan.strides.items():
-            for length in self.plan.lengths:
-                sizes = length, stride or length, self.plan.max_tokens
+        for mode, stride in self.strides.items():
+            for length in self.lengths:
+                sizes = length, stride or length, self.max_tokens
                 inputs = {**self.inputs, "sizes": sizes}
                 yield mode, length, Stage(self.folder / f"{mode}-{length}", inputs)
 
@@ -81,7 +74,7 @@ class Evaluation(NamedTuple):
 
     def read(self) -> dict[str, dict[int, Score]]:
         """Read the scores of each mode, by length; all are there."""
-        scores: dict[str, dict[int, Score]] = {mode: {} for mode in self.plan.strides}
+        scores: dict[str, dict[int, Score]] = {mode: {} for mode in self.strides}
         for mode, length, stage in self.stages():
             scores[mode][length] = Score(**(stage.outputs or {}))
         return scores
@@ -90,7 +83,7 @@ class Evaluation(NamedTuple):
 def _measure(name: str, loaded: LoadedModel, stream: Stream, sizes: Sequence[int]) -> Outputs:
     with bar(name, len(stream), " tokens") as shown:
         length, stride, max_tokens = sizes
-        found = score(loaded, stream, length, stride, max_tokens, shown.update)
+        found = score_stream(loaded, stream, length, stride, max_tokens, shown.update)
     figure = f"no figure: {found.refusal}"
     if found.perplexity is not None:
         figure = f"perplexity {found.perplexity:,.2f} of {found.tokens:,} tokens"
@@ -98,7 +91,7 @@ def _measure(name: str, loaded: LoadedModel, stream: Stream, sizes: Sequence[int
     return found._asdict()
 
 
-def score(
+def score_stream(
     loaded: LoadedModel,
     stream: Stream,
     length: int,
@@ -119,8 +112,8 @@ def score(
         for module in loaded.model.modules():
             if isinstance(module, Encoding):
                 module.make_room(length)
-        for batch in batches(windows(len(stream), length, stride), max_tokens):
-            found = log_probabilities(loaded, stream, batch)
+        for batch in batch_windows(cut_windows(len(stream), length, stride), max_tokens):
+            found = compute_log_probabilities(loaded, stream, batch)
             total += float(found.double().sum())
             tokens += found.numel()
             on_tokens(found.numel())
@@ -134,7 +127,7 @@ def score(
 
 
 @torch.no_grad()
-def log_probabilities(loaded: LoadedModel, stream: Stream, batch: list[Window]) -> Tensor:
+def compute_log_probabilities(loaded: LoadedModel, stream: Stream, batch: list[Window]) -> Tensor:
     """Compute the natural logarithms of the probabilities of predicted tokens, ``(n,)``.
 
     All windows of the batch have one shape.

@@ -75,7 +75,7 @@ class Window(NamedTuple):
         return self.end - self.start, self.end - self.scored
 
 
-def windows(total: int, length: int, stride: int) -> Iterator[Window]:
+def cut_windows(total: int, length: int, stride: int) -> Iterator[Window]:
     """Cut a stream so that every token is predicted exactly once.
 
     A window reads at most ``length`` tokens and predicts the last ``stride`` of them, so each has
@@ -90,7 +90,7 @@ def windows(total: int, length: int, stride: int) -> Iterator[Window]:
         yield Window(max(0, scored - length + stride), scored, min(scored + stride, total))
 
 
-def batches(pieces: Iterator[Window], max_tokens: int) -> Iterator[list[Window]]:
+def batch_windows(pieces: Iterator[Window], max_tokens: int) -> Iterator[list[Window]]:
     """Put neighbours of equal shape together, up to ``max_tokens`` tokens, or else one by one."""
     for (read, _), alike in groupby(pieces, key=lambda window: window.shape):
         while batch := list(islice(alike, max(1, max_tokens // read))):

@@ -5,36 +5,16 @@ from __future__ import annotations
 import argparse
 
 from fairseq_posenc import registry
-from fairseq_posenc.workbench.experiments.probe import tasks
+from fairseq_posenc.workbench.experiments.probe import picture, report, tasks
 from fairseq_posenc.workbench.experiments.probe.experiment import TaskExperiment
-from fairseq_posenc.workbench.experiments.probe.picture import draw, draw_depths, draw_learning
-from fairseq_posenc.workbench.experiments.probe.report import (
-    LEARNING,
-    PICTURE,
-    RECORD,
-    REPORT,
-    depth_picture,
-    record,
-    tables,
-    write_report,
-)
 from fairseq_posenc.workbench.experiments.probe.results import tasks_with_depths
 from fairseq_posenc.workbench.experiments.probe.settings import TaskSettings
-from fairseq_posenc.workbench.experiments.trainings import default_jobs
+from fairseq_posenc.workbench.experiments.trials import default_jobs
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, FAMILIES, parse_variants
 from fairseq_posenc.workbench.results.pictures import can_draw
-from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running import options
+from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
-from fairseq_posenc.workbench.running.options import (
-    add_count,
-    add_jobs,
-    add_json,
-    add_lengths,
-    add_out,
-    add_place,
-    add_seeds,
-    parse_place,
-)
 from fairseq_posenc.workbench.running.progress import say
 
 _ALL = "all"
@@ -43,7 +23,7 @@ _ALL = "all"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    add_out(parser, "probe")
+    options.add_out(parser, "probe")
     add("--tasks", default=_ALL, help=f"some of {', '.join(tasks.names())} (default: all)")
     add(
         "--encodings",
@@ -51,13 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="position-encoding specs, separated by commas, or all (default: %(default)s)",
     )
     add("--family", choices=FAMILIES, default=CAUSAL, help="kind of models (default: %(default)s)")
-    add_seeds(parser, (1, 2, 3))
-    add_count(parser, "--updates", "training updates of each model", 1000)
-    add_count(parser, "--trained", "longest questions trained on", 40)
-    add_lengths(parser, "lengths of the test questions", "10,20,40,60,80,120,160,200")
-    add_jobs(parser, "one on each core, or on the GPU")
-    add_place(parser)
-    add_json(parser)
+    options.add_seeds(parser, (1, 2, 3))
+    options.add_count(parser, "--updates", "training updates of each model", 1000)
+    options.add_count(parser, "--trained", "longest questions trained on", 40)
+    options.add_lengths(parser, "lengths of the test questions", "10,20,40,60,80,120,160,200")
+    options.add_jobs(parser, "one on each core, or on the GPU")
+    options.add_place(parser)
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,26 +46,26 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input, or a fairseq command that failed.
     """
-    settings = _settings(args)
+    settings = _build_settings(args)
     with (
-        signals_as_keyboard_interrupt(CONTINUES),
-        lock_output_folder(settings.out, (REPORT, PICTURE, LEARNING, RECORD)) as lock,
+        signals_as_keyboard_interrupt(),
+        lock_output_folder(settings.out, report.FILES) as lock,
     ):
         results = TaskExperiment(settings, lock).run()
-        found = record(results)
-        found.write(settings.out / RECORD)
+        found = report.build_record(results)
+        found.write(settings.out / report.RECORD)
         if drawn := can_draw():
-            draw(results, settings.out / PICTURE)
-            draw_learning(results, settings.out / LEARNING)
+            picture.draw(results, settings.out / report.PICTURE)
+            picture.draw_learning(results, settings.out / report.LEARNING)
             for task in tasks_with_depths(results):
-                draw_depths(results, task, settings.out / depth_picture(task))
-        report = write_report(results, drawn)
-    print(found.text() if args.json else tables(results))
-    say(f"report: {report}" + ("" if drawn else " (no picture: matplotlib is not installed)"))
+                picture.draw_depths(results, task, settings.out / report.depth_picture(task))
+        path = report.write_report(results, drawn)
+    print(found.text() if args.json else report.tables(results))
+    say(f"report: {path}" + ("" if drawn else " (no picture: matplotlib is not installed)"))
     return 0
 
 
-def _settings(args: argparse.Namespace) -> TaskSettings:
+def _build_settings(args: argparse.Namespace) -> TaskSettings:
     names = tasks.names() if args.tasks == _ALL else args.tasks.split(",")
     encodings = args.encodings
     if encodings == _ALL:
@@ -100,6 +80,6 @@ def _settings(args: argparse.Namespace) -> TaskSettings:
         trained=args.trained,
         lengths=args.lengths,
         jobs=args.jobs or default_jobs(),
-        cluster=parse_place(args),
-        train_args=tuple(args.passed),  # the words after `--`
+        cluster=options.parse_place(args),
+        train_args=tuple(args.after_dashes),
     )

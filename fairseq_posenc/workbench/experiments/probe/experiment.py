@@ -6,21 +6,15 @@ import re
 from collections import defaultdict
 from statistics import fmean
 
+from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.experiment import Experiment
-from fairseq_posenc.workbench.experiments.probe import tasks
-from fairseq_posenc.workbench.experiments.probe.data import (
-    DATA_SEED,
-    EXAMPLES,
-    TEST_EXAMPLES,
-    name_test_splits,
-    write_test_splits,
-    write_train_splits,
-)
+from fairseq_posenc.workbench.experiments.probe import data, tasks
+from fairseq_posenc.workbench.experiments.probe.data import DATA_SEED, EXAMPLES, TEST_EXAMPLES
 from fairseq_posenc.workbench.experiments.probe.settings import KEEP_ALL, TASKS, TaskSettings
 from fairseq_posenc.workbench.experiments.probe.tasks.base import Task
-from fairseq_posenc.workbench.experiments.settings import Run
-from fairseq_posenc.workbench.experiments.trainings import Trial, validate_command
+from fairseq_posenc.workbench.experiments.trials import Trial
+from fairseq_posenc.workbench.experiments.variants import Run
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
@@ -40,15 +34,18 @@ class TaskExperiment(Experiment[TaskSettings]):
 
     def _write(self, task: Task, train: Stage, test: Stage) -> None:
         settings, family = self.settings, self.settings.family
-        train.do(lambda: write_train_splits(task, family, settings.trained, train.folder))
-        test.do(lambda: write_test_splits(task, family, settings.lengths, test.folder))
+        train.do(lambda: data.write_train_splits(task, family, settings.trained, train.folder))
+        test.do(lambda: data.write_test_splits(task, family, settings.lengths, test.folder))
 
     def trial(self, run: Run) -> Trial:
         """Build a training on one task, and its test at all lengths."""
         settings, (train, test) = self.settings, self._stages(run.case)
-        splits = ",".join(name_test_splits(tasks.get(run.case), settings.lengths))
-        options = (*TASKS[settings.family], "--valid-subset", splits, *KEEP_ALL)
-        measure = validate_command(test.folder, settings.folder(run), *options)
+        measure = [
+            *("fairseq-validate", str(test.folder), "--path", str(settings.folder(run) / LAST)),
+            *(*TASKS[settings.family], "--valid-subset"),
+            *(",".join(data.name_test_splits(tasks.get(run.case), settings.lengths)), *KEEP_ALL),
+            *("--log-format", "json", "--num-workers", "0", "--distributed-world-size", "1"),
+        ]
         return self._build_trial(run, train)._replace(measure=measure, read=parse_accuracies)
 
     def _stages(self, task: str) -> tuple[Stage, Stage]:

@@ -94,7 +94,7 @@ def _draw_tasks(
     rows = -(-len(tasks) // columns)
     figure = pictures.new_figure(4.2 * columns + 1.5, 3.0 * rows + 0.5, dpi=110)
     panels = [*figure.subplots(rows, columns, squeeze=False, sharex=True).flat]
-    styles = pictures.looks(results.settings.names)
+    styles = pictures.assign_styles(results.settings.names)
     for axes, task in zip(panels, tasks):
         axes.set_title(task.name, loc="left", fontsize=12)
         for model in results.settings.variants:

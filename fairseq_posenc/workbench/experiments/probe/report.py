@@ -19,7 +19,7 @@ from fairseq_posenc.workbench.experiments.probe.results import (
 )
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import markdown
-from fairseq_posenc.workbench.results.differences import RULE, Scale, compare, few_seeds
+from fairseq_posenc.workbench.results.differences import RULE, Scale, compare, explain_few_seeds
 from fairseq_posenc.workbench.results.intervals import NOTE
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.files import write_whole
@@ -28,6 +28,7 @@ from fairseq_posenc.workbench.running.progress import format_time
 _SHARE = Scale("share of right answers", higher=True)
 REPORT, RECORD = "probe.md", "probe.json"
 PICTURE, LEARNING = "probe.png", "probe-learning.png"
+FILES = (REPORT, RECORD, PICTURE, LEARNING)
 
 
 def write_report(results: TaskResults, drawn: bool) -> Path:
@@ -76,7 +77,7 @@ def tables(results: TaskResults) -> str:
             "2023):",
             _shares(results, settings.beyond, ranks=True),
             "\n".join(f"- {_best(results, task.name)}" for task in settings.tasks),
-            few_seeds(len(settings.seeds)) or "",
+            explain_few_seeds(len(settings.seeds)) or "",
         ]
     return "\n\n".join(filter(None, parts))
 
@@ -110,7 +111,7 @@ def _names(models: Sequence[Variant]) -> str:
     return ", ".join(f"`{model.name}`" for model in models)
 
 
-def record(results: TaskResults) -> Record:
+def build_record(results: TaskResults) -> Record:
     """Collect the figures of each model, by task and length, and of all trainings."""
     settings = results.settings
     models = [

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
+from fairseq_posenc.workbench.experiments.experiment import Results
+from fairseq_posenc.workbench.experiments.outcomes import Outcome
 from fairseq_posenc.workbench.experiments.probe.settings import TaskSettings
-from fairseq_posenc.workbench.experiments.results import Outcome, Results
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results.intervals import Interval, interval_of_share
 

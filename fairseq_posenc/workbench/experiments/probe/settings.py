@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.experiments.experiment import ExperimentSettings
 from fairseq_posenc.workbench.experiments.probe.data import ANSWER, QUESTION
 from fairseq_posenc.workbench.experiments.probe.tasks.base import Task
-from fairseq_posenc.workbench.experiments.settings import ExperimentSettings, Run
-from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED
+from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED, Run
 
 POSITIONS = 1024  # of learned tables: a text is at most two questions of LONGEST words, and </s>
 LONGEST = 500

@@ -18,12 +18,12 @@ from fairseq_posenc.workbench.finetuning.glue.runs import (
     plan_runs,
 )
 from fairseq_posenc.workbench.finetuning.glue.submission import complete_submission
-from fairseq_posenc.workbench.finetuning.glue.worker import build_piece
+from fairseq_posenc.workbench.finetuning.glue.worker import build_work_item
 from fairseq_posenc.workbench.finetuning.glue.workers import Workers
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.devices import hydra_words
 from fairseq_posenc.workbench.running.executor import Slurm, refuse_jobs
-from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import (
     add_computing,
     add_data,
@@ -35,7 +35,7 @@ from fairseq_posenc.workbench.running.options import (
     add_set,
     parse_place,
 )
-from fairseq_posenc.workbench.running.programs import refuse_failures
+from fairseq_posenc.workbench.running.programs import raise_if_failed
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.training import recipes
 
@@ -106,10 +106,10 @@ def run(args: argparse.Namespace) -> int:
     known = claim_runs(runs, out)
     waiting = [run for run in runs if not run.is_finished(out)]
     say(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before; results: {out}")
-    with signals_as_keyboard_interrupt(CONTINUES):
+    with signals_as_keyboard_interrupt():
         failures = _run_trainings(waiting, out, args.jobs, cluster)
     found = write_results(known, out, pretrained, name)
-    refuse_failures(failures, len(runs))
+    raise_if_failed(failures, len(runs))
     print(found.text() if args.json else format_report(found))
     say(f"written: {out}/results.md, {out}/results.json, {out}/submission/")
     if missing := complete_submission(out / "submission", args.data):
@@ -146,6 +146,6 @@ def _run_trainings(
     if not waiting:
         return []
     if cluster:
-        return cluster.run([build_piece(run, out) for run in waiting], out)
+        return cluster.run([build_work_item(run, out) for run in waiting], out)
     refuse_jobs(out)
     return Workers(waiting, out, jobs).work()

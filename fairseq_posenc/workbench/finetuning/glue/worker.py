@@ -40,7 +40,7 @@ from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.running.logs import read_line
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Piece
+from fairseq_posenc.workbench.running.stages import WorkItem
 
 LOG = "train.log"
 _SUFFIXES = ("_m", "_mm")  # of metrics of a task with two development sets
@@ -162,10 +162,10 @@ def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> boo
     return not outputs.isfinite().all() or one_class or figures.get("matthews") == 0
 
 
-def build_piece(run: GlueRun, out: Path) -> Piece:
+def build_work_item(run: GlueRun, out: Path) -> WorkItem:
     """Build the work of a run, for a cluster."""
     folder = run.folder(out)
-    return Piece(
+    return WorkItem(
         run.label,
         folder,
         work=lambda lock: work(folder, lambda updates, text: say(text)),
@@ -177,7 +177,7 @@ def build_piece(run: GlueRun, out: Path) -> Piece:
 def main() -> int:
     """Work on the folder that is the only argument; return the exit code."""
     try:
-        with signals_as_keyboard_interrupt():
+        with signals_as_keyboard_interrupt(advice=""):
             work(Path(sys.argv[1]), lambda update, text: _print_message(update=update, text=text))
     except Exception as error:
         message = find_message(error)

@@ -21,19 +21,19 @@ from fairseq_posenc.workbench.finetuning.squad.score import Figures, evaluate, u
 from fairseq_posenc.workbench.finetuning.squad.train import FineTuning
 from fairseq_posenc.workbench.results.record import Record, make_folder, own_command
 from fairseq_posenc.workbench.running.devices import Computing, hydra_words
-from fairseq_posenc.workbench.running.executor import run_pieces
-from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.executor import run_work_items
+from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.options import (
     add_computing,
     add_count,
     add_data,
+    add_examples,
     add_json,
     add_out,
     add_place,
     add_set,
     parse_place,
-    show_examples,
 )
 from fairseq_posenc.workbench.running.progress import say
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (text, add, _) in ACTIONS.items():
         action = actions.add_parser(name, help=text, description=text)
         add(action)
-        show_examples(action, EXAMPLES[f"squad {name}"])
+        add_examples(action, EXAMPLES[f"squad {name}"])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,9 +97,9 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 def _train(args: argparse.Namespace) -> int:
     cluster = parse_place(args)
     changes = [*hydra_words(args, here=cluster is None), *args.changes]
-    with signals_as_keyboard_interrupt(CONTINUES):
+    with signals_as_keyboard_interrupt():
         training = FineTuning(args.checkpoint, args.data, args.out, args.config, changes)
-        run_pieces([training.build_piece()], args.out, cluster)
+        run_work_items([training.build_work_item()], args.out, cluster)
     model = args.out / LAST
     say(f"{model}: written; next: fairseq-posenc squad predict --checkpoint {model} ...")
     return 0

@@ -24,7 +24,7 @@ from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.logs import format_progress
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Piece, Stage
+from fairseq_posenc.workbench.running.stages import Stage, WorkItem
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.composing import compose_file
 
@@ -178,8 +178,8 @@ class FineTuning(NamedTuple):
         yaml_file = self.yaml_file or find_recipe(data_bin)
         return compose(pretrained, data_bin, self.out, yaml_file, self.changes, gpus)
 
-    def build_piece(self) -> Piece:
-        """Build the piece of work that it is, here or on a cluster.
+    def build_work_item(self) -> WorkItem:
+        """Build the work item that it is, here or on a cluster.
 
         Raises:
             UserError: wrong input.
@@ -187,7 +187,7 @@ class FineTuning(NamedTuple):
         # The settings of one GPU, whatever a machine has: the training may go on on another.
         inputs = OmegaConf.to_container(self.compose(gpus=1))
         stage = Stage(self.out, cast("dict[str, Any]", inputs))
-        return Piece(
+        return WorkItem(
             label=str(self.out),
             folder=self.out,
             work=lambda lock: self._train(stage, lock),

@@ -43,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: the training failed.
     """
-    dashes = ["--"] if args.training and args.passed else []
-    words = [*args.training, *dashes, *args.passed]
+    dashes = ["--"] if args.training and args.after_dashes else []
+    words = [*args.training, *dashes, *args.after_dashes]
     if not words:
         raise UserError(
             "which training? for example: fairseq-posenc plan train_scripts/b_small.sh learned "

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.logs import machine_facts, read_line
+from fairseq_posenc.workbench.running.logs import read_line, read_machine_facts
 from fairseq_posenc.workbench.training import recipes
 
 TRAIN = "fairseq-train"
@@ -148,7 +148,7 @@ class ProbeLog:
 
     def read(self, text: str, time: float) -> bool:
         """Read a line that came at a time, in seconds; return whether it is an update's."""
-        self._machine.update(machine_facts(text.rstrip()))
+        self._machine.update(read_machine_facts(text.rstrip()))
         line = read_line(text.rstrip())
         if line is None or line.kind != "train_inner":
             return False

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.executor import refuse_jobs, run_pieces
-from fairseq_posenc.workbench.running.exit_codes import CONTINUES, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.executor import refuse_jobs, run_work_items
+from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.logs import bits_to_nats
 from fairseq_posenc.workbench.running.options import (
     add_computing,
@@ -21,7 +21,7 @@ from fairseq_posenc.workbench.running.options import (
     parse_place,
 )
 from fairseq_posenc.workbench.running.programs import run_logged, run_watched
-from fairseq_posenc.workbench.running.stages import Piece
+from fairseq_posenc.workbench.running.stages import WorkItem
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.train.runs import RecipeTraining, TrainingRun
 
@@ -142,9 +142,9 @@ def _run_all(found: list[TrainingRun], args: argparse.Namespace) -> int:
     for one in found:
         one.choose_start()  # a wrong one is an error before the first is trained
     out = Path(os.path.commonpath([one.folder for one in found]))
-    with signals_as_keyboard_interrupt(CONTINUES):
+    with signals_as_keyboard_interrupt():
         if cluster:
-            run_pieces([*map(_build_piece, found)], out, cluster)
+            run_work_items([*map(_build_work_item, found)], out, cluster)
             return 0
         refuse_jobs(out)
         for one in found:
@@ -157,14 +157,14 @@ def _run_all(found: list[TrainingRun], args: argparse.Namespace) -> int:
     return 0
 
 
-def _build_piece(run: TrainingRun) -> Piece:
+def _build_work_item(run: TrainingRun) -> WorkItem:
     """Build the work of a run, for a cluster."""
 
     def work(lock: int) -> None:
         run_logged(run.begin(), run.folder / LOG, lock)
         run.finish()
 
-    return Piece(str(run.folder), run.folder, work, run.is_done, run.updates_done)
+    return WorkItem(str(run.folder), run.folder, work, run.is_done, run.updates_done)
 
 
 def run_command(command: Sequence[str], log: Path) -> int:

@@ -51,7 +51,7 @@ class RecipeTraining:
 
     def __init__(self, recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> None:
         spec, self.data = str(specs.parse(encoding)), find_data(args.data)
-        self.passed = parse_options(args.passed)
+        self.passed = parse_options(args.after_dashes)
         _check_options(recipe, args, self.passed)
         self.recipe, self.encoding, self.args, self.model = recipe, encoding, args, model
         changes = select_changes(self.passed)
@@ -100,7 +100,7 @@ class RecipeTraining:
         """Convert a schedule in epochs to updates, which fairseq counts."""
         from fairseq_posenc.workbench.training.train import epochs  # imports fairseq
 
-        words = [*_format_arguments(self.data, options), *self.args.passed]
+        words = [*_format_arguments(self.data, options), *self.args.after_dashes]
         updates = epochs.count_updates_per_epoch(words)
         rise = warmup_epochs * updates
         fall = self.recipe.settings["max_epoch"] * updates - rise
@@ -159,7 +159,7 @@ class TrainingRun(NamedTuple):
         if self.seed is not None:
             words += ["--seed", str(self.seed)]
         start = ["--finetune-from-model", str(args.init)] if args.init else []
-        return [*words, *start, *args.passed]
+        return [*words, *start, *args.after_dashes]
 
     def choose_start(self) -> str:
         """Describe what the weights start from.

@@ -1,4 +1,4 @@
-"""Many small trainings in parallel; each can be interrupted and continued, then is measured."""
+"""Trials, many small trainings in parallel: each can be continued, and is measured at its end."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ from fairseq_posenc.checkpoints.safe_loading import open_mapped
 from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.host.divergence import parse_stop_update
-from fairseq_posenc.workbench.experiments.settings import ExperimentSettings, Run
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.devices import choose_device, cores
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.logs import parse_line, read_curve_file
 from fairseq_posenc.workbench.running.programs import run_logged, run_parallel
 from fairseq_posenc.workbench.running.progress import bar, say
-from fairseq_posenc.workbench.running.stages import Outputs, Piece, Stage
+from fairseq_posenc.workbench.running.stages import Outputs, Stage, WorkItem
 
 LOG = "train.log"
-# Beyond any run: validation and checkpoints are counted in updates, not in rounds of the data.
-_NEVER = "1000000000"
 # A sum over several threads depends on their number: with one, a seed's figures are the same on any
 # number of cores. Small models train faster so, too, than one by one on all cores.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -35,7 +32,8 @@ class Trial(NamedTuple):
     label: str  # what messages call it
     stage: Stage  # the folder of its checkpoints and log, and the updates it is to make
     train: Sequence[str]  # command of `fairseq-train`, without `--user-dir`
-    measure: Sequence[str] = ()  # command that measures the model, as well, if its log does not
+    # command that measures the model, where the last validation of its training does not
+    measure: Sequence[str] = ()
     # parses the lines that `measure` prints into figures by name
     read: Callable[[list[str]], Outputs] = lambda lines: {}
 
@@ -43,32 +41,6 @@ class Trial(NamedTuple):
 def default_jobs() -> int:
     """Count the trainings to run at a time: one on a GPU, else one on each core."""
     return 1 if choose_device() == "cuda" else cores()
-
-
-def train_command(settings: ExperimentSettings, run: Run) -> list[str]:
-    """Build the command that trains one model, without ``--user-dir``.
-
-    The training can be continued at each of its validations.
-    """
-    # updates between two points of a learning curve
-    every, folder = max(1, settings.updates // settings.points), settings.folder(run)
-    return [
-        *("fairseq-train", str(settings.data(run)), "--max-update", str(settings.updates)),
-        *("--seed", str(run.seed), "--save-dir", str(folder)),
-        *("--validate-interval-updates", str(every), "--save-interval-updates", str(every)),
-        *("--keep-interval-updates", "1", "--no-epoch-checkpoints"),
-        *("--save-interval", _NEVER, "--validate-interval", _NEVER),
-        *("--log-format", "json", "--log-interval", str(min(20, every))),
-        *("--num-workers", "0", "--distributed-world-size", "1", *settings.options(run)),
-    ]
-
-
-def validate_command(data: Path, folder: Path, *options: str) -> list[str]:
-    """Build the command that measures one trained model, without ``--user-dir``."""
-    return [
-        *("fairseq-validate", str(data), "--path", str(folder / LAST), *options),
-        *("--log-format", "json", "--num-workers", "0", "--distributed-world-size", "1"),
-    ]
 
 
 def run_trials(
@@ -79,13 +51,13 @@ def run_trials(
     Raises:
         UserError: a program failed, but for a training that diverged.
     """
-    left = sum(map(_updates_left, trials))
+    left = sum(map(_count_updates_left, trials))
     with bar("all models", left, " updates") as progress:
         runners = [_TrialRunner(trial, lock, progress.update) for trial in trials]
         run_parallel([each.run for each in runners], jobs, watch)
 
 
-def finished(trial: Trial) -> Optional[Outputs]:
+def read_figures(trial: Trial) -> Optional[Outputs]:
     """Read the figures of a trial from its folder; None if it is not finished.
 
     These are ``position_parameters``, ``seconds``, and those that were measured. A training that
@@ -94,23 +66,23 @@ def finished(trial: Trial) -> Optional[Outputs]:
     trained = trial.stage.outputs
     if trained is None or "diverged" in trained or not trial.measure:
         return trained
-    measured = _measure_stage(trial).outputs
+    measured = _build_measure_stage(trial).outputs
     return None if measured is None else {**trained, **measured}
 
 
-def build_piece(trial: Trial) -> Piece:
-    """Build the piece of work that a trial is on a cluster."""
+def build_work_item(trial: Trial) -> WorkItem:
+    """Build the work item that a trial is on a cluster."""
     folder = trial.stage.folder
-    return Piece(
+    return WorkItem(
         trial.label,
         folder,
         work=lambda lock: _TrialRunner(trial, lock, lambda updates: None).run(),
-        is_done=lambda: finished(trial) is not None,
+        is_done=lambda: read_figures(trial) is not None,
         progress=lambda: updates_done(folder),
     )
 
 
-def _measure_stage(trial: Trial) -> Stage:
+def _build_measure_stage(trial: Trial) -> Stage:
     stage = trial.stage
     inputs = {"model": stage.inputs, "updates": stage.max_updates, "command": list(trial.measure)}
     return Stage(stage.folder / "measured", inputs)
@@ -126,14 +98,14 @@ class _TrialRunner:
     def run(self) -> None:
         trained = self._trial.stage.do(self._train, keep_unfinished=True)
         if self._trial.measure and "diverged" not in trained:
-            stage = _measure_stage(self._trial)
+            stage = _build_measure_stage(self._trial)
             stage.do(lambda: self._measure(stage.folder))
 
     def _train(self) -> Outputs:
         label, stage, command = self._trial.label, self._trial.stage, self._trial.train
         log = stage.folder / LOG
         self._updates = updates_done(stage.folder)
-        if self._updates == stage.max_updates and not _has_ended(log, stage.max_updates):
+        if self._updates == stage.max_updates and not _has_last_validation(log, stage.max_updates):
             shutil.rmtree(stage.folder)  # interrupted before its last validation was logged
             stage.claim()
             self._updates = 0
@@ -149,7 +121,7 @@ class _TrialRunner:
                     raise
                 say(f"{label}: diverged at update {update:,}")
                 return {"diverged": update}
-            if not _has_ended(log, stage.max_updates):
+            if not _has_last_validation(log, stage.max_updates):
                 raise UserError(f"{command[0]} printed no last validation; see its log {log}")
         if not self._trial.measure:
             say(f"{label}: done; perplexity {read_curve_file(log).entries[-1].perplexity:,.4g}")
@@ -176,7 +148,7 @@ class _TrialRunner:
             self._updates = entry.updates
 
 
-def _has_ended(log: Path, updates: int) -> bool:
+def _has_last_validation(log: Path, updates: int) -> bool:
     """Whether a log has the validation at the end of a training."""
     entries = read_curve_file(log).entries if log.is_file() else []
     return bool(entries) and entries[-1].updates == updates
@@ -197,7 +169,7 @@ def _read_checkpoint_figures(folder: Path) -> Outputs:
     }
 
 
-def _updates_left(trial: Trial) -> int:
+def _count_updates_left(trial: Trial) -> int:
     stage = trial.stage
     if stage.outputs is not None:
         return 0

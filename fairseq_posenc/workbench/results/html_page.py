@@ -32,42 +32,49 @@ _INLINE: Sequence[tuple[str, str]] = (
 )
 
 
-def page(markdown: str, folder: Path, refresh: int = 0) -> str:
-    """Convert a report, with its pictures; a browser loads it again after ``refresh`` seconds."""
+def convert_to_html(markdown: str, folder: Path, refresh: int = 0) -> str:
+    """Convert a report in Markdown, whose pictures lie in a folder, to a page.
+
+    A browser loads it again after ``refresh`` seconds, if that is not 0.
+    """
     parts, code = [], {}
     for number, found in enumerate(_FENCE.finditer(markdown)):
         code[f"CODE-{number}"] = f"<pre>{escape(found[1])}</pre>"
         markdown = markdown.replace(found[0], f"CODE-{number}")
     for block in re.split(r"\n\n+", markdown.strip()):
-        parts.append(code.get(block) or _block(block, folder))
-    title = _inline(markdown.split("\n", 1)[0].lstrip("# "))
+        parts.append(code.get(block) or _convert_block(block, folder))
+    title = _convert_inline(markdown.split("\n", 1)[0].lstrip("# "))
     again = f'<meta http-equiv="refresh" content="{refresh}">\n' if refresh else ""
     head = f'<meta charset="utf-8">\n{again}<title>{title}</title>\n<style>{_STYLE}</style>'
     return f'<!DOCTYPE html>\n<html lang="en">\n{head}\n' + "\n".join(parts) + "\n</html>\n"
 
 
-def _block(block: str, folder: Path) -> str:
+def _convert_block(block: str, folder: Path) -> str:
     lines = block.split("\n")
     if heading := _HEADING.fullmatch(block):
         level = len(heading[1])
-        return f"<h{level}>{_inline(heading[2])}</h{level}>"
+        return f"<h{level}>{_convert_inline(heading[2])}</h{level}>"
     if image := _IMAGE.fullmatch(block):
         data = base64.b64encode((folder / image[2]).read_bytes()).decode()
         return f'<img alt="{escape(image[1])}" src="data:image/png;base64,{data}">'
     if block.startswith("| "):
         head, _, *rows = (re.split(r"(?<!\\)\|", line)[1:-1] for line in lines)
-        body = [_row("td", cells) for cells in rows]
-        return "\n".join(["<table>", _row("th", head), *body, "</table>"])
+        body = [_format_row("td", cells) for cells in rows]
+        return "\n".join(["<table>", _format_row("th", head), *body, "</table>"])
     if block.startswith("- "):
-        return "\n".join(["<ul>", *(f"<li>{_inline(line[2:])}</li>" for line in lines), "</ul>"])
-    return block if block.startswith("<") else f"<p>{_inline(' '.join(lines))}</p>"
+        return "\n".join(
+            ["<ul>", *(f"<li>{_convert_inline(line[2:])}</li>" for line in lines), "</ul>"]
+        )
+    return block if block.startswith("<") else f"<p>{_convert_inline(' '.join(lines))}</p>"
 
 
-def _row(tag: str, cells: Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{_inline(cell.strip())}</{tag}>' for cell in cells)}</tr>"
+def _format_row(tag: str, cells: Sequence[str]) -> str:
+    return (
+        f"<tr>{''.join(f'<{tag}>{_convert_inline(cell.strip())}</{tag}>' for cell in cells)}</tr>"
+    )
 
 
-def _inline(text: str) -> str:
+def _convert_inline(text: str) -> str:
     text = escape(text.replace(r"\|", "|"), quote=False)
     for pattern, by in _INLINE:
         text = re.sub(pattern, by, text)

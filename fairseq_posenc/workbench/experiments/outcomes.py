@@ -1,14 +1,12 @@
-"""Results of an experiment: an outcome of each training, and the models over their seeds."""
+"""What came out of trainings: an outcome of each, and the models over their seeds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from fairseq_posenc.workbench.experiments.settings import ExperimentSettings, Run
-from fairseq_posenc.workbench.experiments.variants import Variant
+from fairseq_posenc.workbench.experiments.variants import Run, Variant
 from fairseq_posenc.workbench.results.intervals import (
     Interval,
     average_lines,
@@ -16,8 +14,6 @@ from fairseq_posenc.workbench.results.intervals import (
 )
 from fairseq_posenc.workbench.running.logs import Curve
 from fairseq_posenc.workbench.running.stages import Outputs
-
-AnySettings = TypeVar("AnySettings", bound=ExperimentSettings)
 
 
 class Outcome(NamedTuple):
@@ -107,33 +103,3 @@ def aggregate(outcomes: Sequence[Outcome]) -> list[SeedAggregate]:
         min(map(SeedAggregate, rates.values()), key=lambda each: each.sort_key)
         for rates in groups.values()
     ]
-
-
-@dataclass(frozen=True)
-class Results(Generic[AnySettings]):
-    """Everything that came out of an experiment so far."""
-
-    settings: AnySettings  # the user's choices
-    outcomes: Sequence[Outcome]  # one for each finished training
-    data: Outputs = field(default_factory=dict)  # figures of the data
-    # learning curves of the trainings that have begun and are not finished
-    begun: Mapping[Run, Curve] = field(default_factory=dict)
-
-    @property
-    def models(self) -> list[SeedAggregate]:
-        """Each model over its seeds, at its best learning rate, in the user's order."""
-        return aggregate(self.outcomes)
-
-    @property
-    def missing(self) -> list[Run]:
-        """The trainings that are not finished."""
-        done = {each.run for each in self.outcomes}
-        return [run for run in self.settings.runs if run not in done]
-
-    def by_seed(self, figure: str, variant: Variant, case: str) -> dict[int, float]:
-        """Collect a figure of one model in one case for each seed; 0 where it diverged."""
-        return {
-            each.run.seed: each.figures.get(figure, 0.0)
-            for each in self.outcomes
-            if (each.run.variant, each.run.case) == (variant, case)
-        }
