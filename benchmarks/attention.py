@@ -90,7 +90,7 @@ def measure(args: argparse.Namespace) -> page.Rows:
     rows: page.Rows = []
     for scope, case in cases(args):
         print(f"{scope} {case.mode} n={case.length} ...", file=sys.stderr, flush=True)
-        names = registry.names_for(encoder=not case.causal)
+        names = registry.names(encoder=not case.causal)
         encodings = names if args.encodings == ["all"] else args.encodings
         found = compare(scope, case, encodings, backends, args.rounds, seconds)
         rows += [row._asdict() for row in found]

@@ -24,8 +24,6 @@ torch.Size([1, 12, 64, 64])
 torch.Size([12, 129])
 """
 
-from __future__ import annotations
-
 from fairseq_posenc.modules.attention_core import Cache
 from fairseq_posenc.modules.cross_attention import CrossAttention
 from fairseq_posenc.modules.layer_positions import LayerPositions

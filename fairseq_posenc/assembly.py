@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache, reduce
-from operator import and_, or_
+from operator import and_
 from typing import NamedTuple
 
 import torch
@@ -61,20 +61,18 @@ class Assembly(NamedTuple):
 
     def build_input(self) -> Encodings | None:
         """Build the encodings that add vectors to the token embeddings; None where none does."""
-        token = _one_token()
-        adds = any(self._draft(item).embed(token) is not None for item in self.spec.input_items)
-        return (
-            build_encodings(name_modules(self.spec.input_items), self._input_dims) if adds else None
-        )
+        token = _make_one_token()
+        drafts = map(self._build_draft, self.spec.input_items)
+        if not any(draft.embed(token) is not None for draft in drafts):
+            return None
+        return build_encodings(name_modules(self.spec.input_items), self._input_dims)
 
     def build_stack(self) -> Encodings:
         """Build the encodings that layers share."""
-        built, shared = (
-            build_encodings(self.spec.shared_modules, self.dims),
-            self.spec.shared_modules,
-        )
+        items = self.spec.shared_modules
+        built = build_encodings(items, self.dims)
         built.kinds = tuple(
-            tuple(name for name, item in shared.items() if item in (*self.spec.whole_stack, *kind))
+            tuple(name for name, item in items.items() if item in (*self.spec.whole_stack, *kind))
             for kind in self.spec.layer_kinds
         )
         return built
@@ -101,42 +99,40 @@ class Assembly(NamedTuple):
             UserError: names them.
         """
         self.check_size()
-        token = _one_token()
+        token = _make_one_token()
         for item in self.spec.whole_stack:
             if get(item.name).acts_on == "positions":
-                token = self._draft(item).number(token)
+                token = self._build_draft(item).number(token)
         span = Span.from_lengths(1, 1, token.tokens.device)
-        kinds = []
+        terms_of_kinds = []
         for layer in self.spec.layer_kinds:
-            terms = reduce(or_, (self._draft(item).terms(span, token) for item in layer), Terms())
-            drafts = Encodings({str(n): self._draft(item) for n, item in enumerate(layer)})
+            drafts = Encodings({str(n): self._build_draft(item) for n, item in enumerate(layer)})
             decay = drafts.decay(torch.empty(1, 1, self.dims.embed_dim, device="meta"), token)
-            terms = terms.with_decay(decay, self.dims.num_heads)
+            terms = drafts.terms(span, token).with_decay(decay, self.dims.num_heads)
             self._check_combination(layer, terms, token)
-            items = [*self.spec.whole_stack, *layer]
-            limits = reduce(and_, (self._draft(item).locality(token) for item in items), Locality())
+            everything = map(self._build_draft, (*self.spec.whole_stack, *layer))
+            limits = reduce(and_, (draft.locality(token) for draft in everything), Locality())
             check(backend, terms.unprojected(self.dims.num_heads), self.dims.head_dim, limits)
-            kinds.append(terms)
-        return kinds
+            terms_of_kinds.append(terms)
+        return terms_of_kinds
 
     def _check_combination(self, layer: Layer, terms: Terms, token: Positions) -> None:
         """Refuse encodings of a layer that change what others of it rely on."""
-        of_vectors = [term.has_vectors for _, term, _ in terms.given("table", "content")]
+        has_vectors = any(term.has_vectors for _, term, _ in terms.given("table", "content"))
+        span = Span.from_lengths(1, 1, token.tokens.device)
         for item in layer:
-            if get(item.name).lifts and (any(of_vectors) or terms.counted_table is not None):
+            if get(item.name).lifts and (has_vectors or terms.counted_table is not None):
                 raise UserError(
                     f"{self.spec}: {item.name} makes queries and keys wider, so tables of vectors "
                     "that are multiplied with them do not fit"
                 )
-            if token.drawn is None:
-                continue
-            span = Span.from_lengths(1, 1, token.tokens.device)
-            if any(self._draft(item).terms(span, token).given()):
+            is_drawn = token.drawn is not None
+            if is_drawn and any(self._build_draft(item).terms(span, token).given()):
                 raise UserError(
                     f"{self.spec}: {item.name} takes the distances of tokens in their order, which "
                     "drawn positions do not change"
                 )
-            if dict(item.options).get("cross_attention"):
+            if is_drawn and self.spec.rotates_source:
                 raise UserError(
                     f"{self.spec}: the positions that an encoder draws are not known to its decoder"
                 )
@@ -147,9 +143,6 @@ class Assembly(NamedTuple):
         Args:
             layers: of the stack.
             least: numbers that are made whatever the spec.
-
-        Raises:
-            UserError: states their size.
         """
         needed = 4 * max(least, sum(self.parameters(layers).values()))
         if not hasattr(os, "sysconf"):  # on Windows nothing is known, and torch itself fails
@@ -168,20 +161,20 @@ class Assembly(NamedTuple):
         ``layers.*`` stands for each of the layers.
         """
         sizes: Counter[str] = Counter()
-        places = [("embed_positions.", name_modules(self.spec.input_items))]
-        places += [("", self.spec.shared_modules)]
-        places += [
-            ("layers.*.self_attn.", self.spec.layer_modules(index)) for index in range(layers)
-        ]
-        for prefix, items in places:
+        in_layers = [self.spec.layer_modules(index) for index in range(layers)]
+        for prefix, items in (
+            ("embed_positions.", name_modules(self.spec.input_items)),
+            ("", self.spec.shared_modules),
+            *(("layers.*.self_attn.", items) for items in in_layers),
+        ):
             for module, item in items.items():
-                for name, parameter in self._draft(item).named_parameters():
+                for name, parameter in self._build_draft(item).named_parameters():
                     sizes[f"{prefix}encodings.{module}.{name}"] += parameter.numel()
         return dict(sizes)
 
-    def _draft(self, item: Item) -> Encoding:
+    def _build_draft(self, item: Item) -> Encoding:
         """Build an encoding without memory or values, on the device "meta"."""
-        return _draft(item, self._input_dims if item in self.spec.input_items else self.dims)
+        return _build_draft(item, self._input_dims if item in self.spec.input_items else self.dims)
 
     @property
     def _input_dims(self) -> Dims:
@@ -192,14 +185,14 @@ class Assembly(NamedTuple):
 
 
 @cache
-def _draft(item: Item, dims: Dims) -> Encoding:
+def _build_draft(item: Item, dims: Dims) -> Encoding:
     """Build an encoding once for its shapes, without memory or values."""
     with torch.device("meta"):
         (encoding,) = build_encodings(name_modules([item]), dims).as_list()
         return encoding
 
 
-def _one_token() -> Positions:
+def _make_one_token() -> Positions:
     """Make the positions of a single token, without values."""
     tokens = torch.zeros(1, 1, dtype=torch.long, device="meta")
     return Positions.from_tokens(

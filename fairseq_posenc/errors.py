@@ -1,7 +1,5 @@
 """Mistakes of the user, each reported in one line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

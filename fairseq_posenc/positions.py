@@ -153,7 +153,7 @@ class Positions(NamedTuple):
         return x[:, x.size(1) - self.tgt_len :]
 
     def common_ids(self) -> Tensor:
-        """Return one row of positions for all, ``(1, S)``, if possible, else ``ids``.
+        """Number the tokens by one row for all, ``(1, S)``, if possible, else by ``ids``.
 
         One row suffices where none is padded on the left; padding on the right is then counted too.
         """
@@ -162,11 +162,7 @@ class Positions(NamedTuple):
         return torch.arange(self.tokens.size(1), device=self.tokens.device).unsqueeze(0)
 
     def check_limit(self, limit: int, name: str) -> None:
-        """Refuse positions beyond a table of ``limit`` rows.
-
-        Raises:
-            UserError: names the limit and the arguments that raise it.
-        """
+        """Refuse positions beyond a table of ``limit`` rows."""
         if self.longest <= limit:
             return
         longest = int(self.ids.max()) + 1  # not a bound: a GPU is waited for only here

@@ -1,7 +1,5 @@
 """The registered encodings: their names, classes and options."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil
@@ -16,26 +14,29 @@ _COMPANIONS = ("softmax", "mask", "positions")  # what goes with an encoding
 
 
 @cache
-def _scan() -> None:
+def _import_encodings() -> None:
     for module in pkgutil.iter_modules(encodings.__path__, encodings.__name__ + "."):
         importlib.import_module(module.name)
 
 
-def names() -> list[str]:
-    """List the names of all encodings, sorted; those that go with one are none."""
-    _scan()
-    return sorted(name for name, cls in ENCODINGS.items() if cls.acts_on not in _COMPANIONS)
+def names(*, encoder: bool = False) -> list[str]:
+    """List the names of all encodings, sorted, without their companions (:func:`companion_names`).
+
+    Args:
+        encoder: leave out those that work in decoders alone.
+    """
+    _import_encodings()
+    return sorted(
+        name
+        for name, cls in ENCODINGS.items()
+        if cls.acts_on not in _COMPANIONS and not (encoder and cls.causal_only)
+    )
 
 
-def names_beside() -> list[str]:
+def companion_names() -> list[str]:
     """List the names of what goes with an encoding, sorted: limits of the keys, temperatures."""
-    _scan()
+    _import_encodings()
     return sorted(name for name, cls in ENCODINGS.items() if cls.acts_on in _COMPANIONS)
-
-
-def names_for(*, encoder: bool = False, decoder: bool = False) -> list[str]:
-    """List the encodings that work in an encoder, a decoder (all of them do), or both."""
-    return [name for name in names() if not (encoder and get(name).causal_only)]
 
 
 def get(name: str) -> type[Encoding]:
@@ -44,11 +45,11 @@ def get(name: str) -> type[Encoding]:
     Raises:
         UserError: the name is unknown; the message lists the known ones.
     """
-    _scan()
+    _import_encodings()
     if name not in ENCODINGS:
         raise UserError(
             f"unknown position encoding {shortened(name)!r}; known: {', '.join(names())}; "
-            f"beside them: {', '.join(names_beside())}"
+            f"beside them: {', '.join(companion_names())}"
         )
     return ENCODINGS[name]
 
@@ -65,14 +66,14 @@ def options(name: str) -> dict[str, inspect.Parameter]:
 
 
 def module_place(cls: type[Encoding]) -> str:
-    """Name what has a module of an encoding: the ``input``, the ``stack``, or each ``layer``."""
+    """Name the owner of an encoding's module: the ``input``, the ``stack``, or each ``layer``."""
     if cls.acts_on == "input":
         return "input"
     return "stack" if cls.shared else "layer"
 
 
 def __getattr__(name: str) -> Any:
-    """Find what moved from here; gone with the next release."""
+    """Find a function by the name that it had here before; gone with the next release."""
     moved = {"parse": ("specs", "parse"), "build": ("assembly", "build_encodings")}
     if name in moved:
         module, new_name = moved[name]

@@ -47,7 +47,7 @@ class Shared(NamedTuple):
         encodings: Encodings,
         positions: Positions,
         span: Span | None = None,
-        terms_of: Callable[[str, Encoding], Terms] | None = None,
+        compute_terms: Callable[[str, Encoding], Terms] | None = None,
     ) -> Shared:
         """Compute the position state from the encodings of a stack, each of them once.
 
@@ -55,7 +55,7 @@ class Shared(NamedTuple):
             encodings: of :meth:`Assembly.build_stack`.
             positions: of the tokens.
             span: of the terms, where they have room for later steps of decoding.
-            terms_of: computes the terms of an encoding by its name; by default those of the tokens.
+            compute_terms: of an encoding and its name; by default those of the tokens.
         """
         positions = encodings.number(positions)
         tokens = positions.tokens
@@ -64,7 +64,7 @@ class Shared(NamedTuple):
         ids = positions.queries(positions.places)
         rotations = {name: encoding.rotation(ids) for name, encoding in named.items()}
         terms = {
-            name: terms_of(name, encoding) if terms_of else encoding.terms(now, positions)
+            name: compute_terms(name, encoding) if compute_terms else encoding.terms(now, positions)
             for name, encoding in named.items()
         }
         limits = {name: encoding.locality(positions) for name, encoding in named.items()}

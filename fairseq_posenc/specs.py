@@ -30,7 +30,7 @@ _ITEM = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
 _REPEATED = re.compile(r"\s*(\d{1,6})\s*\*(.*)", re.DOTALL)
 _MAX_CHARACTERS = 5000  # characters of a spec; the lists of longrope for a head of 256 have fewer
 _MAX_LAYERS = 1000
-# What numbers can be: beyond, tables fit into no memory, and scores into no number.
+# The ranges of options: beyond them tables fit into no memory, and scores into no number.
 _INT_RANGE = (1, 1_000_000)
 _FLOAT_RANGE = (1e-6, 1e12)
 
@@ -94,6 +94,11 @@ class Spec(NamedTuple):
         """The encodings of which all layers share one module, by its name in the stack."""
         return name_modules(item for item in self.items if module_place(get(item.name)) == "stack")
 
+    @property
+    def rotates_source(self) -> bool:
+        """Whether an encoding also rotates queries and keys between decoder and encoder."""
+        return any(dict(item.options).get("cross_attention") for item in self.items)
+
     def layer_modules(self, index: int) -> dict[str, Item]:
         """Select the encodings of which a layer has a module of its own, by name.
 
@@ -104,7 +109,7 @@ class Spec(NamedTuple):
         return name_modules(item for item in layer if module_place(get(item.name)) == "layer")
 
     def layer_kind(self, index: int) -> int:
-        """Look up which of :attr:`layer_kinds` a layer is of."""
+        """Look up the index of a layer's encodings in :attr:`layer_kinds`."""
         return self.layer_kinds.index(self.layers[index % len(self.layers)])
 
     def select_layers(self, layers: Sequence[int]) -> Spec:
@@ -118,11 +123,7 @@ class Spec(NamedTuple):
         return [self.select_layers([index]) for index in range(len(self.layers))]
 
     def check_length(self, layers: int) -> None:
-        """Refuse a list of layers that is longer than the stack.
-
-        Raises:
-            UserError: states both lengths.
-        """
+        """Refuse a list of layers that is longer than the stack."""
         if len(self.layers) > layers:
             raise UserError(
                 f"position encoding {shortened(str(self))!r} is a list of {len(self.layers)} "

@@ -1,7 +1,5 @@
 """The package as a ``--user-dir`` of fairseq."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from importlib import import_module

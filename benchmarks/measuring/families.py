@@ -47,8 +47,8 @@ class Family(NamedTuple):
 
     def encodings(self, requested: list[str]) -> list[str]:
         """Name the encodings of a command line, of which ``all`` are those of these stacks."""
-        sides = {side: True for side in self.sides}
-        return registry.names_for(**sides) if requested == ["all"] else requested
+        known = registry.names(encoder="encoder" in self.sides)
+        return known if requested == ["all"] else requested
 
 
 FAMILIES = {

@@ -23,7 +23,7 @@ from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import inject_context, set_context
 from fairseq_posenc.transformer.layers import PositionalDecoderLayer, PositionalEncoderLayer
-from fairseq_posenc.transformer.options import stack_config
+from fairseq_posenc.transformer.options import build_stack_config
 from measuring.contenders import STOCK, Contender, layer_and_shared, make_positions
 from measuring.families import Case, training_step, validation_step
 from measuring.timing import Pass
@@ -136,7 +136,7 @@ def layer_config(contender: Contender, case: Case) -> Any:
         position_backend=contender.backend,
     )
     base_architecture(args)
-    return stack_config(args)
+    return build_stack_config(args)
 
 
 def _draw(case: Case, *shape: int, std: float) -> Tensor:

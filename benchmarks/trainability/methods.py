@@ -21,10 +21,10 @@ MARGIN = 0.1  # bits; a smaller difference is no finding
 
 def method_runs(args: argparse.Namespace) -> list[StartRun]:
     """List a run of every encoding in the families where it is compared."""
-    both = registry.names_for(encoder=True, decoder=True)
-    causal = set(registry.names_for(decoder=True)) - set(registry.names_for(encoder=True))
+    both = registry.names(encoder=True)
+    causal = set(registry.names()) - set(registry.names(encoder=True))
     names = {
-        "masked LM": registry.names_for(encoder=True),
+        "masked LM": registry.names(encoder=True),
         "translation": both if args.files else [],
         "causal LM": [*REFERENCES, *causal],
     }

@@ -1,7 +1,5 @@
 """The catalogue of encodings: sections of docstrings, costs and numbers of parameters."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json
@@ -37,7 +35,7 @@ class Page(NamedTuple):
     differs: str
 
 
-def page(name: str) -> Page:
+def parse_page(name: str) -> Page:
     """Parse the sections of an encoding's docstring.
 
     Raises:
@@ -49,24 +47,24 @@ def page(name: str) -> Page:
     missing = [heading for heading in HEADINGS if not sections.get(heading, "").strip()]
     if missing:
         raise ValueError(f"the docstring of {name} lacks {', '.join(missing)}")
-    return Page(_one_line(parts[0]), *(_one_line(sections[heading]) for heading in HEADINGS))
+    return Page(_join_lines(parts[0]), *(_join_lines(sections[heading]) for heading in HEADINGS))
 
 
-def families(spec: str) -> str:
+def name_families(spec: str) -> str:
     """Name the stacks that a spec works in: decoders, or encoders and decoders."""
     causal = any(registry.get(item.name).causal_only for item in specs.parse(spec).items)
     return "decoders" if causal else "encoders and decoders"
 
 
-def count(spec: specs.Spec, dims: Dims, layers: int) -> int:
+def count_parameters(spec: specs.Spec, dims: Dims, layers: int) -> int:
     """Count the position parameters of a stack, from real modules."""
     return sum(Assembly(spec, dims).parameters(layers).values())
 
 
 def count_at_base_size(name: str) -> int:
     """Count an encoding's parameters in RoBERTa-base with 512 positions."""
-    dims = BASE._replace(causal="encoders" not in families(name))
-    return count(specs.parse(name), dims, BASE_LAYERS)
+    dims = BASE._replace(causal="encoders" not in name_families(name))
+    return count_parameters(specs.parse(name), dims, BASE_LAYERS)
 
 
 def run_describe(args: argparse.Namespace) -> int:
@@ -74,12 +72,13 @@ def run_describe(args: argparse.Namespace) -> int:
     if directions := DECBERT.get(args.name):
         print(_DECBERT.format(name=args.name, directions=directions))
         return 0
-    described = page(args.name)
+    described = parse_page(args.name)
     rows = {heading: value for heading, value in zip(HEADINGS, described[1:])}
     rows["Options"] = ", ".join(map(str, registry.options(args.name).values())) or "none"
-    rows["Where"] = families(args.name)
-    rows["Operations"] = f"in a layer, beyond plain attention: {costs.operations(args.name)}"
-    rows["Numbers held"] = f"in a layer, beyond plain attention: {costs.numbers(args.name)}"
+    rows["Where"] = name_families(args.name)
+    beyond = "in a layer, beyond plain attention:"
+    rows["Operations"] = f"{beyond} {costs.describe_operations(args.name)}"
+    rows["Numbers held"] = f"{beyond} {costs.describe_numbers(args.name)}"
     rows["At base size"] = f"{count_at_base_size(args.name):,} parameters"
     print(f"{args.name}: {described.summary}\n")
     for heading, value in rows.items():
@@ -135,15 +134,15 @@ def collect_facts(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "acts_on": registry.get(name).acts_on,
-        "families": families(name),
+        "families": name_families(name),
         "options": {
             key: {"type": str(option.annotation), "default": option.default}
             for key, option in registry.options(name).items()
         },
         "parameters_at_base_size": count_at_base_size(name),
-        **page(name)._asdict(),
+        **parse_page(name)._asdict(),
     }
 
 
-def _one_line(text: str) -> str:
+def _join_lines(text: str) -> str:
     return " ".join(text.split())

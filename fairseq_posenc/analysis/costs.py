@@ -1,7 +1,5 @@
 """The cost of each encoding beyond plain attention, from its terms."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -12,27 +10,27 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.terms import Cost, Terms
 
 
-def operations(name: str) -> str:
+def describe_operations(name: str) -> str:
     """Describe the additional operations of an encoding, in words and formulas."""
-    costs = [(part.operations, part.common_operations) for part in _parts(name)]
+    costs = [(part.operations, part.common_operations) for part in _list_costs(name)]
     return _format_costs(name, *zip(*costs))
 
 
-def numbers(name: str) -> str:
+def describe_numbers(name: str) -> str:
     """Describe the additional numbers held at once, in words and formulas."""
-    costs = [(part.numbers, part.common_numbers) for part in _parts(name)]
+    costs = [(part.numbers, part.common_numbers) for part in _list_costs(name)]
     return _format_costs(name, *zip(*costs))
 
 
 def _format_costs(name: str, each: Sequence[str], together: Sequence[str]) -> str:
     phrases = []
     if any(each):
-        phrases.append(f"``{_sum(each)}`` for each sentence")
+        phrases.append(f"``{_add_formulas(each)}`` for each sentence")
         if registry.get(name).acts_on == "input":
             phrases[-1] += ", once for all layers"
     if any(together):
-        phrases.append(f"``{_sum(together)}`` for all sentences together")
-        if terms_of(name).pair_bias is not None:
+        phrases.append(f"``{_add_formulas(together)}`` for all sentences together")
+        if compute_terms(name).pair_bias is not None:
             # Positions differ from row to row only where padding comes first.
             phrases[-1] += ", or for each if one is padded on the left"
         if registry.get(name).shared and any(registry.get(name).cost):
@@ -40,7 +38,7 @@ def _format_costs(name: str, each: Sequence[str], together: Sequence[str]) -> st
     return "; ".join(phrases) or "none"
 
 
-def _sum(formulas: Sequence[str]) -> str:
+def _add_formulas(formulas: Sequence[str]) -> str:
     """Add up formulas, equal terms as one."""
     factors: Counter[str] = Counter()
     for term in " + ".join(filter(None, formulas)).split(" + "):
@@ -51,16 +49,16 @@ def _sum(formulas: Sequence[str]) -> str:
     )
 
 
-def _parts(name: str) -> list[Cost]:
+def _list_costs(name: str) -> list[Cost]:
     """List the costs of an encoding's parts: its own, and those of its terms."""
     parts = [registry.get(name).cost]
-    for _, term, tensor in terms_of(name).given():
+    for _, term, tensor in compute_terms(name).given():
         groups = "h " if term.per_head(tensor) else ""
         parts.append(Cost(*(part.format(g=groups) for part in term.cost)))
     return parts
 
 
-def terms_of(name: str) -> Terms:
+def compute_terms(name: str) -> Terms:
     """Compute the terms of a single token."""
     dims = Dims(8, 2, 4, causal=bool(registry.get(name).causal_only))
     return Assembly(specs.parse(name), dims).check("auto")[0]

@@ -1,7 +1,5 @@
 """From the plain formulas of the docstrings to LaTeX, which GitHub renders."""
 
-from __future__ import annotations
-
 import re
 
 # In this order; each pattern sees what the ones before it left.
@@ -20,7 +18,7 @@ RULES: tuple[tuple[str, str], ...] = (
 )
 
 
-def split(equation: str) -> tuple[str, str]:
+def split_equation(equation: str) -> tuple[str, str]:
     """Split an Equation section into the formula and the prose after ``where``."""
     formula, _, prose = equation.partition(" where ")
     return formula.rstrip(",. "), prose

@@ -3,13 +3,11 @@
 A test compares what is read with the modules themselves.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 _FOLDER = Path(__file__).resolve().parent.parent / "encodings"
 
@@ -22,16 +20,16 @@ class Entry(NamedTuple):
     summary: str
 
 
-def entries() -> list[Entry]:
+def list_entries() -> list[Entry]:
     """List an entry for each encoding, by name."""
     trees = (ast.parse(path.read_text(encoding="utf-8")) for path in _FOLDER.glob("*.py"))
     classes = {
         node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)
     }
     found = [
-        Entry(name, _acts_on(node, classes), _summary(node))
+        Entry(name, _read_acts_on(node, classes), _read_summary(node))
         for node in classes.values()
-        if (name := _registered(node))
+        if (name := _read_registered_name(node))
     ]
     return sorted(found)
 
@@ -46,16 +44,16 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         from fairseq_posenc.analysis.catalogue import collect_facts  # imports torch
 
-        print(json.dumps([collect_facts(entry.name) for entry in entries()], indent=2))
+        print(json.dumps([collect_facts(entry.name) for entry in list_entries()], indent=2))
         return 0
-    found = entries()
+    found = list_entries()
     width = max(len(entry.name) for entry in found)
     for name, acts_on, summary in found:
         print(f"{name:<{width}}  {acts_on:<8}  {summary.replace('``', '')}")
     return 0
 
 
-def _registered(node: ast.ClassDef) -> Optional[str]:
+def _read_registered_name(node: ast.ClassDef) -> str | None:
     """Read the name that ``@register`` gives a class, None if it has none."""
     for each in node.decorator_list:
         if isinstance(each, ast.Call) and isinstance(each.func, ast.Name):
@@ -64,16 +62,16 @@ def _registered(node: ast.ClassDef) -> Optional[str]:
     return None
 
 
-def _acts_on(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> str:
+def _read_acts_on(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> str:
     """Read a class's ``acts_on``, its own or the first base's that has one."""
     for each in node.body:
-        if isinstance(each, ast.AnnAssign) and each.value and ast.unparse(each.target) == "acts_on":
+        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "acts_on":
             return str(ast.literal_eval(each.value))
     (base,) = (classes[base.id] for base in node.bases if isinstance(base, ast.Name))
-    return _acts_on(base, classes)
+    return _read_acts_on(base, classes)
 
 
-def _summary(node: ast.ClassDef) -> str:
+def _read_summary(node: ast.ClassDef) -> str:
     """Cut the docstring at its first heading, as one line."""
     text = ast.get_docstring(node) or ""
     return " ".join(text.partition("\nEquation:\n")[0].split())

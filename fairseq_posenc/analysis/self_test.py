@@ -25,7 +25,7 @@ STILL = 1e-2  # a rotation that changes no dot product by more than this does no
 
 
 @torch.no_grad()
-def errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
+def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
     """Measure the largest error of a tiny forward: at the input, of rotations, on each backend."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
@@ -36,9 +36,9 @@ def errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
     positions = Positions.from_tokens(tokens, padding_idx=1, eos_idx=2, tgt_len=LENGTH)
     shape = (1, DIMS.num_heads, LENGTH, DIMS.head_dim)
     query, key, value = (torch.randn(shape, device=device) for _ in range(3))
-    found = {"the input": _input_error(encodings, positions)}
-    found["rotation"] = _rotation_error(encodings, query, key, positions.ids)
-    query, key = _rotated(encodings, query, key, positions.ids)
+    found = {"the input": _measure_input_error(encodings, positions)}
+    found["rotation"] = _measure_rotation_error(encodings, query, key, positions.ids)
+    query, key = _rotate(encodings, query, key, positions.ids)
     terms = encodings.terms(Span.from_lengths(LENGTH, LENGTH, device), positions)
     inputs = torch.randn(1, LENGTH, DIMS.embed_dim, device=device)
     terms = terms.with_decay(encodings.decay(inputs, positions), DIMS.num_heads)
@@ -53,7 +53,7 @@ def errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
     return found
 
 
-def _input_error(encodings: Encodings, positions: Positions) -> float:
+def _measure_input_error(encodings: Encodings, positions: Positions) -> float:
     """Check that added vectors are finite and shaped as the embeddings: 0, else infinity."""
     vectors = [encoding.embed(positions) for encoding in encodings.as_list()]
     shape = (1, LENGTH, DIMS.embed_dim)
@@ -61,11 +61,11 @@ def _input_error(encodings: Encodings, positions: Positions) -> float:
     return 0.0 if good else math.inf
 
 
-def _rotation_error(encodings: Encodings, query: Tensor, key: Tensor, index: Tensor) -> float:
+def _measure_rotation_error(encodings: Encodings, query: Tensor, key: Tensor, ids: Tensor) -> float:
     """Measure the change of the products of rotated queries and keys when all of them move."""
 
     def products(moved: int) -> Tensor:
-        q, k = (x.double().cpu() for x in _rotated(encodings, query, key, index + moved))
+        q, k = (x.double().cpu() for x in _rotate(encodings, query, key, ids + moved))
         return q @ k.transpose(-1, -2)
 
     at_start, unrotated = products(0), (query @ key.transpose(-1, -2)).double().cpu()
@@ -75,9 +75,7 @@ def _rotation_error(encodings: Encodings, query: Tensor, key: Tensor, index: Ten
     return float((products(moved=5) - at_start).abs().max())
 
 
-def _rotated(
-    encodings: Encodings, query: Tensor, key: Tensor, ids: Tensor
-) -> tuple[Tensor, Tensor]:
+def _rotate(encodings: Encodings, query: Tensor, key: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate query and key at positions ``ids``."""
     rotation = encodings.rotation(ids)
     if rotation is None:
@@ -104,7 +102,7 @@ def _evaluate_equation(
         scores = scores + terms.pair_bias[0].double().cpu()
     if terms.counted_table is not None:
         scores = scores + _count_positions(q, scores, terms.counted_table.double().cpu())
-    scores = scores + _forgotten(terms)
+    scores = scores + _compute_decay(terms)
     visible = torch.ones(LENGTH, LENGTH).tril() if causal else torch.ones(LENGTH, LENGTH)
     if terms.temperature is not None:
         scores = scores * terms.temperature[0, :, :, None].double().cpu()
@@ -120,7 +118,7 @@ def _evaluate_equation(
     return (weights[..., None] * (v[:, None] + look_up(terms.value_table))).sum(2)
 
 
-def _forgotten(terms: Terms) -> Tensor:
+def _compute_decay(terms: Terms) -> Tensor:
     """Compute c_i - c_j, and that of later keys, ``(H or 1, T, S)``."""
     sides = [terms.decay, None if terms.later_decay is None else -terms.later_decay]
     earlier, later = (

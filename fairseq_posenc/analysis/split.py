@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,8 +45,8 @@ def split(
     query: Tensor,
     key: Tensor,
     terms: Terms,
-    rotation: Optional[Rotation] = None,
-    key_rotation: Optional[Rotation] = None,
+    rotation: Rotation | None = None,
+    key_rotation: Rotation | None = None,
     mask: Mask = ALL,
 ) -> Split:
     """Split the scores into their parts.

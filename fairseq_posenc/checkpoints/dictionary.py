@@ -1,7 +1,5 @@
 """Loading fairseq's dictionaries, and their fingerprints."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

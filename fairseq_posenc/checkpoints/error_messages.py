@@ -1,7 +1,5 @@
 """Turn an exception into a one-line message for the user, and into an exit code."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle
@@ -39,7 +37,7 @@ def find_message(error: BaseException) -> str | None:
     chain.
     """
     links = list(chain(error))
-    messages = [_user_message(link) for link in links]
+    messages = [_get_user_message(link) for link in links]
     # For a checkpoint, the first error says most.
     messages += [_describe_unreadable(link) for link in reversed(links)]
     return next((message for message in messages if message), None)
@@ -50,13 +48,13 @@ def choose_exit_code(error: BaseException) -> int:
 
     2 is a mistake that the user can mend before the run, 1 a failed run or a full disk.
     """
-    cause = next((link for link in chain(error) if _user_message(link)), error)
+    cause = next((link for link in chain(error) if _get_user_message(link)), error)
     return 1 if isinstance(cause, RunError) or _is_no_room(cause) else 2
 
 
 def describe_damage(error: BaseException) -> str:
     """Describe what is wrong with a checkpoint, from the error that reading it raised."""
-    if message := next(filter(None, map(_user_message, chain(error))), None):
+    if message := next(filter(None, map(_get_user_message, chain(error))), None):
         return message
     for link in chain(error):
         if _runs_code(link):
@@ -72,7 +70,7 @@ def describe_damage(error: BaseException) -> str:
     return f"not a whole checkpoint of fairseq ({kind}{': ' if reason else ''}{reason})"
 
 
-def _user_message(error: BaseException) -> str | None:
+def _get_user_message(error: BaseException) -> str | None:
     """Get the message of an error that is a user's mistake by its type."""
     if isinstance(error, UserError):
         return str(error)

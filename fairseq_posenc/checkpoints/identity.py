@@ -7,6 +7,7 @@ eight. Names and shapes of tensors show neither.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -70,11 +71,11 @@ class WeightSettings(NamedTuple):
                 raise TypeError(f"{name} is {value!r}")
         return cls(**found)
 
-    def filled_from(self, other: WeightSettings) -> WeightSettings:
+    def fill_from(self, other: WeightSettings) -> WeightSettings:
         """Fill in the fields that are not known from ``other``."""
         return other._replace(**{n: x for n, x in self._asdict().items() if x is not None})
 
-    def unknown_beside(self, model: WeightSettings) -> list[str]:
+    def list_unknown(self, model: WeightSettings) -> list[str]:
         """List the fields that are known of a model, but not of the weights."""
         fields = zip(self._fields, self, model)
         return [name for name, ours, theirs in fields if ours is None and theirs is not None]
@@ -98,13 +99,6 @@ class Identity(NamedTuple):
     directions: str  # of the first layers, as in `lr,rl`; all further ones are `both`
     trained_length: int  # in tokens
     weight_settings: WeightSettings = WeightSettings()  # everything but positions
-
-    @classmethod
-    def from_directions(
-        cls, positions: str, directions: tuple[str, ...], length: int, settings: WeightSettings
-    ) -> Identity:
-        """Build the identity of a stack from the direction of each layer."""
-        return cls(positions, ",".join(_strip_both(directions)), length, settings)
 
     def to_tensor(self) -> Tensor:
         """Encode it as a tensor of code points, which every tool for checkpoints can carry."""
@@ -152,8 +146,7 @@ class Identity(NamedTuple):
         if layers is not None:
             positions = str(parse(positions).select_layers(layers))
             old = directions.split(",")
-            kept = tuple(old[i] if i < len(old) else "both" for i in layers)
-            directions = ",".join(_strip_both(kept))
+            directions = format_directions([old[i] if i < len(old) else "both" for i in layers])
         found = []
         if positions != model.positions:
             found.append(f"trained with {positions}, the model has {model.positions}")
@@ -175,9 +168,9 @@ def override_positions(weights: dict[str, Any], spec: Spec) -> None:
         weights[name] = identity.to_tensor()
 
 
-def _strip_both(directions: tuple[str, ...]) -> tuple[str, ...]:
-    """Strip ``both`` from the last layers, which is their default."""
+def format_directions(directions: Sequence[str]) -> str:
+    """Join the directions of a stack's layers, without ``both`` of the last, their default."""
     named = len(directions)
     while named and directions[named - 1] in ("both", ""):
         named -= 1
-    return directions[:named]
+    return ",".join(directions[:named])

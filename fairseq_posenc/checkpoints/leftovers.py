@@ -1,7 +1,5 @@
 """Files and folders that are there while a process works, and deleted when it was killed."""
 
-from __future__ import annotations
-
 import fcntl
 import glob
 import os

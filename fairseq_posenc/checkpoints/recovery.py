@@ -3,8 +3,6 @@
 A checkpoint is *whole* if it can be loaded, and *torn* if the file ends too early.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

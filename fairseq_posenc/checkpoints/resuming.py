@@ -1,7 +1,5 @@
 """Resumed trainings: changed settings are logged, and the optimizer's state must still fit."""
 
-from __future__ import annotations
-
 import logging
 from argparse import Namespace
 from pathlib import Path
@@ -54,7 +52,7 @@ def list_changes(before: Any, now: Any) -> list[str]:
     """List the settings that differ between two configurations of fairseq, both plain."""
     if not isinstance(before, dict):
         return []  # as fairseq wrote before it had configurations
-    old, new = _flat(before), _flat(now)
+    old, new = _flatten(before), _flatten(now)
     return [
         f"{name} {shortened(str(old[name]))} -> {shortened(str(new[name]))}"
         for name in new
@@ -62,22 +60,22 @@ def list_changes(before: Any, now: Any) -> list[str]:
     ]
 
 
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+def _flatten(settings: dict[str, Any]) -> dict[str, Any]:
     """Flatten the settings of a training by name, without those of how it is run."""
-    run = {name for key in settings if key not in _SECTIONS for name in _section(settings, key)}
+    run = {name for key in settings if key not in _SECTIONS for name in _get_section(settings, key)}
     found: dict[str, Any] = {}
     for key in _SECTIONS:
-        for name, value in _section(settings, key).items():
+        for name, value in _get_section(settings, key).items():
             if name == "_name":
                 found[key] = value
             elif name not in run | _ALIASES:  # a model of argparse has the options of all sections
                 found.setdefault(name, value)
     for key, names in _MORE.items():
-        found.update({n: x for n, x in _section(settings, key).items() if n in names})
+        found.update({n: x for n, x in _get_section(settings, key).items() if n in names})
     return found
 
 
-def _section(settings: dict[str, Any], key: str) -> dict[str, Any]:
+def _get_section(settings: dict[str, Any], key: str) -> dict[str, Any]:
     found = settings.get(key)
     found = vars(found) if isinstance(found, Namespace) else found
     return found if isinstance(found, dict) else {}

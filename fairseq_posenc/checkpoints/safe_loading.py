@@ -5,8 +5,6 @@ torch reads only tensors and plain settings from a checkpoint (``weights_only``)
 would run code is still refused.
 """
 
-from __future__ import annotations
-
 import argparse
 import zipfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Adapts state dicts with other position parameters than the model's, and stock fairseq's."""
 
-from __future__ import annotations
-
 import logging
 import re
 from typing import Any
@@ -107,7 +105,7 @@ class PositionCheckpoints(nn.Module):
                 longer = module.extend(parameter, state_dict[key])
                 if longer.shape != state_dict[key].shape:
                     logger.info("%s: its ends are repeated for longer distances", key)
-                    changes.append(_resized(key, state_dict[key], longer))
+                    changes.append(_describe_resized(key, state_dict[key], longer))
                     state_dict[key] = longer
         return changes
 
@@ -133,12 +131,12 @@ class PositionCheckpoints(nn.Module):
                 )
             differing = theirs.weight_settings.differences(own.weight_settings)
             others += [f"{name}: {each}" for each in differing]
-            if unknown := theirs.weight_settings.unknown_beside(own.weight_settings):
+            if unknown := theirs.weight_settings.list_unknown(own.weight_settings):
                 logger.info("%s: the checkpoint does not say its %s", name, ", ".join(unknown))
             found = theirs.differences(own, stack.layers_kept)
             changes += [f"{name}: {difference}" for difference in found]
             now = (own if found else theirs)._replace(
-                weight_settings=theirs.weight_settings.filled_from(own.weight_settings)
+                weight_settings=theirs.weight_settings.fill_from(own.weight_settings)
             )
             state_dict[f"{prefix}{name}.{KEY}"] = now.to_tensor()
         if others:
@@ -187,9 +185,9 @@ def _fit_positions(state_dict: dict[str, Any], own: dict[str, Tensor]) -> list[s
     return (
         [f"{key} {tuple(own[key].shape)} is not in the checkpoint" for key in fresh]
         + [f"{key} {tuple(theirs[key].shape)} is not in the model" for key in dropped]
-        + [_resized(key, theirs[key], own[key]) for key in resized]
+        + [_describe_resized(key, theirs[key], own[key]) for key in resized]
     )
 
 
-def _resized(key: str, theirs: Tensor, own: Tensor) -> str:
+def _describe_resized(key: str, theirs: Tensor, own: Tensor) -> str:
     return f"{key} is {tuple(theirs.shape)} in the checkpoint, {tuple(own.shape)} in the model"

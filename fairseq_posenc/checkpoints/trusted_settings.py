@@ -5,8 +5,6 @@ lets both through, as they are plain text. So the first have to be literals here
 have to be named by the user's own command line.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys
@@ -50,42 +48,44 @@ class _Setting(NamedTuple):
     value: Any
     holder: dict[Any, Any]
 
+    @property
+    def label(self) -> str:
+        """The place as messages name it."""
+        return self.place.removeprefix("cfg.")
+
 
 def check_settings(state: Any) -> None:
-    """Refuse settings (`cfg`, older `args`) that fairseq would run as code, or could not read.
-
-    Raises:
-        UserError: names the setting.
-    """
+    """Refuse settings (`cfg`, older `args`) that fairseq would run as code, or could not read."""
     cfg = state.get("cfg") if isinstance(state, dict) else None
     for name in ("", *_MAPPINGS) if cfg is not None else ():
-        section = _contents(cfg).get(name) if name else cfg
+        section = _get_contents(cfg).get(name) if name else cfg
         if section is not None and not isinstance(section, (dict, Namespace)):
             raise UserError(f"its {name or 'settings'} are no settings, but {_quote(section)}")
-    for place, name, value, _ in _settings(state):
-        if name == "_target_" or (isinstance(value, str) and "${" in value):
-            _refuse(place, value)
-        if name in EVALUATED and isinstance(value, str) and not is_literal(value):
-            _refuse(place, value)
-        listed = isinstance(value, str) and re.fullmatch(r"\d+(,\d+)*", value)
+    for setting in _iterate_settings(state):
+        name, value, is_text = setting.name, setting.value, isinstance(setting.value, str)
+        is_code = is_text and ("${" in value or (name in EVALUATED and not is_literal(value)))
+        if is_code or name == "_target_":
+            raise UserError(
+                f"its setting {setting.label} would be run as code: {_quote(value)}. Only literals "
+                "(numbers, words, lists of them) are taken there; use a file from a source you "
+                "trust."
+            )
+        listed = is_text and re.fullmatch(r"\d+(,\d+)*", value)
         if name in _LAYERS and value and not listed:
             raise UserError(
-                f"its setting {_name(place)} is no list of layers, as 0,2,4: {_quote(value)}"
+                f"its setting {setting.label} is no list of layers, as 0,2,4: {_quote(value)}"
             )
 
 
 def refuse_files(state: Any) -> None:
-    """Refuse settings that name a file, unless the command line of this process names the setting.
-
-    Raises:
-        UserError: names setting and file, and how to go on.
-    """
-    for place, name, value, _ in _files(state):
-        if not _is_named(name, sys.argv[1:]):
+    """Refuse settings that name a file, unless this process's command line names the setting."""
+    for setting in _list_files(state):
+        if not _is_named(setting.name, sys.argv[1:]):
             raise UserError(
-                f"its setting {_name(place)} names a file, {_quote(value)}, which fairseq would "
-                f"open; take it away with --model-overrides \"{{'{name}': None}}\" (its numbers "
-                "are in the checkpoint), or name the setting on the command line of the training"
+                f"its setting {setting.label} names a file, {_quote(setting.value)}, which fairseq "
+                f"would open; take it away with --model-overrides \"{{'{setting.name}': None}}\" "
+                "(its numbers are in the checkpoint), or name the setting on the command line of "
+                "the training"
             )
 
 
@@ -94,8 +94,8 @@ def forget_files(state: Any) -> None:
 
     Commands of ours do so, as none of them reads such a file.
     """
-    for _, name, _, holder in _files(state):
-        holder[name] = None
+    for setting in _list_files(state):
+        setting.holder[setting.name] = None
 
 
 def is_literal(text: str) -> bool:
@@ -134,7 +134,7 @@ def _is_short_product(product: ast.BinOp) -> bool:
     return all(not isinstance(each, int) or each <= _MOST_REPEATS for each in factors)
 
 
-def _settings(state: Any) -> Iterator[_Setting]:
+def _iterate_settings(state: Any) -> Iterator[_Setting]:
     """Yield the settings of a checkpoint, sections and what is in them."""
     kept = {name: state.get(name) for name in ("args", "cfg")} if isinstance(state, dict) else {}
     left: list[tuple[str, Any]] = [("", kept)]
@@ -146,17 +146,17 @@ def _settings(state: Any) -> Iterator[_Setting]:
         if not isinstance(thing, (dict, Namespace)) or id(thing) in seen:
             continue
         seen.add(id(thing))
-        holder = _contents(thing)
+        holder = _get_contents(thing)
         for key, value in holder.items():
             inner = f"{place}.{key}".lstrip(".")
             yield _Setting(inner, str(key), value, holder)
             left.append((inner, value))
 
 
-def _files(state: Any) -> list[_Setting]:
+def _list_files(state: Any) -> list[_Setting]:
     """List the settings of models and tasks that name a file; older checkpoints have one list."""
     found = []
-    for each in _settings(state):
+    for each in _iterate_settings(state):
         start, _, rest = each.place.partition(".")
         read = start == "args" or rest.partition(".")[0] in _BUILT_OF
         # Tokenizers stand in older checkpoints' one list, too, and are not read from there.
@@ -166,7 +166,8 @@ def _files(state: Any) -> list[_Setting]:
     return found
 
 
-def _contents(section: Any) -> dict[Any, Any]:
+def _get_contents(section: Any) -> dict[Any, Any]:
+    """Get the settings of a mapping, or of what argparse parsed, by name."""
     return vars(section) if isinstance(section, Namespace) else section
 
 
@@ -183,16 +184,5 @@ def _is_named(setting: str, words: list[str]) -> bool:
     )
 
 
-def _name(place: str) -> str:
-    return place.removeprefix("cfg.")
-
-
 def _quote(value: Any) -> str:
     return repr(shortened(" ".join(str(value).split())))
-
-
-def _refuse(place: str, value: Any) -> None:
-    raise UserError(
-        f"its setting {_name(place)} would be run as code: {_quote(value)}. Only literals "
-        "(numbers, words, lists of them) are taken there; use a file from a source you trust."
-    )

@@ -1,7 +1,5 @@
 """Weights that no training leaves, two matrices for one that a model shares, and what is loaded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -15,9 +13,6 @@ def refuse_broken_weights(state_dict: dict[str, Any], own: dict[str, Tensor]) ->
     """Refuse what torch would copy into the model without a word.
 
     Only what the model has, and has as floating-point numbers, is looked at.
-
-    Raises:
-        UserError: names the first such tensor.
     """
     for name in own:
         if name in state_dict and own[name].is_floating_point():
@@ -29,11 +24,7 @@ def refuse_broken_weights(state_dict: dict[str, Any], own: dict[str, Tensor]) ->
 
 
 def refuse_untied(state_dict: dict[str, Any], own: dict[str, Tensor]) -> None:
-    """Refuse two different matrices for one that the model shares: the second would win.
-
-    Raises:
-        UserError: names the first such pair.
-    """
+    """Refuse two different matrices for one that the model shares: the second would win."""
     first: dict[int, str] = {}
     for name in own:
         address = storage_address(own[name])

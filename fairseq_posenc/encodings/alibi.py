@@ -1,9 +1,7 @@
 """Attention with linear biases (ALiBi)."""
 
-from __future__ import annotations
-
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -33,8 +31,8 @@ class Alibi(Encoding):
         reverse order; ``mode=causal`` (default in decoders) insists on a causal model.
     """
 
-    acts_on: ClassVar[Literal["scores"]] = "scores"
-    shared: ClassVar[bool] = True
+    acts_on = "scores"
+    shared = True
 
     def __init__(
         self,
@@ -52,7 +50,7 @@ class Alibi(Encoding):
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the penalties as bias in float32, ``(H, R)``."""
         if positions.drawn is not None:
-            return self._at_drawn_positions(positions.drawn)
+            return self._penalise_drawn_positions(positions.drawn)
         distances = span.distances().float()
         slopes = torch.tensor(head_slopes(self.dims.num_heads), device=span.device)[
             :, None
@@ -61,7 +59,7 @@ class Alibi(Encoding):
         bias = -torch.where(distances > 0, later, slopes) * distances.abs()  # [H, R]
         return Terms(bias=bias, scale_factor=self.scale_factor)
 
-    def _at_drawn_positions(self, drawn: Tensor) -> Terms:
+    def _penalise_drawn_positions(self, drawn: Tensor) -> Terms:
         """Penalise the distances of positions ``(B or 1, S)``, as what is forgotten from each."""
         slopes = torch.tensor(head_slopes(self.dims.num_heads), device=drawn.device).double()
         later = slopes.flip(0) if self.mode == "asymmetric" else slopes

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from operator import or_
-from typing import Any, ClassVar, Literal, NamedTuple, Optional, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -52,8 +52,8 @@ class Dims(NamedTuple):
     num_heads: int
     max_positions: int
     causal: bool = False
-    trained_on: Optional[int] = None
-    own_head_dim: Optional[int] = None
+    trained_on: int | None = None
+    own_head_dim: int | None = None
 
     @property
     def head_dim(self) -> int:
@@ -71,7 +71,7 @@ class Dims(NamedTuple):
         return self.max_positions if self.trained_on is None else self.trained_on
 
     def with_room(self, length: int) -> Dims:
-        """Give it room for ``length`` tokens, or for as many as the weights were trained at."""
+        """Make room for ``length`` tokens, or for as many as the weights were trained at."""
         trained = self.trained_length
         return self._replace(max_positions=max(length, trained), trained_on=trained)
 
@@ -103,7 +103,9 @@ class Encoding(nn.Module):
         self.dims = dims
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
+        """Draw all parameters: normal, standard deviation 0.02."""
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=INIT_STD)
 
     def trained_at(self, length: int) -> None:
         """Set the length that the weights were trained at."""
@@ -190,7 +192,7 @@ def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
 class Encodings(nn.ModuleDict):
     """Encodings that work together, by name.
 
-    Where the layers of a stack differ, each kind of layer takes part in some of them.
+    Where the layers of a stack differ, each kind of layer uses some of them.
 
     Args:
         encodings: by name.

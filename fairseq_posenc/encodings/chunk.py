@@ -1,9 +1,5 @@
 """Chunks: attention that stays inside stretches of a fixed length."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal
-
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.positions import Positions
@@ -26,8 +22,8 @@ class Chunk(Encoding):
         nothing.
     """
 
-    acts_on: ClassVar[Literal["mask"]] = "mask"
-    shared: ClassVar[bool] = True
+    acts_on = "mask"
+    shared = True
 
     def __init__(self, dims: Dims, *, size: int = 8192) -> None:
         super().__init__(dims)

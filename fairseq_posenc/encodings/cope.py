@@ -1,9 +1,5 @@
 """Contextual position encoding: positions count what a query finds relevant."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal
-
 import torch
 from torch import nn
 
@@ -31,9 +27,9 @@ class Cope(Encoding):
         nothing. a starts at 0.
     """
 
-    acts_on: ClassVar[Literal["scores"]] = "scores"
-    causal_only: ClassVar[str] = "it counts back from the query"
-    cost: ClassVar[Cost] = Cost("7 h n^2", "6 h n^2")
+    acts_on = "scores"
+    causal_only = "it counts back from the query"
+    cost = Cost("7 h n^2", "6 h n^2")
 
     def __init__(self, dims: Dims, *, positions: int = 64) -> None:
         super().__init__(dims)

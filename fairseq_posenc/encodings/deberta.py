@@ -1,13 +1,11 @@
 """Relative vectors with a projection for each side (DeBERTa as the M4M paper writes it)."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Optional
+from typing import Optional
 
 import torch
 from torch import nn
 
-from fairseq_posenc.encodings.base import INIT_STD, Dims, register
+from fairseq_posenc.encodings.base import Dims, register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
 from fairseq_posenc.encodings.terms import Cost, Terms
 from fairseq_posenc.positions import Positions, Span
@@ -31,7 +29,7 @@ class Deberta(DistanceEncoding):
         Huang et al. count one projection; ``tie_projections`` (W_T = W_R) gives their number.
     """
 
-    cost: ClassVar[Cost] = Cost("", "", "4 (2n-1) d^2", "2 (2n-1) d")
+    cost = Cost("", "", "4 (2n-1) d^2", "2 (2n-1) d")
 
     def __init__(
         self,
@@ -57,11 +55,6 @@ class Deberta(DistanceEncoding):
             self.query_projection if tie_projections else nn.Parameter(torch.empty(size))
         )
 
-    def reset_parameters(self) -> None:
-        """Draw table and projections: normal, standard deviation 0.02."""
-        for parameter in self.parameters():
-            nn.init.normal_(parameter, std=INIT_STD)
-
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the projected rows as query and key table, ``(G, R, D)``."""
         rows = self.table.rows(span)  # [G, R, D]
@@ -69,5 +62,5 @@ class Deberta(DistanceEncoding):
             query_table=rows @ self.query_projection,
             key_table=rows @ self.key_projection,
             scale_factor=self.scale_factor,
-            first=self.table.first(positions),
+            first=self.table.mark_first(positions),
         )

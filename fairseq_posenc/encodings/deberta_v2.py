@@ -1,9 +1,6 @@
 """Disentangled attention as in DeBERTa's code, versions 2 and 3."""
 
-from __future__ import annotations
-
 import math
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +34,8 @@ class DebertaV2(Encoding):
         two one bucket lower.
     """
 
-    acts_on: ClassVar[Literal["scores"]] = "scores"
-    shared: ClassVar[bool] = True
+    acts_on = "scores"
+    shared = True
 
     def __init__(self, dims: Dims, *, buckets: int = 256, scale_factor: float = 3.0) -> None:
         super().__init__(dims)

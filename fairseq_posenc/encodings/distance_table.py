@@ -1,13 +1,11 @@
 """Trained rows for signed distances, and the base of the encodings that have them in each layer."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal, Optional
+from typing import ClassVar, Optional
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding
+from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
@@ -35,7 +33,7 @@ class DistanceTable(nn.Module):
         self.max_distance = max_distance
         vector = () if width is None else (width,)
         self.weight = nn.Parameter(torch.empty(groups, 2 * max_distance + 1, *vector))
-        # Apart, so that a checkpoint without them is no shorter table.
+        # Not in `weight`, which would be a longer table than that of a checkpoint without a reset.
         self.reset = nn.Parameter(torch.empty(groups, 2, *vector)) if reset else None
 
     def rows(self, span: Span) -> Tensor:
@@ -63,7 +61,7 @@ class DistanceTable(nn.Module):
         first, last = (repeat_row(row, missing // 2) for row in (weight[:, :1], weight[:, -1:]))
         return torch.cat([first, weight, last], dim=1)  # [G, 2K+1, ...]
 
-    def first(self, positions: Positions) -> Tensor | None:
+    def mark_first(self, positions: Positions) -> Tensor | None:
         """Mark the tokens for this table's two reset rows; see :attr:`Terms.first`."""
         return None if self.reset is None else positions.is_first()
 
@@ -85,10 +83,10 @@ class DistanceEncoding(Encoding):
             queries and one for its key (Huang et al. 2021, equation 19).
     """
 
-    acts_on: ClassVar[Literal["scores"]] = "scores"
+    acts_on = "scores"
     vectors: ClassVar[bool] = True  # rows of D numbers, else of one
-    start: ClassVar[Optional[float]] = None  # of all rows; None draws them
-    term_fields: ClassVar[tuple[str, ...]] = ()  # of `Terms`, that are the rows
+    start: ClassVar[Optional[float]] = None  # initial value of all rows; None: drawn at random
+    term_fields: ClassVar[tuple[str, ...]] = ()  # the fields of `Terms` that get the rows
     product: ClassVar[bool] = False  # see `Terms`
 
     def __init__(
@@ -110,20 +108,20 @@ class DistanceEncoding(Encoding):
         )
 
     def reset_parameters(self) -> None:
-        """Set the table to its start, or draw it: normal, standard deviation 0.02."""
-        for parameter in self.table.parameters():
-            if self.start is None:
-                nn.init.normal_(parameter, std=INIT_STD)
-            else:
+        """Set the rows to the class's start; without one draw them as others do."""
+        if self.start is None:
+            super().reset_parameters()
+        else:
+            for parameter in self.table.parameters():
                 nn.init.constant_(parameter, self.start)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Select the rows, ``(G, R, D)`` or ``(G, R)``, as the fields that the class names."""
+        """Select the rows, ``(G, R, D)`` or ``(G, R)``, for the class's ``term_fields``."""
         return Terms(
             **dict.fromkeys(self.term_fields, self.table.rows(span)),
             product=self.product,
             scale_factor=self.scale_factor,
-            first=self.table.first(positions),
+            first=self.table.mark_first(positions),
         )
 
     def extend(self, name: str, weight: Tensor) -> Tensor:

@@ -1,8 +1,6 @@
 """Packed documents: blocks of several documents that do not see each other."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal
+from typing import Literal
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.locality import Locality
@@ -31,9 +29,9 @@ class Documents(Encoding):
         ends a document only if it is trained with ``include_target_tokens``.
     """
 
-    acts_on: ClassVar[Literal["mask"]] = "mask"
-    shared: ClassVar[bool] = True
-    whole_stack: ClassVar[bool] = True
+    acts_on = "mask"
+    shared = True
+    whole_stack = True
 
     def __init__(self, dims: Dims, *, end: Literal["eos", "empty"] = "eos") -> None:
         super().__init__(dims)

@@ -1,7 +1,5 @@
 """DroPE's temperature, for models whose rotary positions were dropped after training."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,9 +1,5 @@
 """A small network on the relative distance (FIRE)."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal
-
 import torch
 from torch import nn
 
@@ -30,9 +26,9 @@ class Fire(Encoding):
         for causal models only, as in the paper.
     """
 
-    acts_on: ClassVar[Literal["scores"]] = "scores"
-    causal_only: ClassVar[str] = "it counts how far back a key lies"
-    cost: ClassVar[Cost] = Cost("", "", "64 h n^2 + 96 n^2", "32 n^2")
+    acts_on = "scores"
+    causal_only = "it counts how far back a key lies"
+    cost = Cost("", "", "64 h n^2 + 96 n^2", "32 n^2")
 
     def __init__(
         self, dims: Dims, *, width: int = 32, threshold: float = 512.0, scale_factor: float = 1.0

@@ -1,9 +1,5 @@
 """Forgetting attention: each token says how much of what came before is kept."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal
-
 from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
@@ -29,8 +25,8 @@ class Fox(Encoding):
         logarithms are added up in float64.
     """
 
-    acts_on: ClassVar[Literal["scores"]] = "scores"
-    cost: ClassVar[Cost] = Cost("2 h n C + 2 h n^2", "h n^2")
+    acts_on = "scores"
+    cost = Cost("2 h n C + 2 h n^2", "h n^2")
 
     def __init__(self, dims: Dims, *, start: float = 5.0) -> None:
         super().__init__(dims)

@@ -1,9 +1,5 @@
 """Kernelised distances (KERPLE, logarithmic)."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal
-
 import torch
 from torch import nn
 
@@ -32,7 +28,7 @@ class Kerple(Encoding):
         r1 starts uniform in (0, 2), r2 in (0, 1); both are kept above 0.01.
     """
 
-    acts_on: ClassVar[Literal["scores"]] = "scores"
+    acts_on = "scores"
 
     def __init__(self, dims: Dims, *, scale_factor: float = 1.0) -> None:
         super().__init__(dims)

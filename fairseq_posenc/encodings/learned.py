@@ -1,9 +1,5 @@
 """Learned absolute positions, as in BERT and RoBERTa."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -29,8 +25,8 @@ class Learned(Encoding):
         one of its checkpoints is loaded.
     """
 
-    acts_on: ClassVar[Literal["input"]] = "input"
-    cost: ClassVar[Cost] = Cost("n C", "n C")
+    acts_on = "input"
+    cost = Cost("n C", "n C")
 
     def __init__(self, dims: Dims) -> None:
         super().__init__(dims)

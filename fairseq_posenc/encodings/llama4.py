@@ -1,7 +1,5 @@
 """The temperature of Llama 4's layers without rotary positions."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from fairseq_posenc.encodings.base import Dims, register

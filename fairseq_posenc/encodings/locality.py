@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -19,10 +19,10 @@ class Locality(NamedTuple):
         longest: the most tokens of a segment, if that is known.
     """
 
-    window: Optional[int] = None
-    segments: Optional[Tensor] = None
+    window: int | None = None
+    segments: Tensor | None = None
     documents: bool = False
-    longest: Optional[int] = None
+    longest: int | None = None
 
     @property
     def limits(self) -> bool:

@@ -1,7 +1,5 @@
 """Scores that grow with the logarithm of the position beyond the trained length."""
 
-from __future__ import annotations
-
 import math
 from typing import Optional
 

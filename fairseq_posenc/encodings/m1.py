@@ -1,8 +1,6 @@
 """A trained number for each unsigned distance, multiplying the score (Huang's method 1)."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +27,7 @@ class M1(Encoding):
         the numbers start at 1, that is, from plain attention; the paper gives no start.
     """
 
-    acts_on: ClassVar[Literal["scores"]] = "scores"
+    acts_on = "scores"
 
     def __init__(
         self,

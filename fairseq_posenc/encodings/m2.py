@@ -1,9 +1,5 @@
 """A trained number for each signed distance, multiplying the score (Huang's method 2)."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Optional
-
 from fairseq_posenc.encodings.base import register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
 
@@ -25,6 +21,6 @@ class M2(DistanceEncoding):
         the numbers start at 1, that is, from plain attention; the paper gives no start.
     """
 
-    vectors: ClassVar[bool] = False
-    start: ClassVar[Optional[float]] = 1.0
-    term_fields: ClassVar[tuple[str, ...]] = ("gain",)
+    vectors = False
+    start = 1.0
+    term_fields = ("gain",)

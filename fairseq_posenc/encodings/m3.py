@@ -1,9 +1,5 @@
 """A trained vector for each distance inside the dot product (Huang's method 3)."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Optional
-
 from fairseq_posenc.encodings.base import register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
 
@@ -26,5 +22,5 @@ class M3(DistanceEncoding):
         takes no matrix product, so it costs D passes over the scores.
     """
 
-    start: ClassVar[Optional[float]] = 1.0
-    term_fields: ClassVar[tuple[str, ...]] = ("channel_gain",)
+    start = 1.0
+    term_fields = ("channel_gain",)

@@ -1,9 +1,5 @@
 """Relative vectors that meet both the query and the key, added (Huang's method 4)."""
 
-from __future__ import annotations
-
-from typing import ClassVar
-
 from fairseq_posenc.encodings.base import register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
 
@@ -25,4 +21,4 @@ class M4(DistanceEncoding):
         nothing with the default options.
     """
 
-    term_fields: ClassVar[tuple[str, ...]] = ("query_table", "key_table")
+    term_fields = ("query_table", "key_table")

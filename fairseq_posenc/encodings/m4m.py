@@ -1,9 +1,5 @@
 """Relative vectors that meet both the query and the key, multiplied (M4M)."""
 
-from __future__ import annotations
-
-from typing import ClassVar
-
 from fairseq_posenc.encodings.base import register
 from fairseq_posenc.encodings.m4 import M4
 
@@ -25,4 +21,4 @@ class M4M(M4):
         the options are those of ``m4``.
     """
 
-    product: ClassVar[bool] = True
+    product = True

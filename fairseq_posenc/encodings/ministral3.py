@@ -1,7 +1,5 @@
 """The temperature of Ministral 3."""
 
-from __future__ import annotations
-
 from typing import Optional
 
 from torch import Tensor

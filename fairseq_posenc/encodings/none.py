@@ -1,9 +1,5 @@
 """No position encoding."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal
-
 from fairseq_posenc.encodings.base import Encoding, register
 
 
@@ -24,4 +20,4 @@ class NoEncoding(Encoding):
         nothing.
     """
 
-    acts_on: ClassVar[Literal["input"]] = "input"
+    acts_on = "input"

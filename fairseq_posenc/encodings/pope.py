@@ -1,9 +1,7 @@
 """Polar coordinate positional embedding."""
 
-from __future__ import annotations
-
 import math
-from typing import ClassVar, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +34,7 @@ class PolarRotation(NamedTuple):
 
 
 def _lift(x: Tensor, angles: Tensor) -> Tensor:
+    """Give the softplus of each coordinate its angle, as a point of the plane."""
     lengths = F.softplus(x.to(torch.promote_types(x.dtype, torch.float32)))
     return torch.cat([lengths * angles.cos(), lengths * angles.sin()], -1).type_as(x)
 
@@ -59,9 +58,9 @@ class Pope(Encoding):
         nothing. a starts at 0.
     """
 
-    acts_on: ClassVar[Literal["rotation"]] = "rotation"
-    lifts: ClassVar[bool] = True
-    cost: ClassVar[Cost] = Cost("8 n C + 2 h n^2 d", "6 n C")
+    acts_on = "rotation"
+    lifts = True
+    cost = Cost("8 n C + 2 h n^2 d", "6 n C")
 
     def __init__(self, dims: Dims, *, base: float = 10000.0) -> None:
         super().__init__(dims)

@@ -1,7 +1,5 @@
 """The precision of scores: float32 at least, whatever the model is in."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 
 import torch

@@ -1,9 +1,5 @@
 """A trained number for each distance, added to the score (Raffel et al. without buckets)."""
 
-from __future__ import annotations
-
-from typing import ClassVar
-
 from fairseq_posenc.encodings.base import register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
 from fairseq_posenc.encodings.terms import Terms
@@ -27,12 +23,12 @@ class Raffel(DistanceEncoding):
         no buckets and a table in each layer; ``t5`` is Raffel's own form.
     """
 
-    vectors: ClassVar[bool] = False
+    vectors = False
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the scaled rows as bias, ``(G, R)``."""
         return Terms(
             bias=self.table.rows(span) * self.dims.scale(self.scale_factor),
             scale_factor=self.scale_factor,
-            first=self.table.first(positions),
+            first=self.table.mark_first(positions),
         )

@@ -1,9 +1,7 @@
 """Randomized positions: tokens stand at numbers that are drawn, in their order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -36,9 +34,9 @@ class Randomized(Encoding):
         evenly.
     """
 
-    acts_on: ClassVar[Literal["positions"]] = "positions"
-    shared: ClassVar[bool] = True
-    whole_stack: ClassVar[bool] = True
+    acts_on = "positions"
+    shared = True
+    whole_stack = True
     fixed: Tensor
 
     def __init__(
@@ -50,17 +48,17 @@ class Randomized(Encoding):
     ) -> None:
         super().__init__(dims)
         self.limit, self.evaluation = limit, evaluation
-        self.register_buffer("fixed", self._fixed_numbers(), persistent=False)
+        self.register_buffer("fixed", self._draw_fixed_numbers(), persistent=False)
 
     def trained_at(self, length: int) -> None:
         """Draw the numbers, too: what builds a model without memory leaves them out."""
         super().trained_at(length)
-        self.fixed.copy_(self._fixed_numbers())
+        self.fixed.copy_(self._draw_fixed_numbers())
 
     def make_room(self, length: int) -> None:
         """Draw for as many positions."""
         self.dims = self.dims.with_room(length)
-        self.fixed = self._fixed_numbers().to(self.fixed.device)
+        self.fixed = self._draw_fixed_numbers().to(self.fixed.device)
 
     def number(self, positions: Positions) -> Positions:
         """Draw a number for each position."""
@@ -74,7 +72,7 @@ class Randomized(Encoding):
         numbers = torch.randperm(self.limit, device=device, generator=generator)
         return numbers[: self.dims.max_positions].sort().values
 
-    def _fixed_numbers(self) -> Tensor:
+    def _draw_fixed_numbers(self) -> Tensor:
         """Compute the numbers of evaluation, ``(n,)``."""
         room = self.dims.max_positions
         if self.limit < room:

@@ -1,8 +1,6 @@
 """Rotary position embedding."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -39,9 +37,9 @@ class Rope(Encoding):
         their target position and the source's keys by theirs.
     """
 
-    acts_on: ClassVar[Literal["rotation"]] = "rotation"
-    shared: ClassVar[bool] = True
-    cost: ClassVar[Cost] = Cost("6 n C", "2 n C")
+    acts_on = "rotation"
+    shared = True
+    cost = Cost("6 n C", "2 n C")
     bits: Tensor
 
     def __init__(
@@ -68,17 +66,17 @@ class Rope(Encoding):
         self.scaling = Scaling(scaling).read()  # configurations hold a plain text
         self.scaling.check(self.name, self.rotated)
         # As whole numbers, which `.half()` leaves alone: fp16 cannot even count beyond 2048.
-        self.register_buffer("bits", self._frequencies().view(torch.int32), persistent=False)
+        self.register_buffer("bits", self._compute_bits(), persistent=False)
 
     def trained_at(self, length: int) -> None:
         """Set the length that the weights were trained at."""
         super().trained_at(length)
-        self.bits.copy_(self._frequencies().view(torch.int32))
+        self.bits.copy_(self._compute_bits())
 
     def make_room(self, length: int) -> None:
         """Compute the frequencies of scalings that depend on the length."""
         self.dims = self.dims.with_room(length)
-        self.bits.copy_(self._frequencies().view(torch.int32))
+        self.bits.copy_(self._compute_bits())
 
     def rotation(self, ids: Tensor) -> PairRotation:
         """Compute the rotation at positions ``ids``, ``(B or 1, T)``, in float32."""
@@ -97,8 +95,9 @@ class Rope(Encoding):
     def frequencies(self) -> Tensor:
         """The angle per position of each pair, ``(rotated / 2,)``, in float32 in any model."""
         if is_exporting():  # to formats that do not read bits as another type
-            return self._frequencies()
+            return self.scaling.frequencies(self.base, self.rotated, self.dims)
         return self.bits.view(torch.float32)
 
-    def _frequencies(self) -> Tensor:
-        return self.scaling.frequencies(self.base, self.rotated, self.dims)
+    def _compute_bits(self) -> Tensor:
+        frequencies = self.scaling.frequencies(self.base, self.rotated, self.dims)
+        return frequencies.view(torch.int32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError, shortened
 
 _MAX_FACTOR = 1_000_000  # no input is so many times as long as those of the training
-_LENGTHS = (1, 1_000_000_000)
+_LENGTH_RANGE = (1, 1_000_000_000)
 # The settings of each kind beside its factor, with their defaults; () is a list that must be given.
 # The kinds' sources are in the docstring of `Rope`.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -50,20 +50,20 @@ class Scaling(str):
             return super().__new__(cls, text)
         kind, _, rest = text.partition(":")
         number, *written = rest.split(":")
-        factor = _number(number)
+        factor = _parse_number(number)
         if kind not in SETTINGS or factor is None or not 1 <= factor <= _MAX_FACTOR:
             raise UserError(
                 f"rope(scaling={shortened(text)}): write none or KIND:F, with a factor F of at "
                 f"least 1, at most {_MAX_FACTOR:,}, and one of these kinds: {', '.join(SETTINGS)}"
             )
-        settings = dict(_read_setting(kind, each, text) for each in written)
+        settings = dict(_parse_setting(kind, each, text) for each in written)
         known = SETTINGS[kind]
         for name, default in known.items():
             if default == () and name not in settings:
                 raise UserError(f"rope(scaling={shortened(text)}): {kind} needs {name}")
         parts = [f"{kind}:{factor:.15g}"]
         parts += [
-            f"{name}={_format(settings[name])}"
+            f"{name}={_format_value(settings[name])}"
             for name, default in known.items()
             if settings.get(name, default) != default
         ]
@@ -76,7 +76,7 @@ class Scaling(str):
         if kind == "none":
             return ScalingSettings(kind, 1.0, {})
         number, *written = rest.split(":")
-        given = dict(_read_setting(kind, each, self) for each in written)
+        given = dict(_parse_setting(kind, each, self) for each in written)
         return ScalingSettings(kind, float(number), {**SETTINGS[kind], **given})
 
 
@@ -104,9 +104,6 @@ class ScalingSettings(NamedTuple):
         Args:
             name: of the encoding.
             rotated: coordinates of a head that are rotated.
-
-        Raises:
-            UserError: says why.
         """
         if self.kind in ("ntk", "dynamic") and rotated == 2:
             raise UserError(
@@ -127,12 +124,12 @@ class ScalingSettings(NamedTuple):
         frequencies = base**-exponents
         if self.kind == "linear":
             return frequencies / self.factor
-        if self.kind == "yarn":
-            keep = self._yarn_ramp(base, width, dims)
-            return frequencies * keep + frequencies / self.factor * (1 - keep)
-        if self.kind == "llama3":
-            keep = self._llama3_ramp(frequencies, dims)
-            return frequencies * keep + frequencies / self.factor * (1 - keep)
+        if self.kind in ("yarn", "llama3"):
+            if self.kind == "yarn":
+                kept_share = self._compute_yarn_ramp(base, width, dims)
+            else:
+                kept_share = self._compute_llama3_ramp(frequencies, dims)
+            return frequencies * kept_share + frequencies / self.factor * (1 - kept_share)
         if self.kind == "longrope":
             return frequencies / torch.tensor(self.divisors(dims))
         if self.kind == "proportional":
@@ -146,7 +143,8 @@ class ScalingSettings(NamedTuple):
         if self.kind == "ntk":
             growth = self.factor
         elif self.kind == "dynamic" and self._is_longer(dims):
-            growth = self.factor * dims.max_positions / self._length(dims) - (self.factor - 1)
+            length = self._trained_length(dims)
+            growth = self.factor * dims.max_positions / length - (self.factor - 1)
         return base if growth == 1 else base * growth ** (width / (width - 2))
 
     def divisors(self, dims: Dims) -> tuple[float, ...]:
@@ -160,31 +158,29 @@ class ScalingSettings(NamedTuple):
         if (given := self.settings["attention_factor"]) is not None:
             return float(given)
         if self.kind == "longrope":
-            growth = math.log(self.factor) / math.log(self._length(dims))
+            growth = math.log(self.factor) / math.log(self._trained_length(dims))
             return math.sqrt(1 + growth)
         scales = self.settings["mscale"], self.settings["mscale_all_dim"]
         if None in scales:
-            return self._magnitude(1.0)
-        return self._magnitude(scales[0]) / self._magnitude(scales[1])
-
-    def _magnitude(self, scale: float) -> float:
-        return 0.1 * scale * math.log(self.factor) + 1.0
+            scales = (1.0, 0.0)
+        dividend, divisor = (0.1 * scale * math.log(self.factor) + 1.0 for scale in scales)
+        return dividend / divisor
 
     def _is_longer(self, dims: Dims) -> bool:
-        return dims.max_positions > self._length(dims)
+        return dims.max_positions > self._trained_length(dims)
 
-    def _length(self, dims: Dims) -> int:
-        length: Optional[int] = self.settings.get("length")
+    def _trained_length(self, dims: Dims) -> int:
+        length: int | None = self.settings.get("length")
         return length or dims.trained_length
 
-    def _yarn_ramp(self, base: float, width: int, dims: Dims) -> Tensor:
+    def _compute_yarn_ramp(self, base: float, width: int, dims: Dims) -> Tensor:
         """Ramp from 1 for pairs that turn often within the trained length to 0 for slow ones."""
 
-        def pair_with(turns: float) -> float:
-            length = self._length(dims) / (turns * 2 * math.pi)
+        def find_pair(turns: float) -> float:
+            length = self._trained_length(dims) / (turns * 2 * math.pi)
             return width * math.log(length) / (2 * math.log(base))
 
-        low, high = (pair_with(self.settings[name]) for name in ("beta_fast", "beta_slow"))
+        low, high = (find_pair(self.settings[name]) for name in ("beta_fast", "beta_slow"))
         if self.settings["truncate"]:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, width - 1)
@@ -192,14 +188,15 @@ class ScalingSettings(NamedTuple):
         ramp = (pairs - low) / max(high - low, 0.001)
         return 1 - ramp.clamp(0, 1)
 
-    def _llama3_ramp(self, frequencies: Tensor, dims: Dims) -> Tensor:
+    def _compute_llama3_ramp(self, frequencies: Tensor, dims: Dims) -> Tensor:
         """Ramp from 1 for pairs that turn ``high`` times in the trained length to 0 for ``low``."""
-        turns = frequencies * self._length(dims) / (2 * math.pi)
+        turns = frequencies * self._trained_length(dims) / (2 * math.pi)
         low, high = self.settings["low"], self.settings["high"]
         return ((turns - low) / (high - low)).clamp(0, 1)
 
 
-def _read_setting(kind: str, written: str, text: str) -> tuple[str, Any]:
+def _parse_setting(kind: str, written: str, text: str) -> tuple[str, Any]:
+    """Parse a ``name=value`` of the scaling ``text``: its name and its value."""
     name, _, value = written.partition("=")
     known = SETTINGS[kind]
     where = f"rope(scaling={shortened(text)})"
@@ -212,7 +209,7 @@ def _read_setting(kind: str, written: str, text: str) -> tuple[str, Any]:
         if value not in ("true", "false"):
             raise UserError(f"{where}: truncate is true or false")
         return name, value == "true"
-    numbers = [_number(each) for each in value.split("/")]
+    numbers = [_parse_number(each) for each in value.split("/")]
     if None in numbers or (known[name] != () and len(numbers) > 1):
         raise UserError(f"{where}: {shortened(written)!r} is no number above 0")
     if known[name] == ():
@@ -220,15 +217,16 @@ def _read_setting(kind: str, written: str, text: str) -> tuple[str, Any]:
     (number,) = numbers
     assert number is not None
     if name == "length":
-        if not number.is_integer() or not _LENGTHS[0] <= number <= _LENGTHS[1]:
-            raise UserError(f"{where}: length must be a whole number, at least {_LENGTHS[0]}")
+        least, most = _LENGTH_RANGE
+        if not number.is_integer() or not least <= number <= most:
+            raise UserError(f"{where}: length must be a whole number, at least {least}")
         return name, int(number)
     if name == "part" and number > 1:
         raise UserError(f"{where}: part must be at most 1")
     return name, number
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     """Read a finite number above 0, or None."""
     try:
         number = float(text)
@@ -237,7 +235,8 @@ def _number(text: str) -> float | None:
     return number if 0 < number < math.inf else None
 
 
-def _format(value: Any) -> str:
+def _format_value(value: Any) -> str:
+    """Format a flag, a number, or a list of numbers as it is written in a scaling."""
     if isinstance(value, bool):
         return str(value).lower()
     return "/".join(f"{x:.15g}" for x in (value if isinstance(value, tuple) else (value,)))

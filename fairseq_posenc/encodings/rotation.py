@@ -69,7 +69,7 @@ class PairRotation(NamedTuple):
         width = 2 * self.phases.size(-1)
         if width == x.size(-1):
             return self._rotate_pairs(x)
-        # Complex numbers need even strides, which a part of odd heads has not.
+        # Complex views need even strides, which a slice of a head of odd size has not.
         rotated = self._rotate_pairs(x[..., :width].contiguous())
         return torch.cat([rotated, x[..., width:]], dim=-1)
 

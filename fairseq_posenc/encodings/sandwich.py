@@ -1,9 +1,6 @@
 """Sinusoids compared with sinusoids, as a bias (Sandwich)."""
 
-from __future__ import annotations
-
 import math
-from typing import ClassVar, Literal
 
 import torch
 
@@ -32,8 +29,8 @@ class Sandwich(Encoding):
         bias at 0 for distance 0. Not compared with the authors' code.
     """
 
-    acts_on: ClassVar[Literal["scores"]] = "scores"
-    shared: ClassVar[bool] = True
+    acts_on = "scores"
+    shared = True
 
     def __init__(self, dims: Dims, *, width: int = 128, scale_factor: float = 1.0) -> None:
         super().__init__(dims)

@@ -1,7 +1,5 @@
 """Learned absolute positions that start again with every sentence of a packed block."""
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn import functional as F
 

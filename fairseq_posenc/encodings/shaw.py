@@ -1,9 +1,5 @@
 """Relative vectors that meet the query (Shaw et al.)."""
 
-from __future__ import annotations
-
-from typing import ClassVar
-
 from fairseq_posenc.encodings.base import register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
 
@@ -25,4 +21,4 @@ class Shaw(DistanceEncoding):
         the vectors that Shaw et al. also add to the values are in ``shaw_values``.
     """
 
-    term_fields: ClassVar[tuple[str, ...]] = ("query_table",)
+    term_fields = ("query_table",)

@@ -1,7 +1,5 @@
 """Relative vectors on the side of the values (the other half of Shaw et al.)."""
 
-from __future__ import annotations
-
 from typing import Optional
 
 from fairseq_posenc.encodings.base import Dims, register
@@ -40,4 +38,4 @@ class ShawValues(DistanceEncoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Select the rows as value table, ``(G, R, D)``."""
-        return Terms(value_table=self.table.rows(span), first=self.table.first(positions))
+        return Terms(value_table=self.table.rows(span), first=self.table.mark_first(positions))

@@ -1,8 +1,6 @@
 """Attention sinks: a score in the denominator of the softmax that attends to nothing."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal, Optional
+from typing import Optional
 
 import torch
 from torch import nn
@@ -29,7 +27,7 @@ class Sink(Encoding):
         a query that sees no key gets zeros.
     """
 
-    acts_on: ClassVar[Literal["softmax"]] = "softmax"
+    acts_on = "softmax"
 
     def __init__(self, dims: Dims, *, value: Optional[Signed] = None) -> None:
         super().__init__(dims)

@@ -1,9 +1,7 @@
 """Sinusoidal absolute positions."""
 
-from __future__ import annotations
-
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -35,8 +33,8 @@ class Sinusoidal(Encoding):
         embeddings start with a standard deviation of 0.02: sinusoids of 0.7 drown them.
     """
 
-    acts_on: ClassVar[Literal["input"]] = "input"
-    cost: ClassVar[Cost] = Cost("n C", "n C")
+    acts_on = "input"
+    cost = Cost("n C", "n C")
 
     def __init__(
         self,

@@ -1,9 +1,6 @@
 """Scalable softmax: scores grow with the logarithm of the number of keys."""
 
-from __future__ import annotations
-
 import math
-from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -31,7 +28,7 @@ class Ssmax(Encoding):
         keys that are hidden by padding, windows or documents are not counted.
     """
 
-    acts_on: ClassVar[Literal["softmax"]] = "softmax"
+    acts_on = "softmax"
 
     def __init__(self, dims: Dims) -> None:
         super().__init__(dims)

@@ -1,14 +1,11 @@
 """A trained number for each bucket of distances, shared by all layers (T5)."""
 
-from __future__ import annotations
-
 import math
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
+from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
@@ -34,8 +31,8 @@ class T5(Encoding):
         Encoders give half of the buckets to each direction, decoders all to the past.
     """
 
-    acts_on: ClassVar[Literal["scores"]] = "scores"
-    shared: ClassVar[bool] = True
+    acts_on = "scores"
+    shared = True
 
     def __init__(
         self,
@@ -52,10 +49,6 @@ class T5(Encoding):
         self.scale_factor = scale_factor
         self.table = nn.Parameter(torch.empty(dims.num_heads, num_buckets))
 
-    def reset_parameters(self) -> None:
-        """Draw the numbers: normal, standard deviation 0.02."""
-        nn.init.normal_(self.table, std=INIT_STD)
-
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Look up the buckets' numbers as bias, ``(H, R)``."""
         index = bucket_distances(
@@ -65,11 +58,7 @@ class T5(Encoding):
 
 
 def check_buckets(name: str, buckets: int, max_distance: int, both_sides: bool) -> None:
-    """Refuse numbers for which :func:`bucket_distances` has no meaning.
-
-    Raises:
-        UserError: names the encoding and what is allowed.
-    """
+    """Refuse numbers for which :func:`bucket_distances` has no meaning."""
     exact = buckets // (4 if both_sides else 2)
     if buckets % 4 or not 0 < exact < max_distance:
         raise UserError(

@@ -1,9 +1,6 @@
 """Base of the temperatures that grow with the position."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -15,8 +12,8 @@ from fairseq_posenc.positions import Positions, Span
 class Temperature(Encoding, ABC):
     """A factor of all scores of a query, by its position; without parameters."""
 
-    acts_on: ClassVar[Literal["softmax"]] = "softmax"
-    shared: ClassVar[bool] = True
+    acts_on = "softmax"
+    shared = True
 
     @abstractmethod
     def factors(self, positions: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Literal, NamedTuple, Optional, get_args, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 
 from torch import Tensor
 
@@ -63,12 +63,17 @@ class Term(NamedTuple):
         """Whether a row is a vector that a product with queries or keys takes, else a number."""
         return self.axes[-1] in "DC"
 
-    def per_head(self, term: Tensor) -> bool:
+    def per_head(self, tensor: Tensor) -> bool:
         """Check whether a tensor of this term differs from head to head."""
-        return "G" in self.axes and term.size(self.axes.index("G")) > 1
+        return "G" in self.axes and tensor.size(self.axes.index("G")) > 1
 
 
 _TABLE_COST = Cost("2 h n (2n-1) d + h n^2", "h n (3n-1)")
+_GAIN_COST = Cost("h n^2", "h n^2", "", "{g}n^2")
+_CHANNEL_GAIN_COST = Cost("3 h n^2 d", "2 h n^2", "", "{g}n^2")
+_CONTENT_ROWS_COST = Cost("4 h n (2n-1) d + 2 h n^2", "2 h n (3n-1)", "4 (2n-1) C^2", "2 (2n-1) C")
+_VALUE_TABLE_COST = Cost("h n^2 + 2 h n (2n-1) d", "h n (2n-1)")
+_BIAS_COST = Cost("h n^2", "", "", "{g}n^2")
 
 
 class Terms(NamedTuple):
@@ -91,54 +96,38 @@ class Terms(NamedTuple):
         product: combine by product in place of the sum.
         scale_factor: c of the scale 1/sqrt(c * D); None leaves it to the others (1 if none says).
         first: ``(B or 1, S)`` of bool, the first real token of each row; None means no reset.
-        decay: ``(B or 1, H, S)`` in float64, c of a query and its earlier keys: of both, the scores
-            get the difference. Padding has that of the token before it.
-        later_decay: the same for later keys, whose scores get c_j - c_i; None where ``decay`` is
-            for all keys.
+        decay: ``(B or 1, H, S)`` in float64, c; the scores of a query and its earlier keys get
+            c_i - c_j. Padding has the c of the token before it.
+        later_decay: c for later keys, whose scores get c_j - c_i; None where ``decay`` is for all.
         temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
-        counted_table: ``(P, D)``; the score gets the product of the query with the row, between
-            two whole ones, whose number is the sum of sigmoid(scale * gain * q_i.k_t) from the key
-            to the query. For causal directions.
+        counted_table: ``(P, D)``, a; q_i.a_p is added to the score, where p is the sum of
+            sigmoid(scale * gain * q_i.k_t) over the keys t from j to i, and a_p is interpolated
+            between the rows of the whole numbers around p. For causal directions.
         log_visible: ``(G,)``; the scores of a query are also multiplied by this times the logarithm
             of the number of keys that the query may see.
         sink: ``(G,)``, a score that takes part in the softmax, and whose weight is dropped.
     """
 
-    query_table: Annotated[Optional[Tensor], Term("GRD", "table", _TABLE_COST)] = None
-    key_table: Annotated[Optional[Tensor], Term("GRD", "table", _TABLE_COST)] = None
-    gain: Annotated[
-        Optional[Tensor], Term("GR", "content", Cost("h n^2", "h n^2", "", "{g}n^2"))
-    ] = None
-    channel_gain: Annotated[
-        Optional[Tensor], Term("GRD", "content", Cost("3 h n^2 d", "2 h n^2", "", "{g}n^2"))
-    ] = None
-    content_rows: Annotated[
-        Optional[Tensor],
-        Term(
-            "RC",
-            "table",
-            Cost("4 h n (2n-1) d + 2 h n^2", "2 h n (3n-1)", "4 (2n-1) C^2", "2 (2n-1) C"),
-        ),
-    ] = None
-    value_table: Annotated[
-        Optional[Tensor], Term("GRD", "values", Cost("h n^2 + 2 h n (2n-1) d", "h n (2n-1)"))
-    ] = None
-    bias: Annotated[Optional[Tensor], Term("GR", "bias", Cost("h n^2", "", "", "{g}n^2"))] = None
-    pair_bias: Annotated[
-        Optional[Tensor], Term("BGTS", "bias", Cost("h n^2", "", "", "{g}n^2"))
-    ] = None
+    query_table: Annotated[Tensor | None, Term("GRD", "table", _TABLE_COST)] = None
+    key_table: Annotated[Tensor | None, Term("GRD", "table", _TABLE_COST)] = None
+    gain: Annotated[Tensor | None, Term("GR", "content", _GAIN_COST)] = None
+    channel_gain: Annotated[Tensor | None, Term("GRD", "content", _CHANNEL_GAIN_COST)] = None
+    content_rows: Annotated[Tensor | None, Term("RC", "table", _CONTENT_ROWS_COST)] = None
+    value_table: Annotated[Tensor | None, Term("GRD", "values", _VALUE_TABLE_COST)] = None
+    bias: Annotated[Tensor | None, Term("GR", "bias", _BIAS_COST)] = None
+    pair_bias: Annotated[Tensor | None, Term("BGTS", "bias", _BIAS_COST)] = None
     product: bool = False
-    scale_factor: Optional[float] = None
-    first: Optional[Tensor] = None
-    decay: Optional[Tensor] = None
-    later_decay: Optional[Tensor] = None
-    temperature: Optional[Tensor] = None
-    counted_table: Optional[Tensor] = None
-    log_visible: Optional[Tensor] = None
-    sink: Optional[Tensor] = None
+    scale_factor: float | None = None
+    first: Tensor | None = None
+    decay: Tensor | None = None
+    later_decay: Tensor | None = None
+    temperature: Tensor | None = None
+    counted_table: Tensor | None = None
+    log_visible: Tensor | None = None
+    sink: Tensor | None = None
 
     def given(self, *places: str) -> Iterator[tuple[str, Term, Tensor]]:
-        """Yield name, description and tensor of the terms that there are.
+        """Yield name, description and tensor of the described terms that are not None.
 
         Args:
             *places: only those that enter there (see :class:`Term`); by default all.
@@ -161,7 +150,7 @@ class Terms(NamedTuple):
 
     @property
     def multiplies(self) -> bool:
-        """Whether the content term is multiplied."""
+        """Whether the content term is multiplied by something."""
         return self.product or any(self.given("content"))
 
     @property
@@ -175,19 +164,7 @@ class Terms(NamedTuple):
             raise UserError("reset must apply to every encoding of the scores, or to none")
         if self.multiplies and other.multiplies:
             raise UserError("two encodings that multiply the scores cannot be combined")
-        joined = {name: _joined(name, getattr(self, name), getattr(other, name)) for name in TERMS}
-        return Terms(
-            **joined,
-            product=self.product or other.product,
-            scale_factor=_same_scale(self.scale_factor, other.scale_factor),
-            first=self.first if self.first is not None else other.first,
-            decay=_sum(self.decay, other.decay),
-            later_decay=_sum(self.later_decay, other.later_decay),
-            temperature=_only("temperature", self.temperature, other.temperature),
-            counted_table=_only("counted table", self.counted_table, other.counted_table),
-            log_visible=_only("temperature", self.log_visible, other.log_visible),
-            sink=_only("sink", self.sink, other.sink),
-        )
+        return Terms(*map(_combine, self._fields, self, other))
 
     def projected(
         self, as_queries: Callable[[Tensor], Tensor], as_keys: Callable[[Tensor], Tensor]
@@ -215,24 +192,22 @@ class Terms(NamedTuple):
         """Leave out the first keys, of which a cache has dropped ``count``."""
         if not count:
             return self
-        now: dict[str, Any] = {}
+        left: dict[str, Any] = {}
         for name, term, tensor in self.given():
             dim = tensor.dim() - 1 if term.rows is None else term.rows
-            now[name] = tensor.narrow(dim, count, tensor.size(dim) - count)
-        if self.first is not None:
-            now["first"] = self.first[:, count:]
-        for name in ("decay", "later_decay"):
-            if (decay := getattr(self, name)) is not None:
-                now[name] = decay[..., count:]
-        return self._replace(**now)
+            left[name] = tensor.narrow(dim, count, tensor.size(dim) - count)
+        for name in ("first", "decay", "later_decay"):
+            if (by_key := getattr(self, name)) is not None:
+                left[name] = by_key[..., count:]
+        return self._replace(**left)
 
     def unprojected(self, num_heads: int) -> Terms:
         """Split content rows into heads as tables, for use without a layer's projections."""
 
-        def heads(rows: Tensor) -> Tensor:
+        def split_heads(rows: Tensor) -> Tensor:
             return rows.unflatten(-1, (num_heads, -1)).transpose(0, 1)  # [H, R, D]
 
-        return self.projected(heads, heads)
+        return self.projected(split_heads, split_heads)
 
 
 # Read from the annotations, so that a new term is one edit there.
@@ -243,29 +218,22 @@ TERMS: dict[str, Term] = {
 }
 
 
-def _joined(name: str, ours: Tensor | None, theirs: Tensor | None) -> Tensor | None:
-    """Combine one term of two encodings: biases add up, of any other there can be one."""
-    if TERMS[name].enters == "bias":
-        return _sum(ours, theirs)
-    return _only(name.replace("_", " "), ours, theirs)
-
-
-def _sum(ours: Tensor | None, theirs: Tensor | None) -> Tensor | None:
-    if ours is not None and theirs is not None:
+def _combine(name: str, ours: Any, theirs: Any) -> Any:
+    """Combine a field of the terms of two encodings: biases and decays add up."""
+    if ours is None or theirs is None:
+        return theirs if ours is None else ours
+    if name == "product":
+        return ours or theirs
+    if name == "first":  # computed from the same tokens
+        return ours
+    if name == "scale_factor":
+        if ours != theirs:
+            raise UserError(
+                f"two encodings scale the scores by different factors ({ours:g} and {theirs:g}): "
+                "set scale_factor of one of them"
+            )
+        return ours
+    if name in ("bias", "pair_bias", "decay", "later_decay"):
         return ours + theirs
-    return ours if ours is not None else theirs
-
-
-def _only(what: str, ours: Tensor | None, theirs: Tensor | None) -> Tensor | None:
-    if ours is not None and theirs is not None:
-        raise UserError(f"two encodings both bring a {what} to the scores: choose one of them")
-    return ours if ours is not None else theirs
-
-
-def _same_scale(ours: float | None, theirs: float | None) -> float | None:
-    if ours is not None and theirs is not None and ours != theirs:
-        raise UserError(
-            f"two encodings scale the scores by different factors ({ours:g} and {theirs:g}): "
-            "set scale_factor of one of them"
-        )
-    return ours if ours is not None else theirs
+    term = "temperature" if name == "log_visible" else name.replace("_", " ")
+    raise UserError(f"two encodings both bring a {term} to the scores: choose one of them")

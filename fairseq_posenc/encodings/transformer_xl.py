@@ -1,13 +1,9 @@
 """Sinusoids of the distance, compared with the query (Transformer-XL)."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal
-
 import torch
 from torch import nn
 
-from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
+from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.sinusoidal import Sinusoidal
 from fairseq_posenc.encodings.terms import Cost, Terms
 from fairseq_posenc.positions import Positions, Span
@@ -30,8 +26,8 @@ class TransformerXL(Encoding):
         no segment memory; u and v are in each layer, as in the paper's equation, not shared.
     """
 
-    acts_on: ClassVar[Literal["scores"]] = "scores"
-    cost: ClassVar[Cost] = Cost("", "", "2 (2n-1) C^2", "(2n-1) C")
+    acts_on = "scores"
+    cost = Cost("", "", "2 (2n-1) C^2", "(2n-1) C")
 
     def __init__(self, dims: Dims, *, scale_factor: float = 1.0) -> None:
         super().__init__(dims)
@@ -40,11 +36,6 @@ class TransformerXL(Encoding):
         self.u = nn.Parameter(torch.empty(dims.num_heads, dims.head_dim))
         self.v = nn.Parameter(torch.empty(dims.num_heads, dims.head_dim))
         self.sinusoids = Sinusoidal(dims)
-
-    def reset_parameters(self) -> None:
-        """Draw all parameters: normal, standard deviation 0.02."""
-        for parameter in self.parameters():
-            nn.init.normal_(parameter, std=INIT_STD)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute W s as query table, u as key table, ``(H, R, D)``, and v.(W s) as bias."""

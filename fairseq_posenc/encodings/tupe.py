@@ -1,13 +1,11 @@
 """Positions compared with positions (TUPE as the M4M paper writes it)."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Optional
+from typing import Optional
 
 import torch
 from torch import nn
 
-from fairseq_posenc.encodings.base import INIT_STD, Dims, register
+from fairseq_posenc.encodings.base import Dims, register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.terms import Cost, Terms
@@ -35,8 +33,8 @@ class Tupe(DistanceEncoding):
         the form of the authors' code.
     """
 
-    vectors: ClassVar[bool] = False
-    cost: ClassVar[Cost] = Cost("", "", "4 n d^2 + 2 n^2 d", "2 n d")
+    vectors = False
+    cost = Cost("", "", "4 n d^2 + 2 n^2 d", "2 n d")
 
     def __init__(
         self,
@@ -68,11 +66,6 @@ class Tupe(DistanceEncoding):
         """The number of positions."""
         return self.positions.size(0)
 
-    def reset_parameters(self) -> None:
-        """Draw all parameters: normal, standard deviation 0.02."""
-        for parameter in self.parameters():
-            nn.init.normal_(parameter, std=INIT_STD)
-
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compare positions by pair, ``(B or 1, 1, T, S)``, and the bias.
 
@@ -84,7 +77,7 @@ class Tupe(DistanceEncoding):
         if rows.size(1) > self.dims.max_positions:  # no more than padding is beyond
             rows = rows.clamp(max=self.dims.max_positions - 1)
         vectors = at_least_fp32(self.positions[rows])  # [B or 1, S, D]
-        first = self.table.first(positions)
+        first = self.table.mark_first(positions)
         if first is not None:  # nothing of its pairs is left
             vectors = vectors.masked_fill(first[..., None], 0.0)
         with no_autocast(vectors.device):

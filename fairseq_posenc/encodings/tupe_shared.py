@@ -1,9 +1,5 @@
 """Positions compared with positions, once for all layers (TUPE as in its authors' code)."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -35,9 +31,9 @@ class TupeShared(Encoding):
         positions serves the reset alone; tokens begin at row 1.
     """
 
-    acts_on: ClassVar[Literal["scores"]] = "scores"
-    shared: ClassVar[bool] = True
-    cost: ClassVar[Cost] = Cost("", "", "4 n C^2 + 2 n^2 C", "2 n C")
+    acts_on = "scores"
+    shared = True
+    cost = Cost("", "", "4 n C^2 + 2 n^2 C", "2 n C")
 
     def __init__(
         self,
@@ -88,7 +84,7 @@ class TupeShared(Encoding):
             return self._terms(span, positions)
 
     def _terms(self, span: Span, positions: Positions) -> Terms:
-        queries, keys = self._projected(positions.tokens.size(1) + 1)  # no row beyond is asked for
+        queries, keys = self._project(positions.tokens.size(1) + 1)  # no row beyond is asked for
         scale = self.dims.scale(self.scale_factor)
         key_rows = positions.common_ids().clamp(max=self.dims.max_positions - 1) + 1
         at_queries = queries[:, positions.queries(key_rows)].transpose(0, 1)  # [B or 1, H, T, D]
@@ -105,7 +101,7 @@ class TupeShared(Encoding):
         pairs = at_queries @ at_keys.transpose(-1, -2)  # [B or 1, H, T, S]
         return Terms(bias=bias, pair_bias=pairs, scale_factor=self.scale_factor, first=first)
 
-    def _projected(self, rows: int) -> tuple[Tensor, Tensor]:
+    def _project(self, rows: int) -> tuple[Tensor, Tensor]:
         """Project the first rows to queries and keys, each ``(H, rows, D)``, in full precision."""
         normed = F.layer_norm(
             at_least_fp32(self.positions[:rows]),
@@ -115,8 +111,8 @@ class TupeShared(Encoding):
         )
         queries = F.linear(normed, at_least_fp32(self.query_weight), at_least_fp32(self.query_bias))
         keys = F.linear(normed, at_least_fp32(self.key_weight), at_least_fp32(self.key_bias))
-        return self._heads(queries), self._heads(keys)
+        return self._split_heads(queries), self._split_heads(keys)
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         """Split ``(n+1, C)`` into heads, ``(H, n+1, D)``."""
         return x.unflatten(-1, (self.dims.num_heads, self.dims.head_dim)).transpose(0, 1)

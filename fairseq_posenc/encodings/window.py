@@ -1,9 +1,5 @@
 """Sliding windows: a query sees only keys near it."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal
-
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.positions import Positions
@@ -27,8 +23,8 @@ class Window(Encoding):
         an encoder's layer with a direction has W keys on that side, itself among them.
     """
 
-    acts_on: ClassVar[Literal["mask"]] = "mask"
-    shared: ClassVar[bool] = True
+    acts_on = "mask"
+    shared = True
 
     def __init__(self, dims: Dims, *, size: int = 512) -> None:
         super().__init__(dims)

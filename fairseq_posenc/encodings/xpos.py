@@ -1,8 +1,6 @@
 """Rotary position embedding with exponential decay (xPos)."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -32,7 +30,7 @@ class XPos(Rope):
         from half of the trained length, for fp16's sake; scores do not show it.
     """
 
-    causal_only: ClassVar[str] = "it would amplify keys after the query"
+    causal_only = "it would amplify keys after the query"
 
     def __init__(
         self,

@@ -4,8 +4,6 @@ Python calls audit hooks before either, for every command, model and task, and s
 raises. So nothing of fairseq is patched, and no path through it is forgotten.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,9 +49,6 @@ def refuse_broken(path: Path) -> None:
     """Refuse a checkpoint that is damaged, would run code, or names files to open.
 
     Nothing of it stays in memory, and of its tensors nothing is read.
-
-    Raises:
-        UserError: names the damage.
     """
     if path.is_file():
         with readable_errors(str(path)):

@@ -1,7 +1,5 @@
 """The message of a training that stopped because its numbers were no longer finite."""
 
-from __future__ import annotations
-
 import math
 import re
 import traceback
@@ -68,8 +66,8 @@ def _describe_largest_score(trainer: Trainer, samples: list[Any]) -> str:
     found: list[_LargestScore] = []
     for sample in samples:
         prepared, _ = trainer._prepare_sample(sample)
-        for sentence in _sentences(prepared["net_input"]):
-            found += _largest_scores(model, sentence)
+        for sentence in _split_sentences(prepared["net_input"]):
+            found += _measure_largest_scores(model, sentence)
     if not found:
         return ""
     broken = [each for each in found if not math.isfinite(each.score)]
@@ -84,7 +82,7 @@ def _describe_largest_score(trainer: Trainer, samples: list[Any]) -> str:
     return f"the largest attention score is {first.score:.3g}, in {where}; "
 
 
-def _largest_scores(model: nn.Module, sentence: dict[str, Any]) -> Iterator[_LargestScore]:
+def _measure_largest_scores(model: nn.Module, sentence: dict[str, Any]) -> Iterator[_LargestScore]:
     """Yield the largest score of each attention for a sentence."""
     for attention in capture_attention(model, lambda: model(**sentence)):
         by_head = attention.split.scores.abs().amax((0, 2, 3))  # [B, H, T, S] -> [H]
@@ -92,7 +90,7 @@ def _largest_scores(model: nn.Module, sentence: dict[str, Any]) -> Iterator[_Lar
         yield _LargestScore(attention.stack, attention.layer, int(head), float(score))
 
 
-def _sentences(inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _split_sentences(inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a batch's first sentences, each as a batch of one."""
     size = min(len(x) for x in inputs.values() if isinstance(x, Tensor))
     for i in range(min(size, _SENTENCES)):

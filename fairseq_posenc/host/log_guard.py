@@ -1,7 +1,5 @@
 """Stops fairseq's commands before they lose a run."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -3,8 +3,6 @@
 :func:`~fairseq_posenc.host.startup.prepare` installs them when fairseq loads the plugin.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

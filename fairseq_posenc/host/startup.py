@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from types import TracebackType
-from typing import Optional
 
 from hydra.core.hydra_config import HydraConfig
 
@@ -20,8 +18,6 @@ from fairseq_posenc.host.audit_hook import audit_fairseq
 from fairseq_posenc.host.divergence import explain_divergence
 from fairseq_posenc.host.log_guard import install_log_guard
 from fairseq_posenc.host.numpy_compat import install_numpy_names
-
-ExceptHook = Callable[[type[BaseException], BaseException, Optional[TracebackType]], object]
 
 
 def prepare() -> None:

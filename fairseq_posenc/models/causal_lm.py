@@ -25,9 +25,9 @@ from fairseq_posenc.transformer.document_ends import check_document_ends
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import (
     PositionConfig,
+    build_stack_config,
     log_encodings,
-    stack_config,
-    task_option,
+    read_task_option,
 )
 from fairseq_posenc.transformer.stacks import PositionalDecoder
 
@@ -108,18 +108,18 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
         shell = super().build_model(shell_args, task)
         if args.max_target_positions is None:
             args.max_target_positions = shell_args.max_target_positions
-        more = _positions_for_bos(args)
-        args.max_target_positions += more
+        extra = _count_positions_for_bos(args)
+        args.max_target_positions += extra
         decoder = PositionalDecoder(
-            stack_config(args),
+            build_stack_config(args),
             task.target_dictionary,
             shell.decoder.embed_tokens,
             no_encoder_attn=True,
         )
         model = cls(decoder)
-        model.positions_for_bos = more
+        model.positions_for_bos = extra
         # What the data has, not what the model was built for: fairseq-eval-lm has options of both.
-        adds_bos = task_option(task, "add_bos_token", args.add_bos_token)
+        adds_bos = read_task_option(task, "add_bos_token", args.add_bos_token)
         decoder.weight_settings = decoder.weight_settings._replace(
             add_bos_token="on" if adds_bos else "off"
         )
@@ -156,7 +156,7 @@ def _shares_embeddings(args: Any) -> bool:
     return bool(args.share_decoder_input_output_embed)
 
 
-def _positions_for_bos(args: Any) -> int:
+def _count_positions_for_bos(args: Any) -> int:
     """Count the positions that a table needs beyond the tokens of a sample.
 
     ``--add-bos-token`` puts ``<s>`` before a block that is ``--tokens-per-sample`` long already.
@@ -183,7 +183,7 @@ def _register(name: str, **defaults: Any) -> None:
     globals()[name] = register_model(name, dataclass=config)(model)  # where pickle looks for it
 
 
-for _encoding in registry.names_for(decoder=True):
+for _encoding in registry.names():
     _register(f"transformer_lm_{_encoding}", position_encoding=_encoding)
     _register(f"transformer_lm_{_encoding}_tiny", position_encoding=_encoding, **TINY)
 # SmolLM3's: every fourth layer has no positions.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable
-from typing import Any, Optional
+from typing import Any
 
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.roberta import RobertaEncoder, RobertaModel
@@ -21,7 +21,7 @@ from fairseq_posenc.transformer.document_ends import check_document_ends
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.forward_context import set_context
 from fairseq_posenc.transformer.heads import SpanHead
-from fairseq_posenc.transformer.options import add_position_args, log_encodings, stack_config
+from fairseq_posenc.transformer.options import add_position_args, build_stack_config, log_encodings
 from fairseq_posenc.transformer.stacks import PositionalEncoder
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class PositionalRobertaEncoder(RobertaEncoder):
         self, args: Any, dictionary: Any, embed_tokens: nn.Embedding
     ) -> PositionalEncoder:
         """Build the stack with BERT's initialisation; position parameters keep their own."""
-        encoder = PositionalEncoder(stack_config(args), dictionary, embed_tokens)
+        encoder = PositionalEncoder(build_stack_config(args), dictionary, embed_tokens)
         encoder.apply(init_bert_params)
         return encoder
 
@@ -46,7 +46,7 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
     def __init__(self, args: Any, encoder: PositionalRobertaEncoder) -> None:
         super().__init__(args, encoder)
         # Not among the classification heads: fairseq expects other names in those.
-        self.span_head: Optional[SpanHead] = None
+        self.span_head: SpanHead | None = None
 
     @staticmethod
     def add_args(parser: ArgumentParser) -> None:
@@ -163,9 +163,9 @@ MODERN = "rope(base=160000,layout=half),2*rope(layout=half)+window(size=128)"
 def _register(
     name: str, spec: str, directions: str = "", sizes: Iterable[str] = tuple(SIZES)
 ) -> None:
-    for suffix, set_size in ((suffix, SIZES[suffix]) for suffix in sizes):
+    for suffix in sizes:
 
-        def architecture(args: Any, set_size: Callable[[Any], None] = set_size) -> None:
+        def architecture(args: Any, set_size: Callable[[Any], None] = SIZES[suffix]) -> None:
             args.position_encoding = getattr(args, "position_encoding", spec)
             args.attention_directions = getattr(args, "attention_directions", directions)
             set_size(args)
@@ -173,7 +173,7 @@ def _register(
         register_model_architecture("positional_roberta", f"{name}{suffix}")(architecture)
 
 
-for _encoding in registry.names_for(encoder=True):
+for _encoding in registry.names(encoder=True):
     _register(f"roberta_{_encoding}", _encoding)
 for _name, _spec in HYBRIDS.items():
     _register(_name, _spec)

@@ -15,9 +15,9 @@ from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import (
     add_position_args,
     as_namespace,
+    build_stack_config,
     log_encodings,
-    stack_config,
-    task_option,
+    read_task_option,
 )
 from fairseq_posenc.transformer.stacks import PositionalDecoder, PositionalEncoder
 
@@ -42,7 +42,7 @@ class PositionalTransformer(PositionCheckpoints, RetainedDropout, TransformerMod
         # refused.
         for stack, option in (model.encoder, "source_lang"), (model.decoder, "target_lang"):
             stack.weight_settings = stack.weight_settings._replace(
-                language=task_option(task, option)
+                language=read_task_option(task, option)
             )
         log_encodings(encoder=model.encoder, decoder=model.decoder)
         built: PositionalTransformer = model
@@ -53,14 +53,14 @@ class PositionalTransformer(PositionCheckpoints, RetainedDropout, TransformerMod
         cls, args: Any, src_dict: Any, embed_tokens: nn.Embedding
     ) -> PositionalEncoder:
         """Build our encoder."""
-        return PositionalEncoder(stack_config(args), src_dict, embed_tokens)
+        return PositionalEncoder(build_stack_config(args), src_dict, embed_tokens)
 
     @classmethod
     def build_decoder(
         cls, args: Any, tgt_dict: Any, embed_tokens: nn.Embedding
     ) -> PositionalDecoder:
         """Build our decoder."""
-        config = stack_config(args)
+        config = build_stack_config(args)
         return PositionalDecoder(
             config, tgt_dict, embed_tokens, no_encoder_attn=config.no_cross_attention
         )
@@ -87,5 +87,5 @@ def _register(name: str, spec: str) -> None:
         register_model_architecture("positional_transformer", f"{name}{suffix}")(architecture)
 
 
-for _encoding in registry.names_for(encoder=True, decoder=True):
+for _encoding in registry.names(encoder=True):
     _register(f"transformer_{_encoding}", _encoding)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -87,7 +87,7 @@ class AttentionCore:
 
 
 def make_projections(
-    dims: Dims, num_key_value_heads: Optional[int], bias: bool, source_dim: int
+    dims: Dims, num_key_value_heads: int | None, bias: bool, source_dim: int
 ) -> Iterator[nn.Linear]:
     """Make the projections to queries, keys and values, and that of the output."""
     kv_heads = num_key_value_heads or dims.num_heads

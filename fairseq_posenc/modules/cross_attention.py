@@ -1,9 +1,5 @@
 """Attention of a decoder's layer to the output of an encoder."""
 
-from __future__ import annotations
-
-from typing import Optional
-
 from torch import Tensor, nn
 
 from fairseq_posenc.backends import attend
@@ -36,11 +32,11 @@ class CrossAttention(AttentionCore, nn.Module):
     def __init__(
         self,
         positions: StackPositions,
-        source_dim: Optional[int] = None,
+        source_dim: int | None = None,
         dropout: float = 0.0,
         bias: bool = True,
         layer: int = 0,
-        num_key_value_heads: Optional[int] = None,
+        num_key_value_heads: int | None = None,
     ) -> None:
         super().__init__()
         dims, spec = positions.assembly.dims, positions.assembly.spec
@@ -49,19 +45,17 @@ class CrossAttention(AttentionCore, nn.Module):
             dims, num_key_value_heads, bias, source_dim or dims.embed_dim
         )
         self.kind = spec.layer_kind(layer)
-        self.rotates = any(
-            dict(item.options).get("cross_attention") for item in spec.layer_kinds[self.kind]
-        )
+        self.rotates = spec.select_layers([layer]).rotates_source
 
     def forward(
         self,
         x: Tensor,
         source: Tensor,
         shared: Shared,
-        source_padding_mask: Optional[Tensor] = None,
-        cache: Optional[Cache] = None,
+        source_padding_mask: Tensor | None = None,
+        cache: Cache | None = None,
         need_weights: bool = False,
-    ) -> tuple[Tensor, Optional[Tensor]]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Compute the attention of new tokens to the source.
 
         Args:

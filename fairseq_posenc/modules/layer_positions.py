@@ -1,7 +1,5 @@
 """The encodings of a layer as parts, for models that compute their attention themselves."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from fairseq_posenc.backends.base import score_scale
@@ -45,15 +43,16 @@ class LayerPositions(nn.Module):
 
     def __init__(self, positions: StackPositions, layer: int = 0) -> None:
         super().__init__()
-        self.kind = positions.assembly.spec.layer_kind(layer)
+        spec = positions.assembly.spec
+        self.kind = spec.layer_kind(layer)
         terms = positions.assembly.check("auto")[self.kind]
         changes_softmax = terms.has_temperature or terms.sink is not None
         has_vectors = any(terms.given("table", "values")) or terms.channel_gain is not None
         reads_tokens = terms.decay is not None or terms.counted_table is not None
-        lifts = any(get(item.name).lifts for item in positions.assembly.spec.layer_kinds[self.kind])
+        lifts = any(get(item.name).lifts for item in spec.layer_kinds[self.kind])
         if terms.product or has_vectors or changes_softmax or reads_tokens or lifts:
             raise UserError(
-                f"{positions.assembly.spec}: its scores are more than a rotated dot product, a "
+                f"{spec}: its scores are more than a rotated dot product, a "
                 "factor and a bias for each distance: take a SelfAttention"
             )
         self.scale = score_scale(terms, positions.assembly.dims.head_dim)
@@ -71,7 +70,7 @@ class LayerPositions(nn.Module):
         Raises:
             UserError: the encodings also multiply the scores; :meth:`score_mod` serves them.
         """
-        terms = self._terms(shared)
+        terms = self._compute_terms(shared)
         if terms.gain is not None:
             raise UserError("a bias cannot multiply the scores by a factor: take score_mod")
         if terms.bias is None:
@@ -90,9 +89,9 @@ class LayerPositions(nn.Module):
         """
         positions = shared.positions
         sizes = positions.tgt_len, positions.tokens.size(1)
-        return build_score_mod(self._terms(shared), *sizes, positions.tokens.device)
+        return build_score_mod(self._compute_terms(shared), *sizes, positions.tokens.device)
 
-    def _terms(self, shared: Shared) -> Terms:
+    def _compute_terms(self, shared: Shared) -> Terms:
         positions = shared.positions
         span = Span.from_lengths(
             positions.tgt_len, positions.tokens.size(1), positions.tokens.device

@@ -1,9 +1,5 @@
 """The position encoding of a single layer, to inspect, test or compare it."""
 
-from __future__ import annotations
-
-from typing import Optional
-
 import torch
 from torch import Tensor
 
@@ -28,7 +24,7 @@ class PositionEncoding(StackPositions):
         num_heads: int,
         max_positions: int = 512,
         causal: bool = False,
-        head_dim: Optional[int] = None,
+        head_dim: int | None = None,
     ) -> None:
         super().__init__(spec, embed_dim, num_heads, max_positions, causal, head_dim)
         self.assembly.spec.check_length(1)
@@ -38,7 +34,7 @@ class PositionEncoding(StackPositions):
         """Count each trained parameter by name: input, shared by layers, per layer."""
         return {name: parameter.numel() for name, parameter in self.named_parameters()}
 
-    def embed(self, embeddings: Tensor, key_padding_mask: Optional[Tensor] = None) -> Tensor:
+    def embed(self, embeddings: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Add the input encoding to token embeddings ``(batch, length, embed_dim)``."""
         return self(embeddings, key_padding_mask)[0]
 
@@ -46,8 +42,8 @@ class PositionEncoding(StackPositions):
         self,
         query: Tensor,
         key: Tensor,
-        key_padding_mask: Optional[Tensor] = None,
-        inputs: Optional[Tensor] = None,
+        key_padding_mask: Tensor | None = None,
+        inputs: Tensor | None = None,
     ) -> Tensor:
         """Compute the attention scores before masks and softmax.
 
@@ -71,11 +67,11 @@ class PositionEncoding(StackPositions):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        key_padding_mask: Optional[Tensor] = None,
-        direction: Optional[str] = None,
+        key_padding_mask: Tensor | None = None,
+        direction: str | None = None,
         dropout: float = 0.0,
         backend: str = "auto",
-        inputs: Optional[Tensor] = None,
+        inputs: Tensor | None = None,
     ) -> Tensor:
         """Compute the attended values ``(batch, heads, tgt_len, head_dim)``; see :meth:`scores`.
 
@@ -122,8 +118,8 @@ class PositionEncoding(StackPositions):
         self,
         query: Tensor,
         key: Tensor,
-        key_padding_mask: Optional[Tensor],
-        inputs: Optional[Tensor] = None,
+        key_padding_mask: Tensor | None,
+        inputs: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Terms, Shared]:
         """Rotate queries and keys, and collect the terms of the layer and of the stack."""
         dims = self.assembly.dims

@@ -1,9 +1,5 @@
 """Self-attention of one layer, with position encodings."""
 
-from __future__ import annotations
-
-from typing import Optional
-
 import torch
 from torch import Tensor, nn
 
@@ -41,11 +37,11 @@ class SelfAttention(AttentionCore, nn.Module):
         self,
         positions: StackPositions,
         dropout: float = 0.0,
-        direction: Optional[str] = None,
+        direction: str | None = None,
         backend: str = "auto",
         bias: bool = True,
         layer: int = 0,
-        num_key_value_heads: Optional[int] = None,
+        num_key_value_heads: int | None = None,
     ) -> None:
         super().__init__()
         dims = positions.assembly.dims
@@ -65,8 +61,8 @@ class SelfAttention(AttentionCore, nn.Module):
         self.kind = positions.assembly.spec.layer_kind(layer)
 
     def forward(
-        self, x: Tensor, shared: Shared, cache: Optional[Cache] = None, need_weights: bool = False
-    ) -> tuple[Tensor, Optional[Tensor]]:
+        self, x: Tensor, shared: Shared, cache: Cache | None = None, need_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         """Compute the attention of new tokens to all.
 
         Args:
@@ -111,7 +107,7 @@ class SelfAttention(AttentionCore, nn.Module):
 
     @staticmethod
     def _extend(
-        cache: Cache, key: Tensor, value: Tensor, needed: Optional[int]
+        cache: Cache, key: Tensor, value: Tensor, needed: int | None
     ) -> tuple[Tensor, Tensor]:
         """Join new keys and values to the cache's, which keeps those that later queries need."""
         tokens = cache.get("tokens", 0) + key.size(2)
@@ -125,7 +121,7 @@ class SelfAttention(AttentionCore, nn.Module):
         return key, value
 
     @staticmethod
-    def _check_past(positions: Positions, tgt_len: int, cache: Optional[Cache]) -> None:
+    def _check_past(positions: Positions, tgt_len: int, cache: Cache | None) -> None:
         cached = cache["tokens"] if cache else 0
         past = positions.tokens.size(1) - positions.tgt_len
         if cached != past or tgt_len != positions.tgt_len:

@@ -1,9 +1,5 @@
 """The positions of a stack of layers: at its input, and what its layers share."""
 
-from __future__ import annotations
-
-from typing import Optional
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,6 +12,7 @@ from fairseq_posenc.registry import get
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.specs import parse
 
+# Symbols that stand for tokens of which only the padding is known.
 PADDING, END, TOKEN = 1, 2, 3
 
 
@@ -42,7 +39,7 @@ class StackPositions(nn.Module):
         num_heads: int,
         max_positions: int = 512,
         causal: bool = False,
-        head_dim: Optional[int] = None,
+        head_dim: int | None = None,
     ) -> None:
         super().__init__()
         dims = Dims(embed_dim, num_heads, max_positions, causal, own_head_dim=head_dim)
@@ -54,11 +51,11 @@ class StackPositions(nn.Module):
     def forward(
         self,
         embeddings: Tensor,
-        key_padding_mask: Optional[Tensor] = None,
+        key_padding_mask: Tensor | None = None,
         past: int = 0,
-        position_ids: Optional[Tensor] = None,
-        document_ids: Optional[Tensor] = None,
-        source_length: Optional[int] = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        source_length: int | None = None,
     ) -> tuple[Tensor, Shared]:
         """Add the input encoding to embeddings, and compute what every layer is given.
 
@@ -84,7 +81,7 @@ class StackPositions(nn.Module):
         )
         positions = self._split_documents(positions, document_ids)
         if position_ids is not None:
-            positions = self._with_ids(positions, position_ids)
+            positions = self._replace_ids(positions, position_ids)
         positions = self.shared.number(positions)
         for encoding in self.input.as_list() if self.input is not None else ():
             vectors = encoding.embed(positions)
@@ -96,7 +93,7 @@ class StackPositions(nn.Module):
             shared = shared.with_source(self.shared, ids[None])
         return embeddings, shared
 
-    def _split_documents(self, positions: Positions, ids: Optional[Tensor]) -> Positions:
+    def _split_documents(self, positions: Positions, ids: Tensor | None) -> Positions:
         """Let positions start anew where the number of the document changes."""
         packed = any(item.name == "documents" for item in self.assembly.spec.whole_stack)
         if packed != (ids is not None):
@@ -113,7 +110,7 @@ class StackPositions(nn.Module):
             )
         return positions.begin_documents(F.pad(ids.diff(dim=1).ne(0), (1, 0)))
 
-    def _with_ids(self, positions: Positions, ids: Tensor) -> Positions:
+    def _replace_ids(self, positions: Positions, ids: Tensor) -> Positions:
         """Replace the position of each token by a caller's ids."""
         batch, src_len = positions.tokens.shape
         if ids.dim() != 2 or ids.size(0) not in (1, batch) or ids.size(1) != positions.tgt_len:
@@ -133,11 +130,11 @@ class StackPositions(nn.Module):
 
 
 def positions_from_padding(
-    batch: int, src_len: int, tgt_len: int, padding: Optional[Tensor], device: torch.device
+    batch: int, src_len: int, tgt_len: int, padding: Tensor | None, device: torch.device
 ) -> Positions:
     """Compute the positions of ``(batch, src_len)`` tokens from their padding alone."""
     tokens = torch.full((batch, src_len), TOKEN, device=device)
     if padding is not None:
         tokens = tokens.masked_fill(padding.to(device), PADDING)
-    look = may_sync(device, decoding=tgt_len < src_len)
-    return Positions.from_tokens(tokens, PADDING, END, tgt_len, look)
+    inspect = may_sync(device, decoding=tgt_len < src_len)
+    return Positions.from_tokens(tokens, PADDING, END, tgt_len, inspect)

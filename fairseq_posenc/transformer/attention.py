@@ -5,7 +5,7 @@ fairseq's ``(T, B, C)`` layout exists only in the first and last lines of ``forw
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from fairseq.modules import MultiheadAttention
@@ -22,7 +22,7 @@ from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.decoding import cached_terms, lookahead_positions, slice_for_step
 from fairseq_posenc.transformer.forward_context import current_context
 
-IncrementalState = Optional[dict[str, dict[str, Optional[Tensor]]]]
+IncrementalState = dict[str, dict[str, Tensor | None]] | None
 
 
 class PositionalAttention(AttentionCore, MultiheadAttention):
@@ -60,22 +60,14 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         self.backend, self.kind = backend, kind
 
     def __prepare_scriptable__(self) -> None:
-        """Refuse ``torch.jit.script``, which asks this of every part of a model.
-
-        Raises:
-            UserError: always.
-        """
+        """Refuse ``torch.jit.script``, which asks this of every part of a model."""
         raise UserError(
             "TorchScript is not supported: position encodings, and what computes them, are chosen "
             "in Python"
         )
 
     def _adaptive_prune_heads(self, reserve_head_index: list[tuple[int, int]]) -> None:
-        """Refuse fairseq's pruning of heads, which knows nothing of what encodings keep a head.
-
-        Raises:
-            UserError: always.
-        """
+        """Refuse fairseq's pruning of heads, which knows nothing of what encodings keep a head."""
         raise UserError(
             "heads cannot be pruned where position encodings are: fairseq cuts the projections "
             "and leaves the tables, slopes and buckets of all heads"
@@ -106,7 +98,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             raise UserError("static_kv and before_softmax have no meaning in self-attention here")
         need_weights = need_weights or need_head_weights
         cache = self._get_input_buffer(incremental_state)
-        shared = current_context() or self._without_stack(query, cache, key_padding_mask)
+        shared = current_context() or self._compute_shared(query, cache, key_padding_mask)
         q, k, v = self.project(query, shared)  # [B, H, T, D]
         decay = self.encodings.decay(  # [B, G, S]
             query.transpose(0, 1), shared.positions, cache.get("prev_decay")
@@ -115,9 +107,9 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             k, v, key_padding_mask = self._extend_cache(
                 incremental_state, cache, k, v, key_padding_mask, decay, shared
             )
-        terms = self._step_terms(incremental_state, q.size(2), k.size(2), shared)
+        terms = self._compute_step_terms(incremental_state, q.size(2), k.size(2), shared)
         terms = terms.with_decay(decay, self.num_heads)
-        mask = self._mask(key_padding_mask, attn_mask, shared, k.size(2))
+        mask = self._build_mask(key_padding_mask, attn_mask, shared, k.size(2))
         drops = self.dropout_module.training or self.dropout_module.apply_during_inference
         dropout = float(self.dropout_module.p) if drops else 0.0
         attended, weights = attend(q, k, v, terms, mask, dropout, need_weights, self.backend)
@@ -126,7 +118,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         return self.merge_heads(attended), weights
 
-    def _step_terms(
+    def _compute_step_terms(
         self, state: IncrementalState, tgt_len: int, src_len: int, shared: Shared
     ) -> Terms:
         """Compute the terms of a call; in decoding, slice them from those of many steps."""
@@ -191,7 +183,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         self._set_input_buffer(incremental_state, buffer)
         return key, value, padding
 
-    def _mask(
+    def _build_mask(
         self,
         key_padding_mask: Tensor | None,
         attn_mask: Tensor | None,
@@ -207,7 +199,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             limits = limits._replace(segments=limits.segments[:, -src_len:])
         return Mask(self.direction, padding, pairs, shared.cache, limits)
 
-    def _without_stack(
+    def _compute_shared(
         self, query: Tensor, cache: dict[str, Tensor | None], key_padding_mask: Tensor | None
     ) -> Shared:
         """Compute the position state of a call outside a stack, where only padding is known."""

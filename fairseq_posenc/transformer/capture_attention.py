@@ -65,14 +65,14 @@ def _request_weights(
 def _record_into(place: re.Match[str], seen: list[CapturedAttention]) -> Hook:
     def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         weights = out[1].transpose(0, 1)  # [H, B, T, S] -> [B, H, T, S]
-        parts = _split(module, kwargs["query"], kwargs["key"])
+        parts = _split_scores(module, kwargs["query"], kwargs["key"])
         cross = place[3] == "encoder_attn"
         seen.append(CapturedAttention(place[1], cross, int(place[2]), weights, parts))
 
     return note
 
 
-def _split(attention: MultiheadAttention, queries: Tensor, keys: Tensor) -> Split:
+def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) -> Split:
     """Split the scores of inputs ``(T, B, C)`` and ``(S, B, C)`` into their parts."""
     query, key = (
         # Not by calling the projection: that of rotary cross-attention rotates.

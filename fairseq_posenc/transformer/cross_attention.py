@@ -1,7 +1,5 @@
 """Encoder-decoder attention with rotary positions, for ``rope(cross_attention=true)``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fairseq.modules import MultiheadAttention

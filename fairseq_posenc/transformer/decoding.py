@@ -5,8 +5,6 @@ A bias by pair is computed for the queries of the steps to come. What is kept li
 incremental state, with the keys and values of the generation, and goes with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +16,7 @@ from fairseq_posenc.positions import Positions, Span
 STEPS = 32  # terms are computed for a multiple of so many keys
 
 
-def span_of_step(positions: Positions, limit: int) -> Span:
+def compute_step_span(positions: Positions, limit: int) -> Span:
     """Compute the distances from a last query to all keys, with room for later steps up to a limit.
 
     A step beyond the limit has no more room: encodings may have no more rows.
@@ -31,7 +29,7 @@ def span_of_step(positions: Positions, limit: int) -> Span:
 
 
 def cached_terms(state: Any, key: str, span: Span, compute: Callable[[Span], Terms]) -> Terms:
-    """Get the terms of a span (:func:`span_of_step`) from the cache, or compute them."""
+    """Get the terms of a span (:func:`compute_step_span`) from the cache, or compute them."""
     if key not in state or state[key][0] != span:
         state[key] = span, compute(span)
     terms: Terms = state[key][1]
@@ -52,17 +50,17 @@ def lookahead_positions(positions: Positions, span: Span) -> Positions:
 
 def slice_for_step(terms: Terms, src_len: int) -> Terms:
     """Slice the terms of a step with ``src_len`` keys from those of :func:`lookahead_positions`."""
-    at_end = 0 if terms.first is None else 2  # the rows of the reset
-    now: dict[str, Any] = {}
+    reset_rows = 0 if terms.first is None else 2  # at the end of each table
+    sliced: dict[str, Any] = {}
     for name, term, tensor in terms.given():
         if term.rows is not None:
-            rows = src_len + at_end
+            rows = src_len + reset_rows
             # [..., R, ...] -> [..., src_len, ...]
-            now[name] = tensor.narrow(term.rows, tensor.size(term.rows) - rows, rows)
+            sliced[name] = tensor.narrow(term.rows, tensor.size(term.rows) - rows, rows)
         else:
             queries, keys = tensor.shape[2:]
             query = queries - 1 - (keys - src_len)
-            now[name] = tensor[:, :, query : query + 1, :src_len]  # [B, H, 1, S]
+            sliced[name] = tensor[:, :, query : query + 1, :src_len]  # [B, H, 1, S]
     if terms.first is not None:
-        now["first"] = terms.first[:, :src_len]  # [B, S]
-    return terms._replace(**now)
+        sliced["first"] = terms.first[:, :src_len]  # [B, S]
+    return terms._replace(**sliced)

@@ -1,7 +1,5 @@
 """A check that a data-bin says where its documents end, for the encoding ``documents``."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

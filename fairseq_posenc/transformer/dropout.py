@@ -1,7 +1,5 @@
 """Dropout kept in generation (``--retain-dropout-modules``), by the names of fairseq's classes."""
 
-from __future__ import annotations
-
 import logging
 import re
 from typing import Any
@@ -22,11 +20,11 @@ class RetainedDropout(nn.Module):
     def make_generation_fast_(self, **kwargs: Any) -> None:
         """Prepare for generation as fairseq does, with its names for the modules translated."""
         if kwargs.get("retain_dropout_modules"):
-            kwargs["retain_dropout_modules"] = _owners(self, kwargs["retain_dropout_modules"])
+            kwargs["retain_dropout_modules"] = _find_owners(self, kwargs["retain_dropout_modules"])
         super().make_generation_fast_(**kwargs)  # type: ignore[misc]
 
 
-def _owners(model: nn.Module, requested: Any) -> list[str]:
+def _find_owners(model: nn.Module, requested: Any) -> list[str]:
     """Look up the classes that own a dropout by fairseq's names, in a list or in one text."""
     names = re.findall(r"\w+", requested) if isinstance(requested, str) else list(requested)
     known: dict[str, set[str]] = {}

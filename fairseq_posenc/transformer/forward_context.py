@@ -6,8 +6,6 @@ arguments. Activation checkpointing passes these to the layer again in the backw
 keeps the state, so it ends with the forward pass.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

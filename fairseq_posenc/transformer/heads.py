@@ -1,7 +1,5 @@
 """The head that scores where an answer begins and ends."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -1,10 +1,7 @@
-"""fairseq's Transformer layers with this package's attention, and the input encoding."""
-
-from __future__ import annotations
+"""fairseq's Transformer layers with this package's attention."""
 
 from typing import Any
 
-import torch
 from fairseq.distributed import fsdp_wrap
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import (
@@ -15,43 +12,13 @@ from torch import Tensor, nn
 
 from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.checkpoints.state_dict_adapter import COPIES
-from fairseq_posenc.encodings.base import Dims, Encodings
+from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.specs import Spec
-from fairseq_posenc.transformer.attention import IncrementalState, PositionalAttention
+from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
-from fairseq_posenc.transformer.forward_context import collect_context, current_context, set_context
-
-
-class InputPositions(nn.Module):
-    """Adds the input encoding's vectors to the token embeddings: fairseq's ``embed_positions``."""
-
-    like: Tensor
-
-    def __init__(self, encodings: Encodings, padding_idx: int, eos_idx: int) -> None:
-        super().__init__()
-        self.encodings = encodings  # exactly one: a spec with two input encodings is refused
-        (encoding,) = encodings.as_list()
-        # fairseq reads this attribute: the length of a table; 1e5 is what its sinusoids say.
-        self.max_positions: int = getattr(encoding, "max_positions", int(1e5))
-        self.padding_idx = padding_idx
-        self.eos_idx = eos_idx
-        # Only its dtype is used, which follows the model's: vectors are computed in float32.
-        self.register_buffer("like", torch.zeros(()), persistent=False)
-
-    def forward(self, tokens: Tensor, incremental_state: IncrementalState = None) -> Tensor:
-        """Compute vectors ``(B or 1, T, C)``; those of the last token alone when decoding."""
-        shared = current_context()
-        if shared is None:  # outside a stack
-            tgt_len = tokens.size(1) if incremental_state is None else 1
-            shared = Shared(Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len))
-        (encoding,) = self.encodings.as_list()
-        vectors = encoding.embed(shared.positions)
-        if vectors is None:
-            raise AssertionError("an input encoding must add vectors")
-        return vectors.type_as(self.like)
+from fairseq_posenc.transformer.forward_context import collect_context, set_context
 
 
 class _PositionalLayer:
@@ -73,12 +40,12 @@ class _PositionalLayer:
         with set_context(collect_context(shared, kwargs)):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
-    def _self_attention(
+    def _build_self_attention(
         self, cfg: Any, side: str, dims: Dims, **kwargs: Any
     ) -> PositionalAttention:
         """Build self-attention with this layer's encodings; ``side`` is encoder or decoder."""
         spec: Spec = getattr(cfg.position, side)
-        built: PositionalAttention = self._attention(
+        built: PositionalAttention = self._build_attention(
             PositionalAttention,
             cfg,
             getattr(cfg, side),
@@ -89,7 +56,7 @@ class _PositionalLayer:
         )
         return built
 
-    def _attention(self, attention: Any, cfg: Any, stack: Any, **kwargs: Any) -> Any:
+    def _build_attention(self, attention: Any, cfg: Any, stack: Any, **kwargs: Any) -> Any:
         """Build an attention of a class, with fairseq's options of the stack."""
         return attention(
             self.embed_dim,
@@ -120,7 +87,7 @@ class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
 
     def build_self_attention(self, embed_dim: int, cfg: Any) -> PositionalAttention:
         """Build self-attention with encodings of its own."""
-        return self._self_attention(cfg, "encoder", encoder_dims(cfg))
+        return self._build_self_attention(cfg, "encoder", read_encoder_dims(cfg))
 
 
 class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
@@ -139,38 +106,33 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
         """Build self-attention with encodings of its own."""
         if cfg.cross_self_attention:
             raise UserError("--cross-self-attention mixes two sequences: positions have no meaning")
-        return self._self_attention(
+        return self._build_self_attention(
             cfg,
             "decoder",
-            decoder_dims(cfg),
+            read_decoder_dims(cfg),
             add_bias_kv=add_bias_kv,
             add_zero_attn=add_zero_attn,
         )
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
         """Build fairseq's cross-attention, or the rotary one."""
-        if not rotates_source(cfg.position.decoder.select_layers([self.index])):
+        if not cfg.position.decoder.select_layers([self.index]).rotates_source:
             stock: nn.Module = super().build_encoder_attention(embed_dim, cfg)
             return stock
         width = cfg.encoder.embed_dim
-        return self._attention(RotaryCrossAttention, cfg, cfg.decoder, kdim=width, vdim=width)
+        return self._build_attention(RotaryCrossAttention, cfg, cfg.decoder, kdim=width, vdim=width)
 
 
-def encoder_dims(cfg: Any) -> Dims:
+def read_encoder_dims(cfg: Any) -> Dims:
     """Read the sizes of the encoder's encodings from fairseq's configuration."""
     return Dims(cfg.encoder.embed_dim, cfg.encoder.attention_heads, cfg.max_source_positions)
 
 
-def decoder_dims(cfg: Any) -> Dims:
+def read_decoder_dims(cfg: Any) -> Dims:
     """Read the sizes of the decoder's encodings from fairseq's configuration."""
     return Dims(
         cfg.decoder.embed_dim, cfg.decoder.attention_heads, cfg.max_target_positions, causal=True
     )
-
-
-def rotates_source(spec: Spec) -> bool:
-    """Check whether an encoding also rotates queries and keys between decoder and encoder."""
-    return any(dict(item.options).get("cross_attention") for item in spec.items)
 
 
 def wrap_layer(layer: nn.Module, cfg: Any) -> nn.Module:

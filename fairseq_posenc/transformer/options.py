@@ -21,6 +21,8 @@ from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.specs import Spec, parse
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass
 class PositionConfig(FairseqDataclass):
@@ -112,9 +114,6 @@ def _parse_directions(text: str) -> tuple[str, ...]:
     return directions
 
 
-logger = logging.getLogger(__name__)
-
-
 def as_namespace(args: Any) -> Any:
     """Convert hydra's ``args``, whose unknown keys fairseq would drop, to a namespace."""
     if not OmegaConf.is_config(args):
@@ -123,7 +122,7 @@ def as_namespace(args: Any) -> Any:
     return Namespace(**values)
 
 
-def stack_config(args: Any) -> TransformerConfig:
+def build_stack_config(args: Any) -> TransformerConfig:
     """Build fairseq's configuration of a stack, with our options, parsed, as ``position``.
 
     Raises:
@@ -136,7 +135,7 @@ def stack_config(args: Any) -> TransformerConfig:
     return config
 
 
-def task_option(task: Any, name: str, default: Any = None) -> Any:
+def read_task_option(task: Any, name: str, default: Any = None) -> Any:
     """Read an option of a task, which fairseq's older tasks keep in another place."""
     options = getattr(task, "cfg", None) or getattr(task, "args", None)
     return getattr(options, name, default)
@@ -146,9 +145,6 @@ def check_activations(args: Any) -> None:
     """Refuse an activation function that fairseq does not know.
 
     The command line has a list of them; hydra's configurations are not checked against it.
-
-    Raises:
-        UserError: names the known ones.
     """
     for option in ("activation_fn", "pooler_activation_fn"):
         try:

@@ -9,28 +9,56 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import torch
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from torch import Tensor, nn
 
 from fairseq_posenc.assembly import Assembly
-from fairseq_posenc.checkpoints.identity import Identity, WeightSettings
-from fairseq_posenc.encodings.base import Dims, Encoding
+from fairseq_posenc.checkpoints.identity import Identity, WeightSettings, format_directions
+from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span, may_sync
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import IncrementalState
-from fairseq_posenc.transformer.decoding import cached_terms, lookahead_positions, span_of_step
+from fairseq_posenc.transformer.decoding import cached_terms, compute_step_span, lookahead_positions
 from fairseq_posenc.transformer.forward_context import current_context, inject_context, set_context
 from fairseq_posenc.transformer.layers import (
-    InputPositions,
     PositionalDecoderLayer,
     PositionalEncoderLayer,
-    decoder_dims,
-    encoder_dims,
-    rotates_source,
+    read_decoder_dims,
+    read_encoder_dims,
     wrap_layer,
 )
+
+
+class InputPositions(nn.Module):
+    """Adds the input encoding's vectors to the token embeddings: fairseq's ``embed_positions``."""
+
+    like: Tensor
+
+    def __init__(self, encodings: Encodings, padding_idx: int, eos_idx: int) -> None:
+        super().__init__()
+        self.encodings = encodings  # exactly one: a spec with two input encodings is refused
+        (encoding,) = encodings.as_list()
+        # fairseq reads this attribute: the length of a table; 1e5 is what its sinusoids say.
+        self.max_positions: int = getattr(encoding, "max_positions", int(1e5))
+        self.padding_idx = padding_idx
+        self.eos_idx = eos_idx
+        # Only its dtype is used, which follows the model's: vectors are computed in float32.
+        self.register_buffer("like", torch.zeros(()), persistent=False)
+
+    def forward(self, tokens: Tensor, incremental_state: IncrementalState = None) -> Tensor:
+        """Compute vectors ``(B or 1, T, C)``; those of the last token alone when decoding."""
+        shared = current_context()
+        if shared is None:  # outside a stack
+            tgt_len = tokens.size(1) if incremental_state is None else 1
+            shared = Shared(Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len))
+        (encoding,) = self.encodings.as_list()
+        vectors = encoding.embed(shared.positions)
+        if vectors is None:
+            raise AssertionError("an input encoding must add vectors")
+        return vectors.type_as(self.like)
 
 
 class _PositionalStack:
@@ -74,8 +102,8 @@ class _PositionalStack:
         """Positions and settings that the weights of this stack are for."""
         spec, dims = self.assembly
         directions = () if dims.causal else self.directions  # all layers of a decoder see the past
-        return Identity.from_directions(
-            str(spec), directions, dims.trained_length, self.weight_settings
+        return Identity(
+            str(spec), format_directions(directions), dims.trained_length, self.weight_settings
         )
 
     def get_extra_state(self) -> Tensor:
@@ -86,7 +114,7 @@ class _PositionalStack:
         """Take over the identity of loaded weights, whose fit was checked before."""
         loaded = Identity.from_tensor(state)
         length = loaded.trained_length
-        self.weight_settings = self.weight_settings.filled_from(loaded.weight_settings)
+        self.weight_settings = self.weight_settings.fill_from(loaded.weight_settings)
         self.assembly = self.assembly.trained_at(length)
         for module in cast(nn.Module, self).modules():
             if isinstance(module, Encoding):
@@ -108,19 +136,19 @@ class _PositionalStack:
         # What pairs add can be kept too, where all sentences begin together.
         if state is None or not (self.by_distance or not positions.left_padded):
             return Shared.compute(self.encodings, positions)
-        span = span_of_step(positions, self.assembly.dims.max_positions)
+        span = compute_step_span(positions, self.assembly.dims.max_positions)
 
-        def terms_of(name: str, encoding: Encoding) -> Terms:
+        def compute_terms(name: str, encoding: Encoding) -> Terms:
             if encoding.acts_on == "softmax" or positions.drawn is not None:  # by token
                 return encoding.terms(span, positions)
             key = self._get_full_incremental_state_key(f"terms.{name}")
 
-            def ahead(span: Span) -> Terms:
+            def compute_ahead(span: Span) -> Terms:
                 return encoding.terms(span, lookahead_positions(positions, span))
 
-            return cached_terms(state, key, span, ahead)
+            return cached_terms(state, key, span, compute_ahead)
 
-        return Shared.compute(self.encodings, positions, span, terms_of)
+        return Shared.compute(self.encodings, positions, span, compute_terms)
 
 
 class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
@@ -129,7 +157,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
     def __init__(
         self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False
     ) -> None:
-        kept, assembly = _prepare(cfg, "encoder", encoder_dims(cfg))
+        kept, assembly = _build_assembly(cfg, "encoder", read_encoder_dims(cfg))
         super().__init__(cfg, dictionary, embed_tokens, return_fc)
         self.layers_kept = kept
         self.weight_settings = WeightSettings.from_config(cfg, cfg.encoder, dictionary)
@@ -164,13 +192,13 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         no_encoder_attn: bool = False,
         output_projection: nn.Module | None = None,
     ) -> None:
-        kept, assembly = _prepare(cfg, "decoder", decoder_dims(cfg))
+        kept, assembly = _build_assembly(cfg, "decoder", read_decoder_dims(cfg))
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         self.layers_kept = kept
         self.weight_settings = WeightSettings.from_config(cfg, cfg.decoder, dictionary)
         every_layer = ("lr",) * len(self.layers)
         self.install(assembly, dictionary.eos(), every_layer, cfg.position.backend)
-        self.rotates_source = rotates_source(assembly.spec)
+        self.rotates_source = assembly.spec.rotates_source
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         """Build a layer, wrapped as fairseq does."""
@@ -204,7 +232,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
             and encoder_out is not None
             and tgt_len == prev_output_tokens.size(1)
         ):
-            shared = shared.with_source(self.encodings, self._source_ids(encoder_out))
+            shared = shared.with_source(self.encodings, self._number_source(encoder_out))
         with set_context(shared):
             features: tuple[Tensor, dict[str, Any]] = super().extract_features(
                 prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
@@ -214,7 +242,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
     def buffered_future_mask(self, tensor: Tensor) -> None:
         """Build no mask: the layers' direction replaces it, without a matrix of pairs."""
 
-    def _source_ids(self, encoder_out: dict[str, list[Tensor]]) -> Tensor:
+    def _number_source(self, encoder_out: dict[str, list[Tensor]]) -> Tensor:
         """Number the source's tokens, whose keys later steps have in their caches, rotated."""
         (states,) = encoder_out["encoder_out"]  # [S, B, C]
         padding = encoder_out["encoder_padding_mask"]
@@ -238,8 +266,12 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         state[key] = tokens.size(1)
 
 
-def _prepare(cfg: Any, side: str, dims: Dims) -> tuple[list[int] | None, Assembly]:
-    """List the layers that LayerDrop's pruning keeps, None without, and build what they are of."""
+def _build_assembly(cfg: Any, side: str, dims: Dims) -> tuple[list[int] | None, Assembly]:
+    """Build the assembly of a stack; its spec in ``cfg`` becomes that of the layers kept.
+
+    Returns:
+        The layers that LayerDrop's pruning keeps, None for all, and the assembly.
+    """
     stack, spec = getattr(cfg, side), getattr(cfg.position, side)
     kept = sorted(map(int, stack.layers_to_keep.split(","))) if stack.layers_to_keep else None
     if kept is None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from fairseq_posenc import registry
-from fairseq_posenc.analysis.self_test import errors
+from fairseq_posenc.analysis.self_test import measure_errors
 from fairseq_posenc.backends import available
 from fairseq_posenc.version import __version__
 
@@ -135,12 +135,12 @@ def self_test() -> Finding:
     began = time.monotonic()
     # FlexAttention compiles a kernel for each encoding, for seconds.
     backends = [name for name, why in available().items() if not why and name != "flex"]
-    encoders = registry.names_for(encoder=True)
+    encoders = registry.names(encoder=True)
     resets = [f"{name}+reset" for name in registry.names() if "reset" in registry.options(name)]
     for spec in (*registry.names(), *resets, *SOFTMAX_SPECS):
         causal = spec in registry.names() and spec not in encoders
         try:
-            found = errors(spec, backends, causal)
+            found = measure_errors(spec, backends, causal)
         except Exception as error:  # whatever it is, the report has to say it
             return Finding("self-test", False, f"{spec}: {type(error).__name__}: {error}")
         for part, difference in found.items():

@@ -14,13 +14,13 @@ from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.position_encoding import PositionEncoding
-from fairseq_posenc.registry import names_for
+from fairseq_posenc.registry import names
 from tests.helpers.tiny_models import needs_causal
 
 LIMITS = ["none+window(size=6)", "m4m+window(size=6)", "t5+chunk(size=5)", "deberta+window(size=9)"]
 RESETS = ["tupe+reset", "m4+reset", "deberta+reset"]
 REFUSED = {"m3": "channel", "shaw_values": "table of values", "cope": "all scores"}
-SERVED = [name for name in names_for(encoder=False) if name not in REFUSED]
+SERVED = [name for name in names() if name not in REFUSED]
 MODELS = [
     (spec, causal)
     for spec in (*SERVED, *LIMITS, *RESETS)

@@ -40,7 +40,7 @@ def is_bias(name: str) -> bool:
     return terms.content_only and terms.changes
 
 
-BIASES = [name for name in registry.names_for(encoder=True) if is_bias(name)]
+BIASES = [name for name in registry.names(encoder=True) if is_bias(name)]
 
 
 def test_there_are_biases():

@@ -78,7 +78,7 @@ def test_every_scope_and_mode_gives_whole_rows(scope, mode):
 
 
 def test_all_encodings_and_backends_can_compete():
-    names = registry.names_for(encoder=True)
+    names = registry.names(encoder=True)
     found = contenders(names, backend_names(["all"]), TINY.dims, TINY.call)
     assert {each.encoding for each in found} == set(names)
     assert {"sdpa", "reference"} <= {each.backend for each in found}

@@ -66,13 +66,13 @@ def test_gradients_equal_those_of_the_formula(spec):
 def test_parameter_count_has_a_closed_form(name):
     causal = needs_causal(name)
     dims, layers = Dims(embed_dim=24, num_heads=3, max_positions=7, causal=causal), 5
-    counted = catalogue.count(specs.parse(name), dims, layers)
+    counted = catalogue.count_parameters(specs.parse(name), dims, layers)
     assert counted == oracles.parameter_count(name, m=5, n=7, d=8, D=24, h=3)
 
 
 @pytest.mark.parametrize("name", registry.names())
 def test_documentation_has_every_section(name):
-    assert all(catalogue.page(name))
+    assert all(catalogue.parse_page(name))
 
 
 @pytest.mark.parametrize("spec", [*encoding_specs("input", "scores", "rotation"), *COMPOSITIONS])

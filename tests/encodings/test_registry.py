@@ -195,7 +195,7 @@ def test_an_option_may_be_written_as_a_union(monkeypatch):
 def test_what_fits_an_encoder_is_what_can_be_built_for_one():
     for name in registry.names():
         build_encodings(specs.parse(name), Dims(16, 2, 8, causal=True))
-        if name in registry.names_for(encoder=True):
+        if name in registry.names(encoder=True):
             build_encodings(specs.parse(name), Dims(16, 2, 8))
         else:
             with pytest.raises(UserError, match=f"{name} is for causal models"):

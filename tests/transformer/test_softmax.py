@@ -13,7 +13,7 @@ from fairseq_posenc.api import LayerPositions, PositionEncoding, SelfAttention, 
 from fairseq_posenc.backends import check, flex
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.registry import names_beside
+from fairseq_posenc.registry import companion_names
 from tests.helpers.formulas import INPUTS, awake, their_scores
 from tests.helpers.tiny_models import (
     COMPOSITIONS,
@@ -98,7 +98,7 @@ def attended(spec: str, backends: Iterable[str], causal: bool, direction: str):
         built = torch.nn.ModuleDict(modules)
         for b in range(3):
             real = ~padding[b]
-            plain = "+".join(x for x in spec.split("+") if x.split("(")[0] not in names_beside())
+            plain = "+".join(x for x in spec.split("+") if x.split("(")[0] not in companion_names())
             scores = their_scores(built, plain or "none", query[b, :, real], key[b, :, real])
             expected[b, :, real] = softmax(spec, scores, built, direction) @ value[b, :, real]
     kept = ~padding[:, None, :, None]

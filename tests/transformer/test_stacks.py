@@ -55,7 +55,7 @@ PAD, EOS = 1, 2
 
 def has_parameters(spec: str) -> bool:
     dims = Dims(embed_dim=32, num_heads=4, max_positions=24, causal=needs_causal(spec))
-    return catalogue.count(specs.parse(spec), dims, layers=2) > 0
+    return catalogue.count_parameters(specs.parse(spec), dims, layers=2) > 0
 
 
 def awake(model):

@@ -293,11 +293,11 @@ def test_what_needs_no_torch_starts_at_once(words):
 
 
 def test_the_list_says_what_the_modules_say():
-    found = {entry.name: entry for entry in listing.entries()}
-    assert list(found) == sorted([*registry.names(), *registry.names_beside()])
+    found = {entry.name: entry for entry in listing.list_entries()}
+    assert list(found) == sorted([*registry.names(), *registry.companion_names()])
     for name, entry in found.items():
         assert entry.acts_on == registry.get(name).acts_on
-        assert entry.summary == catalogue.page(name).summary
+        assert entry.summary == catalogue.parse_page(name).summary
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,9 @@ def test_backends_are_listed_with_the_reason_why_not(monkeypatch):
 
 def test_every_encoding_is_compared_on_some_backend():
     backends = [name for name, why in available().items() if not why and name != "flex"]
-    encoders = registry.names_for(encoder=True)
+    encoders = registry.names(encoder=True)
     for name in registry.names():
-        found = self_test.errors(name, backends, causal=name not in encoders)
+        found = self_test.measure_errors(name, backends, causal=name not in encoders)
         assert set(found) & set(backends)
         assert max(found.values()) < doctor.TOLERANCE
 

@@ -52,7 +52,7 @@ def test_every_encoding_has_its_page_and_picture():
 
 @pytest.mark.parametrize("name", registry.names())
 def test_equations_become_latex_without_a_rest(name):
-    latex = equations.to_latex(equations.split(catalogue.page(name).equation)[0])
+    latex = equations.to_latex(equations.split_equation(catalogue.parse_page(name).equation)[0])
     assert "sqrt(" not in latex
     assert "abs(" not in latex
     assert "_(" not in latex
@@ -60,7 +60,9 @@ def test_equations_become_latex_without_a_rest(name):
 
 
 def test_an_equation_as_latex():
-    formula, prose = equations.split("e_ij = (q_i.k_j * a_r) / sqrt(c d), where r = j - i.")
+    formula, prose = equations.split_equation(
+        "e_ij = (q_i.k_j * a_r) / sqrt(c d), where r = j - i."
+    )
     assert equations.to_latex(formula) == r"e_{ij} = (q_i \cdot k_j \, a_r) / \sqrt{c d}"
     assert prose == "r = j - i."
     assert equations.to_latex("sqrt(abs(r))") == r"\sqrt{\left\vert r \right\vert}"
@@ -103,7 +105,7 @@ def test_count_prints_the_numbers_of_the_papers_tables(spec, total, capsys):
 def test_list_names_every_encoding(capsys):
     assert cli.main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    names = sorted([*registry.names(), *registry.names_beside()])
+    names = sorted([*registry.names(), *registry.companion_names()])
     assert [line.split()[0] for line in lines] == names
     assert cli.main(["list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
@@ -111,14 +113,14 @@ def test_list_names_every_encoding(capsys):
     assert all(entry["equation"] and entry["families"] for entry in listed)
 
 
-@pytest.mark.parametrize("name", [*registry.names(), *registry.names_beside()])
+@pytest.mark.parametrize("name", [*registry.names(), *registry.companion_names()])
 def test_describe_says_everything(name, capsys):
     assert cli.main(["describe", name]) == 0
     printed = capsys.readouterr().out
-    assert catalogue.page(name).equation in printed
+    assert catalogue.parse_page(name).equation in printed
     assert "At base size" in printed
-    assert costs.operations(name) in printed
-    assert costs.numbers(name) in printed
+    assert costs.describe_operations(name) in printed
+    assert costs.describe_numbers(name) in printed
 
 
 def test_describe_knows_the_architectures_of_decbert(capsys):
@@ -156,7 +158,7 @@ def test_a_missing_marker_is_one_line(tmp_path, capsys):
     ],
 )
 def test_numbers_held_are_those_of_the_terms(name, numbers):
-    assert costs.numbers(name).startswith(numbers)
+    assert costs.describe_numbers(name).startswith(numbers)
 
 
 @pytest.mark.parametrize("option", ["--heads", "--embed-dim", "--max-positions", "--layers"])

@@ -2,19 +2,15 @@
 
 fairseq's own criterion logs lists, which its processes cannot sum. This one logs values that can be
 summed: counts for classes; for scores, whose order matters, a vector over all examples.
-
-No postponed annotations here: fairseq reads the types of the fields.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from fairseq.criterions import FairseqCriterion, register_criterion
-from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics as log
 from torch import Tensor
 
@@ -26,16 +22,11 @@ _COUNTS = "_confusion"
 _PREDICTIONS, _SCORES, _SEEN = _PLACES = ("_predictions", "_scores", "_seen")
 
 
-@dataclass
-class GlueCriterionConfig(FairseqDataclass):
-    """No options: the task knows what its data is."""
-
-
-@register_criterion("glue", dataclass=GlueCriterionConfig)
+@register_criterion("glue")
 class GlueCriterion(FairseqCriterion):
     """Cross entropy of classes, squared error of scores."""
 
-    def __init__(self, cfg: GlueCriterionConfig, task: Any) -> None:
+    def __init__(self, task: Any) -> None:
         super().__init__(task)
         self.regression = task.glue.regression
 

@@ -1,7 +1,5 @@
 """Opens a task's data-bin, as ``preprocess/glue.py`` writes it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,11 +32,7 @@ class DataBin(NamedTuple):
         return max(counts["longest"] for counts in self.splits.values())
 
     def check_lengths(self, max_positions: int, model: Path) -> None:
-        """Refuse examples that are too long for a model.
-
-        Raises:
-            UserError: an example is too long.
-        """
+        """Refuse examples that are too long for a model."""
         if self.longest > max_positions:
             raise UserError(
                 f"{self.path} has an example of {self.longest} tokens and {model} takes "

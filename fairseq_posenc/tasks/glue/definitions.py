@@ -5,11 +5,9 @@ one more test set of MNLI's model. WNLI's development set contradicts its traini
 models are worse than chance: as usual since BERT, its majority class is handed in without training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 
@@ -28,7 +26,7 @@ class Task(NamedTuple):
     files: dict[str, str] = _FILES  # the `.tsv` of each split of the data-bin
     # names of GLUE's files for the test sets, in the order of `test`, `test1`; None for the
     # task's own name
-    submitted: Optional[tuple[str, ...]] = None
+    submitted: tuple[str, ...] | None = None
     optional: tuple[str, ...] = ()  # splits that are left out if their files are missing
     # columns of the splits whose files have no header
     headless: Mapping[str, tuple[str, ...]] = MappingProxyType({})

@@ -4,8 +4,6 @@ An undefined metric, such as the correlation with a constant, is 0, as in scikit
 correlation: fairseq would keep a checkpoint with NaN as the best one.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -20,13 +18,13 @@ def confusion(predictions: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 def accuracy(counts: Tensor) -> float:
     """Compute the share of right predictions."""
-    return 100.0 * _ratio(counts.diagonal().sum().item(), counts.sum().item())
+    return 100.0 * _divide(counts.diagonal().sum().item(), counts.sum().item())
 
 
 def f1(counts: Tensor) -> float:
     """Compute the F1 of class 1 against class 0."""
     right = counts[1, 1].item()
-    return 100.0 * _ratio(2 * right, counts[1].sum().item() + counts[:, 1].sum().item())
+    return 100.0 * _divide(2 * right, counts[1].sum().item() + counts[:, 1].sum().item())
 
 
 def matthews(counts: Tensor) -> float:
@@ -35,7 +33,7 @@ def matthews(counts: Tensor) -> float:
     labels, predictions, total = counts.sum(1), counts.sum(0), counts.sum()
     covariance = total * counts.diagonal().sum() - labels @ predictions
     spread = (total**2 - labels @ labels) * (total**2 - predictions @ predictions)
-    return 100.0 * _ratio(covariance.item(), math.sqrt(spread.item()))
+    return 100.0 * _divide(covariance.item(), math.sqrt(spread.item()))
 
 
 def pearson(first: Tensor, second: Tensor) -> float:
@@ -43,12 +41,12 @@ def pearson(first: Tensor, second: Tensor) -> float:
     first, second = first.double(), second.double()
     first, second = first - first.mean(), second - second.mean()
     lengths = (first @ first).sqrt() * (second @ second).sqrt()
-    return 100.0 * _ratio((first @ second).item(), lengths.item())
+    return 100.0 * _divide((first @ second).item(), lengths.item())
 
 
 def spearman(first: Tensor, second: Tensor) -> float:
     """Compute the correlation of the ranks, (N,); equal numbers share their mean rank."""
-    return pearson(_ranks(first), _ranks(second))
+    return pearson(_compute_ranks(first), _compute_ranks(second))
 
 
 def classification(counts: Tensor) -> dict[str, float]:
@@ -71,11 +69,11 @@ def is_constant(predictions: Tensor) -> bool:
     return not predictions.isfinite().all() or bool((predictions == predictions[0]).all())
 
 
-def _ranks(values: Tensor) -> Tensor:
+def _compute_ranks(values: Tensor) -> Tensor:
     _, group, sizes = values.unique(sorted=True, return_inverse=True, return_counts=True)
     last = sizes.cumsum(0).double()
     return (last - (sizes - 1) / 2)[group]
 
 
-def _ratio(part: float, whole: float) -> float:
+def _divide(part: float, whole: float) -> float:
     return part / whole if whole and math.isfinite(part / whole) else 0.0

@@ -4,8 +4,6 @@
 of each window's answer. The files of the vocabulary are there too, so predicting needs no other.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import NamedTuple
@@ -25,11 +23,7 @@ class Limits(NamedTuple):
     max_question: int = 64  # maximum size of a question; longer ones are cut
 
     def check(self) -> None:
-        """Refuse sizes that leave no room for the context, or tokens of it in no window.
-
-        Raises:
-            UserError: names the sizes.
-        """
+        """Refuse sizes that leave no room for the context, or tokens of it in no window."""
         room = self.max_length - self.max_question - SYMBOLS
         if min(self.stride, self.max_question) < 1 or room < self.stride:
             raise UserError(

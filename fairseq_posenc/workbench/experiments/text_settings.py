@@ -58,7 +58,7 @@ _MIN_VOCAB_SIZE = 16
 class TextSettings(ExperimentSettings):
     """The user's choices for language models that learn a text."""
 
-    case: ClassVar[str] = "learning rate"
+    case: ClassVar[str] = "learning rate"  # what `Run.case` is
     reserved: ClassVar[Mapping[str, str]] = {**RESERVED, "--lr": "use --lrs"}
     family: str = MASKED
     text: Optional[Path] = None  # the user's text file, or None for Python's own documentation
@@ -112,7 +112,7 @@ class TextSettings(ExperimentSettings):
 
 
 def option_value(family: str, train_args: Sequence[str], name: str) -> str:
-    """Look up the value of an option of ``fairseq-train`` in a comparison."""
+    """Look up the value of an option of ``fairseq-train``; where it is given twice, the last."""
     words = [word for each in (*TRAIN_OPTIONS[family], *train_args) for word in each.split("=")]
     return words[len(words) - words[::-1].index(name)]
 

@@ -60,7 +60,7 @@ class CheckpointFacts(NamedTuple):
 
     @property
     def is_released(self) -> bool:
-        """Whether it counts as a released model: fairseq's own, or one without any update."""
+        """Whether it counts as a released model: fairseq's own, or one converted from it."""
         return self.updates == 0 or "position_encoding" not in self.settings
 
     @property
@@ -118,6 +118,6 @@ def _read_best_perplexity(settings: dict[str, Any], extra: dict[str, Any]) -> Op
 
 
 def name_translation_test(training: Optional[CheckpointFacts]) -> str:
-    """Name the test of a translation model by its data folder."""
+    """Name the test of a translation model: the papers' if the data is theirs, or its folder."""
     name = "" if training is None else training.data_name
     return "IWSLT2017 fr-en" if "iwslt" in name and "fr-en" in name else name or "another text"

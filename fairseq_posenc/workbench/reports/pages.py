@@ -57,7 +57,7 @@ def format_table() -> str:
     """Format the table of all encodings in Markdown."""
     rows = []
     for name in registry.names():
-        formula, _ = equations.split(catalogue.page(name).equation)
+        formula, _ = equations.split_equation(catalogue.parse_page(name).equation)
         number = f"{catalogue.count_at_base_size(name):,}"
         rows.append((f"[`{name}`]({name}.md)", f"${equations.to_latex(formula)}$", number))
     return markdown.table(("name", "formula", "parameters"), rows, "llr")
@@ -65,8 +65,8 @@ def format_table() -> str:
 
 def format_page(name: str) -> str:
     """Write an encoding's page in Markdown."""
-    page, is_causal = catalogue.page(name), registry.get(name).causal_only
-    formula, prose = equations.split(page.equation)
+    page, is_causal = catalogue.parse_page(name), registry.get(name).causal_only
+    formula, prose = equations.split_equation(page.equation)
     number = catalogue.count_at_base_size(name)
     rows = {
         "use": f'`--position-encoding {name}`; in Python `StackPositions("{name}", C, h)`',
@@ -75,8 +75,8 @@ def format_page(name: str) -> str:
         ),
         "shapes": _quote(page.shapes),
         "parameters": f"`{page.parameters}`; at base size {number:,}" if number else "none",
-        "operations": _quote(costs.operations(name)),
-        "memory": _quote(costs.numbers(name)),
+        "operations": _quote(costs.describe_operations(name)),
+        "memory": _quote(costs.describe_numbers(name)),
         "options": ", ".join(map(_format_option, registry.options(name).values())) or "none",
         "source": _quote(page.source),
         "differences": _quote("none" if page.differs == "nothing." else page.differs),
@@ -113,7 +113,7 @@ def _find_places(name: str) -> set[str]:
 
 def _find_terms(name: str) -> set[str]:
     """Find the places where an encoding's terms enter attention."""
-    return {term.enters for _, term, _ in costs.terms_of(name).given()}
+    return {term.enters for _, term, _ in costs.compute_terms(name).given()}
 
 
 def _format_option(option: Parameter) -> str:

@@ -50,7 +50,7 @@ class GPT2:
         self._table = np.array(symbols, dtype=Symbols.from_dictionary(dictionary).dtype)
 
     def encode(self, lines: Sequence[str]) -> Encoded:
-        """Encode lines; see :class:`Encoder`."""
+        """Encode lines, none of which begins or ends with white space."""
         text = "\n".join(lines)
         if not lines or "" in lines or self._is_odd(text):
             return self._encode_mixed(lines)
@@ -60,7 +60,7 @@ class GPT2:
             return self._encode_mixed(lines)
 
     def tokens(self, text: str) -> Tokens:
-        """Tokenize a text; see :class:`Tokenizer`."""
+        """Tokenize a text, with the place of each token in it."""
         try:
             ranks = self._slow_ranks(text) if self._is_odd(text) else self._fast_ranks(text)
         except ValueError:

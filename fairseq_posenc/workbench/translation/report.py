@@ -66,11 +66,11 @@ def _group(rows: Sequence[Row], *columns: str) -> list[list[Row]]:
 
 
 REPORT, FIGURES = "bleu.md", "bleu.json"
-_OF_ONE = (
+_P_OF_ONE_TRAINING = (
     "p: how likely chance alone, in the choice of the test sentences, makes so large a difference "
     "(paired bootstrap). What another seed of the training would change is not in it."
 )
-_OF_SEVERAL = (
+_P_OF_SEVERAL_TRAININGS = (
     "Of all trainings' translations together. p: how likely so large a difference is if nothing "
     "but chance put a translation among those of one system and not of the other, in any training "
     "and sentence (approximate randomization, Clark et al. 2011)."
@@ -144,7 +144,7 @@ def _format_differences(record: Record) -> list[str]:
     return [
         f"## Differences from `{record.data['baseline']}`",
         table(["system", *(cell for metric in METRICS for cell in (metric, "p"))], rows),
-        _OF_SEVERAL if _has_trainings(record) else _OF_ONE,
+        _P_OF_SEVERAL_TRAININGS if _has_trainings(record) else _P_OF_ONE_TRAINING,
         _list_signatures(record, "test signature of "),
     ]
 

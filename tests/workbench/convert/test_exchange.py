@@ -344,8 +344,7 @@ def table():
 
 def registry_of(family):
     """Return the encodings that a family has."""
-    sides = {"masked_lm": ["encoder"], "causal_lm": ["decoder"]}
-    return registry.names_for(**dict.fromkeys(sides.get(family, ["encoder", "decoder"]), True))
+    return registry.names(encoder=family != "causal_lm")
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def test_the_first_token_is_predicted_from_the_end_of_a_sentence():
     assert stream.targets.tolist() == [7, 5, 2, 9]
 
 
-@pytest.mark.parametrize("encoding", registry.names_for(decoder=True))
+@pytest.mark.parametrize("encoding", registry.names())
 @pytest.mark.parametrize("stride", [4, 3, 1])
 def test_the_loss_of_ten_tokens_is_that_of_predicting_them_one_by_one(encoding, stride):
     stream = Stream.from_tokens(torch.tensor([7, 5, 12, 2, 9, 9, 4, 22, 2, 8]), EOS)
@@ -134,7 +134,7 @@ def test_the_loss_of_ten_tokens_is_that_of_predicting_them_one_by_one(encoding, 
 def test_beyond_the_trained_length_only_tables_of_positions_refuse():
     stream = Stream.from_tokens(torch.arange(4, 24).repeat(3), EOS)  # a sentence of 60 tokens
     refused = {}
-    for name in registry.names_for(decoder=True):
+    for name in registry.names():
         found = score_stream(loaded(name), stream, 40, 40, max_tokens=4096)
         assert (found.loss is None) == bool(found.refusal)
         if found.refusal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import pytest
 import torch
@@ -74,7 +75,7 @@ def test_a_training_goes_on_bit_by_bit(cluster, undisturbed, tmp_path, fault):
     with pytest.raises(SystemExit):
         compare(out, "m4m", "--on", "slurm", "time=10", "--detach", updates=LONG)
     (job,) = json.loads((out / "slurm" / "jobs.json").read_text()).values()
-    wait_until(lambda: bool(models(out)))
+    wait_until(lambda: any(map(is_zipfile, out.glob("models/*/*/checkpoint_last.pt"))))
     state, node = cluster.ask("squeue", "-hrj", job, "-o", "%T %N").split()
     assert state == "RUNNING"
     if fault == "requeued":

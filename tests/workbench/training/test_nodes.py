@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import pytest
 import torch
@@ -91,12 +92,12 @@ def test_two_nodes_give_the_losses_of_one_whatever_happens(cluster, alone, tmp_p
     out = tmp_path / "out"
     job = submit(cluster, out)
     if fault != "none":
-        wait_until((out / "seed1" / "checkpoint_last.pt").exists)
+        wait_until(lambda: is_zipfile(out / "seed1" / "checkpoint_last.pt"))  # it is whole
     if fault == "a process is killed":  # the job ends: nobody waits for the other for ever
         for process in trainings_on(cluster, NODES[1]):
             os.kill(process, signal.SIGKILL)
         assert wait_for_end(cluster, job) == "FAILED", Path(f"{out}.log").read_text()
-        assert last(out)["optimizer_history"][-1]["num_updates"] < UPDATES
+        assert max(losses(out)) < UPDATES  # a copy of a checkpoint may be torn
         job = submit(cluster, out)
     elif fault == "a node dies":
         cluster.kill(NODES[1])

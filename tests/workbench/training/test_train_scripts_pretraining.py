@@ -98,7 +98,7 @@ def refusal(*words: Any, **how: Any) -> str:
 
 def options_of(name: str, directions: str = "both") -> list[str]:
     """Return what a recipe wants beside the encoding and the data."""
-    models = recipes.build_recipe(name).has_models
+    models = recipes.build_recipe(name).is_decbert
     own = ["--model", recipes.find_model(directions)] if models else []
     init = PRETRAINING[name]["init"].startswith("roberta")
     return [*own, "--init", __file__] if init else own

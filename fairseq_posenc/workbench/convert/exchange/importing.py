@@ -215,7 +215,7 @@ def _adopt_trained_settings(folder: HFFolder, built: Built) -> None:
             raise UserError(f"{folder.source}: cannot be read: {error}") from None
         if others := meaning.differences(stack.weight_settings):
             raise UserError(f"{folder.source}: {side}: {'; '.join(others)}")
-        stack.weight_settings = stack.weight_settings.filled_from(meaning)
+        stack.weight_settings = stack.weight_settings.fill_from(meaning)
         if stated:
             layers, own = parse_layers(stated), list_layer_options(stack.assembly.spec)
             if layers != own or stated["directions"] != list(stack.directions):

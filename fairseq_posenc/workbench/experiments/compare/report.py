@@ -62,7 +62,7 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
 
 
 def conclusions(results: TextResults) -> list[str]:
-    """Say what follows from the figures; nothing as long as trainings are missing."""
+    """Say what follows from the figures, or that trainings are missing."""
     if results.missing:
         return ["Differences are judged when all trainings are finished."]
     return derive_statements(results.models, results.settings.family == MASKED)
@@ -171,7 +171,7 @@ def draw(results: TextResults, title: str, path: Path) -> bool:
 
 
 def find_begun(results: TextResults) -> dict[str, tuple[Run, Curve]]:
-    """Find the furthest curve of each model of which no training is finished."""
+    """Find the first curve of each model of which no training is finished."""
     done = {each.run.variant for each in results.outcomes}
     found: dict[str, tuple[Run, Curve]] = {}
     for run, curve in results.begun.items():

@@ -100,7 +100,7 @@ class Column(NamedTuple):
 
 def encoding_names(family: str) -> list[str]:
     """List the encodings that work in a family."""
-    return registry.names_for(encoder=family != CAUSAL, decoder=family != MASKED)
+    return registry.names(encoder=family != CAUSAL)
 
 
 def at_trained_length(family: str) -> Optional[Column]:

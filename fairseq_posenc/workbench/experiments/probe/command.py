@@ -10,7 +10,7 @@ from fairseq_posenc.workbench.experiments.probe.experiment import TaskExperiment
 from fairseq_posenc.workbench.experiments.probe.results import tasks_with_depths
 from fairseq_posenc.workbench.experiments.probe.settings import TaskSettings
 from fairseq_posenc.workbench.experiments.trials import default_jobs
-from fairseq_posenc.workbench.experiments.variants import CAUSAL, FAMILIES, MASKED, parse_variants
+from fairseq_posenc.workbench.experiments.variants import CAUSAL, FAMILIES, parse_variants
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
@@ -69,8 +69,7 @@ def _build_settings(args: argparse.Namespace) -> TaskSettings:
     names = tasks.names() if args.tasks == _ALL else args.tasks.split(",")
     encodings = args.encodings
     if encodings == _ALL:
-        has_encoder, has_decoder = args.family != CAUSAL, args.family != MASKED
-        encodings = ",".join(registry.names_for(encoder=has_encoder, decoder=has_decoder))
+        encodings = ",".join(registry.names(encoder=args.family != CAUSAL))
     return TaskSettings(
         out=args.out,
         family=args.family,

@@ -101,7 +101,7 @@ def run_probe(
                 progress.update(int(probe_log.read(line, time.monotonic())))
 
             run_logged(command, log_file, lock, read)
-        size = sum(path.stat().st_size for path in Path(folder).glob("*.pt"))  # maybe in parts
+        size = sum(path.stat().st_size for path in Path(folder).glob("*.pt"))  # sharded: several
     figures = probe_log.measure(left_out)
     if log is None:
         log_file.unlink()

@@ -54,7 +54,7 @@ class Recipe(NamedTuple):
     not_given: dict[str, Any]  # values of further options, which it does not give
     housekeeping: dict[str, Any]  # values of options that change no result
     init: str  # start of the weights: `random`, the name of a released model, or `not given`
-    has_models: bool  # whether it is for DecBERT's models, which are chosen by name
+    is_decbert: bool  # whether it is for DecBERT's models, which are chosen by name
     hardware: dict[str, Any]  # `gpus`, their `kind`, `hours` of a run, as far as they are given
     warmup_epochs: Optional[int]  # of a schedule in epochs, until `max_epoch`; None for updates
     seeds: Sequence[int]  # random seeds, if the paper made several runs
@@ -119,7 +119,7 @@ def build_recipe(name: str) -> Recipe:
         unit=batch["unit"],
         per_gpu=batch["per_gpu"],
         housekeeping={**housekeeping(entry["family"]), **entry.get("housekeeping", {})},
-        has_models=len(entry.get("attention_directions", ())) > 1,
+        is_decbert=len(entry.get("attention_directions", ())) > 1,
         hardware=entry.get("hardware", {}),
         warmup_epochs=entry.get("warmup_epochs"),
         seeds=entry.get("seeds", ()),

@@ -1,4 +1,7 @@
-"""Reads a YAML file of ``finetune_configs`` or ``train_scripts/configs`` as fairseq does."""
+"""Reads a YAML file of ``finetune_configs`` or ``train_scripts/configs`` as fairseq does.
+
+Fine-tuning on GLUE and SQuAD starts from these files.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,18 @@ from omegaconf import DictConfig
 try:
     from hydra import compose, initialize_config_dir
 
-    _RULES = {"version_base": "1.1"}
+    _HYDRA_VERSION = {"version_base": "1.1"}
 except ImportError:  # the hydra 1.0 that the official fairseq asks for
     from hydra.experimental import compose, initialize_config_dir  # type: ignore[assignment]
 
-    _RULES = {}
+    _HYDRA_VERSION = {}
 
 
 def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
     """Compose the configuration of a file and of those that it names.
 
-    After fairseq's ``hydra_init`` with the file's name it has fairseq's defaults too, and an
-    override of what is not there is refused.
+    If fairseq's ``hydra_init`` was called with the file's name before, fairseq's defaults are
+    merged in, and overrides of unknown options are refused.
 
     Raises:
         HydraException: there is no such file, or an override cannot be read.
@@ -32,5 +35,5 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
     GlobalHydra.instance().clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra's, about how fairseq uses it
-        with initialize_config_dir(str(path.parent.resolve()), **_RULES):
+        with initialize_config_dir(str(path.parent.resolve()), **_HYDRA_VERSION):
             return compose(path.stem, list(overrides))

@@ -1,6 +1,7 @@
 """Writes the YAML files of ``train_scripts/configs`` and ``finetune_configs`` from the recipes.
 
-fairseq's dataclasses say in which section of a file an option stands.
+A file is a :class:`~fairseq_posenc.workbench.training.recipes.Recipe` in fairseq's words; fairseq's
+dataclasses say in which section an option stands.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ def _find_section(option: str, options: Mapping[str, Any]) -> tuple[str, str]:
 
 _PLUGIN = {"user_dir": "fairseq_posenc", "data": MISSING}
 _NOT_GIVEN = "not in the paper"
+# Keys of the recipes that are no options of fairseq.
 _NOT_OF_FAIRSEQ = {"seeds", "warmup_ratio", "doc_stride", "max_answer_length", "n_best"}
 _NOTE = "Made by `make docs` from the recipes."
 
@@ -141,8 +143,8 @@ def config_name(protocol: str, task: Task) -> str:
 
 def _configure_training(recipe: Recipe, folder: str) -> Configuration:
     gpus = recipe.hardware.get("gpus", 1)
-    each = largest_share(recipe.batch, gpus, recipe.per_gpu)
-    assert each is not None
+    per_gpu = largest_share(recipe.batch, gpus, recipe.per_gpu)
+    assert per_gpu is not None
     options = {
         **_PLUGIN,
         "arch": recipe.arch,
@@ -150,8 +152,8 @@ def _configure_training(recipe: Recipe, folder: str) -> Configuration:
         **recipe.all_settings,
         **recipe.housekeeping,
         "distributed_world_size": gpus,
-        ("batch_size" if recipe.unit == "sequences" else "max_tokens"): each,
-        "update_freq": [recipe.batch // (gpus * each)],
+        ("batch_size" if recipe.unit == "sequences" else "max_tokens"): per_gpu,
+        "update_freq": [recipe.batch // (gpus * per_gpu)],
         "save_dir": _save_dir(recipe),
         **_file_only_options(recipe),
     }
@@ -170,7 +172,7 @@ def _file_only_options(recipe: Recipe) -> dict[str, Any]:
         options["max_positions"] = settings["tokens_per_sample"]
     if recipe.init.startswith("roberta"):
         options["finetune_from_model"] = MISSING
-    if recipe.warmup_epochs:  # of as many epochs as fairseq shall make, the shares of each stage
+    if recipe.warmup_epochs:  # warm-up, hold and decay, as shares of `max_update`
         rise = recipe.warmup_epochs / settings["max_epoch"]
         options.update({"seed": 1, "phase_ratio": [rise, 0.0, 1 - rise], "max_update": MISSING})
     return options
@@ -178,19 +180,19 @@ def _file_only_options(recipe: Recipe) -> dict[str, Any]:
 
 def _save_dir(recipe: Recipe) -> str:
     name = "${model.position_encoding}"
-    name = f"${{model._name}}-{name}" if recipe.has_models else name
+    name = f"${{model._name}}-{name}" if recipe.is_decbert else name
     seed = "/seed${common.seed}" if recipe.seeds else ""
     return f"${{hydra:runtime.cwd}}/checkpoints/{recipe.name}/{name}{seed}"
 
 
 def _head_comment(recipe: Recipe, folder: str, gpus: int) -> list[str]:
     changes, remarks = ["model.position_encoding=m4m"], []
-    if recipe.has_models:
+    if recipe.is_decbert:
         changes.append("model._name=decbert_diff")
         remarks.append("Or decbert_same; without model._name it is BERT.")
     if recipe.init.startswith("roberta"):
         changes.append(f"checkpoint.finetune_from_model=$PWD/{recipe.init}.m4m.pt")
-    if recipe.init == "not given":
+    if recipe.init == "not given":  # in the paper
         remarks.append("To start from a released RoBERTa: checkpoint.finetune_from_model=FILE")
     if recipe.warmup_epochs:
         changes.append("optimization.max_update=N")
@@ -248,7 +250,7 @@ def _configure_glue(protocol: str, task: Task) -> Configuration:
 
 def _configure_squad(recipe: dict[str, Any], version: str) -> Configuration:
     own = {**recipe["settings"], **recipe["not_given"]}
-    batch, each = own.pop("batch_size"), recipe["per_gpu"]
+    batch, per_gpu = own.pop("batch_size"), recipe["per_gpu"]
     del own["max_positions"]  # the windows', which are the data's
     options = {
         **_PLUGIN,
@@ -256,7 +258,7 @@ def _configure_squad(recipe: dict[str, Any], version: str) -> Configuration:
         **recipes.housekeeping("squad"),
         "seed": own["seeds"][0],
         **{name: value for name, value in own.items() if name not in _NOT_OF_FAIRSEQ},
-        **{"batch_size": each, "update_freq": [batch // each]},
+        **{"batch_size": per_gpu, "update_freq": [batch // per_gpu]},
         **dict.fromkeys(
             ("max_update", "warmup_updates", "save_dir", "finetune_from_model"), MISSING
         ),

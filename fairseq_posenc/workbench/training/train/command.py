@@ -81,9 +81,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, or go on with it; return the exit code."""
     recipe = recipes.build_recipe(args.recipe)
-    if args.model and not recipe.has_models:
+    if args.model and not recipe.is_decbert:
         raise UserError(f"{recipe.name} has no models to choose from: leave --model out")
-    model = args.model or ("bert" if recipe.has_models else "")
+    model = args.model or ("bert" if recipe.is_decbert else "")
     found = RecipeTraining(recipe, args.encoding, args, model).runs
     code = _run_all(found, args)
     if not (code or args.dry_run) and len(found) > 1:
@@ -118,7 +118,7 @@ def run_ablation(args: argparse.Namespace) -> int:
     found: list[TrainingRun] = []
     for row in ablation["runs"]:
         directions = row.get("attention_directions", "both")
-        model = recipes.find_model(directions) if recipe.has_models else ""
+        model = recipes.find_model(directions) if recipe.is_decbert else ""
         found += RecipeTraining(recipe, row["position_encoding"], args, model).runs
     return _run_all(found, args)
 
