@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 def _read_registered_name(node: ast.ClassDef) -> str | None:
     """Read the name that ``@register`` gives a class, None if it has none."""
     for each in node.decorator_list:
-        if isinstance(each, ast.Call) and isinstance(each.func, ast.Name):
+        if isinstance(each, ast.Call) and ast.unparse(each.func) == "register":
             (name,) = each.args
             return str(ast.literal_eval(name))
     return None

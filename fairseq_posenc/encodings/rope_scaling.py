@@ -30,8 +30,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "llama3": {"low": 1.0, "high": 4.0, "length": None},
     "longrope": {"short": (), "long": (), "attention_factor": None, "length": None},
-    "proportional": {"part": 1.0},
+    "proportional": {"part": 1.0},  # share of the pairs that turn; the others have angle 0
 }
+# Kinds that change nothing at factor 1.
 _PLAIN_AT_ONE = ("linear", "ntk", "yarn", "llama3")
 
 
@@ -41,7 +42,7 @@ class Scaling(str):
     Numbers of a list are separated by slashes: ``longrope:4:short=1/1:long=1.5/4``.
 
     Raises:
-        UserError: it is neither, or a setting is unknown or no such number.
+        UserError: it is neither, or a setting is unknown or out of its range.
     """
 
     def __new__(cls, text: str = "none") -> Scaling:

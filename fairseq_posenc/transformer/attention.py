@@ -29,7 +29,8 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
     """fairseq's self-attention with position encodings, directions and a choice of backend.
 
     It stays a subclass because decoder layers, the BERT initialisation and beam search rely on
-    fairseq's class; projections, cache format and beam reordering are inherited.
+    fairseq's class; projections, cache format and beam reordering are inherited from it, and
+    ``project``, ``terms`` and ``merge_heads`` from :class:`AttentionCore`.
 
     Args:
         embed_dim: C.
@@ -37,7 +38,8 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         encodings: the encodings of this layer, those of the input excepted.
         direction: ``both``, ``lr`` or ``rl`` (see :class:`~fairseq_posenc.backends.mask.Mask`).
         backend: ``auto`` or the name of a backend.
-        kind: which of the stack's kinds of layers this one is (see :class:`Shared`).
+        kind: number of its kind of layer where layers differ, by which ``current_context`` selects
+            what the stack computed.
         **kwargs: fairseq's own.
     """
 
@@ -100,7 +102,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         cache = self._get_input_buffer(incremental_state)
         shared = current_context() or self._compute_shared(query, cache, key_padding_mask)
         q, k, v = self.project(query, shared)  # [B, H, T, D]
-        decay = self.encodings.decay(  # [B, G, S]
+        decay = self.encodings.decay(  # [B, G, S], sums over the keys, cached ones included
             query.transpose(0, 1), shared.positions, cache.get("prev_decay")
         )
         if incremental_state is not None:
@@ -124,7 +126,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         """Compute the terms of a call; in decoding, slice them from those of many steps."""
         positions, span = shared.positions, shared.span
         seen_tokens = positions.tokens.size(1)
-        dropped_keys = seen_tokens - src_len  # by the cache
+        dropped_keys = seen_tokens - src_len  # those outside the window, by the cache
         if span is None:  # the stack keeps no terms from step to step: compute those of this call
             span = Span.from_lengths(tgt_len, seen_tokens, positions.tokens.device)
             return self.terms(span, shared).without_first_keys(dropped_keys)
@@ -194,10 +196,10 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         padding = None if key_padding_mask is None else key_padding_mask.bool()
         # Additive masks only ever mean "not this pair"; values such as -1e8 could be beaten.
         pairs = None if attn_mask is None else attn_mask.bool()
-        limits = shared.locality
-        if limits.segments is not None:  # of the keys that a cache has not dropped
-            limits = limits._replace(segments=limits.segments[:, -src_len:])
-        return Mask(self.direction, padding, pairs, shared.cache, limits)
+        locality = shared.locality
+        if locality.segments is not None:  # of the keys that a cache has not dropped
+            locality = locality._replace(segments=locality.segments[:, -src_len:])
+        return Mask(self.direction, padding, pairs, shared.cache, locality)
 
     def _compute_shared(
         self, query: Tensor, cache: dict[str, Tensor | None], key_padding_mask: Tensor | None

@@ -1,4 +1,7 @@
-"""A check that a data-bin says where its documents end, for the encoding ``documents``."""
+"""A check that a data-bin says where its documents end, for the encoding ``documents``.
+
+Attention stays inside a document; each ``</s>`` ends one, or, with ``end=empty``, each empty line.
+"""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Opens a task's data-bin, as ``preprocess/glue.py`` writes it."""
+"""Opens a task's data-bin, as ``fairseq-posenc preprocess glue`` writes it."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS, Task
 
 MANIFEST = "manifest.json"
-HOW = "make it with preprocess/glue.py"
+HOW = "make it with fairseq-posenc preprocess glue"
 
 
 class DataBin(NamedTuple):

@@ -33,7 +33,7 @@ class Limits(NamedTuple):
 
 
 class DataBin(NamedTuple):
-    """A folder made by ``preprocess/squad.py``."""
+    """A folder made by ``fairseq-posenc preprocess squad``."""
 
     path: Path  # the folder
     version: str  # version of SQuAD
@@ -53,10 +53,10 @@ def open_data_bin(path: Path) -> DataBin:
         UserError: it is missing, or was made by another program.
     """
     if not path.is_dir():
-        raise UserError(f"{path}: no such folder; preprocess/squad.py makes it")
+        raise UserError(f"{path}: no such folder; fairseq-posenc preprocess squad makes it")
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         plan, windows = manifest["plan"], manifest["splits"]["train"]["windows"]
         return DataBin(path, plan["version"], Limits(**plan["limits"]), windows)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"{path}: was not made by preprocess/squad.py") from None
+        raise UserError(f"{path}: was not made by fairseq-posenc preprocess squad") from None

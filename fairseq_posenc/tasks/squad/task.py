@@ -33,7 +33,9 @@ from fairseq_posenc.tasks.squad.databin import DataBin, open_data_bin
 class SquadConfig(FairseqDataclass):
     """The options of the task."""
 
-    data: str = field(default=MISSING, metadata={"help": "folder made by preprocess/squad.py"})
+    data: str = field(
+        default=MISSING, metadata={"help": "folder made by fairseq-posenc preprocess squad"}
+    )
     seed: int = II("common.seed")
 
 
@@ -50,7 +52,7 @@ class SquadTask(FairseqTask):
         """Open the folder and build the task.
 
         Raises:
-            UserError: the folder was not made by ``preprocess/squad.py``.
+            UserError: the folder was not made by ``fairseq-posenc preprocess squad``.
         """
         data_bin = open_data_bin(Path(cfg.data))
         return cls(cfg, data_bin, load_dictionary(data_bin.dictionary))

@@ -337,7 +337,10 @@ def test_what_diverged_at_the_usual_rates_is_offered_smaller_ones(
     ("more", "message"),
     [
         (["--learning-rates", "1e-5,1e-5"], "--learning-rates 1e-5,1e-5: a number is given twice"),
-        (["--tasks", "RTE"], "RTE is not there: make it with preprocess/glue.py --tasks RTE, or"),
+        (
+            ["--tasks", "RTE"],
+            "RTE is not there: make it with fairseq-posenc preprocess glue --tasks RTE",
+        ),
         (["--submitit", "gpu"], "--on slurm gpu: write it as key=value, as in partition=gpu"),
     ],
 )

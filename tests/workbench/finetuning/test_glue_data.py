@@ -260,9 +260,13 @@ def test_data_that_cannot_be_trained_on_is_told(tmp_path, pieces):
     write_task(tmp_path / "raw", "QNLI", {"valid": 5, "test": 4})
     common = [tmp_path / "raw", "--out", tmp_path / "bin", "--sentencepiece-model", pieces]
     start("glue", [*common, "--tasks", "QNLI", "--splits", "valid,test"])
-    with pytest.raises(UserError, match=r"QNLI has no train set: make it with preprocess/glue.py"):
+    with pytest.raises(
+        UserError, match=r"QNLI has no train set: make it with fairseq-posenc preprocess glue"
+    ):
         find_data(tmp_path / "bin", TASKS["QNLI"])
-    with pytest.raises(UserError, match=r"RTE is not there: make it with preprocess/glue.py --tas"):
+    with pytest.raises(
+        UserError, match=r"RTE is not there: make it with fairseq-posenc preprocess glue --tas"
+    ):
         find_data(tmp_path / "bin", TASKS["RTE"])
 
 

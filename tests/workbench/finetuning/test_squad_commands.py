@@ -258,7 +258,7 @@ def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
     half = refused(capsys, *predict, "none.pt", "--device", "cpu", "--fp16")
     assert half == "--fp16 is for GPUs; leave it out, or use --device cuda"
     train = ["squad", "train", "--checkpoint", made.pretrained, "--out", tmp_path, "--data"]
-    assert "was not made by preprocess/squad.py" in refused(capsys, *train, tmp_path)
+    assert "was not made by fairseq-posenc preprocess squad" in refused(capsys, *train, tmp_path)
     out, _ = trained()
     other = refused(capsys, *train_words(out, **{"common.seed": 2}))
     assert other.endswith(

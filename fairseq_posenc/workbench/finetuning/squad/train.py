@@ -161,7 +161,7 @@ class FineTuning(NamedTuple):
     """A fine-tuning as the user asked for it."""
 
     checkpoint: Path  # the pre-trained model
-    data: Path  # folder made by `preprocess/squad.py`
+    data: Path  # folder made by `fairseq-posenc preprocess squad`
     out: Path  # folder of the results
     yaml_file: Optional[Path]  # the recipe; None for that of the data
     changes: Sequence[str]  # `key=value` that override the recipe
