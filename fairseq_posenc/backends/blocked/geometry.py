@@ -1,6 +1,7 @@
 """The division of a call into chunks of sentences and heads, and blocks of queries and keys.
 
-Queries are stored last one first, so the pair of query i' and key j has table row i' + j.
+A *table* has a row for each distance between query and key. Queries are stored last one first, so
+the pair of query i' and key j has table row i' + j.
 
 Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
 rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
@@ -57,7 +58,7 @@ class Chunk(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Queries of a chunk, and the keys that they may see, as far as a direction says."""
+    """Queries of a chunk, and the keys that they may see by direction, window and segments."""
 
     queries: slice  # counted from the last one back
     keys: slice
@@ -189,6 +190,7 @@ class Geometry(NamedTuple):
             end = min(start + queries, tgt_len)
             low, high = 0, src_len
             if visible is not None:
+                # The first and the last query of the block, counted from the front.
                 first, last = (max(self.tgt_len - each, 0) for each in (end, start + 1))
                 low, high = visible.first[first], visible.last[last] + 1
             elif self.direction == "lr":

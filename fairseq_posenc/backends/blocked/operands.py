@@ -1,5 +1,7 @@
 """The tensors of a call in the layout that blocks use: one dtype, padded to whole tiles.
 
+The backend collects them as the fields of `Operands`, with those that `lay_out_...` return.
+
 Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
 rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
 or keys of a tile. Reset: the row and the column of the first token have table rows of their own.
@@ -20,11 +22,14 @@ from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.precision import at_least_fp32
 
-# Added to the score of a forbidden pair: exceeds any score, and a sum of three is still finite.
+# Added to the score of a forbidden pair: exceeds any score. A pair may be forbidden by distance,
+# segment and mask, and the sum of three is still finite.
 FORBIDDEN = -1e38
+# Fields `(G, R, ...)`, cut by head alone.
 BY_DISTANCE = {
     *("query_table", "key_table", "gain", "bias", "value_table", "distance_bias", "is_later")
 }
+# Fields `(B or 1, G, ...)`.
 BY_PAIR = {"pair_bias", "masked"}
 
 

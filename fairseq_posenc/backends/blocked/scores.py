@@ -3,7 +3,8 @@
 A chunk is some sentences and heads, a block some queries of it and the keys that they may see. A
 score has up to four parts: content (query times key), gain, query term and key term (either times a
 table row for the distance), which are multiplied or added up. If the first token is *reset*, its
-row and its column of the scores have table rows of their own
+row and its column of the scores have table rows of their own: the column those of the first key,
+the row those of the first query. Both are *lines*, always in this order
 (:mod:`~fairseq_posenc.backends.blocked.reset`).
 
 A *band* is the run of table rows that a tile of queries (or keys) needs. *Skewed* gradients have a
@@ -56,7 +57,10 @@ class BlockState(NamedTuple):
     scores: Tensor | None = None  # before a temperature multiplies them; never saved
 
     def select_saved(self, rule: Rule) -> BlockState:
-        """Select the tensors for a backward pass: the parts of a product, or a sum's weights."""
+        """Select the tensors for a backward pass.
+
+        They are the weights of a sum, and the parts of a product, whose gradients need each other.
+        """
         if rule.product:
             return self._replace(gain=None, weights=None, scores=None)
         content = None if self.gain is None else self.content
@@ -99,7 +103,13 @@ class BlockState(NamedTuple):
 
 
 class Scores:
-    """Computes the attention weights of a chunk, and adds up the gradients of its operands."""
+    """Computes the attention weights of a chunk, and adds up the gradients of its operands.
+
+    The backward pass of a block calls ``compute_weights``, computes the softmax's gradient itself
+    (:mod:`~fairseq_posenc.backends.blocked.function`), and then calls ``add_temperature_gradient``
+    and ``add_gradients``. Values and their table are elsewhere
+    (:mod:`~fairseq_posenc.backends.blocked.values`).
+    """
 
     def __init__(self, geometry: Geometry, rule: Rule, chunk: Chunk, operands: Operands) -> None:
         self.geometry, self.rule, self.chunk, self.operands = geometry, rule, chunk, operands
@@ -236,16 +246,16 @@ class Scores:
                 add_reset_rows(total, torch.stack([row_sum, column_sum], 1))  # [c, 2]
         if given.query_table is not None:
             query = given.query[:, block.queries]
-            weights = lines.sum_by_member(*split_gradient("query_term"), QUERY_SIDE)  # [c, M, 2]
-            rows = expand_reset_rows(given.query_table, weights)  # [c, 2, D]
-            totals.query[:, block.queries].baddbmm_(weights, rows)
-            add_reset_rows(totals.query_table, weights.transpose(1, 2) @ query)
+            row_grads = lines.sum_by_member(*split_gradient("query_term"), QUERY_SIDE)  # [c, M, 2]
+            rows = expand_reset_rows(given.query_table, row_grads)  # [c, 2, D]
+            totals.query[:, block.queries].baddbmm_(row_grads, rows)
+            add_reset_rows(totals.query_table, row_grads.transpose(1, 2) @ query)
         if given.key_table is not None:
             key = given.key[:, block.keys]
-            weights = lines.sum_by_member(*split_gradient("key_term"), KEY_SIDE)  # [c, W, 2]
-            rows = expand_reset_rows(given.key_table, weights)  # [c, 2, D]
-            totals.key[:, :, block.keys].baddbmm_(rows.transpose(1, 2), weights.transpose(1, 2))
-            add_reset_rows(totals.key_table, weights.transpose(1, 2) @ key)
+            row_grads = lines.sum_by_member(*split_gradient("key_term"), KEY_SIDE)  # [c, W, 2]
+            rows = expand_reset_rows(given.key_table, row_grads)  # [c, 2, D]
+            totals.key[:, :, block.keys].baddbmm_(rows.transpose(1, 2), row_grads.transpose(1, 2))
+            add_reset_rows(totals.key_table, row_grads.transpose(1, 2) @ key)
 
     def _compute_reset_parts(
         self, block: Block, state: BlockState, lines: ResetLines

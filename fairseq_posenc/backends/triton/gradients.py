@@ -1,5 +1,9 @@
 """The backward pass, slab after slab: starts the kernels and collects their results.
 
+``key_kernel`` computes the scores again and stores the gradients of their parts, pair by pair, in
+*tiles* (:class:`~fairseq_posenc.backends.triton.problem.Tiles`). Matrix products of tiles then give
+the gradients of queries and tables.
+
 Slab: some sequences (heads of a sentence), or some keys of one, whose tiles are stored at a time;
 see :mod:`~fairseq_posenc.backends.triton.slabs`. H heads, R distances, D head size, N side of a
 tile.
@@ -60,7 +64,7 @@ class Gradients:
         )
 
     def run(self, saved: Saved, options: dict[str, Any]) -> None:
-        """Compute everything, with the compile-time options of ``key_kernel``."""
+        """Compute everything; ``options`` are those that ``choose_options`` compiles with."""
         tiles, last = None, None
         self.sizes = {key: options[key] for key in ("FULL", "N", "W", "num_warps", "num_stages")}
         # Where terms of tables are multiplied, `key_kernel` only stores tiles: the gradients of
@@ -68,6 +72,7 @@ class Gradients:
         # share them.
         key_options = {**options, "num_warps": choose_warps(spread=options["PRODUCT"])}
         for slab in split_slabs(self.problem, options["N"], self.stored):
+            # Slabs of one layout write the same places; the zeros around them stay.
             if tiles is None or last != slab.layout:
                 tiles, last = make_zero_tiles(self.problem, slab, self.stored), slab.layout
             blocks = slab.sequences * slab.layout.keys // options["N"]
@@ -109,8 +114,11 @@ class Gradients:
         """Write or add to the gradients of queries, and those of keys if they are left."""
         problem, layout = self.problem, slab.layout
         # In a plain sum the query term's gradient equals the content's, and is not stored again.
-        tile = tiles.content if tiles.query is None else tiles.query
-        given: tuple[Any, ...] = tiles.content, problem.key, tile, problem.query_table, self.query
+        query_tiles = tiles.content if tiles.query is None else tiles.query
+        given: tuple[Any, ...] = (
+            *(tiles.content, problem.key, query_tiles, problem.query_table),
+            self.query,
+        )
         side = describe_query_side(problem, layout)
         blocks = slab.sequences * layout.queries // self.sizes["N"]
         add = layout.start > 0  # to the sums over earlier keys, which an earlier slab wrote

@@ -1,6 +1,7 @@
 # ruff: noqa: ANN001, ANN201
-"""Gradients from stored tiles: of queries (or keys), and of tables by distance.
+"""Gradients from stored tiles: of queries, keys or values, and of tables by distance.
 
+Tiles hold a number for each pair: the gradient of a part of its score, or its weight.
 A row of tiles belongs to a query i and has a column for each key j, with N zeros on either side.
 Read with a stride that is longer by one, every row begins one step later, and one column has one
 distance: of rows ``abc | def``, the columns of stride 4 are ``a e``, ``b f``. For tiles of the key
@@ -81,13 +82,15 @@ def rows_kernel(
     N: tl.constexpr,
     W: tl.constexpr,
 ):
-    """Write or add to the gradients of queries (or keys), ``(sequences, own, D)``.
+    """Write or add to the gradients of queries, keys or values, ``(sequences, own, D)``.
 
     Args:
         first_sequence: the slab's first sequence.
-        side: see :class:`~fairseq_posenc.backends.triton.problem.Side`.
+        side: sizes, strides and first indices of own and others; its ``content_rows`` is the
+            number of queries even where rows are keys
+            (:class:`~fairseq_posenc.backends.triton.problem.Side`).
         content: tiles to be multiplied by ``other``, or None; transposed if rows are keys.
-        other: keys (or queries), ``(sequences, others, D)``, or None.
+        other: keys, queries or gradients of outputs, ``(sequences, others, D)``, or None.
         by_distance: tiles to be multiplied by the table, or None.
         table: vectors by distance, or None.
         grad: the gradients.
@@ -141,6 +144,9 @@ def table_kernel(
 ):
     """Write the gradient of a table by head, chunk of the batch, and diagonal of blocks.
 
+    Diagonal d has the blocks whose skewed columns begin (d + 1) * N after their row; it starts and
+    ends with the blocks that lie in the row and its zeros.
+
     Args:
         first_sequence: the slab's first sequence.
         side: see :class:`~fairseq_posenc.backends.triton.problem.Side`.
@@ -163,7 +169,9 @@ def table_kernel(
     head = program // diagonals // chunks
     first_block = tl.maximum(0, -diagonal - 1)
     end_block = tl.minimum(blocks, columns - diagonal)
-    chunk_sequences = tl.cdiv(sequences, heads * chunks) * heads  # the same number of each head
+    chunk_sequences = (
+        tl.cdiv(sequences, heads * chunks) * heads
+    )  # so that steps of `heads` stay with a head
     by_vector = tl.zeros((N, W), tl.float32)
     by_scalar = tl.zeros((N, N), tl.float32)
     for step in range(
