@@ -10,9 +10,10 @@ For a model of one's own, :class:`StackPositions` and a :class:`SelfAttention` i
 >>> x.shape
 torch.Size([2, 64, 768])
 
-A model that computes its attention itself takes :class:`LayerPositions` in place of it.
+A model that computes its attention itself takes :class:`LayerPositions` in place of it. A decoder
+has a :class:`CrossAttention`, too; a :class:`Cache` keeps keys and values from step to step.
 
-For a look or a test, :class:`PositionEncoding` is that of a single layer:
+For a look or a test, :class:`PositionEncoding` holds the encodings of a single layer:
 
 >>> encoding = PositionEncoding("learned+m4m", embed_dim=768, num_heads=12)
 >>> encoding.parameter_counts()

@@ -43,22 +43,23 @@ def ensure_last_checkpoint(folder: Path) -> None:
 
 
 def restore_last(last: Path) -> None:
-    """Overwrite a torn ``checkpoint_last.pt`` with the newest whole checkpoint beside it.
+    """Replace a torn or missing ``checkpoint_last.pt`` by the newest whole checkpoint beside it.
 
     Raises:
         UserError: there is none.
     """
     found = newest_checkpoint(last.parent)
+    fault = "was not written to its end" if last.exists() else "is missing"
     if found is None:
         raise UserError(
-            f"{last} was not written to its end, and no whole checkpoint of the training lies "
+            f"{last} {fault}, and no whole checkpoint of the training lies "
             "beside it: remove it to start from the beginning"
         )
     with temporary_file(last.parent, last.name) as new:  # several processes may do this
         shutil.copyfile(found.path, new)
         os.replace(new, last)
     logger.warning(
-        f"{last} was not written to its end; the training goes on from {found.path.name}, "
+        f"{last} {fault}; the training goes on from {found.path.name}, "
         f"the newest whole checkpoint, of update {found.updates:,}"
     )
 
@@ -67,7 +68,7 @@ def _read(path: Path) -> WholeCheckpoint | None:
     """Read a checkpoint's updates; None if no training can go on from it."""
     if not _NAMES.fullmatch(path.name):
         return None
-    try:  # only the settings are read
+    try:  # tensors stay on disk
         updates = int(open_mapped(path)["optimizer_history"][-1]["num_updates"])
     except Exception:  # whatever it is, the training cannot go on from it
         return None

@@ -23,8 +23,8 @@ class Documents(Encoding):
         arXiv:2107.02027, sections 3.2.2 and 3.2.3.
     Differs:
         ends are found in the tokens. ``end=eos``: every end of a sentence, ``</s>``.
-        ``end=empty``: the ``</s>`` of an empty line, so one that follows another. In an encoder
-        it is the last token of its document, in a causal model the first of the next, as
+        ``end=empty``: the ``</s>`` of an empty line, so one that follows another. An end is the
+        last token of its document in an encoder, in a causal model the first of the next, as
         fairseq's blocks put it before the token that it predicts. An end that a masked LM masks
         ends a document only if it is trained with ``include_target_tokens``.
     """
@@ -43,4 +43,5 @@ class Documents(Encoding):
 
     def locality(self, positions: Positions) -> Locality:
         """Limit attention to the tokens of one document."""
+        # Tokens of one document share its start, which serves as its number.
         return Locality(segments=positions.document_starts, documents=True)

@@ -38,14 +38,14 @@ class _CheckpointGuard(logging.Filter):
         if isinstance(record.msg, DictConfig):
             self._settings = record.msg
             lock_save_dir(record.msg)
-            # Else rank 0 alone reads a checkpoint, and sends it to the others in classes of
-            # fairseq's that torch loads only where a file may run code: no training of several
-            # ranks could go on.
+            # This is the configuration itself, no copy. Else rank 0 alone reads a checkpoint, and
+            # sends it to the others in classes of fairseq's that torch loads only where a file may
+            # run code: no training of several ranks could go on.
             record.msg.checkpoint.load_checkpoint_on_all_dp_ranks = True
         elif record.name == TRAINER:
             self._check_message(record.getMessage())
         elif record.name == WRITER and record.getMessage().startswith("Traceback"):
-            return False  # fairseq raises it as well, and that ends in a line
+            return False  # fairseq raises it as well, and the hook prints one line
         # The guard needs INFO; LOGLEVEL decides what the user sees.
         package = logging.getLogger(record.name.partition(".")[0])
         return record.levelno >= package.getEffectiveLevel()
@@ -65,7 +65,7 @@ class _CheckpointGuard(logging.Filter):
             _end_if_finished(Path(loaded[1]), int(loaded[2]), self._settings)
 
 
-def _is_first_start(path: Path, settings: DictConfig | None) -> bool:
+def _is_default_restore(path: Path, settings: DictConfig | None) -> bool:
     """Check whether fairseq looks for its own last checkpoint, as no other was requested."""
     if settings is None:  # a program with a trainer of its own
         return path.name.startswith("checkpoint_last") and path.parent.is_dir()
@@ -76,7 +76,7 @@ def _is_first_start(path: Path, settings: DictConfig | None) -> bool:
 
 def _refuse_fresh_start(path: Path, settings: DictConfig | None) -> None:
     """Refuse to train from random weights where a checkpoint was requested."""
-    if not _is_first_start(path, settings):
+    if not _is_default_restore(path, settings):
         what = "is a folder" if path.is_dir() else "does not exist"
         raise UserError(
             f"--restore-file {path} {what}; training would have started from random weights"
@@ -87,7 +87,7 @@ def _refuse_torn(path: Path, settings: DictConfig | None) -> None:
     """Mend a last checkpoint that was not written to its end; refuse any other such file."""
     if not path.is_file() or not is_torn(path):
         return
-    if path.name != LAST or not _is_first_start(path, settings):
+    if path.name != LAST or not _is_default_restore(path, settings):
         raise UserError(f"{path} is not a whole checkpoint: it was not written to its end")
     restore_last(path)
 
@@ -131,7 +131,11 @@ def _refuse_full_disk(path: str) -> None:
 
 
 def install_log_guard() -> None:
-    """Make fairseq stop at a ``--restore-file`` that does not exist, and at a full disk."""
+    """Have fairseq refuse what would lose a run.
+
+    These are a second run in a folder, a missing ``--restore-file``, torn checkpoints, changed
+    settings and a full disk.
+    """
     trainer = logging.getLogger(TRAINER)
     if any(isinstance(f, _CheckpointGuard) for f in trainer.filters):
         return

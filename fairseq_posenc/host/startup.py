@@ -21,10 +21,10 @@ from fairseq_posenc.host.numpy_compat import install_numpy_names
 
 
 def prepare() -> None:
-    """Prepare the commands of this process; again does nothing."""
+    """Prepare the commands of this process; calling it again does nothing."""
     install_numpy_names()
     allow_safe_classes()
-    audit_fairseq()
+    audit_fairseq()  # no setting of a checkpoint is run as code
     install_log_guard()
     install_excepthook()
     share_temporary_folder()

@@ -58,7 +58,11 @@ class PositionalLMConfig(PositionConfig, TransformerLanguageModelConfig):
 
 
 class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageModel):
-    """fairseq's causal language model with position encodings of one's choice."""
+    """fairseq's causal language model with position encodings of one's choice.
+
+    Its checkpoints know their positions (``PositionCheckpoints``), and dropout can stay on when it
+    reads (``RetainedDropout``).
+    """
 
     positions_for_bos: int = 0
 
@@ -84,7 +88,7 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
                     default=SUPPRESS,
                     help=each.metadata.get("help"),
                 )
-        super().add_args(parser)  # leaves alone what is there
+        super().add_args(parser)  # skips options that are there
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "PositionalLM":
@@ -118,7 +122,8 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
         )
         model = cls(decoder)
         model.positions_for_bos = extra
-        # What the data has, not what the model was built for: fairseq-eval-lm has options of both.
+        # Checkpoints note whether the data has `<s>`, which fairseq-eval-lm may set apart from the
+        # model: its weights mean something else with it.
         adds_bos = read_task_option(task, "add_bos_token", args.add_bos_token)
         decoder.weight_settings = decoder.weight_settings._replace(
             add_bos_token="on" if adds_bos else "off"
@@ -136,7 +141,7 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
         for key, own in tables.items():
             old = state_dict.get(key)
             if is_position_parameter(key) and old is not None and old.shape == own[:-1].shape:
-                state_dict[key] = torch.cat([old, own[-1:].to(old)])  # where no token has stood
+                state_dict[key] = torch.cat([old, own[-1:].to(old)])  # never trained
 
 
 def _shares_embeddings(args: Any) -> bool:

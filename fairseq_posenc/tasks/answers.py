@@ -1,7 +1,7 @@
 """The criterion ``answers``: the loss of the answers alone, for questions with one right answer.
 
 It works with fairseq's tasks ``language_modeling``, with ``--self-target`` for encoders, and
-``translation``.
+``translation``, where the target begins with ``=``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 
-ASKS, ENDS = "=", ";"  # the symbols before an answer, and after one that the text goes on behind
+ASKS, ENDS = "=", ";"  # the symbols before an answer, and after it if more text follows
 BLANK = "<blank>"  # what an encoder sees in place of an answer
 
 
@@ -43,7 +43,7 @@ class AnswersCriterion(FairseqCriterion):
         self, model: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
         """Compute the summed loss, the number of its tokens, and the values to log, all sums."""
-        given, counted = sample["net_input"], self.counted(sample)
+        given, counted = sample["net_input"], self.mask_answers(sample)
         if self._is_encoder:
             tokens = given["src_tokens"].masked_fill(counted, self._blank)
             given = {**given, "src_tokens": tokens}
@@ -61,8 +61,8 @@ class AnswersCriterion(FairseqCriterion):
         }
         return loss, count, logged
 
-    def counted(self, sample: dict[str, Any]) -> Tensor:
-        """Mask the targets that belong to an answer, a decoder's with its end, ``[B, T]``."""
+    def mask_answers(self, sample: dict[str, Any]) -> Tensor:
+        """Mask the targets of answers, ``[B, T]``; a decoder's with the symbol that ends it."""
         given = sample["net_input"]
         given = given.get("prev_output_tokens", given["src_tokens"])
         asks = given.eq(self._asks)

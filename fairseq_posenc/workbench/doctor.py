@@ -19,7 +19,7 @@ from fairseq_posenc.backends import available
 from fairseq_posenc.version import __version__
 
 PACKAGE = Path(__file__).resolve().parents[1]
-# A GPU may round the factors of float32 products to ten bits; a wrong term is far beyond this.
+# A GPU may round the factors of float32 products to TF32 (ten bits); a wrong term is far beyond it.
 TOLERANCE = 1e-2
 
 
@@ -127,7 +127,7 @@ def _check_user_dir() -> Finding:
     return Finding("--user-dir", None, f"{PACKAGE}; after `make install`, its name will do")
 
 
-SOFTMAX_SPECS = ("ssmax", "logn(length=2)", "sink")  # each changes 6 tokens
+SOFTMAX_SPECS = ("ssmax", "logn(length=2)", "sink")  # with the self-test's 6 tokens each matters
 
 
 def self_test() -> Finding:

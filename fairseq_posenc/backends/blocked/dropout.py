@@ -42,13 +42,13 @@ def mark_dropped(weights: Tensor, rate: float, queries: Tensor, keys: Tensor) ->
         weights: none below 0.
         rate: probability of dropping a weight.
         queries: seeds, two for each query, ``(2, c, M)``.
-        keys: ``(c, W)``.
+        keys: seeds, one for each key, ``(c, W)``.
     """
-    one, other = queries.unsqueeze(-1)  # each [c, M, 1]
-    bits = one ^ keys.unsqueeze(-2)  # [c, M, W]
-    bits.mul_(MURMUR).bitwise_xor_(other).mul_(XXHASH)
+    first, second = queries.unsqueeze(-1)  # each [c, M, 1]
+    bits = first ^ keys.unsqueeze(-2)  # [c, M, W]
+    bits.mul_(MURMUR).bitwise_xor_(second).mul_(XXHASH)
     threshold = compute_keep_threshold(rate)
-    if weights.dtype == torch.float64:
+    if weights.dtype == torch.float64:  # has another bit for the sign
         return weights.where(bits < threshold, -weights)
     bits.ge_(threshold).bitwise_left_shift_(31)  # the sign of a float
     return bits.bitwise_or_(weights.view(torch.int32)).view(weights.dtype)

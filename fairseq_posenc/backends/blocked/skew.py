@@ -1,11 +1,11 @@
 """The relative shift: tables by distance beside a block of scores, without an index.
 
 Queries are stored last one first: then query i' and key j have the distance of table row i' + j,
-and a block of M queries and W keys needs a run of M + W - 1 rows. The product of one side with that
-run is skewed: each member's scores begin one column later than those of the member before. A view
-whose rows are longer by one undoes that, without a copy, forward and backward. For M = 2, W = 2,
-products ``ab. | .cd`` are the pairs ``ab | cd``: stride 4 in place of 3. Pictures are in
-``docs/blocked.md``.
+and a block of M queries and W keys needs a run of M + W - 1 rows (``block.rows``). The product of
+one side with that run is skewed: each member's scores begin one column later than those of the
+member before. A view whose rows are longer by one undoes that, without a copy, forward and
+backward. For M = 2, W = 2, products ``ab. | .cd`` are the pairs ``ab | cd``: stride 4 in place of
+3. Pictures are in ``docs/blocked.md``.
 
 Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
 rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
@@ -21,7 +21,7 @@ from torch import Tensor
 from fairseq_posenc.backends.blocked.geometry import Block
 
 QUERY_SIDE, KEY_SIDE = 0, 1  # dimensions of a block's shape
-TILE = 64  # queries whose pairs are summed together
+SUM_TILE = 64  # queries whose pairs are summed together
 
 
 def view_by_distance(numbers: Tensor, block: Block) -> Tensor:
@@ -33,9 +33,9 @@ def view_by_distance(numbers: Tensor, block: Block) -> Tensor:
 def sum_by_distance(x: Tensor) -> Tensor:
     """Sum the pairs of equal distance in ``(G, M, W)``: ``(G, M + W - 1)``.
 
-    First within tiles of queries, which leaves fewer zeros to add up.
+    First within tiles of queries: skewed as a whole, the pairs would be mostly zeros.
     """
-    tile = math.gcd(x.size(1), TILE)
+    tile = math.gcd(x.size(1), SUM_TILE)
     within = _sum_skewed(x.unflatten(1, (-1, tile)), 1)  # [G, tiles, tile + W - 1]
     return _sum_skewed(within, tile)
 
@@ -92,8 +92,8 @@ class Band:
         pairs = weights.unflatten(self.side + 1, (-1, self.tile))  # [c, tiles, N, W]
         if self.side == KEY_SIDE:
             pairs = pairs.permute(0, 2, 3, 1)  # [c, tiles, N, M]
-        together = weights.size(0) // self.groups * self.tile
-        skewed = weights.new_zeros(self.groups, self.tiles, together, self.rows.size(2))
+        stacked = weights.size(0) // self.groups * self.tile  # members that share a table
+        skewed = weights.new_zeros(self.groups, self.tiles, stacked, self.rows.size(2))
         self._unskew(skewed).copy_(pairs)
         return skewed
 
@@ -103,7 +103,7 @@ class Band:
         return sums.transpose(1, 2).reshape(-1, self.tiles * self.tile, sums.size(-1))
 
     def sum_rows_transposed(self, skewed: Tensor) -> Tensor:
-        """Compute :meth:`sum_rows` transposed, ``(c, D, members)``."""
+        """Compute :meth:`sum_rows` transposed, ``(c, D, members)``, as gradients of keys are."""
         sums = (self.rows.transpose(2, 3) @ skewed.transpose(2, 3)).unflatten(3, (-1, self.tile))
         return sums.permute(0, 3, 2, 1, 4).reshape(-1, sums.size(2), self.tiles * self.tile)
 
@@ -124,9 +124,10 @@ class Band:
 
     def _unskew(self, skewed: Tensor) -> Tensor:
         """View the pairs ``(c, tiles, N, others)`` in products with all rows of a band."""
-        together, rows = skewed.shape[2:]
+        stacked, rows = skewed.shape[2:]
         size = self.tile * rows  # of one head
+        # With a table for each head a chunk has one sentence, so c = G.
         return skewed.as_strided(
-            (self.groups * together // self.tile, self.tiles, self.tile, self.others),
-            (size if self.groups == 1 else self.tiles * size, together * rows, rows + 1, 1),
+            (self.groups * stacked // self.tile, self.tiles, self.tile, self.others),
+            (size if self.groups == 1 else self.tiles * size, stacked * rows, rows + 1, 1),
         )

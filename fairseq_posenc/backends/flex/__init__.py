@@ -20,7 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scale
 from fairseq_posenc.backends.flex.blocks import build_block_mask
 from fairseq_posenc.backends.flex.scores import ScoreMod, build_score_mod
-from fairseq_posenc.backends.flex.sizes import round_length, vary_batch
+from fairseq_posenc.backends.flex.sizes import mark_batch_dynamic, round_length
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 
@@ -113,7 +113,7 @@ def _run_compiled(
     """Attend by the compiled function; ``more`` is its own."""
     if torch.compiler.is_compiling():
         return flex_attention(query, key, value, modify, blocks, **more)
-    vary_batch(query, key, value)
+    mark_batch_dynamic(query, key, value)
     limits = torch._dynamo.config.patch(
         recompile_limit=KERNELS, accumulated_recompile_limit=KERNELS, automatic_dynamic_shapes=False
     )

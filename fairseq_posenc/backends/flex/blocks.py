@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
-from fairseq_posenc.backends.flex.sizes import TILE, index_of, vary_batch
+from fairseq_posenc.backends.flex.sizes import TILE, index_or_zero, mark_batch_dynamic
 from fairseq_posenc.backends.mask import Mask
 
 
@@ -61,12 +61,14 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
         whole = torch.zeros_like(whole)
 
     def visible_pair(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        seen = (j >= low[index_of(low, 0, b), i]) & (j <= high[index_of(high, 0, b), i])
-        seen = seen & ~hidden[index_of(hidden, 0, b), j]
+        seen = (j >= low[index_or_zero(low, 0, b), i]) & (j <= high[index_or_zero(high, 0, b), i])
+        seen = seen & ~hidden[index_or_zero(hidden, 0, b), j]
         if pairs is not None:
             seen = seen & ~pairs[i, j]
         if own is not None and segments is not None:
-            seen = seen & (own[index_of(own, 0, b), i] == segments[index_of(segments, 0, b), j])
+            seen = seen & (
+                own[index_or_zero(own, 0, b), i] == segments[index_or_zero(segments, 0, b), j]
+            )
         return seen
 
     def count_and_sort(tiles: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,7 +78,7 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
         return number, tiles.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
 
     found = (*count_and_sort(visible & ~whole), *count_and_sort(whole))
-    vary_batch(low, high, hidden, own, segments, *found)
+    mark_batch_dynamic(low, high, hidden, own, segments, *found)
     return BlockMask.from_kv_blocks(
         *found, BLOCK_SIZE=TILE, mask_mod=visible_pair, seq_lengths=(queries, keys)
     )

@@ -1,5 +1,9 @@
 """The scores of encodings as a function of a pair of tokens: FlexAttention's ``score_mod``.
 
+It serves tables by distance, gain, biases, reset, temperature and decay; values and sinks are the
+backend's. Reset: pairs of the first token have two table rows of their own, one where it is the
+query and one where it is the key, in place of those of their distances.
+
 B batch, H heads, T queries, S keys, D head size, G tables (1 for all heads, or H), R distances.
 """
 
@@ -13,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.backends.base import score_scale
-from fairseq_posenc.backends.flex.sizes import index_of, round_length, vary_batch
+from fairseq_posenc.backends.flex.sizes import index_or_zero, mark_batch_dynamic, round_length
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
@@ -26,7 +30,7 @@ _ALL = Mask()
 class _VisibleRows(NamedTuple):
     """The rows of the visible distances in the tables of a call."""
 
-    low: int  # index of the first visible row in the tables of the terms
+    first: int  # index of the first visible row in the tables of the terms
     number: int  # of visible rows
     size: int  # of the padded tables, the reset's two rows at their end included
     reset: bool  # whether the tables have those
@@ -34,7 +38,7 @@ class _VisibleRows(NamedTuple):
     def select(self, table: Tensor) -> Tensor:
         """Select the visible rows of a table, ``(G, R, ...)``, and pad them to the size."""
         table = at_least_fp32(table)
-        rows = table[:, self.low : self.low + self.number]
+        rows = table[:, self.first : self.first + self.number]
         missing = self.size - 2 * self.reset - self.number
         gap = rows.new_zeros(1).expand(rows.size(0), missing, *rows.shape[2:])
         resets = [table[:, -2:]] if self.reset else []
@@ -43,10 +47,10 @@ class _VisibleRows(NamedTuple):
 
 def _split_in_two(decay: Tensor) -> tuple[Tensor, Tensor]:
     """Split numbers in float64 into two in float32, whose differences lose nothing."""
-    high = decay.float()
-    low = (decay - high).float()
-    vary_batch(high, low)
-    return high, low
+    coarse = decay.float()
+    rest = (decay - coarse).float()
+    mark_batch_dynamic(coarse, rest)
+    return coarse, rest
 
 
 def build_score_mod(
@@ -77,14 +81,15 @@ def build_score_mod(
     keys = src_len if key is None else key.size(2)
     reach = mask.locality.reach(mask.direction)
     reach = src_len if reach is None else reach
-    low = 0 if mask.direction == "rl" else max(-reach, 1 - src_len)
-    high = 0 if mask.direction == "lr" else min(reach, tgt_len - 1)
-    number = high - low + 1
+    lowest = 0 if mask.direction == "rl" else max(-reach, 1 - src_len)  # visible distance
+    highest = 0 if mask.direction == "lr" else min(reach, tgt_len - 1)
+    number = highest - lowest + 1
     reset = terms.first is not None
     size = round_length(max(number, 2)) + 2 * reset
-    rows = _VisibleRows(low + src_len - 1, number, size, reset)
+    # The tables of the terms begin at the distance 1 - S.
+    rows = _VisibleRows(lowest + src_len - 1, number, size, reset)
     # What differs from call to call is a tensor: a number would be compiled into the kernel.
-    shift = torch.tensor(tgt_len - src_len - low, device=device)
+    shift = torch.tensor(tgt_len - src_len - lowest, device=device)
     last_row = torch.tensor(number - 1, device=device)
 
     def multiply_rows(x: Tensor | None, table: Tensor | None) -> Tensor | None:
@@ -106,10 +111,10 @@ def build_score_mod(
     if first is not None:
         first_query = F.pad(first[:, src_len - tgt_len :], (0, queries - tgt_len))
         first_key = F.pad(first, (0, keys - src_len))
-        vary_batch(first_query, first_key)
+        mark_batch_dynamic(first_query, first_key)
     if temperature is not None:
         temperature = F.pad(temperature, (0, queries - tgt_len))
-    vary_batch(by_query, by_key, pair_bias, temperature)
+    mark_batch_dynamic(by_query, by_key, pair_bias, temperature)
     offset = torch.tensor(src_len - tgt_len, device=device)
     earlier, later = (
         None if c is None else _split_in_two(F.pad(c, (0, keys - src_len))) for c in decay
@@ -119,17 +124,18 @@ def build_score_mod(
         parts: tuple[Tensor, Tensor], b: Tensor, h: Tensor, i: Tensor, j: Tensor
     ) -> Any:
         """Compute c_i - c_j from both parts of c."""
-        high, low = parts
-        b, h, i = index_of(high, 0, b), index_of(high, 1, h), (i + offset).clamp(max=keys - 1)
-        return (high[b, h, i] - high[b, h, j]) + (low[b, h, i] - low[b, h, j])
+        coarse, rest = parts
+        b, h = index_or_zero(coarse, 0, b), index_or_zero(coarse, 1, h)
+        i = (i + offset).clamp(max=keys - 1)
+        return (coarse[b, h, i] - coarse[b, h, j]) + (rest[b, h, i] - rest[b, h, j])
 
     def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         row = (j - i + shift).clamp(min=0).minimum(last_row)  # of hidden pairs too
-        if first is not None:
-            row = torch.where(first_key[index_of(first, 0, b), j], rows.size - 1, row)
-            row = torch.where(first_query[index_of(first, 0, b), i], rows.size - 2, row)
+        if first is not None:  # where the first token meets itself, the query's row counts
+            row = torch.where(first_key[index_or_zero(first, 0, b), j], rows.size - 1, row)
+            row = torch.where(first_query[index_or_zero(first, 0, b), i], rows.size - 2, row)
         if gain is not None:
-            score = score * gain[index_of(gain, 0, h), row]
+            score = score * gain[index_or_zero(gain, 0, h), row]
         if by_query is not None:
             term = by_query[b, h, i, row]
             score = score * term if terms.product else score + term
@@ -137,9 +143,12 @@ def build_score_mod(
             term = by_key[b, h, j, row]
             score = score * term if terms.product else score + term
         if bias is not None:
-            score = score + bias[index_of(bias, 0, h), row]
+            score = score + bias[index_or_zero(bias, 0, h), row]
         if pair_bias is not None:
-            score = score + pair_bias[index_of(pair_bias, 0, b), index_of(pair_bias, 1, h), i, j]
+            score = (
+                score
+                + pair_bias[index_or_zero(pair_bias, 0, b), index_or_zero(pair_bias, 1, h), i, j]
+            )
         if earlier is not None and later is not None:
             is_later = j > i + offset
             score = score + torch.where(
@@ -148,7 +157,10 @@ def build_score_mod(
         elif (only := earlier or later) is not None:
             score = score + decay_of_pair(only, b, h, i, j)
         if temperature is not None:
-            score = score * temperature[index_of(temperature, 0, b), index_of(temperature, 1, h), i]
+            score = (
+                score
+                * temperature[index_or_zero(temperature, 0, b), index_or_zero(temperature, 1, h), i]
+            )
         return score
 
     return modify

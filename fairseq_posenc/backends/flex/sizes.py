@@ -20,13 +20,13 @@ def round_length(length: int) -> int:
     return -(-length // step) * step
 
 
-def vary_batch(*tensors: Tensor | None) -> None:
+def mark_batch_dynamic(*tensors: Tensor | None) -> None:
     """Let the batch of tensors vary from call to call of one kernel."""
     for x in tensors:
         if x is not None and x.size(0) > 1 and not torch.compiler.is_compiling():
             torch._dynamo.maybe_mark_dynamic(x, 0)
 
 
-def index_of(x: Tensor, dim: int, index: Tensor) -> Tensor:
+def index_or_zero(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """Find the index of a sentence or head in a dimension that may have one entry for all."""
     return index if x.size(dim) > 1 else torch.zeros_like(index)

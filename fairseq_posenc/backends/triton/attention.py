@@ -4,7 +4,7 @@ A kernel computes the scores tile by tile, N queries by N keys. Tables have a ro
 vectors that meet queries, keys or weights of values, or numbers: a gain or a bias.
 
 Shapes: B batch, H heads, T queries, S keys, D head size; G heads of a table (1 or H), R distances;
-W power of 2 that D is padded to.
+W power of 2 that D is padded to, N side of a tile.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Attention(torch.autograd.Function):
         """Compute the gradients of all inputs."""
         attended, log_sums, *inputs = ctx.saved_tensors
         result = ForwardResult(attended, log_sums)
-        trained = TrainedTables(*ctx.needs_input_grad[4:9])
+        trained = TrainedTables(*ctx.needs_input_grad[4:9])  # behind settings, query, key, value
         return None, *run_backward(ctx.settings, inputs, result, grad, log_sums_grad, trained)
 
 
@@ -103,12 +103,13 @@ def run_backward(
         trained: tables that need a gradient.
     """
     problem = build_problem(settings, inputs)
-    # Rounded before, so that the two agree: where a query sees one key alone, they cancel out.
-    rows = grad.type_as(problem.query).contiguous()
-    dots = (rows * result.attended).sum(-1)  # [B, H, T]
-    if log_sums_grad is not None:
+    # `dots` are what is subtracted from the gradients of the weights (flash attention's delta).
+    # Both come from the same rounded gradient: where a query sees one key alone, they cancel out.
+    rounded = grad.type_as(problem.query).contiguous()
+    dots = (rounded * result.attended).sum(-1)  # [B, H, T]
+    if log_sums_grad is not None:  # of logarithms to base 2
         dots = dots - log_sums_grad / math.log(2)
-    saved = Saved(rows, result.log_sums, dots * problem.scale)
+    saved = Saved(rounded, result.log_sums, dots * problem.scale)
     with torch.cuda.device_of(grad):
         gradients = Gradients(problem, settings.product, trained)
         gradients.run(saved, compile_options(problem, settings))

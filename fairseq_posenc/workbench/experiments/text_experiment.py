@@ -51,7 +51,7 @@ class TextExperiment(Experiment[TextSettings]):
             (row,) = record["figures"]["perplexity"]
             return {"perplexity": math.inf if row["perplexity"] is None else row["perplexity"]}
 
-        return trial._replace(measure=measure, read=read_perplexity)
+        return trial._replace(measure=measure, parse_figures=read_perplexity)
 
     @property
     def _text(self) -> Path:

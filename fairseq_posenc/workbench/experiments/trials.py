@@ -30,12 +30,13 @@ class Trial(NamedTuple):
     """A training, and the command that measures its model."""
 
     label: str  # what messages call it
-    stage: Stage  # the folder of its checkpoints and log, and the updates it is to make
+    # the folder of its checkpoints and log, whose stamp notes the inputs and, at the end, figures
+    stage: Stage
     train: Sequence[str]  # command of `fairseq-train`, without `--user-dir`
     # command that measures the model, where the last validation of its training does not
     measure: Sequence[str] = ()
     # parses the lines that `measure` prints into figures by name
-    read: Callable[[list[str]], Outputs] = lambda lines: {}
+    parse_figures: Callable[[list[str]], Outputs] = lambda lines: {}
 
 
 def default_jobs() -> int:
@@ -47,6 +48,12 @@ def run_trials(
     trials: Sequence[Trial], jobs: int, lock: int, watch: Optional[Callable[[], None]] = None
 ) -> None:
     """Train and measure all models that are not finished, each in a folder of its own.
+
+    Args:
+        trials: finished or not.
+        jobs: trainings at a time.
+        lock: file descriptor of the folder's lock, which the programs inherit.
+        watch: called several times a second.
 
     Raises:
         UserError: a program failed, but for a training that diverged.
@@ -106,7 +113,8 @@ class _TrialRunner:
         log = stage.folder / LOG
         self._updates = updates_done(stage.folder)
         if self._updates == stage.max_updates and not _has_last_validation(log, stage.max_updates):
-            shutil.rmtree(stage.folder)  # interrupted before its last validation was logged
+            # Interrupted before its last validation was logged, which fairseq does not repeat.
+            shutil.rmtree(stage.folder)
             stage.claim()
             self._updates = 0
         # With all updates done, only the stamp is missing: it was interrupted before writing it.
@@ -131,7 +139,7 @@ class _TrialRunner:
         lines: list[str] = []
         log = folder / "validate.log"
         self._run_command(self._trial.measure, log, lines.append)
-        if not (figures := self._trial.read(lines)):
+        if not (figures := self._trial.parse_figures(lines)):
             raise UserError(f"{self._trial.measure[0]} printed no figures; see its log {log}")
         shown = ", ".join(f"{name} {value:,.4g}" for name, value in figures.items())
         say(f"{self._trial.label}: done; {shown}")

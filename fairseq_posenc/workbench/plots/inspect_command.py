@@ -26,7 +26,9 @@ from fairseq_posenc.workbench.running.progress import say
 TEMPLATE = Path(__file__).with_name("inspect.html")
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _LARGEST = 64e6  # bytes of codes that a browser still opens quickly
-_BYTES = 8  # per pair of tokens, with most encodings: a weight and three parts of its score
+# Per pair of tokens, with most encodings: four planes (a weight and three parts of its score, each
+# in all layers and heads) of codes of two bytes.
+_BYTES = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,6 +101,7 @@ def inspect_model(opened: OpenModel, reading: Reading) -> Inspection:
         for plane in quantize.list_planes(layers):
             quantize.refuse_infinite(opened.path, kind, plane)
             coded = quantize.quantize(plane.values, seen)
+            # How the page turns codes into numbers again.
             scale = {"step": coded.step, "first": coded.first, "last": coded.last}
             found.append({"name": plane.name, "role": plane.role, "start": len(codes), **scale})
             codes += coded.tobytes()

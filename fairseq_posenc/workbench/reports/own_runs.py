@@ -19,10 +19,10 @@ from fairseq_posenc.workbench.running.stages import read_inputs
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import Figure
 
-TRANSLATION = "translation/iwslt17"  # the recipe of all translation models
+TRANSLATION = "translation/iwslt17"  # all translation models' recipe, as tables name it
 LOG = "train.log"  # which the training scripts write beside the checkpoints
 _STAGES = ("start ends", "plateau ends", "dive ends", "length of the plateau")
-_LEVEL = "3.48"  # of DecBERT's figure 4
+_PERPLEXITY = "3.48"  # which the models of DecBERT's figure 4 reach; the task of that table
 _METRICS = {"BLEU-4 on pieces, 0 to 1": "bleu", "BLEU": "sacreBLEU", "chrF2": "chrF2"}
 
 
@@ -35,8 +35,8 @@ class OwnRun(NamedTuple):
     recipe: str  # the paper's recipe that it is compared with
     encoding: Optional[str]  # position encodings; None if not known
     directions: Optional[str]  # directions of its layers, as in `lr,rl`; None if not known
-    figures: dict[Figure, float]  # in percent, or a perplexity
-    training: Optional[CheckpointFacts]  # its pre-training; None if that checkpoint is gone
+    figures: dict[Figure, float]  # by (task, metric, split), in the units of the paper's table
+    training: Optional[CheckpointFacts]  # of its weights; None if that checkpoint is gone
     notes: list[str]  # remarks on the figures
     record: Optional[Record] = None  # content of the file; None for a training
 
@@ -58,9 +58,10 @@ class Evaluation(NamedTuple):
 
 
 def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[OwnRun]:
-    """Build the runs of a record, for the user's recipe if any; none of a kind in no table."""
+    """Build the runs of a record, for the user's recipe if any; none if no table shows its kind."""
     if record.kind == "bleu":
-        rows = record.figures["scores"]  # the report's own test is greedy
+        # The papers' test is greedy; a given translation has no beam.
+        rows = record.figures["scores"]
         return [_build_bleu_run(path, row, record) for row in rows if row["beam"] in (None, 1)]
     if record.kind not in _EVALUATIONS:
         return []
@@ -88,9 +89,11 @@ def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[OwnRun]
 
 
 def _read_glue(record: Record) -> Evaluation:
-    mean = record.data["protocol"] == "decbert"
+    is_decbert = record.data["protocol"] == "decbert"
     figures = {
-        _build_figure(row["task"], row["metric"], "dev"): float(row["mean" if mean else "best"])
+        _build_figure(row["task"], row["metric"], "dev"): float(
+            row["mean" if is_decbert else "best"]
+        )
         for row in record.figures["tasks"]
     }
     runs = Counter(run["task"] for run in record.figures["runs"])
@@ -98,7 +101,7 @@ def _read_glue(record: Record) -> Evaluation:
     notes = [f"{task}: {n} of {runs[task]} runs collapsed" for task, n in collapsed.items()]
     if unfinished := record.data.get("unfinished"):
         notes.append(f"not finished: {unfinished}")
-    return Evaluation(figures, "b_small" if mean else None, notes)
+    return Evaluation(figures, "b_small" if is_decbert else None, notes)
 
 
 def _build_figure(task: str, metric: str, split: str) -> Figure:
@@ -230,9 +233,9 @@ def _compute_masked_lm_figures(curve: Curve) -> dict[Figure, float]:
             figures["pre-training", metric, "train"] = updates
     for epoch, entry in curve.epochs.items():
         # Rounded as the paper prints it.
-        if round(entry.perplexity, 2) <= float(_LEVEL):
+        if round(entry.perplexity, 2) <= float(_PERPLEXITY):
             reached = {"epoch": epoch, "update": entry.updates, "perplexity": entry.perplexity}
-            figures |= {(_LEVEL, metric, "valid"): value for metric, value in reached.items()}
+            figures |= {(_PERPLEXITY, metric, "valid"): value for metric, value in reached.items()}
             break
     return figures
 

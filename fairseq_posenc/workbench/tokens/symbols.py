@@ -13,7 +13,7 @@ from fairseq_posenc.workbench.tokens.tokenizer import Encoded, Symbols
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
-SPACE = "▁"  # sentencepiece's sign for a space
+SPACE = "▁"  # sentencepiece's sign for a space, for `between`
 
 
 Splitter = Callable[[Sequence[str]], Iterable[Sequence[str]]]  # cuts lines into symbols
@@ -42,7 +42,7 @@ class SymbolEncoder:
         return self._indices.get(symbol, self._symbols.unk)
 
     def encode(self, lines: Sequence[str]) -> Encoded:
-        """Encode lines; see :class:`Encoder`."""
+        """Encode lines without white space at their ends."""
         find, unk, eos = self._indices.get, self._symbols.unk, self._symbols.eos
         encoded = [[*(find(s, unk) for s in line), eos] for line in self._split(lines)]
         sizes = np.fromiter(map(len, encoded), np.int32, len(encoded))

@@ -20,10 +20,10 @@ from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.progress import format_time
 
 REPORT, RECORD = "choose.md", "choose.json"
-# A model has to be twice as good as one that knows only how often each piece occurs, which is a bit
-# a token: before that it has learned nothing of the order of the text, so its rank means nothing.
+# A model needs at most half the perplexity of one that knows only how often each piece occurs:
+# before that it has learned nothing of the order of the text, so its rank means nothing.
 LEARNED = 0.5
-_RECIPES = {CAUSAL: "b_lm"}  # of the papers' trainings, the one for a family; else a_small
+_RECIPES = {CAUSAL: "b_lm"}  # the paper's training that is recommended; else a_small
 
 
 def find_last_rounds(rounds: Sequence[Round]) -> Iterator[tuple[Round, SeedAggregate]]:
@@ -46,6 +46,7 @@ def describe_rounds(rounds: Sequence[Round], settings: TextSettings, unigram: fl
         for each, model in find_last_rounds(rounds)
     ]
     few = explain_few_seeds(len(settings.seeds))
+    # The first round of several only measures how fast each candidate is.
     sentences = [few] if few else [_describe_round(each) for each in rounds[1:] or rounds]
     seconds = format_time(sum(each.seconds for each in rounds))
     return "\n".join(
@@ -84,7 +85,7 @@ def _advise(rounds: Sequence[Round], settings: TextSettings, unigram: float) -> 
             "--budget, with which this run goes on."
         )
     recipe = _RECIPES.get(settings.family, "a_small")
-    spec, directions = best.variant[1:]
+    spec, directions = best.variant.position_encoding, best.variant.directions
     options = ["--tokens-per-sample", str(settings.trained)]
     options += ["--attention-directions", directions] if directions else []
     command = f"fairseq-posenc train-recipe {recipe} {shlex.quote(spec)} DATA-BIN"

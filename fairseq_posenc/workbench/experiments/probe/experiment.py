@@ -46,7 +46,9 @@ class TaskExperiment(Experiment[TaskSettings]):
             *(",".join(data.name_test_splits(tasks.get(run.case), settings.lengths)), *KEEP_ALL),
             *("--log-format", "json", "--num-workers", "0", "--distributed-world-size", "1"),
         ]
-        return self._build_trial(run, train)._replace(measure=measure, read=parse_accuracies)
+        return self._build_trial(run, train)._replace(
+            measure=measure, parse_figures=parse_accuracies
+        )
 
     def _stages(self, task: str) -> tuple[Stage, Stage]:
         """Build the stages of the training and of the test data."""

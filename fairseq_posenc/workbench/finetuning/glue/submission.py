@@ -21,7 +21,7 @@ def write_submission(folder: Path, name: str, data: DataBin, split: str, outputs
         name: name of the file without its suffix.
         data: data-bin of the task.
         split: name of the test set.
-        outputs: the model's outputs in the order of the test set, (N, C).
+        outputs: the model's outputs in the order of the test set, ``(examples, classes)``.
     """
     folder.mkdir(exist_ok=True)
     predictions = format_predictions(data.task, outputs)
@@ -35,11 +35,11 @@ def write_predictions(path: Path, ids: Sequence[str], predictions: Sequence[str]
 
 
 def complete_submission(folder: Path, data: Path) -> list[str]:
-    """Add the file of WNLI, which needs no model, and list the files that are missing.
+    """Add the file of WNLI, its majority class, and list the files that are missing.
 
     Args:
         folder: folder of the submission.
-        data: folder of the data-bins, with WNLI's file if its text was preprocessed.
+        data: folder of the data-bins, with WNLI's file if preprocessing wrote it.
 
     Returns:
         The names of the missing files.

@@ -16,9 +16,9 @@ class Task(NamedTuple):
     name: str
     symbols: Sequence[str]  # all words that may occur
     # Makes a question and its answer from a `random.Random` and the question's rough length in
-    # words, and if `has_depth` from a depth from 0 to 1.
+    # words, and if `has_depth` from a depth, 0 at the start to 1 at the end.
     make_example: ExampleMaker
-    has_depth: bool  # whether questions can be made for a depth, at which the needle is hidden
+    has_depth: bool  # whether what is asked for (the needle) can be put at a depth
 
 
 TASKS: dict[str, Task] = {}
