@@ -193,11 +193,7 @@ class _Queue:
                     states = asked
         # The process of a job ends a moment after its work.
         ours = {self._ids.get(self._name_item(item), "") for item in items}
-        while any(
-            state.startswith("RUNNING")
-            for job, state in (self._ask_slurm() or {}).items()
-            if job in ours
-        ):
+        while any("RUNNING" in x for job, x in (self._ask_slurm() or {}).items() if job in ours):
             time.sleep(_SHORTEST)
         return failures
 
