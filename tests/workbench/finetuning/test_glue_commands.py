@@ -394,7 +394,7 @@ def test_the_task_refuses_what_the_model_cannot_read():
         GlueTask.setup_task(settings).load_dataset("valid")
     settings.data = str(data() / "text")
     with pytest.raises(
-        UserError, match=r"not that of a GLUE task .*; make it with preprocess/glue"
+        UserError, match=r"not that of a GLUE task .*; make it with fairseq-posenc preprocess"
     ):
         GlueTask.setup_task(settings)
 
