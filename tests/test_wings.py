@@ -106,15 +106,17 @@ def file_of(module: str) -> Path:
     return path / "__init__.py"
 
 
-def test_rooms_form_no_circle():
-    arrows: dict[str, set[str]] = {}
+def test_neither_files_nor_rooms_form_a_circle():
+    files: dict[Path, set[Path]] = {}
+    rooms: dict[str, set[str]] = {}
     for path in FILES:
+        named = {file_of(each) for each in imports(path) if each.startswith(SELF)} - {path}
+        files[path] = {each for each in named if each.name != "__init__.py"}
         if room := folder_of(path):
-            named = [file_of(each) for each in imports(path) if each.startswith(SELF)]
-            arrows.setdefault(room, set()).update(filter(None, map(folder_of, named)))
-            arrows[room].discard(room)
-    assert len(arrows) > 15
-    TopologicalSorter(arrows).prepare()  # raises for a circle, and names it
+            rooms.setdefault(room, set()).update(set(filter(None, map(folder_of, named))) - {room})
+    assert len(rooms) > 15
+    for arrows in (files, rooms):
+        TopologicalSorter(arrows).prepare()  # raises for a circle, and names it
 
 
 def test_every_command_has_a_job():

@@ -6,12 +6,9 @@ SQuAD's answers have to be pieces of the original text, so no text is put togeth
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Optional, Protocol
 
 import numpy as np
-
-from fairseq_posenc.errors import UserError
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary  # importing it takes seconds
@@ -98,19 +95,3 @@ class Tokenizer(Encoder, Protocol):
     def tokens(self, text: str) -> Tokens:
         """Tokenize a text."""
         ...
-
-
-def load_tokenizer(folder: Path, dictionary: Dictionary) -> Tokenizer:
-    """Load the tokenizer whose files lie in a folder.
-
-    Raises:
-        UserError: the files are missing, or cannot be read.
-    """
-    from fairseq_posenc.workbench.tokens.gpt2 import GPT2  # these import this module
-    from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
-
-    if (folder / PIECES).exists():
-        return PieceEncoder(Pieces(folder / PIECES), dictionary)
-    if (folder / ENCODER_JSON).exists():
-        return GPT2(folder / ENCODER_JSON, folder / MERGES, dictionary)
-    raise UserError(f"{folder}: holds neither {PIECES} nor {ENCODER_JSON} and {MERGES}")
