@@ -12,7 +12,8 @@ class ChannelGain(torch.autograd.Function):
     """Dot products with a gain for each channel, ``sum_t q_it k_jt a_rt``.
 
     No matrix product computes it, so it is summed channel by channel, forward and backward; then no
-    tensor of size T * S * D is ever held.
+    tensor of size T * S * D is ever held. ``gain`` has G tables (1 for all heads, or one each) of R
+    rows, and ``index``, ``(1 or B, T, S)``, the row r of each pair.
     """
 
     @staticmethod

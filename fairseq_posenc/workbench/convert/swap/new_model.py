@@ -85,41 +85,41 @@ def _list_architectures(choice: Choice, source: Pretrained) -> list[str]:
 
 def _collect_options(arch: str, choice: Choice, source: Pretrained) -> dict[str, Any]:
     """Collect a model's options: the user's before the source's before the architecture's."""
-    own = {*PositionConfig.__dataclass_fields__, "encoder_embed_path", "decoder_embed_path"}
-    known = _find_model_defaults(arch, source)
-    kept = {name: value for name, value in vars(source.args).items() if name not in own}
-    chosen = {name: value for name, value in choice._asdict().items() if value is not None}
-    wanted = chosen.pop("max_positions", 0)
+    left_out = {*PositionConfig.__dataclass_fields__, "encoder_embed_path", "decoder_embed_path"}
+    sources = {name: value for name, value in vars(source.args).items() if name not in left_out}
+    users = {name: value for name, value in choice._asdict().items() if value is not None}
+    max_positions = users.pop("max_positions", 0)
     for side, option in source.family.positions.items():
-        kept[option] = wanted or source.positions[side]
-        if kept[option] < source.positions[side]:
+        sources[option] = max_positions or source.positions[side]
+        if sources[option] < source.positions[side]:
             raise UserError(
-                f"--max-positions {wanted}: {source.path} has {source.positions[side]}, and tables "
-                "are extended, never cut; shorter samples need no shorter table"
+                f"--max-positions {max_positions}: {source.path} has {source.positions[side]}, and "
+                "tables are extended, never cut; shorter samples need no shorter table"
             )
     # fairseq's own way to say `none`
     names = {"arch": arch, "_name": arch, "no_token_positional_embeddings": False}
-    return {**known, **kept, **chosen, **names}
+    return {**_find_model_defaults(arch, source), **sources, **users, **names}
 
 
 def _find_model_defaults(arch: str, source: Pretrained) -> dict[str, Any]:
     """Look up the options of an architecture's model, with their defaults."""
     found = defaults(arch, source.family.task)["model"]
-    own = vars(PositionConfig())  # which fairseq does not fill in
+    positions = vars(PositionConfig())  # which fairseq does not fill in
     if isinstance(found, dict):
-        return {**own, **found}
-    values = {**own, **vars(found)}  # and those of the training
+        return {**positions, **found}
+    values = {**positions, **vars(found)}  # and those of the training
     names = [option.dest for option in model_options(arch)]
     return {name: values[name] for name in names if name in values}
 
 
 def _list_training_options(arch: str, values: dict[str, Any], source: Pretrained) -> list[str]:
     """List the options that an architecture does not set by itself."""
-    by_name, words = _find_model_defaults(arch, source), ["--arch", arch]
+    arch_sets, words = _find_model_defaults(arch, source), ["--arch", arch]
     for option in model_options(arch):
         value = values.get(option.dest)
-        if value in (None, by_name.get(option.dest)) or option.dest in NOT_THE_MODEL:
+        if value in (None, arch_sets.get(option.dest)) or option.dest in NOT_THE_MODEL:
             continue
+        # By whether it says no; the first of those that say the same.
         flags = {flag.startswith("--no-"): flag for flag in option.option_strings[::-1]}
         if isinstance(value, bool):
             words.append(flags.get(not value, option.option_strings[0]))
