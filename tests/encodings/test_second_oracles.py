@@ -101,10 +101,14 @@ def built(case: Case, causal: bool, backend: str = "reference") -> tuple[Any, An
     layer = SelfAttention(positions, backend=backend)
     for module in (positions.double().eval(), layer.double().eval()):
         for name, parameter in module.named_parameters():
-            torch.nn.init.normal_(parameter, 1 if "gate.bias" in name else 0, 0.4)
-            if name.endswith("delta"):  # to both sides of their bounds
-                torch.nn.init.uniform_(parameter, -8, 1)
+            draw_parameter(name, parameter)
     return positions, layer
+
+
+def draw_parameter(name: str, parameter: Any) -> None:
+    torch.nn.init.normal_(parameter, 1 if "gate.bias" in name else 0, 0.4)
+    if name.endswith("delta"):  # to both sides of their bounds
+        torch.nn.init.uniform_(parameter, -8, 1)
 
 
 def expected(case: Case, causal: bool, layer: Any, x: Tensor) -> list[Tensor]:

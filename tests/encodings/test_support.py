@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from contextlib import nullcontext
 
+import pytest
+from torch.nn.attention.flex_attention import flex_attention
+
+from fairseq_posenc.backends import flex
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import get
+from tests.encodings.test_second_oracles import CASES
 from tests.helpers import parity, support
+from tests.helpers.formulas import IN_FLOAT32
 
 
 def test_the_support_table_is_what_runs():
@@ -15,7 +22,26 @@ def test_the_support_table_is_what_runs():
 @pytest.mark.parametrize("name", parity.ENCODINGS)
 def test_layers_that_differ_windows_and_documents_equal_the_oracle(name, monkeypatch):
     monkeypatch.setattr("fairseq_posenc.backends.planner.SHORT", 0)  # so that `auto` takes blocks
-    families = [causal for causal in parity.FAMILIES if causal or not get(name).causal_only]
+    bound = 1e-5 if name in IN_FLOAT32 else 1e-9
     for place in parity.PLACES:
-        for causal in families:
-            assert parity.compare_encoding(name, place, causal) < 1e-5
+        assert parity.compare_translation(name, place) < bound
+        assert parity.compare_encoding(name, place, causal=True) < bound
+        if not get(name).causal_only:
+            assert parity.compare_encoding(name, place, causal=False) < bound
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if True in case.causal], ids=lambda case: case.spec
+)
+def test_translation_models_equal_the_second_formulas(case):
+    for backend in case.backends:
+        assert parity.compare_feature(case, "translation", backend) < case.tolerance
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.spec}-{case.causal[0]}")
+def test_flex_in_float32_equals_the_second_formulas(case, monkeypatch):
+    monkeypatch.setattr(flex, "_compile_attention", lambda: flex_attention)
+    refused = "sink" in case.spec or "cope" in case.spec
+    for family in ("causal", "translation") if case.causal[0] else ("encoder",):
+        with pytest.raises(UserError) if refused else nullcontext():
+            assert parity.compare_feature(case, family, "flex") < 3e-5

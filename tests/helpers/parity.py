@@ -6,23 +6,40 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
 
 from fairseq_posenc import registry
 from fairseq_posenc.api import SelfAttention, StackPositions
-from fairseq_posenc.backends import planner
+from fairseq_posenc.backends import flex, planner
 from fairseq_posenc.encodings.base import Encodings
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.results import markdown
-from tests.encodings.test_second_oracles import CASES, REAL, batch, built, expected
+from tests.encodings.test_second_oracles import (
+    CASES,
+    REAL,
+    Case,
+    N,
+    batch,
+    built,
+    draw_parameter,
+    expected,
+)
 from tests.helpers import oracles
-from tests.helpers.formulas import DIMS, awake, their_scores
+from tests.helpers.formulas import DIMS, EOS, PAD, awake, their_scores
+from tests.helpers.tiny_models import make_model
 from tests.transformer.test_windows import visible
 
 LENGTH, WIDTH, HEADS = 17, DIMS.embed_dim, DIMS.num_heads
 EVERY_KEY = f"window(size={2 * LENGTH})"
-FAMILIES = {True: "causal", False: "encoder"}
+FAMILIES = ("causal", "encoder", "translation")
+BACKENDS = ("reference", "blocked", "sdpa", "flex")
 ENCODINGS = [
     name
     for name in registry.names()
@@ -33,6 +50,8 @@ PLACES = {  # a spec, the limits within a document, and the document of each tok
     "window": ("{}+window(size=4)", "window(size=4)", None),
     "documents": ("{}+documents", EVERY_KEY, [0] * 5 + [1] * 2 + [2] * 10),
 }
+# The lengths of the documents of each row.
+SOURCES, TARGETS = [[5, 2, 10], [3, 4]], [[4, 6], [9, 2, 4]]
 
 
 @torch.no_grad()
@@ -54,16 +73,14 @@ def compare_encoding(name: str, place: str, causal: bool) -> float:
     ids = torch.tensor([documents or [0] * LENGTH])
     ours = layer(*positions(x, document_ids=ids if documents else None))[0]
     every = Encodings({**positions.shared.as_dict(), **layer.encodings.as_dict()})
-    direction = "lr" if causal else "both"
     differences = []
     for same in (ids == document for document in ids.unique()):
-        allowed = visible(limits, direction, int(same.sum()))
-        theirs = formula(layer, every, name, allowed, x[same], causal)
+        theirs = formula(layer, every, name, limits, x[same], causal)
         differences.append(_difference(ours[same], theirs))
     return max(differences)
 
 
-def formula(layer, encodings, name: str, allowed: Tensor, x: Tensor, causal: bool) -> Tensor:
+def formula(layer, encodings, name: str, limits: str, x: Tensor, causal: bool) -> Tensor:
     """Attend one document without padding ``(length, C)`` by the oracles."""
     query, key, value = (
         projection(x).unflatten(1, (HEADS, -1)).transpose(0, 1)  # [H, T, D]
@@ -71,14 +88,126 @@ def formula(layer, encodings, name: str, allowed: Tensor, x: Tensor, causal: boo
     )
     options = {"project_query": layer.q_proj, "project_key": layer.k_proj}
     scores = their_scores(encodings, name, query, key, x, **options, bidirectional=not causal)
+    allowed = visible(limits, "lr" if causal else "both", len(x))
     return layer.out_proj(oracles.attention(scores, value, allowed).transpose(0, 1).flatten(1))
 
 
+class Attended(NamedTuple):
+    """What a self-attention of a translation model was given for a document, and gave."""
+
+    stack: Any  # encoder or decoder
+    number: int  # of the layer in its stack
+    inputs: Tensor  # `(length, C)`
+    outputs: Tensor  # the same shape
+
+
+def run_translation(
+    spec: str,
+    in_encoder: bool,
+    whole_rows: bool,
+    max_positions: int,
+    prepare: Callable[[Any], None],
+    **options: Any,
+) -> Iterator[Attended]:
+    """Run a translation model, padded on the left of sources and on the right of targets.
+
+    Args:
+        spec: of the decoder, and of the encoder if ``in_encoder``.
+        in_encoder: False for encodings that are for causal models.
+        whole_rows: whether a row is one document.
+        max_positions: of both sides.
+        prepare: makes the model ready, its parameters included.
+        **options: of the model.
+    """
+    options |= {f"max_{side}_positions": max_positions for side in ("source", "target")}
+    for side in ("encoder", "decoder"):
+        options |= {f"{side}_embed_dim": WIDTH, f"{side}_attention_heads": HEADS}
+    # Inputs of about one, as layers norm them: the bounds are absolute.
+    options |= {"position_encoding": spec if in_encoder else "none", "no_scale_embedding": True}
+    model = make_model("translation", position_encoding_decoder=spec, **options)
+    prepare(model)
+    seen: dict[Any, tuple[Tensor, Tensor]] = {}
+    for stack in (model.encoder, model.decoder):
+        for layer in stack.layers:
+            layer.self_attn.register_forward_hook(
+                lambda module, args, kwargs, out: seen.update({module: (kwargs["query"], out[0])}),
+                with_kwargs=True,
+            )
+    rows = [[[sum(row)] if whole_rows else row for row in rows] for rows in (SOURCES, TARGETS)]
+    source = _make_tokens(rows[0], ends=True)
+    model(source, source.ne(PAD).sum(1), _make_tokens(rows[1], ends=False))
+    for stack, lengths, left in ((model.encoder, rows[0], True), (model.decoder, rows[1], False)):
+        if stack is model.encoder and not in_encoder:
+            continue
+        longest = max(map(sum, lengths))
+        for number, layer in enumerate(stack.layers):
+            x, out = seen[layer.self_attn]  # [T, B, C]
+            for row, documents in enumerate(lengths):
+                start = longest - sum(documents) if left else 0
+                for length in documents:
+                    own = slice(start, start := start + length)
+                    yield Attended(stack, number, x[own, row], out[own, row])
+
+
+def _make_tokens(rows: list[list[int]], ends: bool) -> Tensor:
+    """Make rows of documents that end with ``</s>``, padded on the left, or begin with it."""
+    found = []
+    for documents in rows:
+        row = torch.cat([torch.randint(4, 24, (length,)) for length in documents])
+        after = torch.tensor(documents).cumsum(0)
+        row[after - 1 if ends else after - torch.tensor(documents)] = EOS
+        missing = max(map(sum, rows)) - len(row)
+        found.append(
+            torch.nn.functional.pad(row, (missing, 0) if ends else (0, missing), value=PAD)
+        )
+    return torch.stack(found)
+
+
 @torch.no_grad()
-def compare_feature(case, causal: bool, backend: str) -> float:
-    """Compute the largest difference over sentences with padding on either side."""
+def compare_translation(name: str, place: str) -> float:
+    """Compute the largest difference of a self-attention of a translation model to the oracle."""
+    torch.manual_seed(3)
+    pattern, limits, documents = PLACES[place]
+
+    def prepare(model: Any) -> None:
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.4)
+        for module in model.modules():
+            if isinstance(module, Encodings):
+                awake(module)
+        model.double()
+
+    seen = run_translation(
+        pattern.format(name),
+        not registry.get(name).causal_only,
+        not documents,
+        DIMS.max_positions,
+        prepare,
+    )
+    differences = []
+    for stack, number, x, ours in seen:
+        layer = stack.layers[number].self_attn
+        every = Encodings({**stack.encodings.as_dict(), **layer.encodings.as_dict()})
+        spec = "none" if place == "per layer" and number else name
+        theirs = formula(layer, every, spec, limits, x, stack.assembly.dims.causal)
+        differences.append(_difference(ours, theirs))
+    return max(differences)
+
+
+@torch.no_grad()
+def compare_feature(case: Case, family: str, backend: str) -> float:
+    """Compute the largest difference over sentences with padding on either side.
+
+    Raises:
+        UserError: the backend refuses such terms.
+    """
+    if family == "translation":
+        return _compare_feature_in_translation(case, backend)
+    causal = family == "causal"
     positions, layer = built(case, causal, backend)
     x, padding = batch()
+    if backend == "flex":  # which has no float64 on a CPU
+        positions, layer, x = positions.float(), layer.float(), x.float()
     out = layer(*positions(x, padding))[0]
     return max(
         _difference(out[row, start:end], expected(case, causal, layer, x[row, start:end])[0])
@@ -86,34 +215,59 @@ def compare_feature(case, causal: bool, backend: str) -> float:
     )
 
 
+def _compare_feature_in_translation(case: Case, backend: str) -> float:
+    torch.manual_seed(5)
+
+    def prepare(model: Any) -> None:
+        for name, parameter in model.named_parameters():
+            draw_parameter(name, parameter)
+        if case.trained_on:
+            for stack in (model.encoder, model.decoder):
+                identity = stack.identity._replace(trained_length=case.trained_on)
+                stack.set_extra_state(identity.to_tensor())
+        model.to(torch.float32 if backend == "flex" else torch.float64)
+
+    seen = run_translation(
+        case.spec, False in case.causal, True, N, prepare, position_backend=backend
+    )
+    return max(
+        _difference(
+            ours,
+            expected(case, stack.assembly.dims.causal, stack.layers[number].self_attn, x)[0],
+        )
+        for stack, number, x, ours in seen
+    )
+
+
 def tabulate_encodings() -> str:
     """Tabulate encodings of the scores by place and family."""
     rows = []
     for name in ENCODINGS:
-        kind = registry.get(name)
-        cells = [
-            "-"
-            if kind.causal_only and not causal
-            else f"{compare_encoding(name, place, causal):.0e}"
-            for place in PLACES
-            for causal in FAMILIES
-        ]
+        cells = []
+        for place, family in product(PLACES, FAMILIES):
+            if family == "translation":
+                cells.append(f"{compare_translation(name, place):.0e}")
+            elif family == "encoder" and registry.get(name).causal_only:
+                cells.append("-")
+            else:
+                cells.append(f"{compare_encoding(name, place, family == 'causal'):.0e}")
         rows.append([f"`{name}`", *cells])
-    titles = [f"{place}, {family}" for place in PLACES for family in FAMILIES.values()]
+    titles = [f"{place}, {family}" for place, family in product(PLACES, FAMILIES)]
     return markdown.table(["encoding", *titles], rows, "l" + "r" * len(titles))
 
 
 def tabulate_features() -> str:
     """Tabulate features of 2024 to 2026 by family and backend."""
     rows: dict[str, list[str]] = {}
-    titles = [(causal, name) for causal in FAMILIES for name in ("reference", "blocked", "sdpa")]
+    columns = list(product(FAMILIES, BACKENDS))
     for case in CASES:
-        cells = rows.setdefault(case.spec, ["-"] * len(titles))
-        for place, (causal, backend) in enumerate(titles):
-            if causal in case.causal and backend in case.backends:
-                cells[place] = f"{compare_feature(case, causal, backend):.0e}"
+        cells = rows.setdefault(case.spec, ["-"] * len(columns))
+        for place, (family, backend) in enumerate(columns):
+            if backend in (*case.backends, "flex") and (family != "encoder") in case.causal:
+                with suppress(UserError):
+                    cells[place] = f"{compare_feature(case, family, backend):.0e}"
     lines = [[f"`{spec}`", *cells] for spec, cells in rows.items()]
-    heads = [f"{FAMILIES[causal]}, {backend}" for causal, backend in titles]
+    heads = [f"{family}, {backend}" for family, backend in columns]
     return markdown.table(["feature", *heads], lines, "l" + "r" * len(heads))
 
 
@@ -123,5 +277,7 @@ def _difference(ours: Tensor, theirs: Tensor) -> float:
 
 if __name__ == "__main__":
     planner.SHORT = 0  # so that `auto` takes blocks of short sentences, too
+    # The same functions without a kernel.
+    vars(flex)["_compile_attention"] = lambda: flex_attention
     logging.getLogger().setLevel(logging.WARNING)
     print(tabulate_encodings(), tabulate_features(), sep="\n\n")
