@@ -78,15 +78,11 @@ def assign_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def style_values(axes: Any, low: float, high: float, log: bool) -> None:
     """Give axes their limits and ticks of values, a quiet grid, and no frame."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+    from matplotlib.ticker import FuncFormatter, NullLocator
 
     if log:
         axes.set_yscale("log")
-        ticks = choose_ticks(low, high)
-        if len(ticks) < _FEW_TICKS:
-            axes.yaxis.set_major_locator(MaxNLocator(5))
-        else:
-            axes.set_yticks(ticks)
+        axes.set_yticks(choose_ticks(low, high))
         axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylim(low, high)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
@@ -136,8 +132,12 @@ def choose_ticks(low: float, high: float) -> list[float]:
     """Choose round numbers between two positive limits, about evenly spaced on a log scale."""
     powers = [10.0**exponent for exponent in range(-3, 300) if 10.0**exponent <= high]
     ticks = [digit * power for power in powers for digit in _TICKS if low <= digit * power <= high]
-    step = -(-len(ticks) // 10)  # ten are enough
-    return ticks[::step] if step else []
+    if len(ticks) < _FEW_TICKS:  # in so narrow a range a log scale is nearly linear
+        from matplotlib.ticker import MaxNLocator
+
+        found = MaxNLocator(5).tick_values(low, high)
+        return [float(tick) for tick in found if low <= tick <= high]
+    return ticks[:: -(-len(ticks) // 10)]  # ten are enough
 
 
 def spread_out(heights: list[float], distance: float) -> list[float]:

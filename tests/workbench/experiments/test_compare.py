@@ -596,6 +596,7 @@ class TestReport:
     def test_ticks_are_few_and_round(self) -> None:
         assert pictures.choose_ticks(35, 450) == [40, 50, 70, 100, 150, 200, 300, 400]
         assert len(pictures.choose_ticks(1, 1e30)) <= 10
+        assert pictures.choose_ticks(71, 89) == [72, 76, 80, 84, 88]
 
     @pytest.mark.parametrize(
         ("heights", "moved"),

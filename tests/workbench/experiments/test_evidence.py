@@ -197,10 +197,10 @@ def test_scores_of_fine_tuned_models_are_a_column_for_each_task(results):
     ]
     assert measured.fine_tuned("masked-lm") == []
     Record("starts-glue", {"models": models, "runs": runs}, {}).write(
-        results / measured.GLUE_RECORD["masked-lm"]
+        results / measured.GLUE_RECORDS["masked-lm"][0]
     )
     first, mean = measured.fine_tuned("masked-lm")
-    assert (first.title, mean.title) == ("GLUE: SST-2, accuracy", "GLUE: mean")
+    assert (first.title, mean.title) == ("GLUE: SST-2, accuracy", "GLUE: mean of SST-2")
     assert first.show("rope") == "71.0 (68.5 to 73.5)"
     assert first.best() == ("rope", [], ["none"])
     assert measured.fine_tuned("causal-lm") == []
@@ -299,5 +299,7 @@ def test_what_is_behind_the_best_is_corrected_for_all_comparisons():
 
 def test_a_picture_for_each_family(tmp_path):
     page.draw(tmp_path)
-    for family in FAMILIES:
-        assert (tmp_path / page.picture_name(family)).read_bytes().startswith(b"\x89PNG")
+    names = {page._picture_names(family)[0] for family in FAMILIES}
+    assert {each.name for each in tmp_path.iterdir()} == {*names, "choose_masked_lm_fine_tuned.png"}
+    for name in names:
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

@@ -44,7 +44,7 @@ SWITCH_RECORD = {
     CAUSAL: "causal_lm_start.json",
     BOTH: "translation_swap.json",
 }
-GLUE_RECORD = {MASKED: "glue.json"}
+GLUE_RECORDS = {MASKED: ("glue.json", "glue_tasks.json")}
 EARLY_RECORD = "trainability.json"  # one seed
 COST_RECORD = "benchmark_layer_one_thread_cpu.json"
 _BLEU, _SCORE = Scale("BLEU", higher=True), Scale("score", higher=True)
@@ -135,18 +135,20 @@ def on_another_text(family: str) -> list[Column]:
 
 
 def fine_tuned(family: str) -> list[Column]:
-    """Read the scores of fine-tuned models: a column for each task of GLUE, and their mean."""
-    record = _read_record(GLUE_RECORD.get(family))
-    if record is None:
-        return []
+    """Read the scores of fine-tuned models: a column for each task of GLUE, and their means."""
     columns = []
-    for task in dict.fromkeys(row["task"] for row in record.rows):
-        rows = [row for row in record.rows if row["task"] == task]
-        runs = [run for run in record.figures["runs"] if run["task"] == task]
-        found = {str(row["model"]): _interval(row, "score") for row in rows}
-        title = "GLUE: " + ", ".join(filter(None, (task, runs[0]["metric"])))
-        seeds = _by_seed(runs, "model", "seed", "score")
-        columns.append(Column(title, GLUE_RECORD[family], 1, found, True, seeds, _SCORE))
+    for name in GLUE_RECORDS.get(family, ()):
+        if (record := _read_record(name)) is None:
+            continue
+        tasks = [*dict.fromkeys(row["task"] for row in record.rows)]  # and "mean", after several
+        for task in tasks:
+            rows = [row for row in record.rows if row["task"] == task]
+            runs = [run for run in record.figures["runs"] if run["task"] == task]
+            found = {str(row["model"]): _interval(row, "score") for row in rows}
+            label = f"mean of {', '.join(tasks[:-1])}" if task == "mean" else task
+            title = "GLUE: " + ", ".join(filter(None, (label, runs[0]["metric"])))
+            seeds = _by_seed(runs, "model", "seed", "score")
+            columns.append(Column(title, name, 1, found, True, seeds, _SCORE))
     return columns
 
 

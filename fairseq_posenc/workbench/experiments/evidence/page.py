@@ -128,23 +128,42 @@ def _format_table(found: Sequence[Column], names: Iterable[str]) -> str:
 
 
 def draw(folder: Path) -> None:
-    """Draw the columns of each family that have seeds into a PNG file in a folder."""
+    """Draw the columns of each family that have seeds into a PNG file in a folder.
+
+    Those of fine-tuned models are in a file of their own.
+    """
     for family in FAMILIES:
-        columns = figures(family, measured.multiples(family)[-1:])
-        found = [each for each in columns if each.by_seed and len(each.figures) >= _FEW]
-        picture.draw(found, folder / picture_name(family))
+        for columns, name in zip(_split_columns(family), _picture_names(family)):
+            found = [each for each in columns if each.by_seed and len(each.figures) >= _FEW]
+            if found:
+                picture.draw(found, folder / name)
 
 
-def picture_name(family: str) -> str:
-    """Name the picture of a family."""
-    return f"choose_{family.replace('-', '_')}.png"
+def _split_columns(family: str) -> tuple[list[Column], list[Column]]:
+    """Collect the columns of models, and those of the models that were fine-tuned from them."""
+    tuned = measured.fine_tuned(family)
+    titles = {column.title for column in tuned}
+    found = figures(family, measured.multiples(family)[-1:])
+    return [column for column in found if column.title not in titles], tuned
+
+
+def _picture_names(family: str) -> tuple[str, str]:
+    """Name the pictures of a family: of its models, and of those fine-tuned from them."""
+    stem = f"choose_{family.replace('-', '_')}"
+    return f"{stem}.png", f"{stem}_fine_tuned.png"
 
 
 def _family(family: str) -> list[str]:
-    found = figures(family, measured.multiples(family)[-1:])
-    names = dict.fromkeys(name for column in found for name in column.ranked())
-    shown = f"![{_TITLES[family]}: all encodings](results/{picture_name(family)})"
-    return [f"### {_TITLES[family]}", shown, *_part(found, names), *_correlations(found)]
+    parts = []
+    found, tuned = _split_columns(family)
+    for columns, name, title in zip(
+        (found, tuned), _picture_names(family), (_TITLES[family], "Fine-tuned on GLUE")
+    ):
+        if columns:
+            names = dict.fromkeys(name for column in columns for name in column.ranked())
+            shown = f"![{title}: all encodings](results/{name})"
+            parts += [f"### {title}", shown, *_part(columns, names)]
+    return [*parts, *_correlations([*found, *tuned])]
 
 
 def _correlations(found: Sequence[Column]) -> list[str]:

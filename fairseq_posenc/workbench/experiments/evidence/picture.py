@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 
 from fairseq_posenc.workbench.experiments.evidence.measured import Column
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.differences import PERPLEXITY
 from fairseq_posenc.workbench.results.pictures import COLOURS, GREY, GRID
 
+_WIDTH, _WIDTH_OF_MANY = 3.6, 2.4  # inches of a panel, and of one beside four others or more
+_LETTERS = 13  # of a title, for an inch
 _BEST, _SAME, _BEHIND = COLOURS[4], COLOURS[0], GREY
 
 
@@ -26,7 +29,8 @@ def draw(columns: Sequence[Column], path: Path) -> None:
             math.isfinite(column.figures[name].mean) for column in columns if name in column.figures
         )
     ]
-    size = 2.2 + 3.6 * len(columns), 0.9 + 0.24 * len(names)
+    width = _WIDTH if len(columns) < 5 else _WIDTH_OF_MANY
+    size = 2.2 + width * len(columns), 1.1 + 0.24 * len(names)
     figure = pictures.new_figure(*size, dpi=110)
     (panels,) = figure.subplots(1, len(columns), squeeze=False, sharey=True)
     for axes, column in zip(panels, columns):
@@ -41,7 +45,7 @@ def draw(columns: Sequence[Column], path: Path) -> None:
             axes.plot(found.mean, row, "o", color=colour, markersize=5)
             seeds = [*column.by_seed.get(name, {}).values()]
             axes.plot(seeds, [row] * len(seeds), "|", color=colour, markersize=7)
-        axes.set_title(column.title, loc="left", fontsize=10)
+        axes.set_title(fill(column.title, int(_LETTERS * width)), loc="left", fontsize=10)
         if column.scale == PERPLEXITY:
             axes.set_xscale("log")
             low, high = axes.get_xlim()
