@@ -44,7 +44,7 @@ SWITCH_RECORD = {
     CAUSAL: "causal_lm_start.json",
     BOTH: "translation_swap.json",
 }
-GLUE_RECORDS = {MASKED: ("glue.json", "glue_tasks.json")}
+GLUE_RECORDS = {MASKED: ("glue.json", "glue_small.json")}
 EARLY_RECORD = "trainability.json"  # one seed
 COST_RECORD = "benchmark_layer_one_thread_cpu.json"
 _BLEU, _SCORE = Scale("BLEU", higher=True), Scale("score", higher=True)
