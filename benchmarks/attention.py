@@ -92,8 +92,8 @@ def measure(args: argparse.Namespace) -> page.Rows:
         print(f"{scope} {case.mode} n={case.length} ...", file=sys.stderr, flush=True)
         names = registry.names(encoder=not case.causal)
         encodings = names if args.encodings == ["all"] else args.encodings
-        found = compare(scope, case, encodings, backends, args.rounds, seconds)
-        rows += [row._asdict() for row in found]
+        compared = compare(scope, case, encodings, backends, args.rounds, seconds)
+        rows += [row._asdict() for row in compared]
     return rows
 
 

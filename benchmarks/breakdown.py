@@ -51,11 +51,11 @@ def time_parts(run: timing.Pass) -> dict[str, float]:
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         run()
     own = {event.key: event.self_cpu_time_total / 1e6 for event in profiled.key_averages()}
-    found = {
+    parts = {
         part: sum(own.get(f"aten::{name}", 0.0) for name in names) for part, names in PARTS.items()
     }
     whole = sum(own.values())
-    return {"seconds": whole, **found, "rest": whole - sum(found.values())}
+    return {"seconds": whole, **parts, "rest": whole - sum(parts.values())}
 
 
 def measure(args: argparse.Namespace) -> Rows:
@@ -76,7 +76,7 @@ def measure(args: argparse.Namespace) -> Rows:
     rounds = [[time_parts(run) for run in passes] for _ in range(args.rounds)]
     rows = []
     for index, contender in enumerate(everyone):
-        found = [each[index] for each in rounds]
+        timed = [each[index] for each in rounds]
         ratios = [each[index]["seconds"] / each[0]["seconds"] for each in rounds]
         rows.append(
             {
@@ -86,7 +86,7 @@ def measure(args: argparse.Namespace) -> Rows:
                 "length": case.length,
                 "dropout": case.dropout,
                 "ratio": median(ratios),
-                **{part: median(each[part] for each in found) for part in found[0]},
+                **{part: median(each[part] for each in timed) for part in timed[0]},
             }
         )
     return rows

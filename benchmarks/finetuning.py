@@ -55,14 +55,14 @@ def fine_tune(args: argparse.Namespace, lock: int) -> Record:
         run_logged(command, out / "glue.log", lock)
         record = read(out / "results.json")
         reported = {row["task"]: row["metric"] for row in record.rows if row["reported"]}
-        found = {each["task"]: each for each in record.figures["runs"]}
-        scores = {task: found[task][metric] for task, metric in reported.items()}
+        by_task = {each["task"]: each for each in record.figures["runs"]}
+        scores = {task: by_task[task][metric] for task, metric in reported.items()}
         if len(scores) > 1:
             scores["mean"] = statistics.fmean(scores.values())
         for task, score in scores.items():
             values.setdefault((variant.name, task), {})[seed] = score
             row = {"model": variant.name, "task": task, "seed": seed, "score": score}
-            collapsed = found[task]["collapsed"] if task in found else None
+            collapsed = by_task[task]["collapsed"] if task in by_task else None
             runs.append({**row, "metric": reported.get(task), "collapsed": collapsed})
     rows = [
         {"model": model, "task": task, "seeds": len(by_seed)}

@@ -79,8 +79,8 @@ def generation(
     batch = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
 
     def run() -> None:
-        found = task.inference_step(generator, [model], batch)
-        assert all(len(beams[0]["tokens"]) == case.length for beams in found)
+        hypotheses = task.inference_step(generator, [model], batch)
+        assert all(len(beams[0]["tokens"]) == case.length for beams in hypotheses)
 
     return run
 

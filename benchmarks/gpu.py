@@ -56,9 +56,9 @@ def checksum_code() -> str:
 
 def done_before(path: Path) -> dict[str, dict[str, Any]]:
     """Read the results of steps that an earlier call finished with this very code, by name."""
-    found = json.loads(path.read_text("utf-8")) if path.exists() else []
+    results = json.loads(path.read_text("utf-8")) if path.exists() else []
     here = checksum_code()
-    return {x["step"]: x for x in found if x["end"] == "done" and x["code"] == here}
+    return {x["step"]: x for x in results if x["end"] == "done" and x["code"] == here}
 
 
 def run(step: Step, dry_run: bool, left: float) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def run(step: Step, dry_run: bool, left: float) -> dict[str, Any]:
 
 
 def run_all(
-    found: list[Step], before: dict[str, dict[str, Any]], dry_run: bool
+    to_run: list[Step], before: dict[str, dict[str, Any]], dry_run: bool
 ) -> Iterator[dict[str, Any]]:
     """Run the steps, first those that are not timed; yield results, old ones where there are."""
     end = time.monotonic() + LIMIT
@@ -107,8 +107,8 @@ def run_all(
         return before.get(step.name) or run(step, dry_run, end - time.monotonic())
 
     with ThreadPoolExecutor(max_workers=1 if dry_run else None) as pool:
-        yield from pool.map(run_once, [step for step in found if step.kind not in TIMED])
-    yield from map(run_once, [step for step in found if step.kind in TIMED])
+        yield from pool.map(run_once, [step for step in to_run if step.kind not in TIMED])
+    yield from map(run_once, [step for step in to_run if step.kind in TIMED])
 
 
 def format_tables(results: Results) -> list[str]:
@@ -178,14 +178,14 @@ def main() -> None:
         keep(args.out / "results.json")
         return
     args.out.mkdir(parents=True, exist_ok=True)
-    found = steps(args.dry_run)
+    planned = steps(args.dry_run)
     before = done_before(args.out / "results.json")
     known = dict(before)
-    for result in run_all(found, before, args.dry_run):
+    for result in run_all(planned, before, args.dry_run):
         again = ", before" * (result["step"] in before)
         print(f"{result['step']}: {result['end']}{again}", file=sys.stderr, flush=True)
         known[result["step"]] = result
-        results = [known[step.name] for step in found if step.name in known]
+        results = [known[step.name] for step in planned if step.name in known]
         write_whole(args.out / "results.json", json.dumps(results, indent=1))
         write_whole(args.out / "tables.md", "\n".join(format_tables(results)) + "\n")
     print((args.out / "tables.md").read_text("utf-8"))

@@ -7,7 +7,7 @@ key costs. ``measuring/machine_code.py`` says how that is counted.
     python benchmarks/kernels.py --arch 80 90 --forms shaw m4m --json
 
 The estimate of a layer's attention divides all instructions by a rate that is stated, not measured.
-It leaves out memory, the waiting for it, and all that is no kernel of ours.
+It leaves out memory, the waiting for it, and all that is not one of our kernels.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ def _describe(arch: int, kernel: Kernel, code: Code) -> dict[str, Any]:
 
 def sum_forms(rows: Iterable[dict[str, Any]], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Compute the sums over the kernels of each form, with the time that they stand for."""
-    found = []
+    forms = []
     key = ("arch", "form", "dropout", "reset")
     for case, kernels in itertools.groupby(rows, lambda row: tuple(row[name] for name in key)):
         each = list(kernels)
         total = sum(row["total"] for row in each)
-        found.append(
+        forms.append(
             {
                 **dict(zip(key, case)),
                 "instructions": round(total, 1),
@@ -86,7 +86,7 @@ def sum_forms(rows: Iterable[dict[str, Any]], args: argparse.Namespace) -> list[
                 "milliseconds": round(1e3 * total * args.pairs / args.rate, 3),
             }
         )
-    return found
+    return forms
 
 
 def tables(rows: list[dict[str, Any]], totals: list[dict[str, Any]]) -> list[str]:

@@ -44,7 +44,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 # What one process measured of an encoding: who computed it, the seconds of a pass without the
-# reset, and the ratio of the time with the reset to that. Pickled, so it is no class of a script.
+# reset, and the ratio of the time with the reset to that. Pickled, so not a class of a script.
 ResetTime = tuple[Contender, float, float]
 
 
@@ -55,8 +55,8 @@ def without_reset(modules: nn.Module) -> Iterator[None]:
     Raises:
         UserError: there is none.
     """
-    found = [each for each in modules.modules() if isinstance(each, DistanceTable)]
-    kept = [(each, each.reset) for each in found if each.reset is not None]
+    tables = [each for each in modules.modules() if isinstance(each, DistanceTable)]
+    kept = [(each, each.reset) for each in tables if each.reset is not None]
     if not kept:
         raise UserError("none of its tables by distance has a reset")
     for each, _ in kept:
@@ -73,7 +73,7 @@ def measure_here(args: argparse.Namespace) -> list[ResetTime]:
     prepare(args)
     batch = args.batch or (8 if args.device.type == "cuda" else 1)
     case = Case(args.length, batch, args.dropout, DTYPES[args.dtype], args.device)
-    found = []
+    times = []
     for encoding in args.encodings:
         ours = contenders([f"{encoding}+reset"], ["auto"], case.dims, case.call)
         contender = next(each for each in ours if each.encoding != "none")
@@ -88,8 +88,8 @@ def measure_here(args: argparse.Namespace) -> list[ResetTime]:
         rounds = timing.interleaved(turns, args.device, args.rounds, args.seconds)
         ratio = median((b + c) / (a + d) for a, b, c, d in rounds)
         contender = contender._replace(encoding=encoding)
-        found.append((contender, timing.median(rounds, 0), ratio))
-    return found
+        times.append((contender, timing.median(rounds, 0), ratio))
+    return times
 
 
 def measure(args: argparse.Namespace) -> Rows:
@@ -104,7 +104,7 @@ def summarize(args: argparse.Namespace, runs: list[list[ResetTime]]) -> Rows:
     rows = []
     for of_encoding in zip(*runs):
         (contender, *_), *_ = of_encoding
-        found = [ratio for _, _, ratio in of_encoding]
+        ratios = [ratio for _, _, ratio in of_encoding]
         rows.append(
             {
                 "encoding": contender.encoding,
@@ -112,9 +112,9 @@ def summarize(args: argparse.Namespace, runs: list[list[ResetTime]]) -> Rows:
                 "length": args.length,
                 "dropout": args.dropout,
                 "seconds": median(seconds for _, seconds, _ in of_encoding),
-                "ratio": median(found),
-                "lowest": min(found),
-                "highest": max(found),
+                "ratio": median(ratios),
+                "lowest": min(ratios),
+                "highest": max(ratios),
             }
         )
     return rows

@@ -34,7 +34,7 @@ from fairseq_posenc.workbench.convert.exchange.ctranslate2.exporting import expo
 from fairseq_posenc.workbench.convert.exchange.exporting import export
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.translation import Translator
-from fairseq_posenc.workbench.translation.checkpoint import data_bin_of
+from fairseq_posenc.workbench.translation.checkpoint import find_data_bin
 from measuring import page, timing
 from measuring.commands import new_parser, run_script
 
@@ -75,8 +75,8 @@ def fairseq_engine(args: argparse.Namespace) -> Engine:
     translator = Translator.load(args.checkpoint, data=args.data, device="cpu")
 
     def translate(sentences: Sequence[str], beam: int, _: bool) -> list[Found]:
-        found = translator.translate(sentences, beam=beam, max_tokens=10**6)
-        return [Found(each[0].tokens, each[0].score) for each in found]
+        hypotheses = translator.translate(sentences, beam=beam, max_tokens=10**6)
+        return [Found(each[0].tokens, each[0].score) for each in hypotheses]
 
     return translate
 
@@ -88,14 +88,14 @@ def transformers_engine(folder: Path) -> Engine:
 
     def words(numbers: Tensor) -> tuple[str, ...]:
         special = {tokenizer.pad_token, tokenizer.eos_token}
-        found = tokenizer.convert_ids_to_tokens(numbers.tolist())
-        return tuple(each for each in found if each not in special)
+        symbols = tokenizer.convert_ids_to_tokens(numbers.tolist())
+        return tuple(each for each in symbols if each not in special)
 
     def translate(sentences: Sequence[str], beam: int, _: bool) -> list[Found]:
         given = tokenizer(list(sentences), return_tensors="pt", padding=True)
         with torch.inference_mode():
-            found = model.generate(**given, num_beams=beam, early_stopping=beam > 1)
-        return [Found(words(each), None) for each in found]
+            generated = model.generate(**given, num_beams=beam, early_stopping=beam > 1)
+        return [Found(words(each), None) for each in generated]
 
     return translate
 
@@ -107,10 +107,10 @@ def ctranslate2_engine(folder: Path, pieces: Path, longest: int, threads: int) -
 
     def translate(sentences: Sequence[str], beam: int, scored: bool) -> list[Found]:
         given = [cut.encode(each, out_type=str) for each in sentences]
-        found = translator.translate_batch(
+        translated = translator.translate_batch(
             given, beam_size=beam, max_decoding_length=longest, return_end_token=True
         )
-        words = [[word for word in each.hypotheses[0] if word != "</s>"] for each in found]
+        words = [[word for word in each.hypotheses[0] if word != "</s>"] for each in translated]
         scores: Sequence[Optional[float]] = [None] * len(words)
         if scored:  # anew, as a search leaves the end out of the chances of the first word
             scores = [fmean(each.log_probs) for each in translator.score_batch(given, words)]
@@ -122,15 +122,17 @@ def ctranslate2_engine(folder: Path, pieces: Path, longest: int, threads: int) -
 def carried(trained: OpenModel, folder: Path, threads: int) -> dict[str, Engine]:
     """Export a model, and load it with each of the other engines."""
     longest = build_generation_config(trained)["max_new_tokens"] - 1  # words
-    source = data_bin_of(trained)
+    source = find_data_bin(trained)
     pieces = source.find_pieces(source.source)
     export(trained, "hf", None, folder / "hf", Labels())
-    found = {"transformers": transformers_engine(folder / "hf")}
+    engines = {"transformers": transformers_engine(folder / "hf")}
     for quantization in ("float32", "float16", "int8"):
         place = folder / quantization
         export_to_ctranslate2(trained, quantization, None, place, Labels())
-        found[f"CTranslate2, {quantization}"] = ctranslate2_engine(place, pieces, longest, threads)
-    return found
+        engines[f"CTranslate2, {quantization}"] = ctranslate2_engine(
+            place, pieces, longest, threads
+        )
+    return engines
 
 
 def batches(sentences: Sequence[str], size: int) -> list[list[str]]:
@@ -145,7 +147,7 @@ def speeds(
     """Measure sentences a second of each engine, and how many times the first one's that is."""
     now = timing.clock(torch.device("cpu"))
     cut = batches(sentences, size)
-    found: list[list[float]] = []
+    times: list[list[float]] = []
     for turn in range(rounds + 1):  # the first warms up
         seconds = []
         for engine in engines:
@@ -153,19 +155,19 @@ def speeds(
             for batch in cut if turn else cut[:2]:
                 engine(batch, BEAMS[0], False)
             seconds.append(now() - began)
-        found += [seconds] if turn else []
+        times += [seconds] if turn else []
     return [
-        (len(sentences) / timing.median(found, index), 1 / timing.ratio(found, index, 0))
+        (len(sentences) / timing.median(times, index), 1 / timing.ratio(times, index, 0))
         for index in range(len(engines))
     ]
 
 
 def quality(engine: Engine, sources: Sequence[str], beam: int) -> list[Found]:
     """Translate the whole test set."""
-    found: dict[str, Found] = {}
+    by_source: dict[str, Found] = {}
     for batch in batches(sorted(set(sources)), 32):
-        found.update(zip(batch, engine(batch, beam, True)))
-    return [found[source] for source in sources]
+        by_source.update(zip(batch, engine(batch, beam, True)))
+    return [by_source[source] for source in sources]
 
 
 def compared(ours: list[Found], theirs: list[Found], references: list[str]) -> dict[str, Any]:
@@ -185,7 +187,7 @@ def compared(ours: list[Found], theirs: list[Found], references: list[str]) -> d
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure a row for each engine."""
     trained = open_model(args.checkpoint, args.data)
-    data = data_bin_of(trained)
+    data = find_data_bin(trained)
     sources, references = (
         (data.folder / f"test.raw.{language}").read_text("utf-8").splitlines()
         for language in (data.source, data.target)
@@ -202,9 +204,9 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             for row, (speed, ratio) in zip(rows, speeds(runs, timed, size, args.rounds)):
                 row |= {f"sentences_per_second_{size}": speed, f"ratio_{size}": ratio}
         for beam in BEAMS:
-            found = [quality(engine, sources, beam) for engine in runs]
-            for row, each in zip(rows, found):
-                figures = compared(found[0], each, references)
+            translated = [quality(engine, sources, beam) for engine in runs]
+            for row, each in zip(rows, translated):
+                figures = compared(translated[0], each, references)
                 row |= {f"{name}_beam_{beam}": value for name, value in figures.items()}
     return rows
 

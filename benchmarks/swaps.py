@@ -110,9 +110,9 @@ def main() -> None:
         train_args=(*shlex.split(made["options"]), *args.after_dashes),
     )
     with lock_output_folder(settings.models) as lock:
-        found = build_record(Swaps(settings, lock).run())
-    data = {**found.data, "text": made["text"]}
-    found._replace(data=data, command=own_command()).write(args.out)
+        record = build_record(Swaps(settings, lock).run())
+    data = {**record.data, "text": made["text"]}
+    record._replace(data=data, command=own_command()).write(args.out)
 
 
 if __name__ == "__main__":

@@ -136,15 +136,15 @@ def main() -> None:
 def _run_processes(args: argparse.Namespace, spec: str, length: int) -> dict[str, float]:
     """Run a case in several processes of its own; take the median of each figure."""
     words = [sys.executable, __file__, "--rounds", str(args.rounds), "--batch", str(args.batch)]
-    found: list[dict[str, float]] = []
+    measured: list[dict[str, float]] = []
     for _ in range(args.runs):
         done = subprocess.run(
             [*words, "--case", spec, str(length)], capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise UserError(f"{spec}, {length} tokens: {done.stderr.strip().splitlines()[-1]}")
-        found.append(json.loads(done.stdout))
-    return {name: statistics.median(each[name] for each in found) for name in found[0]}
+        measured.append(json.loads(done.stdout))
+    return {name: statistics.median(each[name] for each in measured) for name in measured[0]}
 
 
 def _read_peak() -> int:

@@ -192,9 +192,9 @@ def _parse_layer(part: str, text: str) -> list[Item]:
             _apply_reset(items, text)
         else:
             items.append((name, _parse_options(name, written or "")))
-    found = [Item.canonical(name, values) for name, values in items]
-    _refuse_conflicts(found)
-    return found
+    parsed = [Item.canonical(name, values) for name, values in items]
+    _refuse_conflicts(parsed)
+    return parsed
 
 
 def _is_for_whole_stack(item: Item) -> bool:

@@ -80,15 +80,15 @@ class GlueSettings:
         Raises:
             UserError: one is missing, and is not optional.
         """
-        found = {}
+        files = {}
         for split in task.files:
             if split.rstrip("12") in self.splits:
                 try:
-                    found[split] = find_file(self.raw, task, split)
+                    files[split] = find_file(self.raw, task, split)
                 except UserError:
                     if split not in task.optional:
                         raise
-        return found
+        return files
 
     def plan(self, files: dict[str, Path]) -> dict[str, Any]:
         """List everything that the data-bin of a task depends on."""
@@ -141,8 +141,8 @@ def _write_task(
 
 def _write_majority_of_wnli(settings: GlueSettings) -> None:
     """Write the predictions for WNLI: its majority class."""
-    found = settings.find_files(WNLI)
-    train, test = (read_examples(found[split], WNLI, split) for split in ("train", "test"))
+    files = settings.find_files(WNLI)
+    train, test = (read_examples(files[split], WNLI, split) for split in ("train", "test"))
     ((label, count),) = Counter(train.labels).most_common(1)
     path = settings.out / f"{WNLI.name}.tsv"
     write_predictions(path, test.ids, [label] * len(test.ids))

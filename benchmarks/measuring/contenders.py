@@ -66,7 +66,7 @@ def contenders(
         UserError: a spec that cannot be read, or has no meaning in such a layer.
     """
     device = torch.device(call.device)
-    found = []
+    listed = []
     for spec in encodings:
         terms = _terms(spec, dims, device)
         for backend in backends:
@@ -74,11 +74,11 @@ def contenders(
             if why_not := BACKENDS[name].refuses(terms, call):
                 _say(f"no row for {spec} on {name}: {why_not}")
             else:
-                found.append(Contender(spec, name))
+                listed.append(Contender(spec, name))
     none = _terms("none", dims, device)
-    used = dict.fromkeys(each.backend for each in found)
+    used = dict.fromkeys(each.backend for each in listed)
     able = [name for name in used if not BACKENDS[name].refuses(none, call)]
-    return list(dict.fromkeys([*(Contender("none", name) for name in able), *found]))
+    return list(dict.fromkeys([*(Contender("none", name) for name in able), *listed]))
 
 
 def layer_and_shared(spec: str, dims: Dims) -> tuple[Encodings, Encodings]:

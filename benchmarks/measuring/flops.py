@@ -9,7 +9,7 @@ product of ``(a, b)`` and ``(b, c)`` is 2abc operations. For each token forward:
 
 and a training step is three times that: forward, and the gradients of both factors. Causal
 attention counts whole, as it is computed. It is the same for every encoding: what an encoding
-computes beyond it is no work of the model's, so it lowers the utilisation.
+computes beyond it is not work of the model's, so it lowers the utilisation.
 
 Source: the counting of Chowdhery et al. (2022), "PaLM", arXiv:2204.02311, appendix B, without its
 shortcuts for C and F.

@@ -43,7 +43,7 @@ class Step(NamedTuple):
 def steps(dry_run: bool) -> list[Step]:
     """List the steps, each with its estimated time on an H200; see :func:`estimate`."""
     tests = [CASE] if dry_run else ["-m", "not slow", "tests/backends/test_triton.py"]
-    found = [
+    listed = [
         Step("tests", "tests", 80, [*PYTEST, *tests]),
         Step("memory checker", "checker", 80, [*PYTEST, CASE]),
         _measure("survival", 120, BF16, "0.1", "--updates 300", ["all"]),
@@ -53,11 +53,12 @@ def steps(dry_run: bool) -> list[Step]:
     ]
     if dry_run:
         # The same steps with other sizes are one step.
-        found = list({each.kind: each for each in reversed(found)}.values())[::-1]
+        listed = list({each.kind: each for each in reversed(listed)}.values())[::-1]
         return [
-            Step(f"{x.kind}, tiny", x.kind, 0, x.words + DRY.get(x.kind, "").split()) for x in found
+            Step(f"{x.kind}, tiny", x.kind, 0, x.words + DRY.get(x.kind, "").split())
+            for x in listed
         ]
-    return found
+    return listed
 
 
 def first() -> list[Step]:
@@ -92,10 +93,10 @@ def rest() -> Iterator[Step]:
         yield _measure("layers", 25, dtype, dropout, f"--lengths {EACH} --batch 1", encodings)
 
 
-def estimate(found: list[Step]) -> int:
+def estimate(planned: list[Step]) -> int:
     """Estimate the seconds of some steps, of which those that are not timed run at once."""
-    together = [step.seconds for step in found if step.kind not in TIMED]
-    return max(together, default=0) + sum(step.seconds for step in found if step.kind in TIMED)
+    together = [step.seconds for step in planned if step.kind not in TIMED]
+    return max(together, default=0) + sum(step.seconds for step in planned if step.kind in TIMED)
 
 
 def _updates(dtype: str, dropout: str, length: int, encodings: list[str]) -> Step:

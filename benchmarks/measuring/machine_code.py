@@ -69,15 +69,15 @@ class Instruction(NamedTuple):
 
 def read_codes(kernels: Iterable[Kernel]) -> dict[str, Code]:
     """Disassemble compiled kernels; return registers, spills and instructions by kernel name."""
-    kernel_of, found = {kernel.name: kernel for kernel in kernels}, {}
+    kernel_of, codes = {kernel.name: kernel for kernel in kernels}, {}
     for arch in {kernel.compiled.metadata.target.arch for kernel in kernel_of.values()}:
         own = [x for x in kernel_of.values() if x.compiled.metadata.target.arch == arch]
         texts = [_extract_instructions(kernel.compiled.asm["cubin"]) for kernel in own]
         lines = iter(_disassemble(b"".join(texts), arch))
         for kernel, text in zip(own, texts):
             instructions = list(islice(lines, len(text) // INSTRUCTION))
-            found[kernel.name] = _read_code(kernel, instructions)
-    return found
+            codes[kernel.name] = _read_code(kernel, instructions)
+    return codes
 
 
 def _read_code(kernel: Kernel, instructions: list[Instruction]) -> Code:
@@ -103,8 +103,8 @@ def _read_code(kernel: Kernel, instructions: list[Instruction]) -> Code:
 def classify_instruction(name: str) -> str:
     """Classify an instruction by its name, modifiers included."""
     stem = name.split(".")[0]
-    found = (kind for kind, names in KINDS.items() if re.fullmatch(names, stem))
-    return next(found, "integer")
+    matching = (kind for kind, names in KINDS.items() if re.fullmatch(names, stem))
+    return next(matching, "integer")
 
 
 def full_width(code: Code, arch: int) -> bool:
@@ -133,12 +133,12 @@ def _extract_instructions(cubin: bytes) -> bytes:
     (at,) = struct.unpack_from("<Q", cubin, 0x28)
     size, number, names = struct.unpack_from("<HHH", cubin, 0x3A)
     sections = [struct.unpack_from("<IIQQQQ", cubin, at + size * n) for n in range(number)]
-    (found,) = (
+    (section,) = (
         cubin[start : start + length]
         for name, _, _, _, start, length in sections
         if cubin[sections[names][4] + name :].startswith(b".text.")
     )
-    return found
+    return section
 
 
 def _disassemble(text: bytes, arch: int) -> list[Instruction]:
@@ -147,13 +147,15 @@ def _disassemble(text: bytes, arch: int) -> list[Instruction]:
         path = Path(folder) / "instructions"
         path.write_bytes(text)
         listing = _run("nvdisasm", "--binary", f"SM{arch}{'a' * (arch >= 90)}", path)
-    found = []
+    instructions = []
     for line in re.finditer(LINE, listing, re.MULTILINE):
         branch = re.search(r"\b0x([0-9a-f]+)", line[3]) if line[2].startswith("BRA") else None
-        found.append(Instruction(int(line[1], 16), line[2], int(branch[1], 16) if branch else None))
-    if len(found) * INSTRUCTION != len(text):
-        raise RuntimeError(f"nvdisasm: {len(found)} instructions read of {len(text)} bytes")
-    return found
+        instructions.append(
+            Instruction(int(line[1], 16), line[2], int(branch[1], 16) if branch else None)
+        )
+    if len(instructions) * INSTRUCTION != len(text):
+        raise RuntimeError(f"nvdisasm: {len(instructions)} instructions read of {len(text)} bytes")
+    return instructions
 
 
 def _count_bytes(name: str) -> int:

@@ -45,13 +45,13 @@ def _round_figures(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def load(folder: Path = RESULTS) -> list[Result]:
     """Load all measurements that are kept, by name."""
-    found = []
+    results = []
     for path in sorted(folder.glob(f"{PREFIX}*.json")):
         kept = read(path)
         name, script = path.stem[len(PREFIX) :], kept.kind[len(KIND) :]
         rows = [dict(row) for row in kept.rows]
-        found.append(Result(name, script, kept.command, kept.data["machine"], rows))
-    return found
+        results.append(Result(name, script, kept.command, kept.data["machine"], rows))
+    return results
 
 
 def write(folder: Path = RESULTS, page: Path = PAGE) -> None:

@@ -107,9 +107,9 @@ def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module
     return _build_pass(compute, case, modules, [x]), modules
 
 
-def _select_output(found: Any) -> Tensor:
+def _select_output(output: Any) -> Tensor:
     """Select the output of a layer, which decoders give with attention weights."""
-    out: Tensor = found[0] if isinstance(found, tuple) else found
+    out: Tensor = output[0] if isinstance(output, tuple) else output
     return out
 
 

@@ -48,10 +48,10 @@ def interleaved(
     now = clock(device)
     repeats = [_count_repeats(run, now) for run in passes]
     end = time.monotonic() + limit
-    found: list[list[float]] = []
-    while len(found) < rounds and (len(found) < FEWEST or time.monotonic() < end):
-        found.append([_time(run, times, now) for run, times in zip(passes, repeats)])
-    return found
+    seconds: list[list[float]] = []
+    while len(seconds) < rounds and (len(seconds) < FEWEST or time.monotonic() < end):
+        seconds.append([_time(run, times, now) for run, times in zip(passes, repeats)])
+    return seconds
 
 
 def median(rounds: list[list[float]], index: int) -> float:
@@ -102,8 +102,10 @@ def peak(run: Pass, device: torch.device) -> int:
 
 def _find_peak(profiled: profile) -> int:
     results: Any = profiled.profiler  # as torch has no public way to them
-    found = results.kineto_results.events()
-    events = [e for e in found if e.name() == "[memory]" and e.device_type() == DeviceType.CPU]
+    events_seen = results.kineto_results.events()
+    events = [
+        e for e in events_seen if e.name() == "[memory]" and e.device_type() == DeviceType.CPU
+    ]
     held = highest = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         held += event.nbytes()  # negative when memory is given back

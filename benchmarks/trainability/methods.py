@@ -16,7 +16,7 @@ from fairseq_posenc import registry
 from fairseq_posenc.workbench.results.markdown import table
 
 REFERENCES = ("none", "learned")  # beside the causal-only encodings, to compare them with
-MARGIN = 0.1  # bits; a smaller difference is no finding
+MARGIN = 0.1  # bits; a smaller difference is not a finding
 
 
 def method_runs(args: argparse.Namespace) -> list[StartRun]:

@@ -115,15 +115,15 @@ class Recorder(logging.Handler):
 
 def _measure_gradients(model: Optional[nn.Module]) -> dict[str, float]:
     """Compute root mean squares of the first update's gradients, which are still there."""
-    found: dict[str, list[float]] = {"query projections": [], "position parameters": []}
+    norms: dict[str, list[float]] = {"query projections": [], "position parameters": []}
     for name, value in model.named_parameters() if model else ():
         if value.grad is not None:
             size = value.grad.square().mean().sqrt().item()
             if name.endswith("self_attn.q_proj.weight"):
-                found["query projections"].append(size)
+                norms["query projections"].append(size)
             if is_position_parameter(name):
-                found["position parameters"].append(size)
-    return {name: statistics.mean(sizes) for name, sizes in found.items() if sizes}
+                norms["position parameters"].append(size)
+    return {name: statistics.mean(sizes) for name, sizes in norms.items() if sizes}
 
 
 @contextlib.contextmanager

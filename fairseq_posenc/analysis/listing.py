@@ -26,12 +26,12 @@ def list_entries() -> list[Entry]:
     classes = {
         node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)
     }
-    found = [
+    entries = [
         Entry(name, _read_acts_on(node, classes), _read_summary(node))
         for node in classes.values()
         if (name := _read_registered_name(node))
     ]
-    return sorted(found)
+    return sorted(entries)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
 
         print(json.dumps([collect_facts(entry.name) for entry in list_entries()], indent=2))
         return 0
-    found = list_entries()
-    width = max(len(entry.name) for entry in found)
-    for name, acts_on, summary in found:
+    entries = list_entries()
+    width = max(len(entry.name) for entry in entries)
+    for name, acts_on, summary in entries:
         print(f"{name:<{width}}  {acts_on:<8}  {summary.replace('``', '')}")
     return 0
 

@@ -36,8 +36,8 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     positions = Positions.from_tokens(tokens, padding_idx=1, eos_idx=2, tgt_len=LENGTH)
     shape = (1, DIMS.num_heads, LENGTH, DIMS.head_dim)
     query, key, value = (torch.randn(shape, device=device) for _ in range(3))
-    found = {"the input": _measure_input_error(encodings, positions)}
-    found["rotation"] = _measure_rotation_error(encodings, query, key, positions.ids)
+    errors = {"the input": _measure_input_error(encodings, positions)}
+    errors["rotation"] = _measure_rotation_error(encodings, query, key, positions.ids)
     query, key = _rotate(encodings, query, key, positions.ids)
     terms = encodings.terms(Span.from_lengths(LENGTH, LENGTH, device), positions)
     inputs = torch.randn(1, LENGTH, DIMS.embed_dim, device=device)
@@ -49,8 +49,8 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
         call = AttentionCall(query, key, value, served, mask)
         if not BACKENDS[name].refuses(served, call.features):
             attended, _ = BACKENDS[name].attend(call)
-            found[name] = float((attended[0].double().cpu() - expected).abs().max())
-    return found
+            errors[name] = float((attended[0].double().cpu() - expected).abs().max())
+    return errors
 
 
 def _measure_input_error(encodings: Encodings, positions: Positions) -> float:
@@ -130,13 +130,13 @@ def _compute_decay(terms: Terms) -> Tensor:
 
 def _count_positions(query: Tensor, content: Tensor, table: Tensor) -> Tensor:
     """Compute the products of queries and rows between two whole positions, pair by pair."""
-    found = torch.zeros_like(content)
+    products = torch.zeros_like(content)
     for h, i, j in product(*map(range, content.shape)):
         position = content[h, i, j : i + 1].sigmoid().sum().clamp(max=len(table) - 1)
         low, part = int(position), position % 1
         rows = table[[low, min(low + 1, len(table) - 1)]] @ query[h, i]  # [2]
-        found[h, i, j] = (1 - part) * rows[0] + part * rows[1]
-    return found
+        products[h, i, j] = (1 - part) * rows[0] + part * rows[1]
+    return products
 
 
 def _index_pairs(terms: Terms) -> Tensor:

@@ -19,7 +19,7 @@ class CallFeatures(NamedTuple):
     """The features of a call that the choice of a backend depends on, beside the terms."""
 
     device: str = "cpu"  # `cpu`, `cuda`
-    dtype: torch.dtype = torch.float32  # of queries, keys and values
+    dtype: torch.dtype = torch.float32  # the queries, keys and values have it
     tgt_len: int = 512  # T
     src_len: int = 512  # S
     head_dim: int = 64  # D
@@ -39,21 +39,21 @@ class AttentionCall(NamedTuple):
     query: Tensor  # `(B, H, T, D)`, unscaled; the last T of S positions
     key: Tensor  # `(B, H, S, D)`
     value: Tensor  # `(B, H, S, D)`
-    terms: Terms  # of the position encodings, added to the scores
+    terms: Terms  # the position encodings' terms, added to the scores
     mask: Mask = Mask()  # which keys a query may see. A query that may see none gets zeros
     dropout: float = 0.0  # probability of dropping a weight; 0 outside training
     need_weights: bool = False  # also return the weights before dropout
 
     def temperature(self) -> Tensor | None:
         """Compute the factor of all scores of each query, ``(B or 1, G, T)``, or None for 1."""
-        terms, found = self.terms, self.terms.temperature
+        terms, factors = self.terms, self.terms.temperature
         if terms.log_visible is None:
-            return found
+            return factors
         counts = self.mask.count_visible(self.query.size(2), self.key.size(2), self.query.device)
         # The factor of a single visible key is 0, and its weight 1 all the same.
         logarithms = counts.clamp(min=1).to(at_least_fp32(self.query).dtype).log()[:, None]
         by_count = at_least_fp32(terms.log_visible)[None, :, None] * logarithms
-        return by_count if found is None else found * by_count
+        return by_count if factors is None else factors * by_count
 
     def decay(self) -> tuple[Tensor | None, Tensor | None]:
         """Select the decay of earlier and of later keys, ``(B or 1, H, S)``, that a query sees.

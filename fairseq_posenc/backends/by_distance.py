@@ -25,7 +25,7 @@ def expand_by_distance(
     """
     if tgt_len == 1:
         pairs = table[:, None, :src_len]  # [G, 1, S]
-    elif torch.compiler.is_compiling():  # which would compile `unfold` anew for each length
+    elif torch.compiler.is_compiling():  # it would compile `unfold` anew for each length
         pairs = relative_shift(table[None, :, None].expand(-1, -1, tgt_len, -1), src_len)[0]
     else:
         # The last query's rows are the table's first, those of the one before begin one later.

@@ -36,8 +36,8 @@ class PerForwardCache:
         if len(before) != len(now) or not all(map(_is_same, before, now)):
             value = compute()
             self._values[key] = now, value
-        found: _T = value
-        return found
+        computed: _T = value
+        return computed
 
 
 def _is_same(before: object, now: object) -> bool:

@@ -31,7 +31,7 @@ class Mask(NamedTuple):
     direction: str = "both"
     key_padding: Tensor | None = None  # `(B, S)` of bool, True for padding, or None
     pairs: Tensor | None = None  # `(T, S)` of bool, True where a query must not see a key, or None
-    cache: Optional[PerForwardCache] = None  # of the forward pass; None outside of one
+    cache: Optional[PerForwardCache] = None  # the forward pass's cache; None outside of one
     locality: Locality = Locality()  # limits of the keys
 
     @property

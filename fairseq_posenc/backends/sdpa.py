@@ -33,7 +33,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
     if terms.has_temperature and (terms.bias is not None or terms.pair_bias is not None):
         return "a temperature multiplies the bias as well"
     if terms.later_decay is not None and call.direction == "both":
-        return "what two directions forget is no dot product"
+        return "what two directions forget is not a dot product"
     return ""
 
 

@@ -35,14 +35,14 @@ class WeightSettings(NamedTuple):
     A field is None where it is not known, or where the stack has no such thing.
     """
 
-    heads: int | None = None  # of self-attention, and of a decoder's cross-attention
-    activation: str | None = None  # of the feed-forward blocks
+    heads: int | None = None  # heads of self-attention, and of a decoder's cross-attention
+    activation: str | None = None  # the feed-forward blocks' activation
     norm: str | None = None  # `pre` or `post`
     embeddings: str | None = None  # `scaled` by the root of their width, or `unscaled`
     pooler: str | None = None  # activation of classification heads
-    # of a causal LM, `on` where `<s>` begins each sample, or `off`
+    # in a causal LM, `on` where `<s>` begins each sample, or `off`
     add_bos_token: str | None = None
-    # of a translation model, the encoder's source or the decoder's target
+    # in a translation model, the encoder's source or the decoder's target
     language: str | None = None
     dictionary: str | None = None  # hash of its symbols in their order
 
@@ -65,11 +65,11 @@ class WeightSettings(NamedTuple):
         Raises:
             TypeError: a field is of another kind.
         """
-        found = {name: content[name] for name in cls._fields if content.get(name) is not None}
-        for name, value in found.items():
+        values = {name: content[name] for name in cls._fields if content.get(name) is not None}
+        for name, value in values.items():
             if type(value) is not (int if name == "heads" else str) or not str(value).isprintable():
                 raise TypeError(f"{name} is {value!r}")
-        return cls(**found)
+        return cls(**values)
 
     def fill_from(self, other: WeightSettings) -> WeightSettings:
         """Fill in the fields that are not known from ``other``."""
@@ -96,8 +96,8 @@ class Identity(NamedTuple):
     """Positions and settings that the weights of a stack were trained with."""
 
     positions: str  # the spec in its canonical form
-    directions: str  # of the first layers, as in `lr,rl`; all further ones are `both`
-    trained_length: int  # in tokens
+    directions: str  # the first layers' directions, as in `lr,rl`; all further ones are `both`
+    trained_length: int  # tokens
     weight_settings: WeightSettings = WeightSettings()  # everything but positions
 
     def to_tensor(self) -> Tensor:
@@ -147,13 +147,13 @@ class Identity(NamedTuple):
             positions = str(parse(positions).select_layers(layers))
             old = directions.split(",")
             directions = format_directions([old[i] if i < len(old) else "both" for i in layers])
-        found = []
+        differences = []
         if positions != model.positions:
-            found.append(f"trained with {positions}, the model has {model.positions}")
+            differences.append(f"trained with {positions}, the model has {model.positions}")
         if directions != model.directions:
             ours, theirs = (x or "both" for x in (directions, model.directions))
-            found.append(f"trained with attention directions {ours}, the model has {theirs}")
-        return found
+            differences.append(f"trained with attention directions {ours}, the model has {theirs}")
+        return differences
 
 
 def is_identity(name: str) -> bool:

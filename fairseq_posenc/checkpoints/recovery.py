@@ -48,19 +48,19 @@ def restore_last(last: Path) -> None:
     Raises:
         UserError: there is none.
     """
-    found = newest_checkpoint(last.parent)
+    newest = newest_checkpoint(last.parent)
     fault = "was not written to its end" if last.exists() else "is missing"
-    if found is None:
+    if newest is None:
         raise UserError(
             f"{last} {fault}, and no whole checkpoint of the training lies "
             "beside it: remove it to start from the beginning"
         )
     with temporary_file(last.parent, last.name) as new:  # several processes may do this
-        shutil.copyfile(found.path, new)
+        shutil.copyfile(newest.path, new)
         os.replace(new, last)
     logger.warning(
-        f"{last} {fault}; the training goes on from {found.path.name}, "
-        f"the newest whole checkpoint, of update {found.updates:,}"
+        f"{last} {fault}; the training goes on from {newest.path.name}, "
+        f"the newest whole checkpoint, of update {newest.updates:,}"
     )
 
 

@@ -13,7 +13,7 @@ from fairseq_posenc.errors import UserError, shortened
 logger = logging.getLogger(__name__)
 _SECTIONS = ("task", "model", "criterion", "optimizer", "lr_scheduler", "optimization")
 _MORE = {"common": ("seed", "fp16", "bf16"), "dataset": ("batch_size", "max_tokens")}
-_ALIASES = {"arch", "user_dir"}  # of the model's name; of where the package lies
+_ALIASES = {"arch", "user_dir"}  # other keys for the model's name and the package's folder
 _optimizers: list[Path] = []  # the checkpoint whose optimizer's state is about to be loaded
 
 
@@ -28,9 +28,9 @@ def start_resuming(path: Path, settings: DictConfig | None) -> None:
     with readable_errors(str(path)):
         state = open_mapped(path)
     now: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
-    found = list_changes(state.get("cfg"), now)
-    if found:
-        logger.info("%s goes on with other settings: %s", path, ", ".join(found))
+    changes = list_changes(state.get("cfg"), now)
+    if changes:
+        logger.info("%s goes on with other settings: %s", path, ", ".join(changes))
     if state.get("last_optimizer_state") is not None and not checkpoint.reset_optimizer:
         _optimizers.append(path)
 
@@ -63,19 +63,19 @@ def list_changes(before: Any, now: Any) -> list[str]:
 def _flatten(settings: dict[str, Any]) -> dict[str, Any]:
     """Flatten the settings of a training by name, without those of how it is run."""
     run = {name for key in settings if key not in _SECTIONS for name in _get_section(settings, key)}
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key in _SECTIONS:
         for name, value in _get_section(settings, key).items():
             if name == "_name":
-                found[key] = value
+                flat[key] = value
             elif name not in run | _ALIASES:  # a model of argparse has the options of all sections
-                found.setdefault(name, value)
+                flat.setdefault(name, value)
     for key, names in _MORE.items():
-        found.update({n: x for n, x in _get_section(settings, key).items() if n in names})
-    return found
+        flat.update({n: x for n, x in _get_section(settings, key).items() if n in names})
+    return flat
 
 
 def _get_section(settings: dict[str, Any], key: str) -> dict[str, Any]:
-    found = settings.get(key)
-    found = vars(found) if isinstance(found, Namespace) else found
-    return found if isinstance(found, dict) else {}
+    section = settings.get(key)
+    section = vars(section) if isinstance(section, Namespace) else section
+    return section if isinstance(section, dict) else {}

@@ -19,7 +19,7 @@ from fairseq_posenc.checkpoints.error_messages import describe_damage
 from fairseq_posenc.checkpoints.trusted_settings import check_settings
 from fairseq_posenc.errors import UserError
 
-_PICKLE = b"\x80"  # how a checkpoint of torch before 1.6 begins, which is no archive
+_PICKLE = b"\x80"  # how a checkpoint of torch before 1.6 begins, which is not an archive
 
 
 def open_mapped(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
 
 logger = logging.getLogger(__name__)
-OWN = ".encodings."  # in the name of every position parameter, and in no other
+OWN = ".encodings."  # marks the name of every position parameter, and of no other
 STOCK_SINUSOIDS = ("embed_positions._float_tensor", "embed_positions.weights")
 STOCK_SPEC = "sinusoidal(layout=fairseq)"
 STOCK_TABLE = "embed_positions.weight"  # fairseq's learned positions
@@ -43,7 +43,7 @@ class PositionCheckpoints(nn.Module):
     """Mixin for models: adapts a checkpoint's position parameters before they are loaded."""
 
     init_positions: bool = False
-    _read: dict[str, Any] | None = None  # from the beginning of loading a checkpoint to its end
+    _read: dict[str, Any] | None = None  # the checkpoint that is being loaded; None at other times
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
         """Rename what fairseq's own models call their positions, and drop copies, in place."""
@@ -62,7 +62,7 @@ class PositionCheckpoints(nn.Module):
 
         Raises:
             UserError: they differ and ``--init-positions`` was not given, or the weights mean
-                something else in this model, or are no finite numbers.
+                something else in this model, or are not finite.
         """
         own = self.state_dict(prefix=prefix)
         refuse_broken_weights(state_dict, own)
@@ -133,9 +133,9 @@ class PositionCheckpoints(nn.Module):
             others += [f"{name}: {each}" for each in differing]
             if unknown := theirs.weight_settings.list_unknown(own.weight_settings):
                 logger.info("%s: the checkpoint does not say its %s", name, ", ".join(unknown))
-            found = theirs.differences(own, stack.layers_kept)
-            changes += [f"{name}: {difference}" for difference in found]
-            now = (own if found else theirs)._replace(
+            differences = theirs.differences(own, stack.layers_kept)
+            changes += [f"{name}: {difference}" for difference in differences]
+            now = (own if differences else theirs)._replace(
                 weight_settings=theirs.weight_settings.fill_from(own.weight_settings)
             )
             state_dict[f"{prefix}{name}.{KEY}"] = now.to_tensor()

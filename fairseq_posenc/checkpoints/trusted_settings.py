@@ -60,7 +60,7 @@ def check_settings(state: Any) -> None:
     for name in ("", *_MAPPINGS) if cfg is not None else ():
         section = _get_contents(cfg).get(name) if name else cfg
         if section is not None and not isinstance(section, (dict, Namespace)):
-            raise UserError(f"its {name or 'settings'} are no settings, but {_quote(section)}")
+            raise UserError(f"its {name or 'settings'} are not settings, but {_quote(section)}")
     for setting in _iterate_settings(state):
         name, value, is_text = setting.name, setting.value, isinstance(setting.value, str)
         is_code = is_text and ("${" in value or (name in EVALUATED and not is_literal(value)))
@@ -73,7 +73,7 @@ def check_settings(state: Any) -> None:
         listed = is_text and re.fullmatch(r"\d+(,\d+)*", value)
         if name in _LAYERS and value and not listed:
             raise UserError(
-                f"its setting {setting.label} is no list of layers, as 0,2,4: {_quote(value)}"
+                f"its setting {setting.label} is not a list of layers, as 0,2,4: {_quote(value)}"
             )
 
 
@@ -155,15 +155,15 @@ def _iterate_settings(state: Any) -> Iterator[_Setting]:
 
 def _list_files(state: Any) -> list[_Setting]:
     """List the settings of models and tasks that name a file; older checkpoints have one list."""
-    found = []
+    files = []
     for each in _iterate_settings(state):
         start, _, rest = each.place.partition(".")
         read = start == "args" or rest.partition(".")[0] in _BUILT_OF
         # Tokenizers stand in older checkpoints' one list, too, and are not read from there.
         whose = each.name in OPENED and not (start == "args" and "bpe" in each.name)
         if read and whose and each.value not in (None, ""):
-            found.append(each)
-    return found
+            files.append(each)
+    return files
 
 
 def _get_contents(section: Any) -> dict[Any, Any]:

@@ -48,7 +48,7 @@ def storage_address(x: Tensor) -> int:
 def _describe_damage(weight: Any) -> str | None:
     """Describe the damage of a tensor; None for a whole one."""
     if not isinstance(weight, Tensor):
-        return f"is no tensor, but of the type {type(weight).__name__}"
+        return f"is not a tensor, but of the type {type(weight).__name__}"
     if not weight.is_floating_point():
         kind = str(weight.dtype).removeprefix("torch.")
         return f"holds numbers of the type {kind}, not floating-point ones"

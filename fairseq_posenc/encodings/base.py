@@ -94,7 +94,7 @@ class Encoding(nn.Module):
     whole_stack: ClassVar[bool] = False  # True: holds for all layers, in whichever it is written
     lifts: ClassVar[bool] = False  # True: its rotation makes queries and keys wider
     causal_only: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
-    cost: ClassVar[Cost] = Cost()  # of a layer, beyond that of its terms
+    cost: ClassVar[Cost] = Cost()  # cost in a layer, beyond that of its terms
 
     def __init__(self, dims: Dims) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Encoding(nn.Module):
 
         Args:
             span: the distances that the tables must hold rows for.
-            positions: the tokens' positions, for terms that are no function of distance.
+            positions: the tokens' positions, for terms that are not a function of distance.
         """
         return Terms()
 
@@ -172,7 +172,7 @@ class Encoding(nn.Module):
         return Locality()
 
 
-ENCODINGS: dict[str, type[Encoding]] = {}  # by name; filled when their modules are imported
+ENCODINGS: dict[str, type[Encoding]] = {}  # name -> class; filled when their modules are imported
 EncodingClass = TypeVar("EncodingClass", bound=type[Encoding])
 
 
@@ -221,8 +221,8 @@ class Encodings(nn.ModuleDict):
     def rotation(self, ids: Tensor, kind: int = 0) -> Rotation | None:
         """Compute the rotation of a kind of layer (see :meth:`Encoding.rotation`), or None."""
         named = self.as_dict()
-        found = (named[name].rotation(ids) for name in self.kinds[kind])
-        return next((rotation for rotation in found if rotation is not None), None)
+        rotations = (named[name].rotation(ids) for name in self.kinds[kind])
+        return next((rotation for rotation in rotations if rotation is not None), None)
 
     def decay(self, x: Tensor, positions: Positions, past: Tensor | None = None) -> Tensor | None:
         """Add up the logarithms of forget gates over the tokens, or None where there are no gates.
@@ -235,8 +235,8 @@ class Encodings(nn.ModuleDict):
         Returns:
             ``(B, G, S)`` in float64, where G is H, and 2 H in an encoder.
         """
-        found = (encoding.forget_gates(x) for encoding in self.as_list())
-        gates = next((gates for gates in found if gates is not None), None)
+        all_gates = (encoding.forget_gates(x) for encoding in self.as_list())
+        gates = next((gates for gates in all_gates if gates is not None), None)
         if gates is None:
             return None
         logs = F.logsigmoid(at_least_fp32(gates)).double().transpose(1, 2)  # [B, G, T]

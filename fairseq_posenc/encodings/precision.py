@@ -13,6 +13,6 @@ def at_least_fp32(x: Tensor) -> Tensor:
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Keep autocast from rounding products again, as a context."""
-    if device.type == "meta":  # which has no autocast, and computes nothing
+    if device.type == "meta":  # has no autocast, and computes nothing
         return nullcontext()
     return torch.autocast(device.type, enabled=False)

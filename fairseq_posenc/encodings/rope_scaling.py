@@ -212,7 +212,7 @@ def _parse_setting(kind: str, written: str, text: str) -> tuple[str, Any]:
         return name, value == "true"
     numbers = [_parse_number(each) for each in value.split("/")]
     if None in numbers or (known[name] != () and len(numbers) > 1):
-        raise UserError(f"{where}: {shortened(written)!r} is no number above 0")
+        raise UserError(f"{where}: {shortened(written)!r} is not a number above 0")
     if known[name] == ():
         return name, tuple(numbers)
     (number,) = numbers

@@ -85,5 +85,5 @@ def bucket_distances(
     grown = (steps.clamp(min=exact).double() / exact).log() / math.log(max_distance / exact)
     # Where a bucket begins exactly, another library's logarithm may be a little less.
     logarithmic = (exact + (grown * (side - exact) + 1e-6).long()).clamp(max=side - 1)
-    found = torch.where(steps < exact, steps, logarithmic)
-    return found + side * distances.gt(0) if both_sides else found
+    bucket = torch.where(steps < exact, steps, logarithmic)
+    return bucket + side * distances.gt(0) if both_sides else bucket

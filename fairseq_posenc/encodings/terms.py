@@ -55,7 +55,7 @@ class Term(NamedTuple):
 
     @property
     def rows(self) -> int | None:
-        """The dimension with a row for each distance; None if it is no function of distance."""
+        """The dimension with a row for each distance; None if it is not a function of distance."""
         return self.axes.index("R") if "R" in self.axes else None
 
     @property

@@ -40,8 +40,8 @@ def _refuse_code(source: Any) -> None:
     text = source.decode("utf-8", "replace") if isinstance(source, bytes) else str(source)
     if not is_literal(text):
         raise UserError(
-            "a setting that fairseq evaluates is no literal (numbers, words, lists of them), and "
-            f"would be run as code: {shortened(' '.join(text.split()))!r}"
+            "a setting that fairseq evaluates is not a literal (numbers, words, lists of them), "
+            f"and would be run as code: {shortened(' '.join(text.split()))!r}"
         )
 
 

@@ -15,7 +15,7 @@ from fairseq_posenc.errors import chain
 from fairseq_posenc.transformer.capture_attention import capture_attention
 
 _STOPPED = re.compile(r"training stopped at update ([\d,]+): ")
-_SENTENCES = 8  # of the batch that are looked at
+_SENTENCES = 8  # sentences of the batch to look at
 
 
 class _LargestScore(NamedTuple):
@@ -50,8 +50,8 @@ def explain_divergence(error: BaseException) -> str | None:
 
 def parse_stop_update(message: str) -> int:
     """Parse the update at which a training diverged from its message; 0 if it has none."""
-    found = _STOPPED.search(message)
-    return int(found[1].replace(",", "")) if found else 0
+    match = _STOPPED.search(message)
+    return int(match[1].replace(",", "")) if match else 0
 
 
 def _describe_largest_score(trainer: Trainer, samples: list[Any]) -> str:
@@ -63,18 +63,18 @@ def _describe_largest_score(trainer: Trainer, samples: list[Any]) -> str:
         if isinstance(stack, (TransformerEncoderBase, TransformerDecoderBase))
         and hasattr(stack, "assembly")
     }
-    found: list[_LargestScore] = []
+    largest: list[_LargestScore] = []
     for sample in samples:
         prepared, _ = trainer._prepare_sample(sample)
         for sentence in _split_sentences(prepared["net_input"]):
-            found += _measure_largest_scores(model, sentence)
-    if not found:
+            largest += _measure_largest_scores(model, sentence)
+    if not largest:
         return ""
-    broken = [each for each in found if not math.isfinite(each.score)]
+    broken = [each for each in largest if not math.isfinite(each.score)]
     if broken:
         first = min(broken, key=lambda each: (each.stack == "decoder", each.layer))
     else:
-        first = max(found, key=lambda each: each.score)
+        first = max(largest, key=lambda each: each.score)
     place = f"layer {first.layer + 1}, head {first.head + 1}"
     where = f"{first.stack} {place} ({specs[first.stack]})"
     if broken:

@@ -90,7 +90,7 @@ class SelfAttention(AttentionCore, nn.Module):
             key, value = self._extend(cache, key, value, needed)
             if decay is not None:
                 cache["decay"] = decay[..., -cache["key"].size(2) :]
-        dropped = src_len - key.size(2)  # which no query sees
+        dropped = src_len - key.size(2)  # no query sees them
         terms = self.terms(Span.from_lengths(tgt_len, src_len, x.device), shared)
         mask = shared.mask(self.direction)
         attended, weights = attend(

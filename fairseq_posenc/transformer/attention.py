@@ -126,7 +126,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         """Compute the terms of a call; in decoding, slice them from those of many steps."""
         positions, span = shared.positions, shared.span
         seen_tokens = positions.tokens.size(1)
-        dropped_keys = seen_tokens - src_len  # those outside the window, by the cache
+        dropped_keys = seen_tokens - src_len  # the cache drops what is outside the window
         if span is None:  # the stack keeps no terms from step to step: compute those of this call
             span = Span.from_lengths(tgt_len, seen_tokens, positions.tokens.device)
             return self.terms(span, shared).without_first_keys(dropped_keys)
@@ -197,7 +197,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         # Additive masks only ever mean "not this pair"; values such as -1e8 could be beaten.
         pairs = None if attn_mask is None else attn_mask.bool()
         locality = shared.locality
-        if locality.segments is not None:  # of the keys that a cache has not dropped
+        if locality.segments is not None:  # the segments of keys that a cache has not dropped
             locality = locality._replace(segments=locality.segments[:, -src_len:])
         return Mask(self.direction, padding, pairs, shared.cache, locality)
 

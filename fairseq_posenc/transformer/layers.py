@@ -24,7 +24,7 @@ from fairseq_posenc.transformer.forward_context import collect_context, set_cont
 class _PositionalLayer:
     """Makes the position state in a layer's arguments current for its attentions."""
 
-    index: int  # in its stack
+    index: int  # the layer's place in its stack
     embed_dim: int
     quant_noise: float
     quant_noise_block_size: int

@@ -140,10 +140,10 @@ def self_test() -> Finding:
     for spec in (*registry.names(), *resets, *SOFTMAX_SPECS):
         causal = spec in registry.names() and spec not in encoders
         try:
-            found = measure_errors(spec, backends, causal)
+            errors = measure_errors(spec, backends, causal)
         except Exception as error:  # whatever it is, the report has to say it
             return Finding("self-test", False, f"{spec}: {type(error).__name__}: {error}")
-        for part, difference in found.items():
+        for part, difference in errors.items():
             if not difference < TOLERANCE:  # so that NaN fails
                 text = f"{spec} on {part} is off by {difference:.1e}"
                 return Finding("self-test", False, text)

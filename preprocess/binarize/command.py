@@ -122,7 +122,7 @@ def _write_counts(settings: BinarizeSettings, text: TextRules) -> None:
     with folder.create():
         counter = _count_symbols(settings, text, [one.part for one in inputs])
         write_whole(folder.partial / _COUNTS, json.dumps(counter))
-        described = {"inputs": [{**part._asdict(), "sha256": found} for part, found in inputs]}
+        described = {"inputs": [{**part._asdict(), "sha256": digest} for part, digest in inputs]}
         folder.finish({"splits": {"train": described}})
 
 
@@ -173,13 +173,13 @@ def _write_split(
 
 def _find_inputs(settings: BinarizeSettings) -> dict[str, list[Input]]:
     """Find the parts of each split; fairseq reads valid and test from the first shard alone."""
-    found = {}
+    inputs = {}
     for split, given in settings.inputs.items():
         shard, count = (settings.shard, settings.num_shards) if split == "train" else (0, 1)
         if split == "train" or settings.shard == 0:
             parts = parts_of_shard(find_files(given), shard, count)
-            found[split] = list(map(Input.from_part, parts))
-    return found
+            inputs[split] = list(map(Input.from_part, parts))
+    return inputs
 
 
 def _plan(

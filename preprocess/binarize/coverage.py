@@ -26,7 +26,7 @@ def read_shards(folders: Sequence[Path], plan: dict[str, Any]) -> list[list[Inpu
     Raises:
         UserError: one is missing, damaged, or was made otherwise.
     """
-    found = []
+    shards = []
     for folder in folders:
         manifest = read_object(folder / MANIFEST)
         if manifest is None:
@@ -48,8 +48,8 @@ def read_shards(folders: Sequence[Path], plan: dict[str, Any]) -> list[list[Inpu
                     wrong.append(f"content of {name}")
         if wrong:
             raise UserError(f"{folder}: has other {'; other '.join(wrong)}; delete it, {_AGAIN}")
-        found.append(parts)
-    return found
+        shards.append(parts)
+    return shards
 
 
 def check_coverage(shards: Sequence[Sequence[Input]], files: Sequence[str]) -> None:

@@ -57,7 +57,7 @@ class JsonField(NamedTuple):
         if not isinstance(text, str):
             raise ValueError(f'not a JSON object with a text "{self.field}"')
         if _SURROGATE.search(text):
-            raise ValueError("half of a surrogate pair is no character")
+            raise ValueError("half of a surrogate pair is not a character")
         return (*(part for part in split_lines(text) if part.strip()), "")
 
 

@@ -130,10 +130,10 @@ def check_invalid(invalid: Sequence[InvalidLine], part: Part, line: int, skip: b
         UserError: there is one, and ``skip`` is not set.
     """
     where = f" (counted from byte {part.start})" if part.start else ""
-    found = [f"{part.path}, line {line + number + 1}: {why}{where}" for number, why in invalid]
-    if found and not skip:
-        raise UserError(f"{found[0]}; mend the file, or use --invalid-lines skip")
-    return found
+    problems = [f"{part.path}, line {line + number + 1}: {why}{where}" for number, why in invalid]
+    if problems and not skip:
+        raise UserError(f"{problems[0]}; mend the file, or use --invalid-lines skip")
+    return problems
 
 
 def split_long(sizes: np.ndarray, longest: int) -> np.ndarray:

@@ -42,25 +42,25 @@ _INITIAL = regex.compile(r"\p{Lu}|\p{L}(\.\p{L})+")
 def split_sentences(line: str) -> Iterator[str]:
     """Yield the sentences of a line, without white space at their ends."""
     begin = 0
-    for found in _BOUNDARY.finditer(line):
-        end = found.end("full") if found["full"] else found.end("ends")
-        if found["full"] or _ends_sentence(line, begin, found):
+    for match in _BOUNDARY.finditer(line):
+        end = match.end("full") if match["full"] else match.end("ends")
+        if match["full"] or _ends_sentence(line, begin, match):
             yield line[begin:end].strip()
             begin = end
     if rest := line[begin:].strip():
         yield rest
 
 
-def _ends_sentence(line: str, begin: int, found: regex.Match[str]) -> bool:
-    if found["ends"] != ".":
+def _ends_sentence(line: str, begin: int, match: regex.Match[str]) -> bool:
+    if match["ends"] != ".":
         return True
     # No word that matters is longer; looking at all of a long line would take quadratic time.
-    before = line[max(begin, found.start() - _LONGEST_WORD) : found.start()].split()
+    before = line[max(begin, match.start() - _LONGEST_WORD) : match.start()].split()
     if not before:
         return True
-    word, follower = before[-1].lstrip(_OPENING), found["next"].strip(_OPENING).lower()
+    word, follower = before[-1].lstrip(_OPENING), match["next"].strip(_OPENING).lower()
     if word.lower() in _ABBREVIATIONS:
         return word.lower() == "no" and follower in _STARTERS
     if _INITIAL.fullmatch(word):
         return follower in _STARTERS
-    return not (word.isdigit() and line[begin : found.start()].strip() == word)
+    return not (word.isdigit() and line[begin : match.start()].strip() == word)

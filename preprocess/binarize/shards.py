@@ -29,7 +29,7 @@ def find_files(inputs: Sequence[str]) -> list[str]:
     Raises:
         UserError: a path is missing, or all files are empty.
     """
-    found: list[str] = []
+    files: list[str] = []
     for given in inputs:
         path = Path(given)
         if path.is_dir():
@@ -37,14 +37,14 @@ def find_files(inputs: Sequence[str]) -> list[str]:
             visible = (
                 file for file in below if "/." not in f"/{file.relative_to(path).as_posix()}"
             )
-            found += sorted(map(str, visible))
+            files += sorted(map(str, visible))
         elif path.is_file():
-            found.append(given)
+            files.append(given)
         else:
             raise UserError(f"{given} is not there; give local files or directories")
-    if not any(os.path.getsize(path) for path in found):
+    if not any(os.path.getsize(path) for path in files):
         raise UserError(f"no text in {', '.join(inputs)}")
-    return found
+    return files
 
 
 def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Part]:

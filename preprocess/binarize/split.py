@@ -139,8 +139,8 @@ class Split:
             "counts": dict(sorted(counts.items())),
             "invalid_lines": self._state.messages,
             "inputs": [
-                {**part._asdict(), "lines": lines, "sha256": found}
-                for (part, found), lines in zip(self._inputs, self._state.part_lines)
+                {**part._asdict(), "lines": lines, "sha256": digest}
+                for (part, digest), lines in zip(self._inputs, self._state.part_lines)
             ],
             "outputs": {path.name: describe_file(path) for path in outputs},
         }

@@ -81,10 +81,10 @@ class Store:
 
     def _check(self, bytes_by_sizes: int) -> None:
         read = MMapIndexedDataset.Index(str(self.prefix.with_suffix(".idx")))
-        found = (len(read), read.dtype, os.path.getsize(self.prefix.with_suffix(".bin")))
+        written = (len(read), read.dtype, os.path.getsize(self.prefix.with_suffix(".bin")))
         expected = (self.position.items, self.dtype.type, bytes_by_sizes)
-        if found != expected or bytes_by_sizes != self.position.tokens * self.dtype.itemsize:
-            raise RuntimeError(f"{self.prefix}: {found} on disk, but {expected} were written")
+        if written != expected or bytes_by_sizes != self.position.tokens * self.dtype.itemsize:
+            raise RuntimeError(f"{self.prefix}: {written} on disk, but {expected} were written")
 
 
 def open_at(path: Path, size: int) -> BinaryIO:

@@ -45,18 +45,18 @@ class Vocabulary(NamedTuple):
         Raises:
             UserError: the options name no vocabulary, more than one, or a file that is missing.
         """
-        found = cls(*(getattr(args, name) for name in _OPTIONS))
-        ways = [found.encoder_json, found.sentencepiece_model, has_symbols]
-        if sum(map(bool, ways)) != 1 or bool(found.encoder_json) != bool(found.vocab_bpe):
+        chosen = cls(*(getattr(args, name) for name in _OPTIONS))
+        ways = [chosen.encoder_json, chosen.sentencepiece_model, has_symbols]
+        if sum(map(bool, ways)) != 1 or bool(chosen.encoder_json) != bool(chosen.vocab_bpe):
             raise UserError(
                 "choose the tokens: --encoder-json and --vocab-bpe, or --sentencepiece-model" + more
             )
-        if found.encoder_json and not found.dict_txt:
+        if chosen.encoder_json and not chosen.dict_txt:
             raise UserError("give --dict: the dict.txt that belongs to --encoder-json")
-        for name, path in found.files.items():
+        for name, path in chosen.files.items():
             if not path.is_file():
                 raise UserError(f"--{name.replace('_', '-')} {path} is not there")
-        return found
+        return chosen
 
     @property
     def files(self) -> dict[str, Path]:
@@ -74,10 +74,10 @@ class Vocabulary(NamedTuple):
             UserError: the file cannot be read, or holds no symbol.
         """
         if self.dict_txt:
-            found = load_dictionary(self.dict_txt, mask=False)
-            if len(found) == found.nspecial:
+            dictionary = load_dictionary(self.dict_txt, mask=False)
+            if len(dictionary) == dictionary.nspecial:
                 raise UserError(f"--dict {self.dict_txt} holds no symbol: all words would be <unk>")
-            return found
+            return dictionary
         assert self.sentencepiece_model
         return Pieces(self.sentencepiece_model).build_dictionary()
 

@@ -52,7 +52,7 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
     columns = [_find_column(header, name, path) for name in task.sentences]
     labelled = split not in task.test_splits
     label = _find_column(header, task.label, path) if labelled else None
-    found = Examples(tuple([] for _ in columns), [], [], 0)
+    examples = Examples(tuple([] for _ in columns), [], [], 0)
     broken = 0
     for number, line in lines:
         cells = line.split("\t")
@@ -65,13 +65,13 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
             broken += 1
             continue
         if label is not None:
-            found.labels.append(_check_label(cells[label], task, f"{path}, line {number}"))
-        for texts, column in zip(found.sentences, columns):
+            examples.labels.append(_check_label(cells[label], task, f"{path}, line {number}"))
+        for texts, column in zip(examples.sentences, columns):
             texts.append(cells[column].strip())
-        found.ids.append(cells[0])
-    if not found.ids:
+        examples.ids.append(cells[0])
+    if not examples.ids:
         raise UserError(f"{path} has no examples")
-    return found._replace(broken=broken)
+    return examples._replace(broken=broken)
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, str]]:

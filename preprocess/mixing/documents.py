@@ -59,10 +59,10 @@ class Documents:
             for message in check_invalid(parts.invalid, part, line, self.skip_invalid):
                 say(f"skipped {message}")
             first, *others = parts.texts
-            found = [self.pending + first, *others]
-            self.pending = b"" if mark.is_last else found.pop()
+            pieces = [self.pending + first, *others]
+            self.pending = b"" if mark.is_last else pieces.pop()
             self.place = mark.next
-            yield [document for document in found if document]
+            yield [document for document in pieces if document]
 
 
 class Texts:

@@ -85,10 +85,10 @@ def parse_size(text: str) -> int:
     Raises:
         UserError: it is none.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(B|KiB|MiB|GiB)", text)
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(B|KiB|MiB|GiB)", text)
+    if not match:
         raise UserError(f"size={text}: write a number of {', '.join(_UNITS)}, as in 64GiB")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 class Drawn(NamedTuple):

@@ -95,8 +95,8 @@ class Mixture:
         documents = Documents(inputs, state.place, state.pending.encode(), skip)
         text = TextRules(corpus.lines, self._rules.sentences, "keep")
         with Pool(self._rules.workers, cut_documents, text) as opened:
-            for found in documents.read(opened):
-                for document in found:
+            for batch in documents.read(opened):
+                for document in batch:
                     if is_count:
                         state.there[number].update(measure(document))
                     else:

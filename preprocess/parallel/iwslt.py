@@ -133,9 +133,9 @@ def _parse_talks(text: NumberedLines) -> _Talks:
     numbers, starts = [], []
     tags: Counter[str] = Counter()
     for number, line in zip(text.numbers, text.lines):
-        if found := _ABOUT.match(line):
-            tags[found[1]] += 1
-            if found[1] == _FIRST_TAG:
+        if match := _ABOUT.match(line):
+            tags[match[1]] += 1
+            if match[1] == _FIRST_TAG:
                 starts.append(_TalkStart(len(lines), number))
         else:
             lines.append(unescape(line, _ENTITIES))
@@ -174,15 +174,15 @@ def _parse_segments(text: NumberedLines) -> tuple[NumberedLines, list[tuple[int,
     for number, line in zip(text.numbers, text.lines):
         document += "<doc " in line
         if "<seg" in line:
-            found = _SEGMENT.fullmatch(line)
-            if found is None or "<seg" in found[2]:
+            match = _SEGMENT.fullmatch(line)
+            if match is None or "<seg" in match[2]:
                 raise UserError(
                     f'{text.origin}, line {number}: a segment must be <seg id="1">TEXT</seg>, on a '
                     "line of its own; fetch the release again"
                 )
-            lines.append(unescape(found[2].strip(), _ENTITIES))
+            lines.append(unescape(match[2].strip(), _ENTITIES))
             numbers.append(number)
-            places.append((document, found[1]))
+            places.append((document, match[1]))
     if not lines:
         raise UserError(f"{text.origin}: there is no <seg> in it; give an IWSLT file")
     return NumberedLines(text.origin, lines, numbers), places

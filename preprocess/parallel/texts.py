@@ -41,7 +41,7 @@ class ParallelCorpus(NamedTuple):
     valid: list[ParallelSplit]  # one or several validation sets
     test: list[ParallelSplit]  # one or several test sets
     inputs: dict[str, str]  # SHA-256 of each file that was read, by name
-    # for each language, the number of training lines that were no text, by tag
+    # for each language, the number of training lines without text, by tag
     left_out: dict[str, dict[str, int]]
 
 
@@ -56,8 +56,8 @@ def decode(content: bytes, origin: str) -> NumberedLines:
     if not content.strip():
         raise UserError(f"{origin}: the file is empty; give one with text in it")
     text = decode_text(content.replace(b"\r\n", b"\n"), origin, _REFUSED)
-    found = text.removesuffix("\n").split("\n")
-    return NumberedLines(origin, found, range(1, len(found) + 1))
+    lines = text.removesuffix("\n").split("\n")
+    return NumberedLines(origin, lines, range(1, len(lines) + 1))
 
 
 def check_split(split: ParallelSplit, keep_all: bool) -> ParallelSplit:
@@ -135,12 +135,12 @@ def read_files(
 
 def _read_side(prefix: str, language: str, inputs: dict[str, str]) -> NumberedLines:
     plain, packed = Path(f"{prefix}.{language}"), Path(f"{prefix}.{language}.gz")
-    found = [path for path in (plain, packed) if path.exists()]
-    if len(found) > 1:
+    existing = [path for path in (plain, packed) if path.exists()]
+    if len(existing) > 1:
         raise UserError(f"{plain} and {packed} both exist; remove the one that is not meant")
-    if not found:
+    if not existing:
         raise UserError(f"there is neither {plain} nor {packed}; check the name and the language")
-    (path,) = found
+    (path,) = existing
     content = read_bytes(path)
     inputs[str(path) if path.name in inputs else path.name] = checksum(path)
     if path is packed:

@@ -108,7 +108,7 @@ def padding(side: str, batch: int, length: int) -> torch.Tensor:
 
 
 def first_of(padding: torch.Tensor) -> torch.Tensor:
-    """Return which token is the first that is no padding, ``(B, S)``."""
+    """Return which token is the first that is not padding, ``(B, S)``."""
     return ~padding & (~padding).cumsum(1).eq(1)
 
 

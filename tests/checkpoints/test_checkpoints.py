@@ -310,7 +310,7 @@ BROKEN_WEIGHTS = {
     "half": (lambda w: w.half() / 0, "has 1,536 of 1,536 numbers that are NaN or infinite"),
     "integers": (lambda w: w.long(), "holds numbers of the type int64, not floating-point ones"),
     "booleans": (lambda w: w.bool(), "holds numbers of the type bool"),
-    "a list": (lambda w: w.tolist(), "is no tensor, but of the type list"),
+    "a list": (lambda w: w.tolist(), "is not a tensor, but of the type list"),
 }
 
 

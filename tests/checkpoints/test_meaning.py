@@ -17,7 +17,7 @@ from fairseq_posenc.checkpoints import resuming
 from fairseq_posenc.checkpoints.dictionary import Placeholders, fingerprint
 from fairseq_posenc.checkpoints.identity import Identity, is_identity
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.loading.families import stacks_of
+from fairseq_posenc.workbench.loading.families import list_stacks
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.translation import average
@@ -90,7 +90,7 @@ def test_the_hash_is_of_the_symbols_in_their_order():
 def test_what_a_model_does_not_know_is_kept_as_the_checkpoint_says_it():
     """Models that swap and import build have no dictionary and no language."""
     model = make_model("translation", position_encoding="rope")
-    ((_, encoder), _) = stacks_of(model)
+    ((_, encoder), _) = list_stacks(model)
     known = encoder.weight_settings._replace(language="de")
     state = model.state_dict()
     state["encoder._extra_state"] = encoder.identity._replace(weight_settings=known).to_tensor()

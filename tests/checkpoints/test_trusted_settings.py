@@ -255,7 +255,7 @@ def test_what_fairseq_evaluates_has_to_be_a_literal(secret):
     """Whatever asks for it, if its name is in no list."""
     assert utils.eval_str_list("500, 1000", int) == [500, 1000]
     assert utils.eval_str_dict("{'name': 'linear'}") == {"name": "linear"}
-    with pytest.raises(UserError, match=r"is no literal .*mkdir"):
+    with pytest.raises(UserError, match=r"is not a literal .*mkdir"):
         utils.eval_str_list(PAYLOAD, int)
 
 

@@ -152,7 +152,7 @@ def test_scalings_have_one_canonical_form(written, canonical):
         ("yarns:4", "one of these kinds: linear, ntk, dynamic, yarn, llama3, longrope"),
         ("yarn:4:beta=3", "yarn has no setting 'beta=3'; its settings: beta_fast"),
         ("linear:4:length=3", "linear has no setting 'length=3'; its settings: none"),
-        ("yarn:4:beta_fast=x", "'beta_fast=x' is no number above 0"),
+        ("yarn:4:beta_fast=x", "'beta_fast=x' is not a number above 0"),
         ("yarn:4:truncate=no", "truncate is true or false"),
         ("llama3:4:length=2.5", "length must be a whole number"),
         ("proportional:1:part=1.5", "part must be at most 1"),

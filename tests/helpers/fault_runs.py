@@ -137,7 +137,7 @@ def round_of(bench: Bench, fault: Fault, mark: str) -> dict[str, Any]:
 def goes_on_from(folder: Path) -> int | None:
     """Return the updates of a training's last checkpoint, or of the newest if that is torn.
 
-    Without a last one, fairseq begins anew: None, as for all that is no training.
+    Without a last one, fairseq begins anew: None, as for all that is not a training.
     """
     last = folder / LAST
     if not last.exists():

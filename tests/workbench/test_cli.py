@@ -77,8 +77,11 @@ def test_what_a_command_ends_with(error, code, monkeypatch, capsys):
 
 def python(code, *arguments, **streams):
     """Run Python code under the command line's rules for its end."""
-    module = "fairseq_posenc.workbench.running.exit_codes"
-    head = f"import sys; from {module} import run_main, has_reader\n{code}"
+    room = "fairseq_posenc.workbench.running"
+    imports = (
+        f"from {room}.exit_codes import run_main\nfrom {room}.standard_streams import has_reader"
+    )
+    head = f"import sys\n{imports}\n{code}"
     with tempfile.TemporaryFile("w+") as said:
         done = subprocess.run(
             [sys.executable, "-c", f"{head}\nsys.exit(run_main(program))", *map(str, arguments)],

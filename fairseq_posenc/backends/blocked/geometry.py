@@ -32,7 +32,7 @@ class Rule(NamedTuple):
     """The settings of a call beside its tensors and sizes."""
 
     product: bool  # whether terms are multiplied, else added
-    scale: float  # of the query
+    scale: float  # factor of the query
     dropout: float  # probability of dropping a weight
     saves: bool  # save the blocks' tensors for the backward pass, which else computes them again
 

@@ -132,14 +132,14 @@ def lay_out_segments(geometry: Geometry, mask: Mask) -> dict[str, Tensor]:
 def lay_out_decay(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor]:
     """Lay out the decay of queries and keys; {} without decay."""
     earlier, later = call.decay()
-    found = {}
+    operands = {}
     if earlier is not None and later is not None:
         rows = torch.arange(sum(geometry.padded) - 1, device=earlier.device)[None]  # [1, R]
-        found["is_later"] = rows > geometry.src_len - 1
-        found["query_later"], found["key_later"] = _lay_out_tokens(geometry, later)
+        operands["is_later"] = rows > geometry.src_len - 1
+        operands["query_later"], operands["key_later"] = _lay_out_tokens(geometry, later)
     if (earlier_or_all := later if earlier is None else earlier) is not None:
-        found["query_decay"], found["key_decay"] = _lay_out_tokens(geometry, earlier_or_all)
-    return found
+        operands["query_decay"], operands["key_decay"] = _lay_out_tokens(geometry, earlier_or_all)
+    return operands
 
 
 def _lay_out_tokens(geometry: Geometry, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,13 +152,13 @@ def _lay_out_tokens(geometry: Geometry, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def lay_out_softmax(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor]:
     """Lay out temperatures, reversed as the queries, and sinks; {} without them."""
-    found, shape = {}, (geometry.batch, geometry.heads, -1)
+    operands, shape = {}, (geometry.batch, geometry.heads, -1)
     if (temperature := call.temperature()) is not None:
         reversed_ = F.pad(at_least_fp32(temperature).flip(-1), (0, geometry.missing[0]))
-        found["temperature"] = reversed_.expand(shape)
+        operands["temperature"] = reversed_.expand(shape)
     if (sink := call.terms.sink) is not None:
-        found["sink"] = at_least_fp32(sink)[None, :, None].expand(shape)
-    return found
+        operands["sink"] = at_least_fp32(sink)[None, :, None].expand(shape)
+    return operands
 
 
 def build_mask_bias(mask: Mask, geometry: Geometry, device: torch.device) -> Tensor | None:

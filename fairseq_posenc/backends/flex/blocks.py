@@ -77,8 +77,8 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
         number = tiles.sum(-1, dtype=torch.int32)
         return number, tiles.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
 
-    found = (*count_and_sort(visible & ~whole), *count_and_sort(whole))
-    mark_batch_dynamic(low, high, hidden, own, segments, *found)
+    block_lists = (*count_and_sort(visible & ~whole), *count_and_sort(whole))
+    mark_batch_dynamic(low, high, hidden, own, segments, *block_lists)
     return BlockMask.from_kv_blocks(
-        *found, BLOCK_SIZE=TILE, mask_mod=visible_pair, seq_lengths=(queries, keys)
+        *block_lists, BLOCK_SIZE=TILE, mask_mod=visible_pair, seq_lengths=(queries, keys)
     )

@@ -31,8 +31,8 @@ class _VisibleRows(NamedTuple):
     """The rows of the visible distances in the tables of a call."""
 
     first: int  # index of the first visible row in the tables of the terms
-    number: int  # of visible rows
-    size: int  # of the padded tables, the reset's two rows at their end included
+    number: int  # visible rows
+    size: int  # rows of the padded tables, with the reset's two at their end
     reset: bool  # whether the tables have those
 
     def select(self, table: Tensor) -> Tensor:

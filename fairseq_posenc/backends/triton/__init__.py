@@ -45,7 +45,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why these kernels cannot compute such a call; empty if they can."""
     wide = call.head_dim > WIDEST_HEAD
     softmax = terms.has_temperature or terms.sink is not None
-    by_pair = "a bias for each pair of tokens is no function of their distance"
+    by_pair = "a bias for each pair of tokens is not a function of their distance"
     reasons = {
         "these kernels know no temperature and no sink": softmax,
         "these kernels do not forget": terms.decay is not None,
@@ -108,8 +108,8 @@ def _read_version() -> str:
 @cache
 def _parse_version(path: str) -> str:
     """Read the version in a file: importing it takes long, and it has several names."""
-    found = re.search(r"__version__ = [\"']([^\"']+)", Path(path).read_text("utf-8"))
-    return found[1] if found else ""
+    match = re.search(r"__version__ = [\"']([^\"']+)", Path(path).read_text("utf-8"))
+    return match[1] if match else ""
 
 
 def is_interpreted() -> bool:

@@ -98,10 +98,10 @@ class Gradients:
 
         They are those of :class:`~fairseq_posenc.backends.triton.attention.Attention`.
         """
-        found = [self.query, self.key, self.value, *self.tables]
+        tensors = [self.query, self.key, self.value, *self.tables]
         return [
             None if x is None or y is None else x.sum_to_size(y.shape).type_as(y)
-            for x, y in zip(found, inputs)
+            for x, y in zip(tensors, inputs)
         ]
 
     def _make_zeros(self, table: Any) -> Tensor:
@@ -148,14 +148,14 @@ class Gradients:
         )
         # Of each table: tiles of its term's gradient, the vectors that its rows were multiplied
         # with (None for numbers), the tiles' layout, and 1 if distances grow along a row, else -1.
-        found = (
+        products = (
             (content if tiles.query is None else tiles.query, problem.query, queries, 1),
             (tiles.key, problem.key, keys, -1),
             (tiles.weights, saved.grad, queries, 1),
             (tiles.gain, None, queries, 1),
             (content if tiles.bias is None else tiles.bias, None, queries, 1),
         )
-        for table, (tile, x, side, sign) in zip(self.tables, found):
+        for table, (tile, x, side, sign) in zip(self.tables, products):
             if table is not None:
                 rows = self._sum_diagonals(slab, tile, x, side)
                 add_diagonals(table, rows, slab.sequence, side, sign)

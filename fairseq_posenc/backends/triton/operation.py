@@ -36,8 +36,8 @@ TENSORS = ", ".join(
 )
 def attention(*given: Any) -> tuple[Tensor, Tensor]:
     """Compute a :class:`ForwardResult`."""
-    found = run_forward(_unpack_settings(given), given[:INPUTS])
-    return found.attended, found.log_sums
+    result = run_forward(_unpack_settings(given), given[:INPUTS])
+    return result.attended, result.log_sums
 
 
 @attention.register_fake
@@ -55,12 +55,12 @@ def _allocate_outputs(*given: Any) -> tuple[Tensor, Tensor]:
 )
 def attention_backward(*given: Any) -> list[Tensor]:
     """Compute the gradients of the inputs; an empty tensor for those that have none."""
-    *found, grad, log_sums_grad, wanted = given[:5]
+    *result, grad, log_sums_grad, wanted = given[:5]
     inputs = given[5:][:INPUTS]
     every = run_backward(
         _unpack_settings(given[5:]),
         inputs,
-        ForwardResult(*found),
+        ForwardResult(*result),
         grad,
         log_sums_grad,
         TrainedTables(*wanted),
@@ -95,8 +95,8 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 def _run_backward(ctx: Any, grad: Tensor, log_sums_grad: Tensor | None) -> tuple[Any, ...]:
     saved = ctx.saved_tensors
     wanted = list(ctx.needs_input_grad[3:8])
-    found = attention_backward(*saved[:2], grad, log_sums_grad, wanted, *saved[2:], *ctx.numbers)
-    needed = zip(found, ctx.needs_input_grad)
+    grads = attention_backward(*saved[:2], grad, log_sums_grad, wanted, *saved[2:], *ctx.numbers)
+    needed = zip(grads, ctx.needs_input_grad)
     return *(x if need else None for x, need in needed), *[None] * (MASKS + len(ctx.numbers))
 
 

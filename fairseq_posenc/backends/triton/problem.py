@@ -126,7 +126,7 @@ class Slab(NamedTuple):
 
     sequence: int  # the first one
     sequences: int  # how many there are
-    layout: Layout  # of their tiles
+    layout: Layout  # how their tiles lie in memory
 
 
 class Tiles(NamedTuple):
@@ -136,13 +136,13 @@ class Tiles(NamedTuple):
     it ends.
     """
 
-    content: Tensor  # of queries times keys, `(sequences, queries, query_stride)`
-    query: Tensor | None  # of the query term, the same; None if it equals that of the content
-    gain: Tensor | None  # of the gain, the same
-    bias: Tensor | None  # of the whole score, the same
+    content: Tensor  # queries times keys, `(sequences, queries, query_stride)`
+    query: Tensor | None  # the query term, same shape; None if it equals the content's
+    gain: Tensor | None  # the gain's part, same shape
+    bias: Tensor | None  # the whole score, same shape
     # no gradients, but the weights after dropout without its factor, the same
     weights: Tensor | None
-    key: Tensor | None  # of the key term, `(sequences, keys, key_stride)`
+    key: Tensor | None  # the key term, `(sequences, keys, key_stride)`
 
 
 class StoredTiles(NamedTuple):
@@ -161,8 +161,8 @@ class Side(NamedTuple):
 
     heads: int  # H
     width: int  # D
-    rows: int  # of a sequence's tiles
-    columns: int  # of them, without the zeros
+    rows: int  # rows of a sequence's tiles
+    columns: int  # columns without the zeros
     stride: int  # numbers from a row to the next one's
     content_rows: int  # the same of the content's tiles, which have a row for each query
     content_stride: int  # numbers from one of those rows to the next one's
@@ -173,4 +173,4 @@ class Side(NamedTuple):
     other_start: int  # the key or query of the first column after the zeros
     row_of_distance_zero: int  # the table's row where query and key have the same index, T - 1
     table_rows: int  # R
-    factor: float = 1.0  # of the gradients of queries, keys or values
+    factor: float = 1.0  # factor of the gradients of queries, keys or values

@@ -23,7 +23,7 @@ class Size(NamedTuple):
     """The sizes for one generation."""
 
     block: int  # queries, and keys, of a tile in half precision; in float32 always 32
-    warps: int  # of a kernel
+    warps: int  # warps of a kernel
     # warps of a kernel whose tile results are not fed into another `tl.dot`, so they may be
     # spread over more warps
     spread_warps: int

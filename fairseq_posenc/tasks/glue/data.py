@@ -52,7 +52,7 @@ def open_data(path: Path) -> DataBin:
     """
     manifest = path / MANIFEST
     if not manifest.is_file():
-        raise UserError(f"{path} is no data-bin of a GLUE task: it has no {MANIFEST}; {HOW}")
+        raise UserError(f"{path} is not a data-bin of a GLUE task: it has no {MANIFEST}; {HOW}")
     try:
         content: dict[str, Any] = json.loads(manifest.read_text(encoding="utf-8"))
         task = TASKS[content["glue_task"]]

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from fairseq_posenc.errors import UserError
 
 PROTOCOLS = ("m4m", "decbert")
-SCORE_MAXIMUM = 5.0  # of STS-B; models are trained on score / 5, as in fairseq's own recipe
+# STS-B's largest score; models are trained on score / 5, as in fairseq's own recipe
+SCORE_MAXIMUM = 5.0
 _FILES = {"train": "train", "valid": "dev", "test": "test"}
 
 

@@ -64,10 +64,10 @@ class GlueTask(SentencePredictionTask):
         labels = dictionary
         if not glue.regression:
             labels = load_dictionary(Path(cfg.data, "label", DICTIONARY), mask=False)
-            found = labels.symbols[labels.nspecial :]
-            if found != list(glue.classes):
+            classes = labels.symbols[labels.nspecial :]
+            if classes != list(glue.classes):
                 raise UserError(
-                    f"{cfg.data}/label/dict.txt has {' '.join(found)}, not {glue.name}'s labels "
+                    f"{cfg.data}/label/dict.txt has {' '.join(classes)}, not {glue.name}'s labels "
                     f"in their order, {' '.join(glue.classes)}; make the data-bin again"
                 )
         settings = SentencePredictionConfig(

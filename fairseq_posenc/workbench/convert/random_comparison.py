@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_posenc.workbench.loading.families import stacks_of
+from fairseq_posenc.workbench.loading.families import list_stacks
 
 ALLOWED = 1e-5  # relative to the largest number, in float32
 LONGEST = 512  # tokens of a sentence
-Compute = Callable[..., Tensor]  # from tokens, of the source first
+Compute = Callable[..., Tensor]  # computes scores from tokens, the source's first
 
 
 def draw_sentences(model: Any, side: str) -> list[Tensor]:
@@ -22,7 +22,7 @@ def draw_sentences(model: Any, side: str) -> list[Tensor]:
     """
     generator = torch.Generator().manual_seed(1)
     drawn = []
-    for _, stack in stacks_of(model):
+    for _, stack in list_stacks(model):
         longest = min(LONGEST, stack.assembly.dims.max_positions)
         symbols = stack.embed_tokens.num_embeddings
         tokens = torch.randint(4, symbols, (3, longest), generator=generator)
@@ -57,15 +57,15 @@ def largest_difference(
         of_classes: whether the numbers are of sentences, read off the first token: then padding is
             on the right.
     """
-    found = []
+    differences = []
     for side in ("right",) if of_classes else ("right", "left"):
         tokens = draw_sentences(model, side)
         one, other = ours(*tokens), theirs(*tokens)
         if not of_classes:
-            real = tokens[-1].ne(stacks_of(model)[-1][1].padding_idx)
+            real = tokens[-1].ne(list_stacks(model)[-1][1].padding_idx)
             one, other = one[real], other[real]
-        found.append(relative_difference(one, other))
-    return max(found)
+        differences.append(relative_difference(one, other))
+    return max(differences)
 
 
 def relative_difference(ours: Tensor, theirs: Tensor) -> float:

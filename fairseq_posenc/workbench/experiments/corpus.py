@@ -197,9 +197,9 @@ def write_pieces(model: Path, text: Path, pieces: Path) -> int:
     cut, count = Pieces(model), 0
     with open(text, encoding="utf-8") as lines, open(pieces, "w", encoding="utf-8") as output:
         for line in lines:
-            (found,) = cut([line.strip()])
-            output.write(" ".join(found) + "\n")
-            count += len(found)
+            (symbols,) = cut([line.strip()])
+            output.write(" ".join(symbols) + "\n")
+            count += len(symbols)
     return count
 
 

@@ -49,9 +49,9 @@ class ExperimentSettings(ABC):
     variants: tuple[Variant, ...]  # the models to compare
     seeds: tuple[int, ...]  # one training of each model for each
     updates: int  # training updates of each model
-    family: str  # of models
+    family: str  # masked-lm, causal-lm or translation
     jobs: int = 1  # trainings at a time
-    cluster: Optional[Slurm] = None  # that trains them; None for this machine
+    cluster: Optional[Slurm] = None  # where to train; None for this machine
     points: int = 10  # validations of a training, so points of its learning curve
     # more options of `fairseq-train`, which override those set here
     train_args: tuple[str, ...] = ()

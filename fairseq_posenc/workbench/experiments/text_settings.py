@@ -38,7 +38,8 @@ def _list_sizes(stack: str) -> tuple[str, ...]:
 
 
 TASKS = {MASKED: "masked_lm", CAUSAL: "language_modeling"}
-STACKS = {MASKED: "encoder", CAUSAL: "decoder"}  # as in --encoder-layers
+# the stack's name in fairseq's options, such as --encoder-layers
+STACKS = {MASKED: "encoder", CAUSAL: "decoder"}
 TRAIN_OPTIONS = {
     MASKED: (
         *("--task", TASKS[MASKED], "--criterion", "masked_lm", *_DATA),

@@ -46,7 +46,7 @@ class Run(NamedTuple):
     """One training of an experiment."""
 
     variant: Variant  # the model
-    seed: int  # of initial weights, order of the data and masks
+    seed: int  # seeds initial weights, order of the data, and masks
     case: str  # its learning rate, as the user wrote it; of a probe its task
 
 

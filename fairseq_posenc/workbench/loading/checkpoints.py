@@ -30,7 +30,7 @@ def load_state(path: Path, what: str) -> State:
     are the optimizer's. Messages begin with ``what``, as the option that named the file.
 
     Raises:
-        UserError: it is no file, or no whole checkpoint of fairseq.
+        UserError: it is not a file, or no whole checkpoint of fairseq.
     """
     if not path.is_file():
         raise UserError(f"{what} {path}: no such file")
@@ -49,8 +49,8 @@ def _upgrade_settings(state: State) -> State:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "settings.pt")
         torch.save(state, path)
-        found: State = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-    return found
+        upgraded: State = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    return upgraded
 
 
 @contextmanager
@@ -86,5 +86,5 @@ def read_updates(state: State) -> int:
 
 def updates_done(folder: Path) -> int:
     """Read the updates of a training's newest whole checkpoint, 0 if it has none."""
-    found = newest_checkpoint(folder)
-    return found.updates if found else 0
+    newest = newest_checkpoint(folder)
+    return newest.updates if newest else 0

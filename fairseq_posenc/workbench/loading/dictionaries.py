@@ -57,7 +57,7 @@ class OpenTask(NamedTuple):
 
     task: Any  # fairseq's
     data: Path  # the data-bin, with the dictionaries and the tokenizer's files
-    dictionaries: dict[str, Dictionary]  # by the name of their file; that of the source first
+    dictionaries: dict[str, Dictionary]  # file name -> dictionary, the source's first
 
 
 def translates(settings: Any) -> bool:

@@ -60,13 +60,13 @@ def architecture(settings: Any) -> str:
     return str(getattr(settings, "_name", None) or getattr(settings, "arch", None))
 
 
-def family_of(arch: str, stock: bool = False) -> Optional[Family]:
+def find_family(arch: str, stock: bool = False) -> Optional[Family]:
     """Find the family of an architecture, if any; with ``stock`` also of fairseq's own."""
     kind = ARCH_MODEL_REGISTRY.get(arch, object)
     return next((f for f in FAMILIES if issubclass(kind, f.stock if stock else f.kind)), None)
 
 
-def stacks_of(model: Any) -> list[tuple[str, Any]]:
+def list_stacks(model: Any) -> list[tuple[str, Any]]:
     """List encoder and decoder of a model, by these names."""
     sides = [side for side in ("encoder", "decoder") if hasattr(model, side)]
     stacks = [(side, getattr(model, side)) for side in sides]
@@ -90,8 +90,8 @@ def _defaults(arch: str, task: str) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra's, about fairseq's configuration
         config = convert_namespace_to_omegaconf(args)
-    found: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-    return found
+    values: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+    return values
 
 
 def model_options(arch: str) -> list[Action]:

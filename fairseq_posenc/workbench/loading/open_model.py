@@ -28,11 +28,11 @@ class OpenModel(NamedTuple):
 
     path: Path  # its checkpoint
     family: Family
-    model: Any  # in float32, in evaluation mode, on the CPU
+    model: Any  # float32, eval mode, on the CPU
     task: Any  # fairseq's, with the dictionaries
     state: State  # the checkpoint, as fairseq upgrades it
     data: Path  # the data-bin, with the dictionaries and the tokenizer's files
-    dictionaries: dict[str, Dictionary]  # by the name of their file; that of the source first
+    dictionaries: dict[str, Dictionary]  # file name -> dictionary, the source's first
 
     @property
     def settings(self) -> Any:
@@ -42,7 +42,7 @@ class OpenModel(NamedTuple):
     @property
     def stacks(self) -> dict[str, Any]:
         """Its stacks, called ``encoder`` and ``decoder``."""
-        return dict(families.stacks_of(self.model))
+        return dict(families.list_stacks(self.model))
 
     @property
     def positions(self) -> dict[str, Optional[str]]:
@@ -72,7 +72,7 @@ class OpenModel(NamedTuple):
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """Its parameters by fairseq's names; what is no weight is left out."""
+        """Its parameters by fairseq's names; what is not a weight is left out."""
         state: dict[str, Tensor] = self.model.state_dict()
         return {name: state[name] for name in state if not name.endswith(families.NO_WEIGHTS)}
 
@@ -91,12 +91,12 @@ def open_model(
     model with, in place of those that it was trained with.
 
     Raises:
-        UserError: no whole checkpoint of one of the families, weights that are no numbers, no
+        UserError: no whole checkpoint of one of the families, weights that are NaN or infinite, no
             dictionary or another one, or positions that do not fit the weights.
     """
     state = load_state(path, option) if state is None else state
     arch = families.architecture(state["cfg"].model)
-    family = families.family_of(arch, stock=True)
+    family = families.find_family(arch, stock=True)
     if family is None:
         kinds = ", ".join(each.title for each in families.FAMILIES)
         raise UserError(f"{option} {path}: a model of the kind {arch}; those of {kinds} are read")

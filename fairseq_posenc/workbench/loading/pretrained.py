@@ -17,7 +17,12 @@ from fairseq_posenc.specs import Spec, parse
 from fairseq_posenc.transformer.options import as_namespace, resolve
 from fairseq_posenc.workbench.loading.checkpoints import load_state
 from fairseq_posenc.workbench.loading.dictionaries import EMBEDDINGS, TrainedDictionary
-from fairseq_posenc.workbench.loading.families import Family, architecture, family_of, model_options
+from fairseq_posenc.workbench.loading.families import (
+    Family,
+    architecture,
+    find_family,
+    model_options,
+)
 
 # Options of loading or of training, which do not define the model.
 NOT_THE_MODEL = {
@@ -66,7 +71,7 @@ class Pretrained(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """The model section of a configuration that builds it again, as one of ours."""
-        ours = family_of(self.arch) is not None
+        ours = find_family(self.arch) is not None
         names = {option.dest for option in model_options("roberta_none")}
         options = {
             **{name: getattr(self.args, name, None) for name in sorted(names - NOT_THE_MODEL)},
@@ -95,7 +100,7 @@ def read_pretrained(
     settings, weights = state["cfg"], state["model"]
     args = Namespace(**vars(as_namespace(settings.model)))
     arch = architecture(args)
-    family = family_of(arch, stock=True)
+    family = find_family(arch, stock=True)
     if family is None or not (any_family or family.name == "masked_lm"):
         kinds = "causal language model or encoder-decoder Transformer" if any_family else ""
         raise UserError(
@@ -127,7 +132,7 @@ def read_pretrained(
 
 def _read_specs(args: Namespace, arch: str, family: Family) -> dict[str, Spec]:
     """Read the positions of each stack; fairseq's own models have other options for them."""
-    if family_of(arch):
+    if find_family(arch):
         options = resolve(args)
         return {side: getattr(options, side) for side in family.positions}
     if getattr(args, "no_token_positional_embeddings", False):
@@ -140,12 +145,12 @@ def _count_positions(
     args: Namespace, settings: Any, family: Family, weights: dict[str, Tensor]
 ) -> dict[str, int]:
     """Count the positions of each stack, by fairseq's table of them if there is one."""
-    found = {}
+    counts = {}
     for side, option in family.positions.items():
         # The oldest RoBERTas have their encoder under the decoder's name.
         start = f"{side}." if family.name != "masked_lm" else ""
         tables = [n for n in weights if n.startswith(start) and n.endswith(STOCK_TABLE)]
         in_table = weights[tables[0]].size(0) - STOCK_OFFSET if tables else 0
         rows = in_table or getattr(args, option, None)
-        found[side] = int(rows or settings.task.tokens_per_sample)
-    return found
+        counts[side] = int(rows or settings.task.tokens_per_sample)
+    return counts

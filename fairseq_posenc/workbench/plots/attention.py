@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # it brings fairseq, which pictures of specs do without
     from fairseq_posenc.transformer.capture_attention import CapturedAttention
 
 _LABEL, _LETTER = 0.1, 0.06  # inches of a line of letters, and of one of them
-_ALONE = 1.7  # times as large is a map that has a row for itself
+_ALONE = 1.7  # a map alone in its row is this many times larger
 _FEW = 4  # maps in a row that have room for whole titles
 
 

@@ -9,13 +9,17 @@ from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots import attention, distances, tables
-from fairseq_posenc.workbench.plots.stacks import PlottedStack, choose_numbers, of_spec
+from fairseq_posenc.workbench.plots.stacks import (
+    PlottedStack,
+    build_untrained_stack,
+    choose_numbers,
+)
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.running.options import add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
 
 _FORMATS = (".png", ".svg")
-_SIZES = {"embed_dim": 256, "heads": 4, "max_positions": 128}  # of a spec's layers
+_SIZES = {"embed_dim": 256, "heads": 4, "max_positions": 128}  # the model that a spec is drawn for
 
 
 class Kind(NamedTuple):
@@ -40,7 +44,7 @@ class Subject(NamedTuple):
 
     def collect_tables(self) -> list[tables.PlottedTable]:
         """Collect the tables of the chosen layers and heads."""
-        return tables.tables_of(self.stack, self.layers, self.heads)
+        return tables.collect_tables(self.stack, self.layers, self.heads)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,8 +151,8 @@ def _draw_decay(args: argparse.Namespace) -> Any:
 def _draw_scores(args: argparse.Namespace) -> Any:
     stack, model, layers, heads, name = _find_subject(args)
     seen = _import_trained().attention_to_random_symbols(model, 2 * args.reach) if model else []
-    found = distances.compute_curves(stack, layers, heads, args.reach, seen)
-    return distances.draw_curves(found, heads, name)
+    curves = distances.compute_curves(stack, layers, heads, args.reach, seen)
+    return distances.draw_curves(curves, heads, name)
 
 
 def _draw_attention(args: argparse.Namespace) -> Any:
@@ -203,7 +207,7 @@ def _find_subject(args: argparse.Namespace) -> Subject:
     if args.checkpoint:
         return _choose_from_checkpoint(args, args.checkpoint[0])
     width, heads, length = (getattr(args, size) or default for size, default in _SIZES.items())
-    stack = of_spec(args.encoding, width, heads, length, args.decoder)
+    stack = build_untrained_stack(args.encoding, width, heads, length, args.decoder)
     if args.stack not in (None, stack.name):
         raise UserError(f"--stack {args.stack}: --encoding has one, the {stack.name}")
     trains = any(True for _ in stack.layers[0].parameters())

@@ -16,7 +16,7 @@ MOST = 48  # panels that are still readable
 # Colour-blind people can distinguish both, also in print.
 SIGNED, AMOUNTS = "PuOr", "cividis"
 _SMALL = 8
-_LETTERS = 85  # of a line of a title
+_LETTERS = 85  # the most letters in a line of a title
 _HEADER = 0.6  # inches for the title and the legend
 
 

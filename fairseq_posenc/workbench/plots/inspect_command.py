@@ -96,16 +96,16 @@ def inspect_model(opened: OpenModel, reading: Reading) -> Inspection:
     kinds, codes = [], bytearray()
     captured = capture_attention(opened.model, reading.run)
     for kind, layers in quantize.group_by_kind(captured).items():
-        found = []
+        planes = []
         seen = quantize.find_visible(layers)
         for plane in quantize.list_planes(layers):
             quantize.refuse_infinite(opened.path, kind, plane)
             coded = quantize.quantize(plane.values, seen)
             # How the page turns codes into numbers again.
             scale = {"step": coded.step, "first": coded.first, "last": coded.last}
-            found.append({"name": plane.name, "role": plane.role, "start": len(codes), **scale})
+            planes.append({"name": plane.name, "role": plane.role, "start": len(codes), **scale})
             codes += coded.tobytes()
-        kinds.append({**_describe_kind(kind, layers, reading), "planes": found})
+        kinds.append({**_describe_kind(kind, layers, reading), "planes": planes})
     facts = {
         "path": str(opened.path),
         "sha256": checksum(opened.path),

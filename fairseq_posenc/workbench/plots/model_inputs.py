@@ -32,8 +32,8 @@ class TokenizedText(NamedTuple):
     @classmethod
     def from_ids(cls, ids: Iterable[int], dictionary: Dictionary) -> TokenizedText:
         """Label symbols that come from no text with their names."""
-        found = list(map(int, ids))
-        return cls(found, [dictionary[each].strip(SPACE) or SPACE for each in found])
+        numbers = list(map(int, ids))
+        return cls(numbers, [dictionary[each].strip(SPACE) or SPACE for each in numbers])
 
     def __add__(self, other: TokenizedText) -> TokenizedText:  # type: ignore[override]
         """Append the symbols that follow."""
@@ -139,9 +139,9 @@ class _Words(SymbolEncoder):
         super().__init__(words, dictionary)
 
     def tokens(self, text: str) -> Tokens:
-        found = list(re.finditer(r"\S+", text))
-        ids = [self.index(word[0]) for word in found]
-        return Tokens.from_spans(text, ids, (word.span() for word in found))
+        matches = list(re.finditer(r"\S+", text))
+        ids = [self.index(word[0]) for word in matches]
+        return Tokens.from_spans(text, ids, (word.span() for word in matches))
 
 
 def tokenize(

@@ -31,9 +31,9 @@ class Quantized(NamedTuple):
     """A plane in whole numbers: code c > 0 stands for ``(first + c - 1) * step``."""
 
     codes: Tensor  # `[L, H, T, S]` of int64, below 2^16; 0 where a query does not see the key
-    step: list[list[float]]  # `[L][H]`, of each matrix
-    first: list[list[int]]  # `[L][H]`, of its smallest number
-    last: list[list[int]]  # of its largest
+    step: list[list[float]]  # `[L][H]`, one for each matrix
+    first: list[list[int]]  # `[L][H]`, each matrix's smallest number
+    last: list[list[int]]  # `[L][H]`, each matrix's largest number
 
     def tobytes(self) -> bytes:
         """Concatenate the codes' low bytes and then their high ones, which compress well."""
@@ -43,10 +43,10 @@ class Quantized(NamedTuple):
 
 def group_by_kind(seen: Sequence[CapturedAttention]) -> dict[str, list[CapturedAttention]]:
     """Group layers by the kind of attention: ``encoder``, ``decoder``, ``cross``."""
-    found: dict[str, list[CapturedAttention]] = {}
+    by_kind: dict[str, list[CapturedAttention]] = {}
     for attention in seen:
-        found.setdefault("cross" if attention.cross else attention.stack, []).append(attention)
-    return found
+        by_kind.setdefault("cross" if attention.cross else attention.stack, []).append(attention)
+    return by_kind
 
 
 def list_planes(layers: Sequence[CapturedAttention]) -> Iterator[Plane]:

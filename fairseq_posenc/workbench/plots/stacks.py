@@ -66,7 +66,7 @@ class PlottedStack(NamedTuple):
         return None
 
 
-def of_spec(
+def build_untrained_stack(
     spec: str, embed_dim: int, num_heads: int, max_positions: int, causal: bool
 ) -> PlottedStack:
     """Build the layers of a spec as they are before training.
@@ -83,12 +83,12 @@ def of_spec(
     return PlottedStack(layers, [])
 
 
-def of_model(model: nn.Module) -> dict[str, PlottedStack]:
+def collect_trained_stacks(model: nn.Module) -> dict[str, PlottedStack]:
     """Collect the stacks of a trained model by name; none for a model of fairseq's own."""
-    found = [
+    stacks = [
         _build_trained_stack(module) for module in model.modules() if hasattr(module, "assembly")
     ]
-    return {stack.name: stack for stack in found}
+    return {stack.name: stack for stack in stacks}
 
 
 def compute_terms(positions: PositionEncoding, length: int) -> tuple[Span, Terms]:

@@ -32,7 +32,7 @@ class PlottedTable(NamedTuple):
 
 
 @torch.no_grad()
-def tables_of(
+def collect_tables(
     stack: PlottedStack, layers: Sequence[int], heads: Sequence[int]
 ) -> list[PlottedTable]:
     """Collect the tables of a stack's input, and those of its layers and heads, counted from 0.
@@ -43,15 +43,15 @@ def tables_of(
     Raises:
         UserError: the encodings have no tables.
     """
-    found = []
+    tables = []
     if (vectors := stack.compute_input_vectors()) is not None:
         rows, columns = torch.arange(len(vectors)), range(vectors.size(1))
-        found = [PlottedTable("at the input", vectors, rows, columns, POSITION, CHANNEL)]
+        tables = [PlottedTable("at the input", vectors, rows, columns, POSITION, CHANNEL)]
     for layer in layers if stack.has_own_encodings else layers[:1]:
-        found += _collect_term_tables(stack, layer, heads)
-    if not found:
+        tables += _collect_term_tables(stack, layer, heads)
+    if not tables:
         raise UserError(f"{stack.spec} has no table that could be shown")
-    return found
+    return tables
 
 
 def subtract_tables(

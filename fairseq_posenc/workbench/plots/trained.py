@@ -16,7 +16,7 @@ from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.plots.attention import TextAttention
 from fairseq_posenc.workbench.plots.model_inputs import read_text
 from fairseq_posenc.workbench.plots.quantize import group_by_kind
-from fairseq_posenc.workbench.plots.stacks import PlottedStack, of_model
+from fairseq_posenc.workbench.plots.stacks import PlottedStack, collect_trained_stacks
 
 _SENTENCES, _SEED = 16, 1
 _SPECIAL = 4  # special symbols at the beginning of a dictionary
@@ -29,7 +29,7 @@ def open_stack(path: Path, data: Path | None, wanted: str | None) -> tuple[Plott
         UserError: no such checkpoint or stack, or a model without positions of ours.
     """
     model = open_model(path, data).model
-    stacks = of_model(model)
+    stacks = collect_trained_stacks(model)
     if not stacks:
         raise UserError(
             f"--checkpoint {path}: a model of fairseq's own, of which only its attention to a text "
@@ -62,7 +62,9 @@ def attention_to_random_symbols(model: Any, length: int) -> list[CapturedAttenti
     They have ``length`` tokens, or as many as the model's shortest table.
     """
     generator = torch.Generator().manual_seed(_SEED)
-    length = min([length, *(stack.dims.max_positions for stack in of_model(model).values())])
+    length = min(
+        [length, *(stack.dims.max_positions for stack in collect_trained_stacks(model).values())]
+    )
 
     def draw_tokens(embeddings: Any) -> Tensor:
         size = (_SENTENCES, length)

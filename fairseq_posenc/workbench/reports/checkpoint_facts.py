@@ -77,7 +77,7 @@ def read_checkpoint(path: Path) -> CheckpointFacts:
     """Read a checkpoint; its tensors stay on the disk.
 
     Raises:
-        UserError: it is no checkpoint of fairseq.
+        UserError: it is not a checkpoint of fairseq.
     """
     with readable_errors(str(path)):
         state = open_mapped(path)

@@ -29,7 +29,7 @@ from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.running.logs import Curve, Entry
 
 Curves = Mapping[str, Curve]
-Trainings = Mapping[str, Sequence[Curve]]  # by name, one for each seed
+Trainings = Mapping[str, Sequence[Curve]]  # name -> a curve for each seed
 
 STAGES_NOTE = (
     "The loss is fitted with straight segments, as many as its noise warrants. The dive is the "
@@ -40,7 +40,7 @@ STAGES_NOTE = (
 
 
 def all_tables(trainings: Trainings) -> str:
-    """Format all tables, and name the losses that are no number."""
+    """Format all tables, and name the losses that are NaN or infinite."""
     curves = _number_seeds(trainings)
     parts = [_format_best(curves), *_format_epochs(trainings), *_format_seeds(trainings)]
     parts += [*_format_stages(curves), _list_divergences(curves)]
@@ -67,9 +67,9 @@ def figures(trainings: Trainings) -> dict[str, list[Row]]:
             for n, each in curve.epochs.items()
         ],
         "stages": [
-            {"training": name, **{f"{stage}_ends": at for stage, at in found._asdict().items()}}
+            {"training": name, **{f"{stage}_ends": at for stage, at in stages._asdict().items()}}
             for name, curve in curves.items()
-            if (found := find_stages(curve)) is not None
+            if (stages := find_stages(curve)) is not None
         ],
         "pieces": [
             {"training": name, "last_update": piece.end, "nats_in_1000_updates": 1000 * piece.rate}
@@ -90,7 +90,7 @@ def _average_over_seeds(curves: Sequence[Curve]) -> dict[str, Interval]:
     ends = [points[-1][1] for points in map(smooth_losses, curves) if points]
     if len(ends) == len(curves):
         means["loss_at_the_end_nats"] = interval(ends)
-    stages = [found for found in map(find_stages, curves) if found is not None]
+    stages = [stage for stage in map(find_stages, curves) if stage is not None]
     if len(stages) == len(curves):
         means["plateau_ends"] = interval(each.plateau for each in stages)
         means["plateau"] = interval(each.plateau - each.start for each in stages)
@@ -179,16 +179,16 @@ def _format_best(curves: Curves) -> str:
 
 
 def _format_epochs(trainings: Trainings) -> list[str]:
-    found = {name: _average_epochs(curves) for name, curves in trainings.items()}
-    epochs = sorted({epoch for each in found.values() for epoch in each})
+    perplexities = {name: _average_epochs(curves) for name, curves in trainings.items()}
+    epochs = sorted({epoch for each in perplexities.values() for epoch in each})
     if not epochs:
         return []
     rows = [
-        [str(epoch), *(_format_perplexity(each.get(epoch)) for each in found.values())]
+        [str(epoch), *(_format_perplexity(each.get(epoch)) for each in perplexities.values())]
         for epoch in epochs
     ]
-    header = ["epoch", *(f"`{name}`" for name in found)]
-    return ["## Perplexity by epoch", table(header, rows), *_format_reached(found)]
+    header = ["epoch", *(f"`{name}`" for name in perplexities)]
+    return ["## Perplexity by epoch", table(header, rows), *_format_reached(perplexities)]
 
 
 def _average_epochs(curves: Sequence[Curve]) -> dict[int, Entry]:
@@ -211,11 +211,11 @@ def _format_number(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if math.isfinite(value) else "-"
 
 
-def _format_reached(found: Mapping[str, Mapping[int, Entry]]) -> list[str]:
+def _format_reached(perplexities: Mapping[str, Mapping[int, Entry]]) -> list[str]:
     """Format when each reaches the lowest perplexity, at the end of an epoch, that all reach."""
     lowest = {
         name: min(entry.perplexity for entry in each.values())
-        for name, each in found.items()
+        for name, each in perplexities.items()
         if each
     }
     if len(lowest) < 2:
@@ -223,7 +223,7 @@ def _format_reached(found: Mapping[str, Mapping[int, Entry]]) -> list[str]:
     worst = max(lowest, key=lowest.__getitem__)
     parts = []
     for name in lowest:
-        epochs = found[name].items()
+        epochs = perplexities[name].items()
         epoch, entry = next(pair for pair in epochs if pair[1].perplexity <= lowest[worst])
         parts.append(f"`{name}` at epoch {epoch} (update {entry.updates:,})")
     return [f"`{worst}` comes down to {lowest[worst]:,.2f}. That is reached by {', '.join(parts)}."]
@@ -252,15 +252,15 @@ def _find_log_interval(curve: Curve) -> str:
 
 
 def _list_divergences(curves: Curves) -> str:
-    """List the losses that are no number, which are neither drawn nor counted."""
+    """List the losses that are NaN or infinite, which are neither drawn nor counted."""
     lines = []
     for name, curve in curves.items():
         for what, entries in (("training", curve.training), ("validation", curve.entries)):
-            found = [entry for entry in entries if not entry.is_finite]
-            if found:
+            broken = [entry for entry in entries if not entry.is_finite]
+            if broken:
                 lines.append(
-                    f"- `{name}` diverged: the {what} loss is {found[0].loss:g} at update "
-                    f"{found[0].updates:,} first, and no number in {len(found)} of {len(entries)} "
-                    "lines; these are left out"
+                    f"- `{name}` diverged: the {what} loss is {broken[0].loss:g} at update "
+                    f"{broken[0].updates:,} first, and NaN or infinite in {len(broken)} of "
+                    f"{len(entries)} lines; these are left out"
                 )
     return "\n".join(lines)

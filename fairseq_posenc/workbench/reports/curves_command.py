@@ -83,15 +83,15 @@ def _describe_pictures(drawn: int) -> str:
 
 def _parse_updates(text: Optional[str]) -> tuple[float, float]:
     """Parse the first and the last update to draw."""
-    found = re.fullmatch(r"(\d*):(\d*)", text or ":")
-    if found is None:
+    match = re.fullmatch(r"(\d*):(\d*)", text or ":")
+    if match is None:
         raise UserError(f"--updates {text}: write FIRST:LAST, as in 0:16000")
-    return float(found[1] or 0), float(found[2] or math.inf)
+    return float(match[1] or 0), float(match[2] or math.inf)
 
 
 def _parse_logs(texts: Sequence[str]) -> dict[str, list[Path]]:
-    found = parse_named(texts, "NAME=LOG", "trainings")
-    logs = {name: [Path(each) for each in split_trainings(paths)] for name, paths in found.items()}
+    named = parse_named(texts, "NAME=LOG", "trainings")
+    logs = {name: [Path(each) for each in split_trainings(paths)] for name, paths in named.items()}
     for name, paths in logs.items():
         for log in paths:
             if not log.is_file():

@@ -11,7 +11,7 @@ from fairseq_posenc.workbench.reports.own_runs import TRANSLATION, OwnRun
 from fairseq_posenc.workbench.training import recipes
 
 _NOT_COMPARED = {"task", "criterion", "max_update", "total_num_update", "seed"}
-_NOT_COMPARED |= {"warmup_epochs", "runs"}  # which fairseq has no option for
+_NOT_COMPARED |= {"warmup_epochs", "runs"}  # fairseq has no option for them
 _NO_CHECKPOINT = "its pre-training is not known, as the checkpoint is not there"
 
 

@@ -20,9 +20,9 @@ from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import Figure
 
 TRANSLATION = "translation/iwslt17"  # all translation models' recipe, as tables name it
-LOG = "train.log"  # which the training scripts write beside the checkpoints
+LOG = "train.log"  # the training scripts write it beside the checkpoints
 _STAGES = ("start ends", "plateau ends", "dive ends", "length of the plateau")
-_PERPLEXITY = "3.48"  # which the models of DecBERT's figure 4 reach; the task of that table
+_PERPLEXITY = "3.48"  # the models of DecBERT's figure 4 reach it; the task of that table
 _METRICS = {"BLEU-4 on pieces, 0 to 1": "bleu", "BLEU": "sacreBLEU", "chrF2": "chrF2"}
 
 
@@ -35,8 +35,10 @@ class OwnRun(NamedTuple):
     recipe: str  # the paper's recipe that it is compared with
     encoding: Optional[str]  # position encodings; None if not known
     directions: Optional[str]  # directions of its layers, as in `lr,rl`; None if not known
-    figures: dict[Figure, float]  # by (task, metric, split), in the units of the paper's table
-    training: Optional[CheckpointFacts]  # of its weights; None if that checkpoint is gone
+    # (task, metric, split) -> figure, in the units of the paper's table
+    figures: dict[Figure, float]
+    # the training of its weights; None if that checkpoint is gone
+    training: Optional[CheckpointFacts]
     notes: list[str]  # remarks on the figures
     record: Optional[Record] = None  # content of the file; None for a training
 

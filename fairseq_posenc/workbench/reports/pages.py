@@ -101,8 +101,10 @@ def format_page(name: str) -> str:
 def _link_relatives(name: str) -> str:
     """Link the encodings that enter attention in the same places."""
     places = {other: _find_places(other) for other in registry.names()}
-    found = [other for other in places if other != name and places[other] == places[name] != set()]
-    return ", ".join(f"[`{other}`]({other}.md)" for other in found) or "none"
+    relatives = [
+        other for other in places if other != name and places[other] == places[name] != set()
+    ]
+    return ", ".join(f"[`{other}`]({other}.md)" for other in relatives) or "none"
 
 
 def _find_places(name: str) -> set[str]:

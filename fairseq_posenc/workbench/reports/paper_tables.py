@@ -41,12 +41,14 @@ class PaperTable(NamedTuple):
     def select_figures(self, model: Sequence[OwnRun]) -> dict[str, float]:
         """Select the figures of one of our models by column."""
         figures = {key: value for run in model for key, value in run.figures.items()}
-        found = {name: figures[key] for name, key in self.paper.columns.items() if key in figures}
+        selected = {
+            name: figures[key] for name, key in self.paper.columns.items() if key in figures
+        }
         others = [name for name, key in self.paper.columns.items() if key[0] != "average"]
         for name in self.paper.columns.keys() - set(others):
-            if all(other in found for other in others):
-                found[name] = statistics.fmean(found[other] for other in others)
-        return found
+            if all(other in selected for other in others):
+                selected[name] = statistics.fmean(selected[other] for other in others)
+        return selected
 
 
 def collect(runs: Sequence[OwnRun], wanted: Optional[str]) -> tuple[list[PaperTable], list[OwnRun]]:

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 def find_results(argument: str) -> tuple[Runs, Records]:
     """Find the results of an argument, ``PATH`` or ``RECIPE=PATH``.
 
-    Files that are no record, or one of another version, are named on standard error.
+    Files that are not records, or are of another version, are named on standard error.
 
     Raises:
         UserError: there is nothing at all, or a checkpoint that cannot be read.
@@ -83,11 +83,11 @@ def find_results(argument: str) -> tuple[Runs, Records]:
     passed_over = defaultdict(list)
     for each in _list_places(path):
         try:
-            found, record = _read(each, given)
+            found_runs, record = _read(each, given)
         except RecordError as error:
             passed_over[str(error)].append(each)
             continue
-        runs |= {(run.path.resolve(), run.name): run for run in found}
+        runs |= {(run.path.resolve(), run.name): run for run in found_runs}
         if record is not None:
             records[each.resolve()] = record
     for reason, files in passed_over.items():

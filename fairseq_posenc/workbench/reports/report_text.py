@@ -85,8 +85,8 @@ def _format_differences(table: PaperTable) -> str:
     lines = []
     for row in table.rows:
         for model in row.models:
-            found = "; ".join(list_differences(model, model[0].recipe))
-            lines.append(markdown.plain(f"- {_join_names(model)} ({row.name}): {found}"))
+            differences = "; ".join(list_differences(model, model[0].recipe))
+            lines.append(markdown.plain(f"- {_join_names(model)} ({row.name}): {differences}"))
     return "\n".join(["What differed:", "", *lines]) if lines else ""
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, Optional
 
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS, LEVEL, Interval, interval
 
-Values = Mapping[int, float]  # by seed
+Values = Mapping[int, float]  # seed -> value
 RULE = (
     f"Significant: the {LEVEL:.0%} interval of the paired difference (the same seed in both "
     "models, Student's t) does not contain 0."
@@ -40,9 +40,9 @@ class PairedDifference(NamedTuple):
 
     better: str  # the name of the one with the better mean
     other: str  # the name of the other
-    seeds: int  # that both have
-    interval: Interval  # of the difference on the scale, better less other
-    p_value: float = math.nan  # of the paired t-test; NaN with too few seeds
+    seeds: int  # seeds that both have
+    interval: Interval  # difference on the scale, better less other
+    p_value: float = math.nan  # paired t-test; NaN with too few seeds
     holm: float = math.nan  # the same, corrected for all comparisons (Holm 1979)
 
     @property
@@ -60,8 +60,8 @@ def compare(one: Values, other: Values, scale: Scale = PERPLEXITY) -> PairedDiff
     """Compute the difference of the first from the second over the seeds that both have."""
     pairs = [(scale.apply(one[s]), scale.apply(other[s])) for s in one.keys() & other.keys()]
     changes = [a - b for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
-    found = interval(changes or [math.nan])
-    return PairedDifference("", "", len(changes), found, _p_value(changes))
+    change = interval(changes or [math.nan])
+    return PairedDifference("", "", len(changes), change, _p_value(changes))
 
 
 def compare_all(samples: Mapping[str, Values]) -> list[PairedDifference]:
@@ -69,16 +69,16 @@ def compare_all(samples: Mapping[str, Values]) -> list[PairedDifference]:
 
     Holm's correction is over the pairs that are judged.
     """
-    found = [
+    differences = [
         compare(samples[one], samples[other])._replace(better=one, other=other)
         for one, other in combinations(_rank(samples), 2)
     ]
-    judged = sorted((each for each in found if each.is_judged), key=lambda each: each.p_value)
+    judged = sorted((each for each in differences if each.is_judged), key=lambda each: each.p_value)
     corrected, largest = {}, 0.0
     for place, each in enumerate(judged):
         largest = max(largest, min(1.0, (len(judged) - place) * each.p_value))
         corrected[each[:2]] = largest
-    return [each._replace(holm=corrected.get(each[:2], math.nan)) for each in found]
+    return [each._replace(holm=corrected.get(each[:2], math.nan)) for each in differences]
 
 
 def find_worse(best: Values, others: Mapping[str, Values], scale: Scale = PERPLEXITY) -> set[str]:
@@ -108,11 +108,11 @@ def _rank(samples: Mapping[str, Values]) -> list[str]:
 
 def describe_differences(samples: Mapping[str, Values]) -> list[str]:
     """Say which models differ significantly, which do not, and what Holm's correction leaves."""
-    found = compare_all(samples)
-    judged = [each for each in found if each.is_judged]
+    differences = compare_all(samples)
+    judged = [each for each in differences if each.is_judged]
     significant = [each for each in judged if each.is_significant]
     same = [each for each in judged if not each.is_significant]
-    few = [each for each in found if not each.is_judged]
+    few = [each for each in differences if not each.is_judged]
     sentences = [
         f"`{name}` has a significantly lower perplexity than {_join_names(others)}."
         for name, others in _group_by_better(significant).items()

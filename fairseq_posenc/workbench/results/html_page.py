@@ -38,9 +38,9 @@ def convert_to_html(markdown: str, folder: Path, refresh: int = 0) -> str:
     A browser loads it again after ``refresh`` seconds, if that is not 0.
     """
     parts, code = [], {}
-    for number, found in enumerate(_FENCE.finditer(markdown)):
-        code[f"CODE-{number}"] = f"<pre>{escape(found[1])}</pre>"
-        markdown = markdown.replace(found[0], f"CODE-{number}")
+    for number, match in enumerate(_FENCE.finditer(markdown)):
+        code[f"CODE-{number}"] = f"<pre>{escape(match[1])}</pre>"
+        markdown = markdown.replace(match[0], f"CODE-{number}")
     for block in re.split(r"\n\n+", markdown.strip()):
         parts.append(code.get(block) or _convert_block(block, folder))
     title = _convert_inline(markdown.split("\n", 1)[0].lstrip("# "))

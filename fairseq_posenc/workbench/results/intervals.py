@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 LEVEL = 0.95
-LEAST_SEEDS = 3  # for an interval: with two, Student's t has a factor of 12.7
+LEAST_SEEDS = 3  # fewest seeds for an interval: with two, Student's t has a factor of 12.7
 NOTE = f"Student's t, {LEVEL:.0%}, over the seeds"
 
 
@@ -35,7 +35,7 @@ class Interval(NamedTuple):
 
 
 def interval(values: Iterable[float]) -> Interval:
-    """Compute the mean of some values with its interval; unbounded if any is no number."""
+    """Compute the mean of some values with its interval; unbounded if any is NaN."""
     known = list(values)
     mean = statistics.fmean(known)
     if len(known) < LEAST_SEEDS or not math.isfinite(mean):

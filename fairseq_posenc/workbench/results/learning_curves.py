@@ -11,9 +11,9 @@ from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.loss_stages import smooth_losses
 from fairseq_posenc.workbench.running.logs import Curve, Entry
 
-Points = Sequence[tuple[int, float]]  # updates and values, NaN where the loss was no number
+Points = Sequence[tuple[int, float]]  # updates and values, NaN where the loss was NaN or infinite
 Band = Sequence[tuple[int, float, float]]  # updates, and the bounds of values
-_LABEL_HEIGHT = 0.055  # of the height of the axes, for one label at the end of a line
+_LABEL_HEIGHT = 0.055  # height of a label at the end of a line, as a share of the axes' height
 _MARGIN = 1.08  # room above and below the lines
 
 
@@ -41,8 +41,8 @@ def draw_lines(
 ) -> bool:
     """Draw lines over updates, labelled at their ends, into a PNG file; say whether there are any.
 
-    A line breaks where its value is no number. That is marked with a cross above the lines, and a
-    line that ends so says where. Bands are around lines, by name; dots are single seeds.
+    A line breaks where its value is NaN or infinite. A cross above the lines marks it, and a line
+    that ends so says where. Bands are around lines, by name; dots are single seeds.
     """
     bands = {  # at points with seeds enough for an interval
         name: [point for point in band if all(map(math.isfinite, point))]

@@ -16,8 +16,8 @@ import numpy as np
 from fairseq_posenc.workbench.running.logs import Curve
 
 SIDE = 2  # lines of the log on either side over which a line is smoothed for the picture
-SLOW = 4  # times as fast as on the plateau falls the loss before and after it
-LEAST = 0.1  # of the loss's whole fall, for a fall to be a dive
+SLOW = 4  # the loss falls this many times faster before and after the plateau than on it
+LEAST = 0.1  # a dive is at least this share of the loss's whole fall
 SHORTEST = 3  # lines of the log, for a straight piece
 _DIGITS = 0.001  # nats, to which fairseq writes a loss: no line is more exact
 
@@ -44,7 +44,7 @@ def smooth_losses(curve: Curve) -> list[tuple[int, float]]:
 
     There are ``SIDE`` on either side; near both ends fewer, as many on one side as on the other, so
     that the first and the last stay what they are. A line is itself fairseq's mean since the line
-    before. Losses that are no number are left out.
+    before. Losses that are NaN or infinite are left out.
     """
     kept = [entry for entry in curve.training if entry.is_finite]
     points = []
@@ -56,7 +56,7 @@ def smooth_losses(curve: Curve) -> list[tuple[int, float]]:
 
 
 def training_points(curve: Curve) -> list[tuple[int, float]]:
-    """List updates and training loss in nats, without losses that are no number."""
+    """List updates and training loss in nats, without losses that are NaN or infinite."""
     return [(entry.updates, entry.nats) for entry in curve.training if entry.is_finite]
 
 

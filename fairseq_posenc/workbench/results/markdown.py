@@ -14,7 +14,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import CONTROL
 
 _RULES = {"l": "---", "r": "---:"}
-_BAR = re.compile(r"(?<!\\)\|")  # which would end a cell
+_BAR = re.compile(r"(?<!\\)\|")  # it would end a cell
 
 
 def plain(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 # Okabe and Ito's colours, which colour-blind people can tell apart, without the pale ones.
 COLOURS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
-STYLES = ("-", "--", ":", "-.", (0, (7, 1, 1, 1, 1, 1)))  # for more lines than colours
+STYLES = ("-", "--", ":", "-.", (0, (7, 1, 1, 1, 1, 1)))  # tell lines of one colour from each other
 # An encoding's number here is that of its style in every picture: no two are alike, and those that
 # are compared most often have a colour each. New ones are added at the end.
 _ENCODINGS = (
@@ -107,7 +107,7 @@ class LineEnd(NamedTuple):
     """The label of a line, beside its last point."""
 
     text: str
-    height: float  # of the point, as a share of the axes' height (:func:`axes_height`)
+    height: float  # the point's, as a share of the axes' height (:func:`axes_height`)
     colour: str
 
 
@@ -135,8 +135,8 @@ def choose_ticks(low: float, high: float) -> list[float]:
     if len(ticks) < _FEW_TICKS:  # in so narrow a range a log scale is nearly linear
         from matplotlib.ticker import MaxNLocator
 
-        found = MaxNLocator(5).tick_values(low, high)
-        return [float(tick) for tick in found if low <= tick <= high]
+        values = MaxNLocator(5).tick_values(low, high)
+        return [float(tick) for tick in values if low <= tick <= high]
     return ticks[:: -(-len(ticks) // 10)]  # ten are enough
 
 

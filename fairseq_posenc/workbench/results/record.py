@@ -16,13 +16,13 @@ from typing import Any, NamedTuple, Optional
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.running.files import write_whole
 
-VERSION = 1  # of the form of records
+VERSION = 1  # version of the format
 _HEAD = 4096  # characters of a file in which its kind has to be named
 Row = Mapping[str, Any]  # texts and numbers by column, None where there is no figure
 
 
 class RecordError(ValueError):
-    """A file is no record, or one of another version; the message says which."""
+    """A file is not a record, or one of another version; the message says which."""
 
 
 class Record(NamedTuple):
@@ -35,9 +35,9 @@ class Record(NamedTuple):
     data: Row  # what the figures are of: the text or its folder, a checkpoint, the machine, by name
     # the position encodings, where they are the same in all rows; None if not known
     spec: Optional[str] = None
-    seed: Optional[int] = None  # of everything random, where it is the same in all rows
+    seed: Optional[int] = None  # the seed, where it is the same in all rows
     command: str = ""  # the line that made it
-    version: int = VERSION  # of the form
+    version: int = VERSION  # version of the format
 
     @property
     def rows(self) -> Sequence[Row]:
@@ -77,7 +77,7 @@ def read(path: Path) -> Record:
             if '"kind"' not in text:
                 raise RecordError("no record of fairseq-posenc")
             content = json.loads(text + stream.read())
-            json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+            json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair is not text
     except RecordError:
         raise
     except (ValueError, RecursionError) as error:
@@ -103,8 +103,8 @@ def _check_content(content: Any) -> Record:
     if not isinstance(content, dict) or not {"kind", "version", "figures"} <= content.keys():
         raise RecordError("no record of fairseq-posenc")
     if content["version"] != VERSION:
-        found = shortened(str(content["version"]))
-        raise RecordError(f"a record of version {found}, which this one ({VERSION}) cannot read")
+        version = shortened(str(content["version"]))
+        raise RecordError(f"a record of version {version}, which this one ({VERSION}) cannot read")
     record = Record(**{"data": {}, **{k: v for k, v in content.items() if k in Record._fields}})
     forms = {
         "kind": isinstance(record.kind, str),
@@ -131,7 +131,7 @@ def _is_row(row: object) -> bool:
 
 
 def _is_value(value: object) -> bool:
-    if isinstance(value, int):  # which JSON allows any number of digits
+    if isinstance(value, int):  # JSON allows any number of digits
         return abs(value) < 2**63
     return isinstance(value, (str, float, type(None)))
 

@@ -26,7 +26,7 @@ from fairseq_posenc.workbench.running.programs import find_user_error, raise_if_
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import WorkItem
 
-_DONE = "DONE"  # by what is in the folder, whatever Slurm says
+_DONE = "DONE"  # its folder says so, whatever Slurm says
 _UNKNOWN = "ENDED"  # some minutes ago, so that Slurm has forgotten it
 _FAILED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),

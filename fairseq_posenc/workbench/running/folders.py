@@ -78,7 +78,7 @@ class Folder:
             UserError: another process holds the lock, or another program made the folder.
         """
         with signals_as_keyboard_interrupt(advice=""), self._lock() as lock:
-            for left in self.partial.iterdir():  # by a killed run
+            for left in self.partial.iterdir():  # of a killed run
                 if left.name != LOCK:
                     shutil.rmtree(left) if left.is_dir() else left.unlink()
             try:
@@ -121,9 +121,9 @@ class Folder:
                 f"--out {where}: is there already, and was not made by this program; name another "
                 "folder"
             )
-        if found := list_differences(plan, self._plan):
+        if differences := list_differences(plan, self._plan):
             raise UserError(
-                f"--out {where}: was made with other {'; other '.join(found)}; name another "
+                f"--out {where}: was made with other {'; other '.join(differences)}; name another "
                 "folder, or delete that one"
             )
 
@@ -141,10 +141,12 @@ def read_plan(folder: Path, plan_key: str = "plan") -> Any:
 def list_differences(old: Any, new: Any, name: str = "") -> list[str]:
     """List the differences of two plans in words; for files, names without their checksums."""
     if isinstance(old, dict) and isinstance(new, dict):
-        found: list[str] = []
+        differences: list[str] = []
         for key in dict.fromkeys([*new, *old]):
-            found += list_differences(old.get(key), new.get(key), f"{name}, {key}".lstrip(", "))
-        return found
+            differences += list_differences(
+                old.get(key), new.get(key), f"{name}, {key}".lstrip(", ")
+            )
+        return differences
     if old == new:
         return []
     if isinstance(old, list) and isinstance(new, list):  # as the words of a command

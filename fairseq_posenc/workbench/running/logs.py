@@ -106,7 +106,7 @@ class Curve(NamedTuple):
 
     @property
     def points(self) -> list[tuple[int, float]]:
-        """Pairs of updates and validation perplexity, without losses that are no number."""
+        """Pairs of updates and validation perplexity, without losses that are NaN or infinite."""
         return [(entry.updates, entry.perplexity) for entry in self.entries if entry.is_finite]
 
     @property
@@ -117,7 +117,7 @@ class Curve(NamedTuple):
 
     @property
     def epochs(self) -> dict[int, Entry]:
-        """The last validation of each epoch, without losses that are no number."""
+        """The last validation of each epoch, without losses that are NaN or infinite."""
         return {entry.epoch: entry for entry in self.entries if entry.is_finite and entry.epoch}
 
     def first_below(self, perplexity: float) -> Optional[int]:
@@ -134,16 +134,16 @@ def read_line(text: str) -> Optional[Line]:
 
 
 def _read_line(text: str) -> Optional[Line]:
-    if found := _JSON.search(text):
-        figures = json.loads(found[2])
+    if match := _JSON.search(text):
+        figures = json.loads(match[2])
         figures = {name.removeprefix("valid_"): value for name, value in figures.items()}
-        return Line(found[1], int(figures.get("epoch", 0)), 0, figures) if figures else None
-    if found := _VALID.search(text):
-        pairs = (part.split() for part in found[3].split("|"))
-        return Line("valid", int(found[2]), 0, {pair[0]: pair[1] for pair in pairs if pair[1:]})
-    if found := _TRAIN.search(text):
-        figures = dict(part.split("=", 1) for part in found[4].strip().split(", "))
-        return Line("train_inner", int(found[2]), int(found[3]), figures)
+        return Line(match[1], int(figures.get("epoch", 0)), 0, figures) if figures else None
+    if match := _VALID.search(text):
+        pairs = (part.split() for part in match[3].split("|"))
+        return Line("valid", int(match[2]), 0, {pair[0]: pair[1] for pair in pairs if pair[1:]})
+    if match := _TRAIN.search(text):
+        figures = dict(part.split("=", 1) for part in match[4].strip().split(", "))
+        return Line("train_inner", int(match[2]), int(match[3]), figures)
     return None
 
 
@@ -173,14 +173,14 @@ def _convert_line(line: Line) -> Entry:
 
 def format_progress(text: str) -> Optional[str]:
     """Format a line of the log for people; None if it says nothing of the training."""
-    found = _FOR_PEOPLE.search(text)
-    return f"{found[1].rpartition('.')[2]}: {found[2]}" if found else None
+    match = _FOR_PEOPLE.search(text)
+    return f"{match[1].rpartition('.')[2]}: {match[2]}" if match else None
 
 
 def read_machine_facts(text: str) -> dict[str, str]:
     """Read facts of the machine from a line: devices, gpu, gpu_total, checkpoint_seconds."""
-    found = _MACHINE_FACTS.search(text)
-    return {name: value for name, value in found.groupdict().items() if value} if found else {}
+    match = _MACHINE_FACTS.search(text)
+    return {name: value for name, value in match.groupdict().items() if value} if match else {}
 
 
 def read_curve(lines: Iterable[str]) -> Curve:

@@ -292,10 +292,10 @@ def _seeds(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() for word in words):
         raise ArgumentTypeError(f"must be whole numbers, as in 1,2,3, not '{text}'")
-    found = tuple(map(int, words))
-    if len(set(found)) < len(found):
+    seeds = tuple(map(int, words))
+    if len(set(seeds)) < len(seeds):
         raise ArgumentTypeError(f"{text}: a number is given twice")
-    return found
+    return seeds
 
 
 def parse_named(texts: Sequence[str], form: str, what: str) -> dict[str, str]:
@@ -311,7 +311,7 @@ def parse_named(texts: Sequence[str], form: str, what: str) -> dict[str, str]:
     Raises:
         UserError: an argument has another form, or a name is given twice.
     """
-    found: dict[str, str] = {}
+    named: dict[str, str] = {}
     for text in texts:
         if CONTROL.search(text):
             raise UserError(f"{text!a} has a control character; write {form} without it")
@@ -319,10 +319,10 @@ def parse_named(texts: Sequence[str], form: str, what: str) -> dict[str, str]:
         if len(parts) < 2 or not all(parts):
             raise UserError(f"cannot read {text!r}: write {form}")
         name, value = parts
-        if name in found:
+        if name in named:
             raise UserError(f"two {what} are called {name!r}: give each its own name")
-        found[name] = value
-    return found
+        named[name] = value
+    return named
 
 
 def split_trainings(text: str) -> list[str]:

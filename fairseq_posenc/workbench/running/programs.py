@@ -43,10 +43,10 @@ def find_command(name: str) -> str:
         UserError: it is not installed.
     """
     beside = Path(sys.executable).parent / name  # an absolute path stays what it is
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
+    path = str(beside) if beside.exists() else shutil.which(name)
+    if path is None:
         raise UserError(f"{name} is neither beside {sys.executable} nor on the PATH; run install")
-    return found
+    return path
 
 
 def find_user_error(output: str) -> Optional[str]:
@@ -55,8 +55,8 @@ def find_user_error(output: str) -> Optional[str]:
     Args:
         output: of the command, or its end.
     """
-    found = _USER_ERROR.findall(output)
-    return found[-1] if found else None
+    messages = _USER_ERROR.findall(output)
+    return messages[-1] if messages else None
 
 
 def run_watched(

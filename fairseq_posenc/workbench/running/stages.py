@@ -109,12 +109,12 @@ class Stage:
             UserError: names the differences; or the stamp is damaged.
         """
         known = read_inputs(self.folder)
-        if known is None or not (found := list_differences(known, self.inputs)) or not begun():
-            return
-        raise UserError(
-            f"{self.folder} has a run with other settings ({'; '.join(found)}); choose another "
-            "--out, or delete it"
-        )
+        differences = [] if known is None else list_differences(known, self.inputs)
+        if differences and begun():
+            raise UserError(
+                f"{self.folder} has a run with other settings ({'; '.join(differences)}); choose "
+                "another --out, or delete it"
+            )
 
     def _read(self) -> dict[str, Any]:
         return read_object(self.folder / STAMP) or {}  # or it was stopped while it was written
@@ -134,13 +134,13 @@ def read_inputs(folder: Path) -> Any:
     if (stamp := folder / STAMP).exists():
         content = read_json(stamp)
         return content.get("inputs") if isinstance(content, dict) else None
-    if (run := folder / "run.json").exists():  # of glue
+    if (run := folder / "run.json").exists():  # glue's
         return read_json(run)
-    if (config := folder / "finetune.yaml").exists():  # of squad
+    if (config := folder / "finetune.yaml").exists():  # squad's
         from omegaconf import OmegaConf
 
         return OmegaConf.to_container(OmegaConf.load(config))
-    if (note := folder / "run.txt").exists():  # of train
+    if (note := folder / "run.txt").exists():  # train-recipe's
         recipe, *lines = (note.read_text(encoding="utf-8") or "\n").splitlines()
         facts = {name: value for name, _, value in (line.partition(" ") for line in lines)}
         names = {name: facts.pop(name, "") for name in ("encoding", "data", "model")}

@@ -32,15 +32,15 @@ def learn_pieces(vocab_size: int, **options: Any) -> None:
 
 
 def _explain(message: str, vocab_size: int) -> str:
-    if found := re.search(r"too high.*<= (\d+)", message):
+    if match := re.search(r"too high.*<= (\d+)", message):
         return (
-            f"--vocab-size {vocab_size}: the text has only {found[1]} sentencepieces; use "
-            f"--vocab-size {found[1]} at most, or more text"
+            f"--vocab-size {vocab_size}: the text has only {match[1]} sentencepieces; use "
+            f"--vocab-size {match[1]} at most, or more text"
         )
-    if found := re.search(r"smaller than required_chars.*?(\d+) vs (\d+)", message):
+    if match := re.search(r"smaller than required_chars.*?(\d+) vs (\d+)", message):
         return (
             f"--vocab-size {vocab_size}: too small for the different characters of the text; "
-            f"use --vocab-size {found[2]} or more"
+            f"use --vocab-size {match[2]} or more"
         )
     return f"sentencepiece could not learn from the text: {' '.join(message.split())}"
 
@@ -78,8 +78,8 @@ class Pieces:
 
     def numbers(self, lines: Sequence[str]) -> list[list[int]]:
         """Encode each line with the model's own numbers."""
-        found: list[list[int]] = self.model.encode(list(lines), num_threads=1)
-        return found
+        numbers: list[list[int]] = self.model.encode(list(lines), num_threads=1)
+        return numbers
 
     def build_dictionary(self) -> Dictionary:
         """Build a dictionary of all pieces that can occur in a text, in the model's order."""
@@ -103,11 +103,11 @@ class PieceEncoder(SymbolEncoder):
         """Tokenize a text; see :class:`Tokenizer`."""
         if not hasattr(self._pieces.model, "EncodeAsOffsetMapping"):
             raise UserError("sentencepiece is too old to give offsets; update it to 0.2.3 or newer")
-        found = self._pieces.model.encode(text, return_type="offset_mapping")
-        spans = list(found["offsets"])
+        encoded = self._pieces.model.encode(text, return_type="offset_mapping")
+        spans = list(encoded["offsets"])
         # Of the pieces of one character (1/2 from ½) only the last has its span: share it.
         for i in reversed(range(len(spans) - 1)):
             if spans[i][0] == spans[i][1]:
                 spans[i] = spans[i + 1]
-        ids = [self.index(self._pieces.names[number]) for number in found["ids"]]
+        ids = [self.index(self._pieces.names[number]) for number in encoded["ids"]]
         return Tokens.from_spans(text, ids, spans)

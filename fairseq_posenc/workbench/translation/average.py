@@ -26,14 +26,14 @@ def last_checkpoints(folder: Path, count: int) -> list[Path]:
         UserError: there are fewer than ``count``.
     """
     if not folder.is_dir():
-        raise UserError(f"--average {count}: {folder} is no folder of checkpoints")
-    found = checkpoint_utils.checkpoint_paths(str(folder))
-    if not 1 <= count <= len(found):
+        raise UserError(f"--average {count}: {folder} is not a folder of checkpoints")
+    paths = checkpoint_utils.checkpoint_paths(str(folder))
+    if not 1 <= count <= len(paths):
         raise UserError(
-            f"--average {count}: {folder} holds {len(found)} checkpoints of whole epochs "
+            f"--average {count}: {folder} holds {len(paths)} checkpoints of whole epochs "
             "(checkpoint1.pt and so on)"
         )
-    return [Path(path) for path in found[:count]]
+    return [Path(path) for path in paths[:count]]
 
 
 def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
@@ -44,7 +44,7 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
     belong to the averaged parameters.
 
     Raises:
-        UserError: a file is no checkpoint, or the models are not of one kind.
+        UserError: a file is not a checkpoint, or the models are not of one kind.
     """
     first = load_translation(paths[0])["model"]
     sums: dict[str, Tensor] = {}

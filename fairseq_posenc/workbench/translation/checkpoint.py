@@ -56,7 +56,7 @@ def load_translation(path: Path, option: str = "--checkpoint") -> State:
     """Load the checkpoint of a translation model; messages begin with the ``option`` that named it.
 
     Raises:
-        UserError: it is no file, is damaged, or was made by another task than translation.
+        UserError: it is not a file, is damaged, or was made by another task than translation.
     """
     state = load_state(path, option)
     task = state["cfg"].task
@@ -66,7 +66,7 @@ def load_translation(path: Path, option: str = "--checkpoint") -> State:
     return state
 
 
-def data_bin_of(opened: Union[OpenTask, OpenModel]) -> DataBin:
+def find_data_bin(opened: Union[OpenTask, OpenModel]) -> DataBin:
     """Build the data-bin that a task or model was opened with."""
     return DataBin(opened.data, opened.task.cfg.source_lang, opened.task.cfg.target_lang)
 
@@ -81,8 +81,8 @@ def open_ensemble(paths: Iterable[Path], data: Optional[Path] = None) -> list[Op
     for path in paths:
         folder = opened[0].data if opened else data
         opened.append(open_model(path, folder, state=load_translation(path)))
-        if data_bin_of(opened[-1]) != data_bin_of(opened[0]):
-            first, other = ("-".join(data_bin_of(each)[1:]) for each in (opened[0], opened[-1]))
+        if find_data_bin(opened[-1]) != find_data_bin(opened[0]):
+            first, other = ("-".join(find_data_bin(each)[1:]) for each in (opened[0], opened[-1]))
             raise UserError(
                 f"--checkpoint {path}: translates {other}, and {opened[0].path} {first}"
             )

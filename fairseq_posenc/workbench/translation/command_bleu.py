@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", type=Path, metavar="FILE", help=text)
     add_model_arguments(parser)
     options.add_split(parser, "test")
-    options.add_computing(parser, bf16=False)  # which fairseq-generate takes, and does not use
+    options.add_computing(parser, bf16=False)  # fairseq-generate ignores it
     options.add_count(parser, "--average", "average the last N epochs' checkpoints")
     parts = "parts of the test set; an interrupted evaluation goes on with the next"
     options.add_count(parser, "--num-shards", parts, 4)

@@ -12,9 +12,9 @@ from pathlib import Path
 from fairseq.utils import split_paths
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.exit_codes import has_reader
 from fairseq_posenc.workbench.running.options import add_computing, add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.running.standard_streams import has_reader
 from fairseq_posenc.workbench.tokens.files import arriving_lines
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.translation.translator import Hypothesis, Translator
@@ -90,8 +90,8 @@ def _open_sentences(args: argparse.Namespace) -> Iterator[Iterator[Sequence[str]
 
 def _find_example() -> dict[str, str]:
     """Look up the example sentence of the report, ``source``, and its reference, ``target``."""
-    found: dict[str, str] = recipes.load()["finetuning"]["translation"]["iwslt17"]["example"]
-    return found
+    example: dict[str, str] = recipes.load()["finetuning"]["translation"]["iwslt17"]["example"]
+    return example
 
 
 def _print_translations(
@@ -104,10 +104,10 @@ def _print_translations(
     else:
         greedy = translator.translate(sentences, beam=1, **options)
         several = translator.translate(sentences, args.beam, nbest, **options)
-        for sentence, (alone,), found in zip(sentences, greedy, several):
+        for sentence, (alone,), hypotheses in zip(sentences, greedy, several):
             print(sentence)
             _print_hypothesis("greedy", alone)
-            for rank, hypothesis in enumerate(found, start=1):
+            for rank, hypothesis in enumerate(hypotheses, start=1):
                 _print_hypothesis(f"beam {args.beam}, {rank}", hypothesis)
     sys.stdout.flush()
 

@@ -20,7 +20,7 @@ from fairseq_posenc.workbench.tokens.files import read_lines
 from fairseq_posenc.workbench.translation.average import average_checkpoints, last_checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import (
     DataBin,
-    data_bin_of,
+    find_data_bin,
     infer_data_bin,
     load_translation,
 )
@@ -98,7 +98,7 @@ def parse_systems(texts: Sequence[str], average: int | None) -> list[System]:
         if system.is_folder and not average:
             raise UserError(f"{system.path} is a folder; name a checkpoint in it, or --average N")
         if system.is_model and not system.is_folder and average:
-            raise UserError(f"--average {average}: {system.path} is no folder of checkpoints")
+            raise UserError(f"--average {average}: {system.path} is not a folder of checkpoints")
     return systems
 
 
@@ -120,7 +120,7 @@ class BleuRequest(NamedTuple):
     source: Optional[Path]
     searches: list[Search]  # settings of beam search; systems are compared by the last
     options: GenerationOptions
-    cluster: Optional[Slurm]  # that translates; None for this machine
+    cluster: Optional[Slurm]  # where to translate; None for this machine
 
 
 class _SystemModel(NamedTuple):
@@ -202,7 +202,7 @@ def _find_model(system: System, request: BleuRequest) -> _SystemModel:
         open_task(path, load_translation(path, f"{system.label}:"), request.data)
         for path in checkpoints
     ]
-    return _SystemModel(checkpoints, data_bin_of(opened[0]))
+    return _SystemModel(checkpoints, find_data_bin(opened[0]))
 
 
 def _read_texts(request: BleuRequest, models: list[_SystemModel]) -> _Texts:

@@ -105,13 +105,17 @@ class Generation:
         Raises:
             UserError: ``fairseq-generate`` left out a sentence.
         """
-        found: dict[int, str] = {}
+        hypotheses: dict[int, str] = {}
         for stage in self._stages(search):
-            found.update(read_hypotheses(stage.folder / f"generate-{self._options.subset}.txt"))
-        missing = next((number for number in range(self._sentences) if number not in found), None)
+            hypotheses.update(
+                read_hypotheses(stage.folder / f"generate-{self._options.subset}.txt")
+            )
+        missing = next(
+            (number for number in range(self._sentences) if number not in hypotheses), None
+        )
         if missing is not None:
             raise UserError(f"{self.folder}: fairseq-generate left out sentence {missing + 1}")
-        return [found[number] for number in range(self._sentences)]
+        return [hypotheses[number] for number in range(self._sentences)]
 
     def _stages(self, search: Search) -> list[Stage]:
         folder = self.folder / search.file_name
@@ -156,10 +160,10 @@ class Generation:
 
 def read_hypotheses(path: Path) -> dict[int, str]:
     """Read the best hypotheses that ``fairseq-generate`` wrote, plain text by sentence number."""
-    found: dict[int, str] = {}
+    hypotheses: dict[int, str] = {}
     for line in read_lines(path, "the output of fairseq-generate"):
         if line.startswith("D-"):
             number, *rest = line.split("\t", 2)
             # Hypotheses come best first; an empty one has lost its tab with the end of its line.
-            found.setdefault(int(number[len("D-") :]), rest[1] if len(rest) > 1 else "")
-    return found
+            hypotheses.setdefault(int(number[len("D-") :]), rest[1] if len(rest) > 1 else "")
+    return hypotheses

@@ -33,8 +33,8 @@ def build_record(
         "means": _compute_means(rows),
         "differences": [
             {"system": name, **each._asdict()}
-            for name, found in differences.items()
-            for each in found
+            for name, compared in differences.items()
+            for each in compared
         ],
         "lengths": [
             {"words": group.words, "sentences": group.sentences, "system": name, "BLEU": bleu}
@@ -47,14 +47,14 @@ def build_record(
 
 def _compute_means(rows: Sequence[Row]) -> list[Row]:
     """Compute the mean scores of each system and search over its trainings, with intervals."""
-    found: list[Row] = []
+    means: list[Row] = []
     for alike in _group(rows, "system", *Search._fields):
         mean: dict[str, Any] = {name: alike[0][name] for name in ("system", *Search._fields)}
         mean["trainings"] = len(alike)
         for name in METRICS:
             mean |= interval(row[name] for row in alike).figures(name)
-        found.append(mean)
-    return found
+        means.append(mean)
+    return means
 
 
 def _group(rows: Sequence[Row], *columns: str) -> list[list[Row]]:
@@ -126,7 +126,7 @@ def _format_means(record: Record) -> list[str]:
     rows = []
     for each in record.figures["means"]:
         bounds = [[each[f"{metric}{end}"] for end in ("", "_low", "_high")] for metric in METRICS]
-        scores = [Interval(*found).show(2) for found in bounds]
+        scores = [Interval(*pair).show(2) for pair in bounds]
         rows.append([f"`{each['system']}`", _name_search(each), str(each["trainings"]), *scores])
     header = ["system", "search", "trainings", *METRICS]
     return ["## Means over trainings", table(header, rows, "llr"), f"In brackets: {NOTE}."]
@@ -134,9 +134,9 @@ def _format_means(record: Record) -> list[str]:
 
 def _format_differences(record: Record) -> list[str]:
     rows = []
-    for found in _group(record.figures["differences"], "system"):
-        rows.append([f"`{found[0]['system']}`"])
-        for each in found:
+    for differences in _group(record.figures["differences"], "system"):
+        rows.append([f"`{differences[0]['system']}`"])
+        for each in differences:
             p_value = "same translations" if each["p_value"] is None else f"{each['p_value']:.4f}"
             rows[-1] += [f"{each['difference']:+.2f}", p_value]
     if not rows:
@@ -164,5 +164,5 @@ def _format_lengths(record: Record) -> list[str]:
 
 def _list_signatures(record: Record, prefix: str) -> str:
     """List the signatures of the metrics, which the record's data hold under a prefix."""
-    found = {name: value for name, value in record.data.items() if name.startswith(prefix)}
-    return "\n".join(f"- {name.removeprefix(prefix)}: `{found[name]}`" for name in found)
+    signatures = {name: value for name, value in record.data.items() if name.startswith(prefix)}
+    return "\n".join(f"- {name.removeprefix(prefix)}: `{signatures[name]}`" for name in signatures)

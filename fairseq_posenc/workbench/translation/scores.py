@@ -22,7 +22,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.tokens.pieces import Pieces
 from fairseq_posenc.workbench.translation.checkpoint import DataBin
 
-METRICS = {"BLEU": BLEU, "chrF2": CHRF}  # by sacreBLEU's names
+METRICS = {"BLEU": BLEU, "chrF2": CHRF}  # sacreBLEU's name -> metric
 # The most words of a source sentence in each group but the last.
 _LENGTHS = (5, 10, 15, 20, 30, 50)
 
@@ -80,8 +80,8 @@ class Scorer:
         references = [self.references * trainings]
         metrics = {name: kind(references=references) for name, kind in METRICS.items()}
         test = PairedTest(list(together.items()), metrics, None, "ar" if trainings > 1 else "bs")
-        signatures, found = test()
-        results: Any = found
+        signatures, tested = test()
+        results: Any = tested
         differences: dict[str, list[Difference]] = {name: [] for name in others}
         for index, name in enumerate(others, start=1):
             same = together[name] == together[baseline]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.devices import Computing
 from fairseq_posenc.workbench.tokens.pieces import Pieces
-from fairseq_posenc.workbench.translation.checkpoint import data_bin_of, open_ensemble
+from fairseq_posenc.workbench.translation.checkpoint import find_data_bin, open_ensemble
 
 
 class Hypothesis(NamedTuple):
@@ -77,7 +77,7 @@ class Translator:
         opened = open_ensemble(map(Path, checkpoints), Path(data) if data else None)
         for each in opened:
             how.place(each.model).prepare_for_inference_(each.settings)
-        folder = data_bin_of(opened[0])
+        folder = find_data_bin(opened[0])
         models = [each.model for each in opened]
         return cls(opened[0].task, models, folder.find_pieces(folder.source))
 
@@ -118,11 +118,11 @@ class Translator:
         for batch in self._make_batches([encoded[number] for number in asked], max_tokens):
             numbers = [asked[index] for index in batch["id"].tolist()]
             try:
-                found = self.task.inference_step(generator, self.models, batch)
+                searched = self.task.inference_step(generator, self.models, batch)
             except UserError as error:
                 longest = numbers[int(batch["net_input"]["src_lengths"].argmax())]
                 raise UserError(f"'{sentences[longest][:_QUOTED]}...': {error}") from None
-            for number, hypotheses in zip(numbers, found):
+            for number, hypotheses in zip(numbers, searched):
                 results[number] = [self._make_hypothesis(each) for each in hypotheses[:nbest]]
         return results
 
@@ -147,7 +147,7 @@ class Translator:
             batch = dataset.collater([dataset[number] for number in numbers])
             yield utils.apply_to_sample(lambda tensor: tensor.to(self.device), batch)
 
-    def _make_hypothesis(self, found: dict[str, Any]) -> Hypothesis:
-        tokens = self.task.target_dictionary.string(found["tokens"])
+    def _make_hypothesis(self, hypothesis: dict[str, Any]) -> Hypothesis:
+        tokens = self.task.target_dictionary.string(hypothesis["tokens"])
         text = post_process(tokens, "sentencepiece")
-        return Hypothesis(text, float(found["score"]), tuple(tokens.split()))
+        return Hypothesis(text, float(hypothesis["score"]), tuple(tokens.split()))

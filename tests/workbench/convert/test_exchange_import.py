@@ -250,9 +250,9 @@ def test_tensors_must_be_those_of_the_model(capsys):
         ({"num_hidden_layers": 10**12}, "its settings are of a model that its"),
         ({"max_position_embeddings": 10**12}, "its settings are of a model that its"),
         ({"max_position_embeddings": 33}, "have other shapes than the settings say"),
-        ({"hidden_size": "many"}, "sizes that are no numbers of 1 or more"),
+        ({"hidden_size": "many"}, "sizes that are not numbers of 1 or more"),
         ({"num_attention_heads": 5}, "cannot be divided among 5 attention heads"),
-        ({"vocab_size": -3}, "sizes that are no numbers of 1 or more"),
+        ({"vocab_size": -3}, "sizes that are not numbers of 1 or more"),
         ({"layer_norm_eps": 1e-12}, "layer_norm_eps is 1e-12, and fairseq's layer norms"),
         ({"hidden_act": "relu"}, "has gelu in its head and relu in its layers"),
         ({"architectures": ["BertForMaskedLM"]}, "a BertForMaskedLM; what can be imported is"),
@@ -418,7 +418,7 @@ def test_what_an_export_keeps_for_the_way_back_is_checked(capsys):
     config = json.loads(path.read_text())
     kept = config["fairseq"]
     for part, change, told in (
-        ("model", {"_name": "transformer"}, "transformer is no architecture of fairseq_posenc"),
+        ("model", {"_name": "transformer"}, "transformer is not an architecture of fairseq_posenc"),
         ("model", {"encoder_embed_dim": 10**9}, "its settings are of a model that its"),
         (
             "model",

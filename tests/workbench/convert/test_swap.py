@@ -92,7 +92,7 @@ def test_any_positions_become_any_others(family, old, new, capsys):
     swapped = swap(trained, "--position-encoding", new)
     assert_equal(others(swapped), others(trained))
     told = capsys.readouterr().out
-    assert f"kept bit for bit: the {len(others(trained))} tensors that are no positions" in told
+    assert f"kept bit for bit: the {len(others(trained))} tensors that are not positions" in told
     fates = {line.split(" (")[0]: line.split(": ")[1] for line in told.splitlines() if " (" in line}
     for one, fate in ((swapped, "new"), (trained, "dropped")):
         for name in weights(one).keys() - others(one).keys():

@@ -17,7 +17,7 @@ from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.plots import attention, distances, tables, trained
 from fairseq_posenc.workbench.plots.command import KINDS
-from fairseq_posenc.workbench.plots.stacks import of_model, of_spec
+from fairseq_posenc.workbench.plots.stacks import build_untrained_stack, collect_trained_stacks
 from tests.helpers import commands
 from tests.helpers.tiny_models import (
     ARCHITECTURES,
@@ -54,11 +54,11 @@ def assert_same(shown, tensor, **tolerance):
 
 
 def spec_stack(spec: str, causal: bool = False):
-    return of_spec(spec, 32, 4, 24, causal or needs_causal(spec))
+    return build_untrained_stack(spec, 32, 4, 24, causal or needs_causal(spec))
 
 
 def tables_drawn(stack, layers=(0,)):
-    found = tables.tables_of(stack, layers, ALL)
+    found = tables.collect_tables(stack, layers, ALL)
     figure = tables.draw_tables(found, "title")
     for axes, table in zip(panels(figure), found):
         assert_same(image(axes), table.values)
@@ -69,7 +69,7 @@ class TestTables:
     def test_a_models_tables_are_shown(self):
         model = make_model("masked_lm", position_encoding="learned+shaw")
         stack = model.encoder.sentence_encoder
-        found = tables_drawn(of_model(model)["encoder"], layers=(0, 2))
+        found = tables_drawn(collect_trained_stacks(model)["encoder"], layers=(0, 2))
         assert list(found) == ["at the input", "query table, layer 1", "query table, layer 3"]
         at_input = stack.embed_positions.encodings["learned"].table.weight
         assert_same(found["at the input"].values, at_input)
@@ -92,7 +92,7 @@ class TestTables:
 
     def test_heads_have_tables_of_their_own(self):
         stack = spec_stack("shaw(per_head=true)")
-        found = tables.tables_of(stack, [0], [1, 3])
+        found = tables.collect_tables(stack, [0], [1, 3])
         weight = stack.layers[0].layer["shaw"].table.weight
         assert [table.title[-6:] for table in found] == ["head 2", "head 4"]
         for head, table in zip((1, 3), found):
@@ -109,18 +109,18 @@ class TestTables:
         stack = spec_stack(spec)
         if spec == "none" or spec.startswith("fox"):
             with pytest.raises(UserError, match="has no table"):
-                tables.tables_of(stack, [0], ALL)
+                tables.collect_tables(stack, [0], ALL)
             return
         assert all(table.values.isfinite().all() for table in tables_drawn(stack).values())
 
     def test_too_many_are_refused(self):
-        table = tables.tables_of(spec_stack("shaw"), [0], ALL)
+        table = tables.collect_tables(spec_stack("shaw"), [0], ALL)
         with pytest.raises(UserError, match=r"49 tables are too many.*--layer, --head"):
             tables.draw_tables(table * 49, "title")
 
     @pytest.mark.parametrize("family", STOCK)
     def test_models_of_fairseqs_own_have_no_stacks(self, family):
-        assert of_model(make_model(family, STOCK[family])) == {}
+        assert collect_trained_stacks(make_model(family, STOCK[family])) == {}
 
 
 class TestMap:
@@ -135,7 +135,7 @@ class TestMap:
 
     def test_points_are_coloured_by_position(self):
         (axes,) = panels(
-            tables.draw_map(tables.tables_of(spec_stack("learned"), [0], ALL), "title")
+            tables.draw_map(tables.collect_tables(spec_stack("learned"), [0], ALL), "title")
         )
         (points,) = axes.collections
         assert points.get_array().tolist() == list(range(24))
@@ -143,14 +143,16 @@ class TestMap:
 
     def test_numbers_alone_cannot_be_placed(self):
         with pytest.raises(UserError, match="no table has rows of several numbers"):
-            tables.draw_map(tables.tables_of(spec_stack("raffel"), [0], ALL), "title")
+            tables.draw_map(tables.collect_tables(spec_stack("raffel"), [0], ALL), "title")
 
 
 class TestProducts:
     def test_they_are_those_of_the_vectors_and_of_a_models_projections(self):
         model = make_model("masked_lm", position_encoding="learned")
         stack = model.encoder.sentence_encoder
-        figure = distances.draw_products(of_model(model)["encoder"], [1], ALL, 5, "title")
+        figure = distances.draw_products(
+            collect_trained_stacks(model)["encoder"], [1], ALL, 5, "title"
+        )
         own, random, projected = panels(figure)
         vectors = stack.embed_positions.encodings["learned"].table.weight.detach().double()
         around = range(12 - 5, 12 + 6)
@@ -163,7 +165,7 @@ class TestProducts:
         assert drawn_lines(random).shape == (4, 11)
 
     def test_sinusoids_products_fall_with_the_distance_alone_until_they_are_projected(self):
-        stack = of_spec("sinusoidal", 256, 4, 128, False)
+        stack = build_untrained_stack("sinusoidal", 256, 4, 128, False)
         own, random = panels(distances.draw_products(stack, [0], ALL, 40, "title"))
         (line,) = drawn_lines(own)
         np.testing.assert_allclose(line, line[::-1], atol=1e-3)  # distance-aware, not directed
@@ -180,7 +182,7 @@ class TestProducts:
 class TestDecay:
     def test_the_bound_is_roformers(self):
         """Of section 3.4.3, at head size 64 and reach 256, by plain loops."""
-        stack = of_spec("rope", 256, 4, 128, False)
+        stack = build_untrained_stack("rope", 256, 4, 128, False)
         (axes,) = panels(distances.draw_decay(stack, 256, "title"))
         (line,) = drawn_lines(axes)
         frequencies = [10000 ** (-2 * t / 64) for t in range(32)]
@@ -203,7 +205,7 @@ class TestCurves:
     def test_scores_are_means_over_pairs(self, family, spec):
         model = make_model(family, position_encoding=spec)
         seen = trained.attention_to_random_symbols(model, 14)
-        for stack in of_model(model).values():
+        for stack in collect_trained_stacks(model).values():
             found = distances.compute_curves(stack, [1], ALL, 6, seen)
             (axes, *_) = panels(distances.draw_curves(found, ALL, "title"))
             (layer,) = (s for s in seen if (s.stack, s.cross, s.layer) == (stack.name, False, 1))
@@ -294,7 +296,7 @@ class TestAttention:
 
 class TestDifference:
     def test_of_tables(self):
-        ours, theirs = (tables.tables_of(spec_stack("shaw"), [0], ALL) for _ in range(2))
+        ours, theirs = (tables.collect_tables(spec_stack("shaw"), [0], ALL) for _ in range(2))
         theirs = [table._replace(values=torch.randn_like(table.values)) for table in theirs]
         found = tables.subtract_tables(ours, theirs)
         (axes,) = panels(tables.draw_tables(found, "title"))
@@ -303,7 +305,7 @@ class TestDifference:
         assert drawn.norm.vmin == -drawn.norm.vmax  # white is none
 
     def test_of_tables_that_differ_in_kind_it_is_refused(self):
-        ours, theirs = (tables.tables_of(spec_stack(s), [0], ALL) for s in ("shaw", "m4"))
+        ours, theirs = (tables.collect_tables(spec_stack(s), [0], ALL) for s in ("shaw", "m4"))
         with pytest.raises(UserError, match="the models have other tables: query table, layer 1"):
             tables.subtract_tables(ours, theirs)
 

@@ -334,8 +334,8 @@ def test_a_loss_that_is_no_number_is_said_and_left_out(number, tmp_path, capsys)
     said = capsys.readouterr().out
     where = 100 * (number + 1)
     assert (
-        f"`a` diverged: the validation loss is nan at update {where} first, and no number in 1 of 3"
-        in said
+        f"`a` diverged: the validation loss is nan at update {where} first, "
+        "and NaN or infinite in 1 of 3" in said
     )
     best = min(loss for loss in found if loss == loss)
     assert f"| {best:.3f} |" in said

@@ -508,7 +508,7 @@ STRAYS = {
         "not a whole record of glue-test (ValueError",
     ),
 }
-# 6,000 digits are no number to Python 3.11, and one too large for any figure to Python 3.9.
+# 6,000 digits are not a number to Python 3.11, and one too large for any figure to Python 3.9.
 STRAYS["huge.json"] = (json.dumps({**RECORD, "seed": 7}).replace("7", "7" * 6000), "passed over: ")
 
 

@@ -224,7 +224,7 @@ def test_a_script_hands_on_all_that_it_is_given():
     assert words[1:] == in_process[1:]
     assert words[-2:] == ["--lr", "1e-3"]
     assert (
-        "is no data-bin folder"
+        "is not a data-bin folder"
         in start("b_small", "learned", ".", "--device", "cpu", status=2).stderr
     )
 

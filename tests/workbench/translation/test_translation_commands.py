@@ -678,7 +678,7 @@ def test_models_of_two_kinds_have_no_average(tmp_path):
         "same name": (["bleu", "a=b.txt", "a=c.txt"], "two systems are called 'a'"),
         "trainings": (["bleu", "a=b,c", "d=e"], "name as many trainings of each system: a has 2"),
         "bad name": (["bleu", "a/b=c.txt"], "'a/b': the name must be one that a folder can have"),
-        "average": (["bleu", "a=b.pt", "--average", "2"], "--average 2: b.pt is no folder"),
+        "average": (["bleu", "a=b.pt", "--average", "2"], "--average 2: b.pt is not a folder"),
         "no reference": (["bleu", "a=b.txt"], "name the text to score against with --reference"),
         "half precision": (["bleu", "a=b.txt", "--device", "cpu", "--fp16"], "--fp16 is for GPUs"),
     }.values(),

@@ -127,9 +127,9 @@ def write_card(
 def _collect_figures(trained: OpenModel) -> list[tuple[str, str]]:
     """Collect the updates, and the loss or other metric, from the checkpoint."""
     history = trained.state.get("optimizer_history") or [{}]
-    found = [("updates", f"{history[-1].get('num_updates', 0):,}")]
+    rows = [("updates", f"{history[-1].get('num_updates', 0):,}")]
     extra = trained.state.get("extra_state") or {}
     if isinstance(extra.get("val_loss"), float):
         metric = trained.settings.checkpoint.get("best_checkpoint_metric") or "loss"
-        found.append((f"validation {metric}", f"{extra['val_loss']:.3f}"))
-    return found
+        rows.append((f"validation {metric}", f"{extra['val_loss']:.3f}"))
+    return rows

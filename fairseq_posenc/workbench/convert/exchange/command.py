@@ -103,14 +103,14 @@ def run_import(options: argparse.Namespace) -> int:
         refuse_existing_output,
         write_start_checkpoint,
     )
-    from fairseq_posenc.workbench.loading.families import stacks_of
+    from fairseq_posenc.workbench.loading.families import list_stacks
 
     refuse_existing_output("--out", options.out, options.overwrite)
     folder = read_folder(options.source)
     built = build_model(folder)
     weights = load_weights(folder, built)
     write_start_checkpoint(built.settings, weights, options.out)
-    stacks = [f"{name} {stack.identity.describe()}" for name, stack in stacks_of(built.model)]
+    stacks = [f"{name} {stack.identity.describe()}" for name, stack in list_stacks(built.model)]
     print(f"wrote {options.out}: {len(folder.weights):,} tensors; {'; '.join(stacks)}")
     if built.head in ("classes", "spans"):
         print("its head for masked tokens is not in the folder: here it is zeros")

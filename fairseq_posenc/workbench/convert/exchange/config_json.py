@@ -74,7 +74,7 @@ def build_config(trained: OpenModel) -> dict[str, Any]:
     module = "modeling_fairseq_posenc"
     classes = [ARCHITECTURES[head] for head in heads]
     autos = {f"AutoModelFor{name.partition('For')[2]}": f"{module}.{name}" for name in classes}
-    found: dict[str, Any] = {
+    config: dict[str, Any] = {
         "model_type": "fairseq_posenc",
         "architectures": [ARCHITECTURES[trained.head]],
         "auto_map": {"AutoConfig": f"{module}.PosencConfig", **autos},
@@ -88,25 +88,25 @@ def build_config(trained: OpenModel) -> dict[str, Any]:
         **stacks,
     }
     if trained.family.name == "translation":
-        found["decoder_start_token_id"] = last.eos_idx
+        config["decoder_start_token_id"] = last.eos_idx
     if trained.head == "classes":
         (classifier,) = trained.model.classification_heads.values()
-        found["id2label"] = _name_classes(trained, classifier.out_proj.out_features)
-        found["label2id"] = {label: int(key) for key, label in found["id2label"].items()}
-    return found
+        config["id2label"] = _name_classes(trained, classifier.out_proj.out_features)
+        config["label2id"] = {label: int(key) for key, label in config["id2label"].items()}
+    return config
 
 
 def build_generation_config(trained: OpenModel) -> dict[str, Any]:
     """Build generation_config.json: the search of ``fairseq-generate`` with its own defaults."""
     last = list(trained.stacks.values())[-1]
-    found: dict[str, Any] = {
+    config: dict[str, Any] = {
         "bos_token_id": 0,
         "eos_token_id": last.eos_idx,
         "pad_token_id": last.padding_idx,
     }
     if trained.family.name == "translation":
         # As fairseq's, a target has a token beside </s>, and no padding.
-        found |= {
+        config |= {
             "decoder_start_token_id": last.eos_idx,
             "num_beams": 5,
             "early_stopping": True,
@@ -115,7 +115,7 @@ def build_generation_config(trained: OpenModel) -> dict[str, Any]:
             "max_new_tokens": min(_LONGEST, last.max_positions() - 1) + 1,
             "suppress_tokens": [last.padding_idx],
         }
-    return found
+    return config
 
 
 def list_layer_options(spec: Spec) -> list[dict[str, dict[str, Any]]]:
@@ -127,8 +127,8 @@ def list_layer_options(spec: Spec) -> list[dict[str, dict[str, Any]]]:
 
 def parse_layers(stack: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
     """Read a stack's ``positions``; earlier versions wrote one entry for all layers."""
-    found = stack["positions"]
-    return [found] if isinstance(found, dict) else found
+    positions = stack["positions"]
+    return [positions] if isinstance(positions, dict) else positions
 
 
 def _build_stack_config(stack: Any, side: str) -> dict[str, Any]:

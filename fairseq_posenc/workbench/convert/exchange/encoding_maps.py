@@ -22,7 +22,7 @@ from fairseq_posenc.specs import Item, parse
 class ParamMap(NamedTuple):
     """A parameter of an encoding as a tensor of a model class."""
 
-    name: str  # of the tensor, with `{}` for the number of the layer
+    name: str  # the tensor's name, with `{}` for the number of the layer
     to_hf: Callable[[Tensor], Tensor]  # computes the tensor from the parameter
     from_hf: Callable[[Tensor], Tensor]  # computes the parameter from the tensor
 
@@ -170,9 +170,9 @@ def _find_deberta_v2(encoding: DebertaV2) -> list[HFClass]:
 
 def _is_plain_deberta(config: dict[str, Any]) -> bool:
     """Check that a DeBERTa V2 has no positions beside those of ``deberta_v2``."""
-    found = {**config, "pos_att_type": sorted(config.get("pos_att_type") or ())}
+    stated = {**config, "pos_att_type": sorted(config.get("pos_att_type") or ())}
     return (
-        all(found.get(name) == value for name, value in _DEBERTA_CONFIG.items())
+        all(stated.get(name) == value for name, value in _DEBERTA_CONFIG.items())
         and config.get("max_relative_positions", -1) < 1
         and config.get("legacy", True) is True
     )
@@ -180,16 +180,16 @@ def _is_plain_deberta(config: dict[str, Any]) -> bool:
 
 def _find_rope(encoding: Rope) -> list[HFClass]:
     """GPT-NeoX, and for the paper's rotation RoFormer, which has a table of all angles."""
-    found = [_gpt_neox(encoding)] if encoding.frequencies.any() else []
+    classes = [_gpt_neox(encoding)] if encoding.frequencies.any() else []
     is_papers = encoding.layout == "interleaved" and encoding.scaling.kind == "none"
     if not is_papers or encoding.base != 10000.0 or encoding.rotated != encoding.dims.head_dim:
-        return found
+        return classes
     rows = encoding.dims.max_positions
     angles = torch.arange(rows)[:, None] * encoding.frequencies  # [n, D/2]
     table = torch.cat([angles.sin(), angles.cos()], dim=1)  # [n, D]
     config = {"max_position_embeddings": rows, "rotary_value": False}
     fixed = {"roformer.encoder.embed_positions.weight": table}
-    return [*found, HFClass("RoFormerForMaskedLM", config, fixed=fixed)]
+    return [*classes, HFClass("RoFormerForMaskedLM", config, fixed=fixed)]
 
 
 def _gpt_neox(encoding: Rope) -> HFClass:
@@ -234,42 +234,42 @@ def _scaling_to_hf(encoding: Rope) -> dict[str, Any]:
         # The class chooses a list by the length of an input, ours is chosen once: give it as both.
         given |= {key: list(scaling.divisors(dims)) for key in ("short", "long")}
         given["attention_factor"] = scaling.gain(dims)
-    found = {theirs: given[ours] for ours, theirs in _SCALINGS[kind].items()}
+    renamed = {theirs: given[ours] for ours, theirs in _SCALINGS[kind].items()}
     return {
         "rope_type": kind,
         "factor": factor,
-        **{name: value for name, value in found.items() if value is not None},
+        **{name: value for name, value in renamed.items() if value is not None},
     }
 
 
 def _parse_rope(config: dict[str, Any], size: int) -> Item | None:
     """Read the rotations of a GPT-NeoX; None for a scaling not known here."""
-    found = config.get("rope_parameters")
-    if found is None or str(config.get("transformers_version")).startswith("4."):
+    rotation = config.get("rope_parameters")
+    if rotation is None or str(config.get("transformers_version")).startswith("4."):
         names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
         old = {name: config[theirs] for name, theirs in names.items() if theirs in config}
-        found = {**old, **(config.get("rope_scaling") or {})}
-    length = config.get(_LENGTH) or found.get(_LENGTH) or size
-    found = {
+        rotation = {**old, **(config.get("rope_scaling") or {})}
+    length = config.get(_LENGTH) or rotation.get(_LENGTH) or size
+    rotation = {
         "rope_theta": 10000.0,
         "partial_rotary_factor": 0.25,
-        "factor": size / length if found.get("rope_type") == "longrope" else 1.0,
-        **found,
+        "factor": size / length if rotation.get("rope_type") == "longrope" else 1.0,
+        **rotation,
         _LENGTH: length,
         "max_position_embeddings": size,
     }
-    kind = found.get("rope_type", found.get("type", "default"))
-    text = f"layout=half,base={found['rope_theta']}"
+    kind = rotation.get("rope_type", rotation.get("type", "default"))
+    text = f"layout=half,base={rotation['rope_theta']}"
     if kind != "proportional":
-        text += f",fraction={found['partial_rotary_factor']}"
+        text += f",fraction={rotation['partial_rotary_factor']}"
     if kind != "default":
         if kind not in _SCALINGS:
             return None
-        given = {ours: found.get(theirs) for ours, theirs in _SCALINGS[kind].items()}
+        given = {ours: rotation.get(theirs) for ours, theirs in _SCALINGS[kind].items()}
         if given.get("length") == size:  # the model's, as it is without
             del given["length"]
         settings = [f"{name}={_format(x)}" for name, x in given.items() if x is not None]
-        text += f",scaling={':'.join([kind, str(found['factor']), *settings])}"
+        text += f",scaling={':'.join([kind, str(rotation['factor']), *settings])}"
     (item,) = parse(f"rope({text})").items
     return item
 

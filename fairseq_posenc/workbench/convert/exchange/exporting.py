@@ -169,7 +169,7 @@ def _write_tokenizers(
 def _collect_fairseq_options(trained: OpenModel) -> dict[str, Any]:
     """Collect what an import needs, in config.json, which every save of transformers keeps."""
     model, task = (_convert_to_json(trained.settings[name]) for name in ("model", "task"))
-    if trained.family.name != "causal_lm":  # whose configuration has no other options
+    if trained.family.name != "causal_lm":  # a causal LM's configuration has no other options
         names = {"_name", *(option.dest for option in model_options(model["_name"]))}
         model = {name: value for name, value in model.items() if name in names}
     kept: dict[str, Any] = {"model": model, "task": {**task, "data": "."}}

@@ -24,7 +24,7 @@ _OPTIONS = {
     "ffn_embed_dim": "intermediate_size",
     "attention_heads": "num_attention_heads",
 }
-_TASKS = {"masked_lm": "masked_lm", "classes": "glue", "spans": "squad"}  # of an encoder's heads
+_TASKS = {"masked_lm": "masked_lm", "classes": "glue", "spans": "squad"}  # head -> fairseq's task
 _ROWS = "classifier.out_proj.weight"  # one for each class
 
 
@@ -57,17 +57,17 @@ def options_from_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     functions = _name_activations()
     if activation not in functions:
         raise UserError(f"{path}: fairseq has no activation {shortened(str(activation))}")
-    found = {f"encoder_{ours}": config.get(theirs) for ours, theirs in _OPTIONS.items()}
-    sizes = (*found.values(), config.get("max_position_embeddings"), config.get("vocab_size"))
+    options = {f"encoder_{ours}": config.get(theirs) for ours, theirs in _OPTIONS.items()}
+    sizes = (*options.values(), config.get("max_position_embeddings"), config.get("vocab_size"))
     if not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise UserError(f"{path}: its config.json has sizes that are no numbers of 1 or more")
+        raise UserError(f"{path}: its config.json has sizes that are not numbers of 1 or more")
     positions = parse_positions(model, config)
     if positions is None:
         raise UserError(f"{path}: the positions of its {model} are none that the package has")
     item, max_positions = positions
     return {
         "model": {
-            **found,
+            **options,
             "_name": f"roberta_{item.name}",
             "position_encoding": str(Spec.uniform((item,))),
             "max_positions": max_positions,
@@ -125,13 +125,13 @@ def _find_changed_rotation(settings: dict[str, Any], folder: HFFolder) -> dict[s
     name = folder.config["architectures"][0]
     if LAYOUTS.get(name) is None or LAYOUTS[name].style is not GPT_NEOX:
         return {}
-    found = parse_positions(name, folder.config)
-    if found is None:
+    parsed = parse_positions(name, folder.config)
+    if parsed is None:
         raise UserError(
             f"{folder.path}: its rotary positions are scaled in a way that the package does not "
             "have, or computes otherwise"
         )
-    item, size = found
+    item, size = parsed
     spec = str(Spec.uniform((item,)))
     own = settings["model"].get("position_encoding")
     exported = settings.get(EXPORTED_AS) or str(parse(str(own)))

@@ -41,9 +41,9 @@ def read_back(folder: Path, architecture: str) -> Any:
     finally:
         transformers.logging.set_verbosity(verbosity)
     for what in ("missing", "unexpected", "mismatched"):
-        if found := sorted(map(str, info[f"{what}_keys"])):
+        if names := sorted(map(str, info[f"{what}_keys"])):
             raise UserError(
-                f"{len(found)} {what} tensors, such as {found[0]}: the model is built with options "
+                f"{len(names)} {what} tensors, such as {names[0]}: the model is built with options "
                 f"that {architecture} does not have"
             )
     return model.eval()
@@ -55,10 +55,10 @@ def compare_with_export(trained: OpenModel, model: Any) -> float:
     def compute_theirs(*tokens: Tensor) -> Tensor:
         names = ("input_ids", "decoder_input_ids")
         masks = {} if trained.head == "translation" else {"attention_mask": tokens[0].ne(1).long()}
-        found = model(**dict(zip(names, tokens)), **masks)
+        output = model(**dict(zip(names, tokens)), **masks)
         if trained.head == "spans":
-            return torch.stack([found.start_logits, found.end_logits], -1)
-        return found.logits
+            return torch.stack([output.start_logits, output.end_logits], -1)
+        return output.logits
 
     ours = partial(compute_outputs, trained)
     return largest_difference(trained.model, ours, compute_theirs, trained.head == "classes")

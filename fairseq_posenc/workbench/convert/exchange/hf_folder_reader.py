@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import CONFIG, FAIRSEQ, WEIGHTS
 
-_OLDER = "fairseq.json"  # of older exports, whose config.json has no options of fairseq
+_OLDER = "fairseq.json"  # older exports keep fairseq's options here, not in config.json
 _MOST_TENSORS = 50_000
 _LARGEST_HEADER = 20_000_000  # bytes
 _LARGEST_SETTINGS = 10_000_000
@@ -26,7 +26,7 @@ class HFFolder(NamedTuple):
     # options of the model and of its task in fairseq, as an export has them; None for a folder of
     # other origin
     settings: dict[str, Any] | None
-    weights: dict[str, Tensor]  # by their names there
+    weights: dict[str, Tensor]  # the folder's names -> tensors
 
     @property
     def source(self) -> Path:

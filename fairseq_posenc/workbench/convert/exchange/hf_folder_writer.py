@@ -25,7 +25,7 @@ from fairseq_posenc.workbench.running.folders import Folder
 
 WEIGHTS, CONFIG, CODE = "model.safetensors", "config.json", "modeling_fairseq_posenc.py"
 FAIRSEQ = "fairseq"  # key of config.json: options of the training, needed to import the model again
-EXPORTED_AS = "hf_positions"  # of these: the spec that a configuration without code reads as
+EXPORTED_AS = "hf_positions"  # the key of the spec that a configuration without code stands for
 TARGET = "target"  # folder of the target's tokenizer, if its dictionary is not the source's
 _TITLE = """A Transformer with position encodings as parts: {spec}.
 

@@ -21,7 +21,7 @@ from fairseq_posenc.workbench.convert.exchange.encoding_maps import (
 )
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import EXPORTED_AS, FAIRSEQ
 from fairseq_posenc.workbench.convert.exchange.param_names import LAYOUTS, Layout
-from fairseq_posenc.workbench.loading.families import stacks_of
+from fairseq_posenc.workbench.loading.families import list_stacks
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 _POSITION_PARAMETER = (
@@ -64,8 +64,8 @@ def to_hf_class(
         return None, "transformers has no class for two stacks of this kind"
     encodings = list_encodings(stack)
     uniform = len(stack.assembly.spec.layer_kinds) == 1
-    found = list_hf_classes(encodings[0]) if len(encodings) == 1 and uniform else []
-    for hf_class in found:
+    classes = list_hf_classes(encodings[0]) if len(encodings) == 1 and uniform else []
+    for hf_class in classes:
         layout = LAYOUTS.get(hf_class.model)
         if layout is None or trained.head not in layout.heads:
             continue
@@ -109,7 +109,7 @@ def _convert_config(config: dict[str, Any], hf_class: HFClass, layout: Layout) -
     (own,) = config["architectures"]
     head = next(head for head, name in ARCHITECTURES.items() if name == own)
     common = ("pad_token_id", "eos_token_id", "bos_token_id", "dtype", "id2label", "label2id")
-    found = {
+    converted = {
         "model_type": layout.model_type,
         "architectures": [layout.heads[head]],
         **{theirs: stack[ours] for ours, theirs in layout.style.sizes.items()},
@@ -118,24 +118,24 @@ def _convert_config(config: dict[str, Any], hf_class: HFClass, layout: Layout) -
         **hf_class.config,
         **{name: config[name] for name in common if name in config},
     }
-    read = parse_positions(hf_class.model, found)
+    read = parse_positions(hf_class.model, converted)
     exported_as = {} if read is None else {EXPORTED_AS: str(Spec.uniform((read[0],)))}
-    return {**found, FAIRSEQ: {**config[FAIRSEQ], **exported_as}}
+    return {**converted, FAIRSEQ: {**config[FAIRSEQ], **exported_as}}
 
 
 def _convert_weights(
     weights: dict[str, Tensor], hf_class: HFClass, layout: Layout, scale: float
 ) -> dict[str, Tensor]:
-    found = dict(hf_class.fixed)
+    converted = dict(hf_class.fixed)
     for name, weight in weights.items():
         place = _map_param(name, layout, hf_class)
-        found[place.name] = place.to_hf(weight).contiguous().clone()
+        converted[place.name] = place.to_hf(weight).contiguous().clone()
     if layout.token_types:
         width = weights["encoder.embed_tokens.weight"].size(1)
-        found[layout.token_types] = torch.zeros(1, width)
+        converted[layout.token_types] = torch.zeros(1, width)
     if layout.scaled_embeddings:
-        found[layout.scaled_embeddings] = weights["decoder.embed_tokens.weight"] * scale
-    return found
+        converted[layout.scaled_embeddings] = weights["decoder.embed_tokens.weight"] * scale
+    return converted
 
 
 def from_hf_weights(
@@ -153,7 +153,7 @@ def from_hf_weights(
         UserError: output embeddings that are not those of the input.
     """
     layout, hf_class = _find_class(config, model)
-    found: dict[str, Tensor] = {}
+    converted: dict[str, Tensor] = {}
     used = {*hf_class.fixed, layout.token_types, layout.scaled_embeddings, *_list_copies(weights)}
     for name in wanted:
         place = _map_param(to_exported_name(name), layout, hf_class)
@@ -161,18 +161,18 @@ def from_hf_weights(
             stack = "encoder" if name.startswith("encoder.") else "decoder"
             place = _map_param(f"{stack}.embed_tokens.weight", layout, hf_class)
         if place.name in weights:
-            found[name] = place.from_hf(weights[place.name])
+            converted[name] = place.from_hf(weights[place.name])
             used.add(place.name)
     scaled = weights.get(layout.scaled_embeddings)
     if scaled is not None and not model.decoder.share_input_output_embed:
-        found["decoder.embed_tokens.weight"] = scaled / model.decoder.embed_scale
+        converted["decoder.embed_tokens.weight"] = scaled / model.decoder.embed_scale
     types = weights.get(layout.token_types)
     if types is not None and types[0].any():  # one vector more for every token
-        table = next((name for name in found if name.endswith(_POSITION_TABLE)), None)
+        table = next((name for name in converted if name.endswith(_POSITION_TABLE)), None)
         if table is None:
             raise UserError("its token types are vectors, which a model without a table has not")
-        found[table] = found[table] + types[0]
-    return found, used
+        converted[table] = converted[table] + types[0]
+    return converted, used
 
 
 def _list_copies(weights: dict[str, Tensor]) -> list[str]:
@@ -189,7 +189,7 @@ def _find_class(config: dict[str, Any], model: Any) -> tuple[Layout, HFClass]:
     if config.get("model_type") == "fairseq_posenc":
         return Layout("fairseq_posenc", {}, ()), HFClass("", {})
     name = str((config.get("architectures") or [None])[0])
-    ((_, stack),) = stacks_of(model)
+    ((_, stack),) = list_stacks(model)
     encoding, *_ = list_encodings(stack)
     for hf_class in list_hf_classes(encoding):
         if name in LAYOUTS[hf_class.model].heads.values():
@@ -224,26 +224,26 @@ def join_query_key_value(weights: dict[str, Tensor], heads: int) -> dict[str, Te
 
     Its rows are those of a head's query, key and value, head after head: ``(H, 3, D)`` times C.
     """
-    found: dict[str, Tensor] = {}
+    joined: dict[str, Tensor] = {}
     for name, weight in weights.items():
         match = _QKV_PART.fullmatch(name)
         if match is None:
-            found[name] = weight
+            joined[name] = weight
         elif match[2] == _QKV[0]:
             parts = [weights[f"{match[1]}.{part}.{match[3]}"] for part in _QKV]
             rows = torch.stack([each.unflatten(0, (heads, -1)) for each in parts], dim=1)
-            found[f"{match[1]}.{match[3]}"] = rows.flatten(0, 2)
-    return found
+            joined[f"{match[1]}.{match[3]}"] = rows.flatten(0, 2)
+    return joined
 
 
 def split_query_key_value(weights: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
     """Separate each tensor of :func:`join_query_key_value` into its parts."""
-    found: dict[str, Tensor] = {}
+    separate: dict[str, Tensor] = {}
     for name, weight in weights.items():
         stem, _, kind = name.rpartition(".")
         if not stem.endswith(f".{_JOINED}") or weight.size(0) % (3 * heads):
-            found[name] = weight
+            separate[name] = weight
             continue
         parts = weight.unflatten(0, (heads, 3, -1)).unbind(1)
-        found |= {f"{stem}.{part}.{kind}": rows.flatten(0, 1) for part, rows in zip(_QKV, parts)}
-    return found
+        separate |= {f"{stem}.{part}.{kind}": rows.flatten(0, 1) for part, rows in zip(_QKV, parts)}
+    return separate

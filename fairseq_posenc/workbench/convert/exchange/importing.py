@@ -34,13 +34,13 @@ from fairseq_posenc.workbench.loading.families import (
     NO_WEIGHTS,
     build,
     defaults,
-    family_of,
-    stacks_of,
+    find_family,
+    list_stacks,
 )
 
 _FINE_TUNING = {"masked_lm": ("glue", "squad")}  # the tasks of a family beside its training's
 _VERSION = re.compile(r"^Written by fairseq-posenc [\w.+-]+ from", re.MULTILINE)
-_PRETRAINING_HEAD = "encoder.lm_head."  # which fine-tuned models do not use, and exports leave out
+_PRETRAINING_HEAD = "encoder.lm_head."  # fine-tuned models do not use it, and exports leave it out
 
 
 class Built(NamedTuple):
@@ -68,9 +68,11 @@ def build_model(folder: HFFolder) -> Built:
     if not isinstance(given, dict) or not isinstance(task, dict):
         raise UserError(f"{folder.source}: has no options of a model and of its task")
     arch = str(given.get("_name") or given.get("arch"))
-    family = family_of(arch)
+    family = find_family(arch)
     if family is None:
-        raise UserError(f"{folder.path}: {shortened(arch)} is no architecture of fairseq_posenc")
+        raise UserError(
+            f"{folder.path}: {shortened(arch)} is not an architecture of fairseq_posenc"
+        )
     tasks = (family.task, *_FINE_TUNING.get(family.name, ()))
     if task.get("_name") not in tasks:
         raise UserError(f"{folder.path}: its model is of a task that is none of {', '.join(tasks)}")
@@ -128,10 +130,10 @@ def _read_vocabulary_sizes(folder: HFFolder) -> list[int]:
     """Read the number of symbols of each stack."""
     stacks = [folder.config.get(key) for key in ("encoder_stack", "decoder_stack")]
     sizes = [each.get("vocab_size") for each in stacks if isinstance(each, dict)]
-    found: list[Any] = sizes or [folder.config.get("vocab_size")]
-    if not all(isinstance(size, int) and size > 4 for size in found):
+    sizes_read: list[Any] = sizes or [folder.config.get("vocab_size")]
+    if not all(isinstance(size, int) and size > 4 for size in sizes_read):
         raise UserError(f"{folder.path / CONFIG}: has no vocab_size of more than 4")
-    return found
+    return sizes_read
 
 
 def _refuse_other_sizes(values: dict[str, Any], folder: HFFolder) -> None:
@@ -159,14 +161,14 @@ def load_weights(folder: HFFolder, built: Built) -> dict[str, Any]:
         UserError: a tensor is missing, left over, or of another shape or kind.
     """
     own: dict[str, Any] = built.model.state_dict()
-    (_, stack), *_ = stacks_of(built.model)
+    (_, stack), *_ = list_stacks(built.model)
     weights = split_query_key_value(folder.weights, stack.assembly.dims.num_heads)
     unused = _list_pretraining_head(built, own)
     wanted = [name for name in own if not name.endswith(NO_WEIGHTS) and name not in unused]
-    found, used = from_hf_weights(folder.config, weights, wanted, built.model)
+    converted, used = from_hf_weights(folder.config, weights, wanted, built.model)
     left = sorted(weights.keys() - used)
-    missing = [name for name in wanted if name not in found]
-    other = [name for name in found if found[name].shape != own[name].shape]
+    missing = [name for name in wanted if name not in converted]
+    other = [name for name in converted if converted[name].shape != own[name].shape]
     for names, what in (
         (missing, "tensors of the model are not there"),
         (left, "tensors have no place in the model"),
@@ -176,17 +178,17 @@ def load_weights(folder: HFFolder, built: Built) -> dict[str, Any]:
             raise UserError(
                 f"{folder.path / WEIGHTS}: {len(names):,} {what}, such as {shortened(names[0])}"
             )
-    found |= {name: torch.zeros_like(own[name]) for name in unused}
-    state = {**own, **found}
+    converted |= {name: torch.zeros_like(own[name]) for name in unused}
+    state = {**own, **converted}
     built.model.load_state_dict(dict(state))  # strict, and the package's own checks
     _adopt_trained_settings(folder, built)
     loaded = built.model.state_dict()
-    if torn := [name for name in found if not torch.equal(loaded[name].cpu(), found[name])]:
+    if torn := [name for name in converted if not torch.equal(loaded[name].cpu(), converted[name])]:
         raise UserError(
             f"{folder.path / WEIGHTS}: {shortened(torn[0])} is one tensor with another in fairseq, "
             "and the two differ"
         )
-    return {**loaded, **found}
+    return {**loaded, **converted}
 
 
 def _list_pretraining_head(built: Built, own: dict[str, Any]) -> list[str]:
@@ -205,7 +207,7 @@ def _list_pretraining_head(built: Built, own: dict[str, Any]) -> list[str]:
 def _adopt_trained_settings(folder: HFFolder, built: Built) -> None:
     """Take over from the folder the trained length, the dictionary and the language."""
     config, kept = folder.config, folder.settings or {}
-    for side, stack in stacks_of(built.model):
+    for side, stack in list_stacks(built.model):
         stated = config.get(f"{side}_stack") or {}
         try:
             meaning = WeightSettings.parse((kept.get("meanings") or {}).get(side) or {})

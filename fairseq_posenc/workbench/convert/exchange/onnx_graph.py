@@ -35,7 +35,7 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel
 GRAPH = "model.onnx"
 INPUTS = ("input_ids", "attention_mask")
 _OUTPUTS = {"spans": ("start_logits", "end_logits"), "translation": ("last_hidden_state",)}
-_EXAMPLE = (2, 5)  # of sentences and tokens; others are what a graph is compared on
+_EXAMPLE = (2, 5)  # sentences and tokens to trace with; the comparison uses other sizes
 
 
 class _Encoder(nn.Module):
@@ -46,8 +46,8 @@ class _Encoder(nn.Module):
         self.model, self.names = model, names
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
-        found = self.model(input_ids, attention_mask=attention_mask)
-        return tuple(found[name] for name in self.names)
+        outputs = self.model(input_ids, attention_mask=attention_mask)
+        return tuple(outputs[name] for name in self.names)
 
 
 def write_graph(trained: OpenModel, folder: Path) -> tuple[tuple[str, ...], float]:
@@ -57,7 +57,7 @@ def write_graph(trained: OpenModel, folder: Path) -> tuple[tuple[str, ...], floa
         The graph's outputs, and the largest difference in parts of the largest number.
 
     Raises:
-        UserError: a model that is no encoder, one with what ONNX has not, or the two differ.
+        UserError: a model that is not an encoder, one with what ONNX has not, or the two differ.
     """
     if trained.family.name == "causal_lm":
         raise UserError(
@@ -125,7 +125,7 @@ def _report_in_one_line(trained: OpenModel) -> Iterator[None]:
 @torch.no_grad()
 def _compare_graph(trained: OpenModel, session: Any) -> float:
     """Compute the largest difference on padded sentences, in parts of the largest number."""
-    found = []
+    differences = []
     (_, stack), *_ = trained.stacks.items()
     for side in ("right",) if trained.head == "classes" else ("right", "left"):
         whole, *_ = draw_sentences(trained.model, side)
@@ -138,8 +138,8 @@ def _compare_graph(trained: OpenModel, session: Any) -> float:
             theirs = torch.stack(outputs, -1) if len(outputs) > 1 else outputs[0]
             if trained.head != "classes":
                 ours, theirs = ours[mask], theirs[mask]
-            found.append(relative_difference(ours, theirs))
-    return max(found)
+            differences.append(relative_difference(ours, theirs))
+    return max(differences)
 
 
 def _compute_outputs(trained: OpenModel, tokens: Tensor) -> Tensor:

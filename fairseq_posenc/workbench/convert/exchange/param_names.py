@@ -18,7 +18,7 @@ class LayerStyle(NamedTuple):
     config: Mapping[str, Any]  # settings of config.json that make it fairseq's Transformer
 
 
-EPSILON = 1e-5  # of fairseq's layer norms
+EPSILON = 1e-5  # fairseq's layer norms have this epsilon
 _COMMON = {
     "vocab_size": "vocab_size",
     "embed_dim": "hidden_size",
@@ -79,9 +79,9 @@ class Layout(NamedTuple):
     model_type: str  # as config.json has it
     heads: dict[str, str]  # the class for each head, such as `masked_lm`
     names: Names  # beginnings of names, ours and theirs, with `{}` for the number of the layer
-    # of those heads whose activation is not that of the layers
+    # head -> activation, where it is not that of the layers
     activations: Mapping[str, str] = MappingProxyType({})
-    style: LayerStyle = BERT  # of the layers
+    style: LayerStyle = BERT  # how the layers are built
     token_types: str = ""  # name of its table of token types, of one row of zeros
     # name of the input embeddings times `embed_scale`, a factor that those of the output lack
     scaled_embeddings: str = ""

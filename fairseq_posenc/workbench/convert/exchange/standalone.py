@@ -76,14 +76,14 @@ class Module:
         """Find what a name means at the top of the module; None for Python's own."""
         if name in self.definitions:
             return Symbol(self.name, name)
-        found = self._imported.get(name)
-        if found is None or not found.is_ours or not found.name:
-            return found
-        if find_spec(found.module).submodule_search_locations:  # type: ignore[union-attr]
-            inner = f"{found.module}.{found.name}"
+        imported = self._imported.get(name)
+        if imported is None or not imported.is_ours or not imported.name:
+            return imported
+        if find_spec(imported.module).submodule_search_locations:  # type: ignore[union-attr]
+            inner = f"{imported.module}.{imported.name}"
             if find_spec(inner):
                 return Symbol(inner)
-        return load_module(found.module).find(found.name)
+        return load_module(imported.module).find(imported.name)
 
     def list_uses(self, name: str) -> list[Use]:
         """List where the definition of a name uses symbols."""
@@ -110,11 +110,11 @@ class Module:
         """Write definitions in their order, values that follow each other as one text."""
         lines = {self.definitions[name].lineno: name for name in wanted}
         ordered = [lines[line] for line in sorted(lines)]
-        found = []
+        written = []
         for is_block, group in groupby(ordered, self.is_block):
             texts = [self.write_definition(name, names) for name in group]
-            found += texts if is_block else ["\n".join(texts)]
-        return found
+            written += texts if is_block else ["\n".join(texts)]
+        return written
 
     def is_block(self, name: str) -> bool:
         """Whether the definition of a name is a function or a class."""
@@ -156,19 +156,19 @@ def _is_stored(node: ast.AST) -> bool:
 
 def _list_bound(scope: ast.AST) -> set[str]:
     """Collect the names that a function or comprehension binds, those of inner ones apart."""
-    found: set[str] = set()
+    bound: set[str] = set()
     left = list(ast.iter_child_nodes(scope))
     while left:
         node = left.pop()
         if isinstance(node, ast.arg):
-            found.add(node.arg)
+            bound.add(node.arg)
         if _is_stored(node):
-            found.add(node.id)  # type: ignore[attr-defined]
+            bound.add(node.id)  # type: ignore[attr-defined]
         if isinstance(node, ast.FunctionDef):
-            found.add(node.name)
+            bound.add(node.name)
         if not isinstance(node, _SCOPES):
             left += ast.iter_child_nodes(node)
-    return found
+    return bound
 
 
 def build_standalone(title: str, wanted: Iterable[Symbol]) -> str:

@@ -28,7 +28,7 @@ from fairseq_posenc.workbench.convert.swap.weights import (
     transfer_weights,
     with_default_layouts,
 )
-from fairseq_posenc.workbench.loading.families import stacks_of
+from fairseq_posenc.workbench.loading.families import list_stacks
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.options import add_count, build_settings
 
@@ -85,7 +85,7 @@ def _write_start(choice: Choice, source: Pretrained, options: argparse.Namespace
     start = transfer_weights(source, new.model, options.extend)
     same = _describe_equality(source, new) if start.permuted else ""
     settings: Any = OmegaConf.to_container(source.settings, resolve=True, enum_to_str=True)
-    is_plain = source.family.name == "causal_lm"  # of those that have a dataclass
+    is_plain = source.family.name == "causal_lm"
     settings["model"] = new.values if is_plain else argparse.Namespace(**new.values)
     write_start_checkpoint(settings, start.weights, out)
     lines = [*_describe_parameters(source, start, same), *_describe_training(source, new, out)]
@@ -97,7 +97,7 @@ def _describe_equality(source: Pretrained, new: NewModel) -> str:
     """Compare a model with its source on random sentences, if only layouts of rotations differ."""
     old = build_new_model(Choice().fill_from(source), source, seed=1)
     transfer_weights(source, old.model, None)
-    stacks = zip(stacks_of(old.model), stacks_of(new.model))
+    stacks = zip(list_stacks(old.model), list_stacks(new.model))
     if any(_without_layouts(one) != _without_layouts(other) for (_, one), (_, other) in stacks):
         return ""
     one, other = (partial(compute_scores, x.model.float().eval()) for x in (old, new))
@@ -125,7 +125,7 @@ def _describe_parameters(source: Pretrained, start: StartWeights, same: str) -> 
     symbols = " and ".join(f"{size:,}" for size in dict.fromkeys(source.sizes))
     lines = [
         f"source: {source.path}: {source.arch}, {symbols} symbols, {'; '.join(stacks)}",
-        f"kept bit for bit: the {len(start.kept)} tensors that are no positions",
+        f"kept bit for bit: the {len(start.kept)} tensors that are not positions",
     ]
     if start.permuted:
         lines.append(

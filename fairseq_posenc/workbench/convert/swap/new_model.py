@@ -28,9 +28,9 @@ class Choice(NamedTuple):
     """What the user asked of the new model."""
 
     position_encoding: Optional[str] = None  # spec; None for the architecture's
-    position_encoding_decoder: Optional[str] = None  # of the decoder, None for the same
+    position_encoding_decoder: Optional[str] = None  # the decoder's; None for the same
     attention_directions: Optional[str] = None  # as in `lr,rl`; None for the architecture's
-    max_positions: Optional[int] = None  # of the tables; None for the source's
+    max_positions: Optional[int] = None  # rows of the tables; None for the source's
     arch: Optional[str] = None  # architecture; None for the one that takes the fewest options
 
     def fill_from(self, source: Pretrained) -> Choice:
@@ -51,7 +51,7 @@ class NewModel(NamedTuple):
     """The model that a training starts from, and how fairseq-train builds it."""
 
     values: dict[str, Any]  # its options, complete
-    training: list[str]  # those with which fairseq-train builds the same
+    training: list[str]  # options with which fairseq-train builds the same model
     model: Any  # built, its parameters drawn
 
 
@@ -65,11 +65,11 @@ def build_new_model(choice: Choice, source: Pretrained, seed: int) -> NewModel:
     if choice.arch is not None:
         _refuse_other_arch(choice.arch, source)
     named = [choice.arch] if choice.arch else _list_architectures(choice, source)
-    found = []
+    candidates = []
     for arch in named:
         values = _collect_options(arch, choice, source)
-        found.append((_list_training_options(arch, values, source), values))
-    training, values = min(found, key=lambda each: len(each[0]))
+        candidates.append((_list_training_options(arch, values, source), values))
+    training, values = min(candidates, key=lambda each: len(each[0]))
     torch.manual_seed(seed)
     return NewModel(values, training, build(values, source.sizes))
 
@@ -103,11 +103,11 @@ def _collect_options(arch: str, choice: Choice, source: Pretrained) -> dict[str,
 
 def _find_model_defaults(arch: str, source: Pretrained) -> dict[str, Any]:
     """Look up the options of an architecture's model, with their defaults."""
-    found = defaults(arch, source.family.task)["model"]
-    positions = vars(PositionConfig())  # which fairseq does not fill in
-    if isinstance(found, dict):
-        return {**positions, **found}
-    values = {**positions, **vars(found)}  # and those of the training
+    model = defaults(arch, source.family.task)["model"]
+    positions = vars(PositionConfig())  # fairseq does not fill them in
+    if isinstance(model, dict):
+        return {**positions, **model}
+    values = {**positions, **vars(model)}  # and those of the training
     names = [option.dest for option in model_options(arch)]
     return {name: values[name] for name in names if name in values}
 

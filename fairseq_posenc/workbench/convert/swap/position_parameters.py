@@ -20,7 +20,8 @@ RULES: dict[str, str] = {
     "copy": "repeats the table from its first row",
     "interpolate": "stretches it, so that the positions between come from their neighbours",
 }
-_FREE_OPTIONS = ("max_distance", "scale_factor")  # that leave a parameter's meaning as it is
+# options that do not change what a parameter means
+_FREE_OPTIONS = ("max_distance", "scale_factor")
 
 
 def lengthen_table(table: Tensor, before: int, rows: int, rule: LengthRule) -> Tensor:
@@ -42,7 +43,7 @@ def lengthen_table(table: Tensor, before: int, rows: int, rule: LengthRule) -> T
 class StackPair(NamedTuple):
     """A stack of the new model, and the positions of the source's."""
 
-    prefix: str  # of the names of its parameters
+    prefix: str  # the beginning of its parameters' names
     module: Any  # the new stack
     spec: Spec  # the source's encodings
     positions: tuple[int, ...]  # numbers of positions that the source's tables may have

@@ -23,7 +23,7 @@ from fairseq_posenc.workbench.convert.swap.position_parameters import (
     find_source_values,
     name_in_source,
 )
-from fairseq_posenc.workbench.loading.families import stacks_of
+from fairseq_posenc.workbench.loading.families import list_stacks
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 
 
@@ -62,9 +62,11 @@ def transfer_weights(source: Pretrained, model: Any, extend: Optional[LengthRule
     accounts = []
     for name in filter(_is_position, own):
         stack = next(each for each in stacks if name.startswith(each.prefix))
-        found, note = find_source_values(name, own[name], source_weights, source, stack, extend)
-        weights[name] = own[name] if found is None else found
-        fate = "new" if found is None else "mapped"
+        from_source, note = find_source_values(
+            name, own[name], source_weights, source, stack, extend
+        )
+        weights[name] = own[name] if from_source is None else from_source
+        fate = "new" if from_source is None else "mapped"
         accounts.append(f"{name} {tuple(own[name].shape)}: {fate}{note}")
     for name in source_weights:
         if _is_position(name) and name not in own:
@@ -86,7 +88,7 @@ def _pair_stacks(source: Pretrained, model: Any) -> list[StackPair]:
             source.specs[side],
             (source.positions[side], source.positions[side] + more),
         )
-        for side, stack in stacks_of(model)
+        for side, stack in list_stacks(model)
     ]
 
 
@@ -163,7 +165,7 @@ def permute_queries_and_keys(
     attentions = ["self_attn"]
     if getattr(stack, "rotates_source", False):
         attentions.append("encoder_attn")
-    found = {}
+    permuted = {}
     for layer in range(len(stack.layers)):
         before, now = (_build_rotary(each, layer, dims) for each in (old, spec))
         if before is None or now is None or before.rotated != now.rotated:
@@ -176,8 +178,8 @@ def permute_queries_and_keys(
         for names in product(attentions, ("q_proj", "k_proj"), ("weight", "bias")):
             name = ".".join([f"{prefix}layers.{layer}", *names])
             rows = weights[name].unflatten(0, (dims.num_heads, -1))[:, index]  # [H, D, ...]
-            found[name] = rows.flatten(0, 1)
-    return found
+            permuted[name] = rows.flatten(0, 1)
+    return permuted
 
 
 def with_default_layouts(spec: Spec) -> Spec:

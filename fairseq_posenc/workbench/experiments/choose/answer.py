@@ -15,8 +15,8 @@ _FEW = 8  # candidates to train where a user names none
 class ChooseQuestion(NamedTuple):
     """What a user asks."""
 
-    family: str  # of models
-    length: int  # of what is read, in tokens
+    family: str  # masked-lm or causal-lm
+    length: int  # tokens in an input
     trained: int  # the length of training
 
 

@@ -82,12 +82,12 @@ def run(args: argparse.Namespace) -> int:
         rounds = Halving(settings, budget, lock).run()
         pieces = [settings.out / "data" / f"{part}.pieces" for part in ("train", "valid")]
         text = report.describe_rounds(rounds, settings, unigram_perplexity(*pieces))
-        found = report.build_record(rounds, settings)
-        found.write(settings.out / report.RECORD)
+        record = report.build_record(rounds, settings)
+        record.write(settings.out / report.RECORD)
         write_whole(
-            settings.out / report.REPORT, f"# Which encoding\n\n{text}\n\n    {found.command}\n"
+            settings.out / report.REPORT, f"# Which encoding\n\n{text}\n\n    {record.command}\n"
         )
-    print(found.text() if args.json else text)
+    print(record.text() if args.json else text)
     say(f"report: {settings.out / report.REPORT}")
     return 0
 
@@ -133,7 +133,7 @@ def _build_settings(question: ChooseQuestion, args: argparse.Namespace) -> TextS
 
 
 def _parse_seconds(text: str) -> float:
-    found = _TIME.fullmatch(text.strip())
-    if not found or not int(found[1]):
+    match = _TIME.fullmatch(text.strip())
+    if not match or not int(match[1]):
         raise UserError(f"--budget {text}: write a time, as in 90s, 30m or 2h")
-    return float(int(found[1]) * _UNITS[found[2]])
+    return float(int(match[1]) * _UNITS[match[2]])

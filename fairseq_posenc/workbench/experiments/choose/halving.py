@@ -28,15 +28,16 @@ from fairseq_posenc.workbench.running.progress import format_time, say
 from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
 _FIRST = 20  # updates that measure the speed; they are the beginning of the first round
-_LEAST = 1.2  # times the updates before, for a round to be worth its starts
+# a round must train this many times longer than the one before to be worth its start-up
+_LEAST = 1.2
 
 
 class Round(NamedTuple):
     """What came out of a round."""
 
     before: int  # updates of each training until then
-    updates: int  # of each since its beginning
-    seconds: float  # that it took
+    updates: int  # each training's updates since its beginning
+    seconds: float  # the round's duration
     models: list[SeedAggregate]  # all that were in it, from the best on
 
     @property

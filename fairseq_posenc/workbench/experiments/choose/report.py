@@ -67,10 +67,10 @@ def describe_rounds(rounds: Sequence[Round], settings: TextSettings, unigram: fl
     )
 
 
-def _describe_round(found: Round) -> str:
-    able = {model.variant.name: model.by_seed for model in found.able}
+def _describe_round(outcome: Round) -> str:
+    able = {model.variant.name: model.by_seed for model in outcome.able}
     sentences = " ".join(describe_differences(able)) or "nothing to compare."
-    return f"After {found.updates:,} updates: {sentences}"
+    return f"After {outcome.updates:,} updates: {sentences}"
 
 
 def _advise(rounds: Sequence[Round], settings: TextSettings, unigram: float) -> str:

@@ -80,10 +80,10 @@ def run(args: argparse.Namespace) -> int:
         if not settings.cluster:
             announce(settings)
         results = TextExperiment(settings, lock).run(Live(args.open))
-        path, found = report.write_report(results), record.build_record(results)
-        found.write(settings.out / record.RECORD)
+        path, written = report.write_report(results), record.build_record(results)
+        written.write(settings.out / record.RECORD)
     if args.json:
-        print(found.text())
+        print(written.text())
     else:
         print("\n".join([report.format_table(results), "", *report.conclusions(results)]))
     say(f"report: {path}, and as a page {path.with_name(report.PAGE)}")

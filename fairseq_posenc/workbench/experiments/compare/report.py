@@ -173,11 +173,11 @@ def draw(results: TextResults, title: str, path: Path) -> bool:
 def find_begun(results: TextResults) -> dict[str, tuple[Run, Curve]]:
     """Find the first curve of each model of which no training is finished."""
     done = {each.run.variant for each in results.outcomes}
-    found: dict[str, tuple[Run, Curve]] = {}
+    begun: dict[str, tuple[Run, Curve]] = {}
     for run, curve in results.begun.items():
         if run.variant not in done and curve.points:
-            found.setdefault(run.variant.name, (run, curve))
-    return found
+            begun.setdefault(run.variant.name, (run, curve))
+    return begun
 
 
 def mean_line(model: SeedAggregate) -> list[tuple[int, float]]:

@@ -12,7 +12,7 @@ from fairseq_posenc.workbench.results.differences import (
     explain_few_seeds,
 )
 
-_FALLING = 0.02  # of the perplexity, in the last quarter of a training
+_FALLING = 0.02  # share by which the perplexity still falls in the last quarter
 # A model counts as having left the plateau of a bag of words at this part of its perplexity: far
 # enough below to be no chance, and more than is gained by knowing just where a block begins.
 _LEFT_PLATEAU = 0.5
@@ -28,8 +28,8 @@ def derive_statements(models: Sequence[SeedAggregate], masked: bool = True) -> l
     bag = next((each for each in able if masked and each.variant[1:] == ("none", "")), None)
     others = [model for model in able if model is not bag]
     order = describe_differences({model.variant.name: model.by_seed for model in able})
-    found = [*shown, *order, _compare_with_bag(bag, others), _describe_arrivals(others)]
-    return [sentence for sentence in found if sentence]
+    sentences = [*shown, *order, _compare_with_bag(bag, others), _describe_arrivals(others)]
+    return [sentence for sentence in sentences if sentence]
 
 
 def _describe_falling(models: Sequence[SeedAggregate]) -> list[str]:
@@ -94,8 +94,8 @@ def _format_arrival(model: SeedAggregate, level: float) -> str:
 
 def _is_below(model: SeedAggregate, other: SeedAggregate) -> bool:
     """Whether a model's perplexity is significantly lower than another's."""
-    found = compare(model.by_seed, other.by_seed)
-    return found.is_significant and found.interval.mean < 0
+    difference = compare(model.by_seed, other.by_seed)
+    return difference.is_significant and difference.interval.mean < 0
 
 
 def _quote(model: SeedAggregate) -> str:

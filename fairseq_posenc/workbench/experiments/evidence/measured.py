@@ -72,17 +72,18 @@ class Column(NamedTuple):
     title: str  # name of the figure, heading of the column
     source: str  # file names of the records
     digits: int  # decimals in tables
-    figures: Mapping[str, Interval]  # by encoding; infinite where the model cannot read the input
+    # encoding -> figure; infinite where the model cannot read the input
+    figures: Mapping[str, Interval]
     higher: bool = False  # whether higher is better
-    by_seed: Mapping[str, Values] = {}  # by encoding and seed, where there are several seeds
+    by_seed: Mapping[str, Values] = {}  # encoding -> seed -> figure, where there are several seeds
     scale: Scale = PERPLEXITY  # on which differences are taken
 
     def show(self, name: str) -> str:
         """Format the figure of an encoding for a table."""
-        found = self.figures.get(name)
-        if found is None:
+        figure = self.figures.get(name)
+        if figure is None:
             return NOT_MEASURED
-        return "cannot be read" if math.isinf(found.mean) else found.show(self.digits)
+        return "cannot be read" if math.isinf(figure.mean) else figure.show(self.digits)
 
     def best(self) -> tuple[str, list[str], list[str]]:
         """Find the best encoding, those not significantly different from it, and those behind."""
@@ -94,7 +95,7 @@ class Column(NamedTuple):
     def ranked(self) -> list[str]:
         """Sort the encodings, best first; NaN last."""
         sign = -1 if self.higher else 1
-        means = {name: sign * found.mean for name, found in self.figures.items()}
+        means = {name: sign * figure.mean for name, figure in self.figures.items()}
         return sorted(means, key=lambda name: (math.isnan(means[name]), means[name]))
 
 
@@ -109,15 +110,18 @@ def at_trained_length(family: str) -> Optional[Column]:
     if record is None:
         return None
     if family == BOTH:
-        found, rows = _bleu(record, greedy=False), [row for row in record.rows if row["beam"] != 1]
+        figures, rows = (
+            _bleu(record, greedy=False),
+            [row for row in record.rows if row["beam"] != 1],
+        )
         seeds = _by_seed(rows, "system", "training", "BLEU")
-        return Column("BLEU", MAIN_RECORD[family], 2, found, True, seeds, _BLEU)
-    source, (found, seeds) = MAIN_RECORD[family], _perplexities(record)
+        return Column("BLEU", MAIN_RECORD[family], 2, figures, True, seeds, _BLEU)
+    source, (figures, seeds) = MAIN_RECORD[family], _perplexities(record)
     if more := _read_record(NEWER_RECORD[family]):
         source = f"{source}, {NEWER_RECORD[family]}"
         newer, newer_seeds = _perplexities(more)
-        found, seeds = {**newer, **found}, {**newer_seeds, **seeds}
-    return Column("perplexity", source, 2, found, by_seed=seeds)
+        figures, seeds = {**newer, **figures}, {**newer_seeds, **seeds}
+    return Column("perplexity", source, 2, figures, by_seed=seeds)
 
 
 def on_another_text(family: str) -> list[Column]:
@@ -126,8 +130,8 @@ def on_another_text(family: str) -> list[Column]:
     for text, name, lengths in ANOTHER_TEXT.get(family, ()):
         if (record := _read_record(name)) is None:
             continue
-        found, seeds = _perplexities(record)
-        columns.append(Column(f"perplexity on {text}", name, 2, found, by_seed=seeds))
+        figures, seeds = _perplexities(record)
+        columns.append(Column(f"perplexity on {text}", name, 2, figures, by_seed=seeds))
         times = max(_perplexities_by_multiple(lengths), default=0)
         if times and (further := at_multiple(family, times, lengths)):
             columns.append(further._replace(title=f"{text}, {times} times the length"))
@@ -144,20 +148,20 @@ def fine_tuned(family: str) -> list[Column]:
         for task in tasks:
             rows = [row for row in record.rows if row["task"] == task]
             runs = [run for run in record.figures["runs"] if run["task"] == task]
-            found = {str(row["model"]): _interval(row, "score") for row in rows}
+            scores = {str(row["model"]): _interval(row, "score") for row in rows}
             label = f"mean of {', '.join(tasks[:-1])}" if task == "mean" else task
             title = "GLUE: " + ", ".join(filter(None, (label, runs[0]["metric"])))
             seeds = _by_seed(runs, "model", "seed", "score")
-            columns.append(Column(title, name, 1, found, True, seeds, _SCORE))
+            columns.append(Column(title, name, 1, scores, True, seeds, _SCORE))
     return columns
 
 
 def _perplexities(record: Record) -> tuple[dict[str, Interval], dict[str, dict[int, float]]]:
     """Read the perplexities at the best learning rates: over the seeds, and by seed."""
-    found = {str(row["model"]): _interval(row, "perplexity") for row in record.rows}
+    figures = {str(row["model"]): _interval(row, "perplexity") for row in record.rows}
     rates = {row["model"]: row["lr"] for row in record.rows}
     rows = [row for row in record.figures["trainings"] if row["lr"] == rates[row["model"]]]
-    return found, _by_seed(rows, "model", "seed", "perplexity")
+    return figures, _by_seed(rows, "model", "seed", "perplexity")
 
 
 def setting(family: str) -> Optional[Setting]:
@@ -184,10 +188,10 @@ def setting(family: str) -> Optional[Setting]:
 
 
 def _by_seed(rows: Iterable[Row], name: str, seed: str, figure: str) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, float]] = defaultdict(dict)
+    by_seed: dict[str, dict[int, float]] = defaultdict(dict)
     for row in rows:
-        found[row[name]][row[seed]] = math.nan if row[figure] is None else row[figure]
-    return found
+        by_seed[row[name]][row[seed]] = math.nan if row[figure] is None else row[figure]
+    return by_seed
 
 
 def at_multiple(family: str, times: int, records: Optional[str] = None) -> Optional[Column]:
@@ -197,10 +201,10 @@ def at_multiple(family: str, times: int, records: Optional[str] = None) -> Optio
     """
     source = records or LENGTH_RECORDS.get(family)
     values_of = _perplexities_by_multiple(source).get(times, {})
-    found = {name: interval_of_perplexity(values) for name, values in values_of.items()}
+    figures = {name: interval_of_perplexity(values) for name, values in values_of.items()}
     seeds = {name: dict(enumerate(values)) for name, values in values_of.items()}
     title = f"perplexity at {times} times the length of training"
-    return Column(title, source, 2, found, by_seed=seeds) if source and found else None
+    return Column(title, source, 2, figures, by_seed=seeds) if source and figures else None
 
 
 def multiples(family: str) -> list[int]:
@@ -210,14 +214,14 @@ def multiples(family: str) -> list[int]:
 
 def _perplexities_by_multiple(records: Optional[str]) -> dict[int, dict[str, list[float]]]:
     """Read perplexities by multiple of the trained length and encoding, one for each seed."""
-    found: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    by_multiple: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for path in _record_paths(records):
         for row in read(path).rows:
             times, rest = divmod(row["length"], row["trained_length"])
             if times and not rest:
                 value = math.inf if row["perplexity"] is None else row["perplexity"]
-                found[times][row.get("position_encoding") or row["model"]].append(value)
-    return found
+                by_multiple[times][row.get("position_encoding") or row["model"]].append(value)
+    return by_multiple
 
 
 def probe_ranks(family: str) -> Optional[Column]:
@@ -226,9 +230,9 @@ def probe_ranks(family: str) -> Optional[Column]:
     if record is None:
         return None
     rows = record.figures["ranks"]
-    found = {str(row["model"]): _interval(row, "mean_reciprocal_rank") for row in rows}
+    ranks = {str(row["model"]): _interval(row, "mean_reciprocal_rank") for row in rows}
     title = "mean reciprocal rank on tasks, longer than trained"
-    return Column(title, PROBE_RECORD[family], 2, found, higher=True)
+    return Column(title, PROBE_RECORD[family], 2, ranks, higher=True)
 
 
 def after_switch(family: str) -> Column:
@@ -237,10 +241,10 @@ def after_switch(family: str) -> Column:
     if record is None:
         return Column(title, "", 0, {})
     if family != BOTH:
-        found, seeds = _perplexities(record)
+        figures, seeds = _perplexities(record)
         after = f"{record.rows[0]['updates']} updates after `{record.data['source']}`"
         return Column(
-            f"{title}: perplexity, {after}", SWITCH_RECORD[family], 2, found, by_seed=seeds
+            f"{title}: perplexity, {after}", SWITCH_RECORD[family], 2, figures, by_seed=seeds
         )
     title += ": BLEU, 120 updates after `sinusoidal`, greedily"
     return Column(title, SWITCH_RECORD[family], 2, _bleu(record, greedy=True), higher=True)

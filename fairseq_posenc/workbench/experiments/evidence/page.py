@@ -31,7 +31,7 @@ def page(path: Path) -> str:
     return markdown.fill_page(path, START, "\n\n".join(["", *parts, *_format_costs(), ""]), END)
 
 
-def columns(family: str) -> list[Column]:
+def list_columns(family: str) -> list[Column]:
     """Collect the table columns of a family: results of models, then costs and parameters."""
     return [
         *figures(family, measured.multiples(family)),
@@ -43,19 +43,19 @@ def columns(family: str) -> list[Column]:
 
 def figures(family: str, multiples: Iterable[int]) -> list[Column]:
     """Collect the columns of models' results; ``multiples`` of the length of training."""
-    found = [
+    columns = [
         measured.at_trained_length(family),
         *(measured.at_multiple(family, times) for times in multiples if times > 1),
         *measured.on_another_text(family),
         *measured.fine_tuned(family),
         measured.after_switch(family),
     ]
-    return [column for column in found if column and column.figures]
+    return [column for column in columns if column and column.figures]
 
 
 def table(family: str, names: Sequence[str]) -> str:
     """Format the columns of a family for some encodings as a Markdown table."""
-    return _format_table(columns(family), names)
+    return _format_table(list_columns(family), names)
 
 
 def card(name: str) -> str:
@@ -63,7 +63,7 @@ def card(name: str) -> str:
 
     Sentences before it say for what to take the encoding, and for what not.
     """
-    found = [
+    columns = [
         (family, column)
         for family in FAMILIES
         for column in figures(family, measured.multiples(family)[-1:])
@@ -71,7 +71,7 @@ def card(name: str) -> str:
     ]
     rows = [
         (f"{_TITLES[family]}: {column.title}", column.show(name), _format_cell(column, name))
-        for family, column in found
+        for family, column in columns
     ]
     rows += [
         (each.title, each.show(name), "") for each in measured.layer_costs() if name in each.figures
@@ -79,10 +79,10 @@ def card(name: str) -> str:
     if not rows:
         return ""
     table = markdown.table(("figure", name, "the best"), rows, "lrl")
-    return "\n\n".join(filter(None, [_format_advice(name, found), table]))
+    return "\n\n".join(filter(None, [_format_advice(name, columns), table]))
 
 
-def _format_advice(name: str, found: Iterable[tuple[str, Column]]) -> str:
+def _format_advice(name: str, columns: Iterable[tuple[str, Column]]) -> str:
     """Say in which columns an encoding is in front, and in which far behind.
 
     In front: the best, or not significantly different from it. Far behind: significantly
@@ -90,7 +90,7 @@ def _format_advice(name: str, found: Iterable[tuple[str, Column]]) -> str:
     """
     front: dict[str, list[str]] = {}
     back: dict[str, list[str]] = {}
-    for family, column in found:
+    for family, column in columns:
         best, same, behind = column.best()
         if behind and name in (best, *same):
             front.setdefault(family, []).append(column.title)
@@ -112,16 +112,16 @@ def _format_cell(column: Column, name: str) -> str:
     place = f"{column.ranked().index(name) + 1} of {len(column.figures)}"
     if name == best:
         return f"{place}: the best"
-    found = f"{place}: `{best}` {column.show(best)}"
+    text = f"{place}: `{best}` {column.show(best)}"
     if not column.by_seed:
-        return found
-    return f"{found}, {'not ' if name in same else ''}significantly different"
+        return text
+    return f"{text}, {'not ' if name in same else ''}significantly different"
 
 
-def _format_table(found: Sequence[Column], names: Iterable[str]) -> str:
-    header = ["encoding", *(column.title for column in found)]
+def _format_table(columns: Sequence[Column], names: Iterable[str]) -> str:
+    header = ["encoding", *(column.title for column in columns)]
     rows = [
-        [f"`{name}`", *(column.show(name) if name in column.figures else "-" for column in found)]
+        [f"`{name}`", *(column.show(name) if name in column.figures else "-" for column in columns)]
         for name in names
     ]
     return markdown.table(header, rows)
@@ -134,17 +134,17 @@ def draw(folder: Path) -> None:
     """
     for family in FAMILIES:
         for columns, name in zip(_split_columns(family), _picture_names(family)):
-            found = [each for each in columns if each.by_seed and len(each.figures) >= _FEW]
-            if found:
-                picture.draw(found, folder / name)
+            shown = [each for each in columns if each.by_seed and len(each.figures) >= _FEW]
+            if shown:
+                picture.draw(shown, folder / name)
 
 
 def _split_columns(family: str) -> tuple[list[Column], list[Column]]:
     """Collect the columns of models, and those of the models that were fine-tuned from them."""
     tuned = measured.fine_tuned(family)
     titles = {column.title for column in tuned}
-    found = figures(family, measured.multiples(family)[-1:])
-    return [column for column in found if column.title not in titles], tuned
+    columns = figures(family, measured.multiples(family)[-1:])
+    return [column for column in columns if column.title not in titles], tuned
 
 
 def _picture_names(family: str) -> tuple[str, str]:
@@ -155,44 +155,44 @@ def _picture_names(family: str) -> tuple[str, str]:
 
 def _family(family: str) -> list[str]:
     parts = []
-    found, tuned = _split_columns(family)
+    own, tuned = _split_columns(family)
     for columns, name, title in zip(
-        (found, tuned), _picture_names(family), (_TITLES[family], "Fine-tuned on GLUE")
+        (own, tuned), _picture_names(family), (_TITLES[family], "Fine-tuned on GLUE")
     ):
         if columns:
             names = dict.fromkeys(name for column in columns for name in column.ranked())
             shown = f"![{title}: all encodings](results/{name})"
             parts += [f"### {title}", shown, *_part(columns, names)]
-    return [*parts, *_correlations([*found, *tuned])]
+    return [*parts, *_correlations([*own, *tuned])]
 
 
-def _correlations(found: Sequence[Column]) -> list[str]:
+def _correlations(columns: Sequence[Column]) -> list[str]:
     """Format a table of Spearman's correlation of each column with the first."""
     from scipy import stats  # a second to import
 
     rows = []
-    for column in found[1:]:
-        both = [name for name in column.figures if name in found[0].figures]
+    for column in columns[1:]:
+        both = [name for name in column.figures if name in columns[0].figures]
         if len(both) < _FEW:
             continue
         values = [
             [(-1) ** each.higher * each.figures[name].mean for name in both]
-            for each in (found[0], column)
+            for each in (columns[0], column)
         ]
         rho = stats.spearmanr(*values).statistic
         rows.append((column.title, str(len(both)), f"{rho:.2f}"))
-    header = ("column", "encodings", f"rank correlation with {found[0].title}")
+    header = ("column", "encodings", f"rank correlation with {columns[0].title}")
     return [markdown.table(header, rows)] if rows else []
 
 
 def _format_costs() -> list[str]:
-    found = measured.layer_costs()
-    return ["### Cost", *_part(found, found[0].ranked())]
+    columns = measured.layer_costs()
+    return ["### Cost", *_part(columns, columns[0].ranked())]
 
 
-def _part(found: Sequence[Column], names: Iterable[str]) -> list[str]:
+def _part(columns: Sequence[Column], names: Iterable[str]) -> list[str]:
     links = [
         f"[{name}](results/{name})" if "*" not in name else f"`results/{name}`"
-        for name in sorted({name for column in found for name in column.source.split(", ")})
+        for name in sorted({name for column in columns for name in column.source.split(", ")})
     ]
-    return [_format_table(found, names), f"Records: {', '.join(links)}."]
+    return [_format_table(columns, names), f"Records: {', '.join(links)}."]

@@ -13,7 +13,7 @@ from fairseq_posenc.workbench.results.differences import PERPLEXITY
 from fairseq_posenc.workbench.results.pictures import COLOURS, GREY, GRID
 
 _WIDTH, _WIDTH_OF_MANY = 3.6, 2.4  # inches of a panel, and of one beside four others or more
-_LETTERS = 13  # of a title, for an inch
+_LETTERS = 13  # letters of a title in an inch
 _BEST, _SAME, _BEHIND = COLOURS[4], COLOURS[0], GREY
 
 
@@ -36,13 +36,13 @@ def draw(columns: Sequence[Column], path: Path) -> None:
     for axes, column in zip(panels, columns):
         best, same, _ = column.best()
         for row, name in enumerate(names):
-            found = column.figures.get(name)
-            if found is None or not math.isfinite(found.mean):
+            bounds = column.figures.get(name)
+            if bounds is None or not math.isfinite(bounds.mean):
                 continue
             colour = _BEST if name == best else _SAME if name in same else _BEHIND
-            if math.isfinite(found.high - found.low):
-                axes.plot([found.low, found.high], [row, row], color=colour, linewidth=1.6)
-            axes.plot(found.mean, row, "o", color=colour, markersize=5)
+            if math.isfinite(bounds.high - bounds.low):
+                axes.plot([bounds.low, bounds.high], [row, row], color=colour, linewidth=1.6)
+            axes.plot(bounds.mean, row, "o", color=colour, markersize=5)
             seeds = [*column.by_seed.get(name, {}).values()]
             axes.plot(seeds, [row] * len(seeds), "|", color=colour, markersize=7)
         axes.set_title(fill(column.title, int(_LETTERS * width)), loc="left", fontsize=10)

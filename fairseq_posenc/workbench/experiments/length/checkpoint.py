@@ -59,7 +59,7 @@ def _parse_checkpoint(name: str, value: str) -> NamedCheckpoint:
 class LoadedModel(NamedTuple):
     """A model that is ready to score."""
 
-    model: FairseqLanguageModel  # in evaluation mode, on its device
+    model: FairseqLanguageModel  # in eval mode, on its device
     encoding: str  # its position encodings, as it was read, or whose model it is
     trained_length: int  # tokens in a training sample
     updates: Optional[int]  # training updates; None if the file does not tell

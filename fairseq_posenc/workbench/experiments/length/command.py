@@ -91,11 +91,11 @@ def run(args: argparse.Namespace) -> int:
         run_work_items(items, args.out, cluster)
         rows = [row._replace(scores=each.read()) for row, each in zip(rows, evaluations)]
         results = report.LengthResults(args.data, args.split, len(tokens), args.stride, rows)
-        found = report.build_record(results)
-        found.write(args.out / FIGURES)
+        record = report.build_record(results)
+        record.write(args.out / FIGURES)
         drawn = can_draw() and report.draw(results, args.out / PICTURE)
         report.write_markdown(results, args.out / REPORT, PICTURE if drawn else "")
-    print(found.text() if args.json else report.format_table(results))
+    print(record.text() if args.json else report.format_table(results))
     say(f"report: {args.out / REPORT}" + ("" if drawn else " (no picture)"))
     return 0
 

@@ -26,16 +26,16 @@ class ModelScores(NamedTuple):
     encoding: str  # spec of its position encodings, or "fairseq's CLASS" for a model not ours
     trained_length: int  # tokens in a training sample
     updates: int | None  # training updates, if known
-    scores: dict[str, dict[int, Score]]  # of each mode, by length
+    scores: dict[str, dict[int, Score]]  # mode -> length -> score
 
 
 class LengthResults(NamedTuple):
     """All that is reported."""
 
     data: Path  # folder of the text
-    split: str  # which of its splits
+    split: str  # the split that was read
     tokens: int  # how many tokens the split has; each was predicted once for each figure
-    stride: int  # of the sliding window
+    stride: int  # tokens that the sliding window moves on
     rows: list[ModelScores]  # a model each
 
     @property
@@ -131,7 +131,7 @@ def build_record(results: LengthResults) -> Record:
 
 
 _MARGIN = 1.05  # room above and below the lines
-_LABEL_HEIGHT = 0.06  # of the height of the axes
+_LABEL_HEIGHT = 0.06  # share of the axes' height
 Line = tuple[list[int], list[float]]  # lengths, perplexities
 
 

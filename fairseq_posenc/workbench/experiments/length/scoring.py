@@ -35,7 +35,7 @@ class Score(NamedTuple):
     stride: int  # tokens predicted at a time
     tokens: int  # tokens predicted in all
     loss: Optional[float]  # bits per token; None if the model refused
-    seconds: float  # of wall-clock time
+    seconds: float  # wall-clock time
     refusal: str = ""  # why there is no figure
 
     @property
@@ -47,7 +47,7 @@ class Score(NamedTuple):
 class Evaluation(NamedTuple):
     """The scores of a model, each computed once and kept in a folder of its own."""
 
-    folder: Path  # of their folders; its name is what messages call the model
+    folder: Path  # where their folders lie; messages call the model by its name
     inputs: Inputs  # what the scores depend on, without their lengths
     lengths: Sequence[int]  # context lengths
     # the stride of each mode; None for that of the length, so that nothing overlaps
@@ -83,12 +83,12 @@ class Evaluation(NamedTuple):
 def _measure(name: str, loaded: LoadedModel, stream: Stream, sizes: Sequence[int]) -> Outputs:
     with bar(name, len(stream), " tokens") as shown:
         length, stride, max_tokens = sizes
-        found = score_stream(loaded, stream, length, stride, max_tokens, shown.update)
-    figure = f"no figure: {found.refusal}"
-    if found.perplexity is not None:
-        figure = f"perplexity {found.perplexity:,.2f} of {found.tokens:,} tokens"
-    say(f"{name}: {figure} ({format_time(found.seconds)})")
-    return found._asdict()
+        score = score_stream(loaded, stream, length, stride, max_tokens, shown.update)
+    figure = f"no figure: {score.refusal}"
+    if score.perplexity is not None:
+        figure = f"perplexity {score.perplexity:,.2f} of {score.tokens:,} tokens"
+    say(f"{name}: {figure} ({format_time(score.seconds)})")
+    return score._asdict()
 
 
 def score_stream(
@@ -113,10 +113,10 @@ def score_stream(
             if isinstance(module, Encoding):
                 module.make_room(length)
         for batch in batch_windows(cut_windows(len(stream), length, stride), max_tokens):
-            found = compute_log_probabilities(loaded, stream, batch)
-            total += float(found.double().sum())
-            tokens += found.numel()
-            on_tokens(found.numel())
+            log_probs = compute_log_probabilities(loaded, stream, batch)
+            total += float(log_probs.double().sum())
+            tokens += log_probs.numel()
+            on_tokens(log_probs.numel())
     except UserError as error:  # an encoding that cannot read so much
         refusal = str(error)
     loss = -total / max(1, tokens) / math.log(2)
@@ -139,10 +139,10 @@ def compute_log_probabilities(loaded: LoadedModel, stream: Stream, batch: list[W
     # fairseq's own decoder has no default for encoder_out.
     features = model.extract_features(tokens.to(device), encoder_out=None)[0]  # [B, T, C]
     features = features[:, tokens.size(1) - batch[0].shape[1] :].flatten(0, 1)  # [n, C]
-    found = []
+    log_probs = []
     for rows, wanted in zip(features.split(_ROWS), targets.split(_ROWS)):
         wanted = wanted[None]
         output = (model.output_layer(rows[None]), None)
         logs = model.get_normalized_probs(output, log_probs=True, sample={"target": wanted})
-        found.append(logs.gather(2, wanted[..., None]).flatten())
-    return torch.cat(found)
+        log_probs.append(logs.gather(2, wanted[..., None]).flatten())
+    return torch.cat(log_probs)

@@ -56,8 +56,8 @@ def read_stream(data: Path, split: str, dictionary: Dictionary) -> Stream:
     """
     dataset = load_indexed_dataset(str(data / split), dictionary)
     if dataset is None or not len(dataset):
-        found = ", ".join(sorted(path.stem for path in data.glob("*.idx"))) or "none"
-        raise UserError(f"--split {split}: {data} has no tokens of it; its splits: {found}")
+        splits = ", ".join(sorted(path.stem for path in data.glob("*.idx"))) or "none"
+        raise UserError(f"--split {split}: {data} has no tokens of it; its splits: {splits}")
     tokens = torch.cat([dataset[index] for index in range(len(dataset))])
     return Stream.from_tokens(tokens.long(), dictionary.eos())
 

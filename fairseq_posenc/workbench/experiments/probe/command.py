@@ -52,15 +52,15 @@ def run(args: argparse.Namespace) -> int:
         lock_output_folder(settings.out, report.FILES) as lock,
     ):
         results = TaskExperiment(settings, lock).run()
-        found = report.build_record(results)
-        found.write(settings.out / report.RECORD)
+        record = report.build_record(results)
+        record.write(settings.out / report.RECORD)
         if drawn := can_draw():
             picture.draw(results, settings.out / report.PICTURE)
             picture.draw_learning(results, settings.out / report.LEARNING)
             for task in tasks_with_depths(results):
                 picture.draw_depths(results, task, settings.out / report.depth_picture(task))
         path = report.write_report(results, drawn)
-    print(found.text() if args.json else report.tables(results))
+    print(record.text() if args.json else report.tables(results))
     say(f"report: {path}" + ("" if drawn else " (no picture: matplotlib is not installed)"))
     return 0
 

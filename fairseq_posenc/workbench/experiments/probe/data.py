@@ -18,8 +18,9 @@ from fairseq_posenc.workbench.running.stages import Outputs
 QUESTION, ANSWER = "question", "answer"  # fairseq's two languages, with an encoder
 DATA_SEED = 1
 EXAMPLES = {"train": 50_000, "valid": 200}
-TEST_EXAMPLES = 100  # of each length
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of what is hidden, an equal part of the examples at each
+TEST_EXAMPLES = 100  # examples a length
+# where the needle lies in the text; equally many examples at each depth
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def write_train_splits(task: Task, family: str, longest: int, folder: Path) -> Outputs:

@@ -66,8 +66,8 @@ def parse_accuracies(lines: list[str]) -> Outputs:
     """
     shares: dict[str, float] = {}
     by_length = defaultdict(list)
-    for found in filter(None, map(_ACCURACY.search, lines)):
-        length, depth, share = found.groups()
+    for match in filter(None, map(_ACCURACY.search, lines)):
+        length, depth, share = match.groups()
         by_length[length].append(float(share))
         if depth is not None:
             shares[f"{length}@{depth}"] = float(share)

@@ -100,13 +100,13 @@ def _draw_tasks(
         for model in results.settings.variants:
             seeds, style = line_of(task.name, model), styles[model.name]
             means = average_lines(seeds, interval_of_share)
-            x, found = [at for at, _ in means], [each for _, each in means]
-            axes.plot(x, [each.mean for each in found], lw=1.8, label=model.name, **style)
+            x, intervals = [at for at, _ in means], [each for _, each in means]
+            axes.plot(x, [each.mean for each in intervals], lw=1.8, label=model.name, **style)
             for points in seeds:
                 dots = [at for at, _ in points], [share for _, share in points]
                 axes.plot(*dots, "o", color=style["color"], ms=2)
             if len(seeds) >= LEAST_SEEDS:
-                bounds = [each.low for each in found], [each.high for each in found]
+                bounds = [each.low for each in intervals], [each.high for each in intervals]
                 axes.fill_between(x, *bounds, color=style["color"], alpha=0.12, linewidth=0)
         pictures.style_values(axes, -0.03, 1.03, log=False)
     for axes in panels[len(tasks) :]:

@@ -87,9 +87,9 @@ def _shares(results: TaskResults, lengths: Sequence[int], ranks: bool = False) -
     header = ["encoding", *(["mean reciprocal rank"] if ranks else []), *tasks]
     rows = []
     for model in results.settings.variants:
-        found = [reciprocal_rank(results, model)] if ranks else []
-        found += [share(results, task, model, lengths) for task in tasks]
-        rows.append([f"`{model.name}`", *(each.show(2) for each in found)])
+        columns = [reciprocal_rank(results, model)] if ranks else []
+        columns += [share(results, task, model, lengths) for task in tasks]
+        rows.append([f"`{model.name}`", *(each.show(2) for each in columns)])
     return markdown.table(header, rows)
 
 
@@ -98,9 +98,13 @@ def _best(results: TaskResults, task: str) -> str:
     models, beyond = results.settings.variants, results.settings.beyond
     seeds = {model: share_by_seed(results, task, model, beyond) for model in models}
     best = max(models, key=lambda model: fmean(seeds[model].values()))
-    found = {each: compare(seeds[best], seeds[each], _SHARE) for each in models if each != best}
-    below = [name for name, each in found.items() if each.is_significant]
-    same = [name for name, each in found.items() if each.is_judged and not each.is_significant]
+    differences = {
+        each: compare(seeds[best], seeds[each], _SHARE) for each in models if each != best
+    }
+    below = [name for name, each in differences.items() if each.is_significant]
+    same = [
+        name for name, each in differences.items() if each.is_judged and not each.is_significant
+    ]
     parts = [f"significantly above {_names(below)}"] if below else []
     parts += [f"not significantly different from {_names(same)}"] if same else []
     head = f"{task}: `{best.name}` is right in {fmean(seeds[best].values()):.0%}"

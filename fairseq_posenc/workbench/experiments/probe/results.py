@@ -59,10 +59,12 @@ def reciprocal_rank(results: TaskResults, model: Variant) -> Interval:
             each: share_by_seed(results, task.name, each, settings.beyond)
             for each in settings.variants
         }
-        for seed, found in ranks.items():
+        for seed, seed_ranks in ranks.items():
             values = [by_seed[seed] for by_seed in shares.values()]
-            found.append(mean_rank(shares[model][seed], values))
-    return interval_of_share(fmean(1 / rank for rank in found) for found in ranks.values())
+            seed_ranks.append(mean_rank(shares[model][seed], values))
+    return interval_of_share(
+        fmean(1 / rank for rank in seed_ranks) for seed_ranks in ranks.values()
+    )
 
 
 def mean_rank(value: float, values: Iterable[float]) -> float:

@@ -12,7 +12,7 @@ from fairseq_posenc.workbench.experiments.probe.data import ANSWER, QUESTION
 from fairseq_posenc.workbench.experiments.probe.tasks.base import Task
 from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED, Run
 
-POSITIONS = 1024  # of learned tables: a text is at most two questions of LONGEST words, and </s>
+POSITIONS = 1024  # rows of learned tables: at most two questions of LONGEST words, and </s>
 LONGEST = 500
 
 # By default fairseq cuts the last batch to a multiple of 8 and drops the rest, in validation too.

@@ -108,9 +108,9 @@ def run(args: argparse.Namespace) -> int:
     say(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before; results: {out}")
     with signals_as_keyboard_interrupt():
         failures = _run_trainings(waiting, out, args.jobs, cluster)
-    found = write_results(known, out, pretrained, name)
+    record = write_results(known, out, pretrained, name)
     raise_if_failed(failures, len(runs))
-    print(found.text() if args.json else format_report(found))
+    print(record.text() if args.json else format_report(record))
     say(f"written: {out}/results.md, {out}/results.json, {out}/submission/")
     if missing := complete_submission(out / "submission", args.data):
         say(f"not in the submission yet, and wanted by GLUE's site: {', '.join(missing)}")
@@ -131,12 +131,12 @@ def _warn_of_divergence(protocol: str, model: Pretrained) -> None:
 
 def _parse_rates(text: str | None) -> tuple[float, ...]:
     try:
-        found = tuple(map(float, text.split(","))) if text else ()
+        rates = tuple(map(float, text.split(","))) if text else ()
     except ValueError:
         raise UserError(f"--learning-rates {text}: give numbers separated by commas") from None
-    if len(set(found)) < len(found):
+    if len(set(rates)) < len(rates):
         raise UserError(f"--learning-rates {text}: a number is given twice")
-    return found
+    return rates
 
 
 def _run_trainings(

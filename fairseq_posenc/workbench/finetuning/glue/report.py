@@ -54,10 +54,10 @@ def write_results(runs: Sequence[GlueRun], out: Path, pretrained: Pretrained, na
         "protocol": runs[0].protocol,
         "unfinished": "; ".join(run.label for run in runs if run not in finished),
     }
-    found = build_record(tasks, str(pretrained.spec), data)
-    found.write(out / "results.json")
-    write_whole(out / "results.md", format_report(found))
-    return found
+    record = build_record(tasks, str(pretrained.spec), data)
+    record.write(out / "results.json")
+    write_whole(out / "results.md", format_report(record))
+    return record
 
 
 def read_result(run: GlueRun, out: Path) -> Result:
@@ -67,12 +67,12 @@ def read_result(run: GlueRun, out: Path) -> Result:
         UserError: its file holds none.
     """
     folder = run.folder(out)
-    found = read_json(folder / RESULT)
-    metrics = found.get("metrics") if isinstance(found, dict) else None
+    result = read_json(folder / RESULT)
+    metrics = result.get("metrics") if isinstance(result, dict) else None
     score = metrics.get(run.reported_metric) if isinstance(metrics, dict) else None
     if not isinstance(score, (int, float)):
-        raise UserError(f"{folder / RESULT}: is no result of glue; delete it to make it anew")
-    return {"learning_rate": run.learning_rate, "seed": run.seed, **found, "folder": str(folder)}
+        raise UserError(f"{folder / RESULT}: is not a result of glue; delete it to make it anew")
+    return {"learning_rate": run.learning_rate, "seed": run.seed, **result, "folder": str(folder)}
 
 
 def build_record(

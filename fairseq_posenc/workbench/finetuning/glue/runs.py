@@ -30,7 +30,7 @@ from fairseq_posenc.workbench.training.recipes.yaml_files import config_name
 
 CONFIGS = shipped("finetune_configs") / "glue"
 RESULT = "result.json"  # written last
-_NAMES = {"modified": "version of the checkpoint"}  # of fields, in messages
+_NAMES = {"modified": "version of the checkpoint"}  # field -> its name in messages
 _NEEDS_NO_QUOTES = re.compile(r"[A-Za-z_./][\w./+-]*")
 
 

@@ -43,7 +43,7 @@ from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import WorkItem
 
 LOG = "train.log"
-_SUFFIXES = ("_m", "_mm")  # of metrics of a task with two development sets
+_SUFFIXES = ("_m", "_mm")  # metrics' suffixes for two development sets
 _BATCH = 32
 Report = Callable[[int, str], None]  # takes the updates made, and a line about the run
 _PAUSE = 15.0  # seconds between two lines about one run
@@ -113,9 +113,9 @@ def evaluate(run: GlueRun, folder: Path) -> None:
     figures, collapsed = {}, False
     for suffix, split in zip(_SUFFIXES if len(splits) > 1 else ("",), splits):
         outputs, labels = predict(model, opened.task, split)
-        found = measure(data.task, outputs, labels)
-        figures.update({f"{name}{suffix}": value for name, value in found.items()})
-        collapsed |= has_collapsed(data.task, outputs, found)
+        measured = measure(data.task, outputs, labels)
+        figures.update({f"{name}{suffix}": value for name, value in measured.items()})
+        collapsed |= has_collapsed(data.task, outputs, measured)
     for name, split in zip(data.task.submission, data.task.test_splits):
         if split in data.splits:
             outputs, _ = predict(model, opened.task, split)
@@ -138,8 +138,8 @@ def predict(model: Any, task: Any, split: str) -> tuple[Tensor, Tensor]:
     on_gpu = next(model.parameters()).is_cuda
     for sample in batches:
         batch = utils.move_to_cuda(sample) if on_gpu else sample
-        found, _ = model(**batch["net_input"], classification_head_name=HEAD)
-        for number, output in zip(sample["id"].tolist(), found.float().cpu()):
+        logits, _ = model(**batch["net_input"], classification_head_name=HEAD)
+        for number, output in zip(sample["id"].tolist(), logits.float().cpu()):
             outputs[number] = output
         if "target" in sample:
             labels[sample["id"]] = sample["target"].view(-1).double()

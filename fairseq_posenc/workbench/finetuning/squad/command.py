@@ -121,7 +121,7 @@ def _predict(args: argparse.Namespace) -> int:
     }
     write_json(args.out / "predictions.json", final)
     ranked = {each.id: each.ranked(with_null=squad.version == V2) for each in predictions}
-    nbest = {name: [each._asdict() for each in found] for name, found in ranked.items()}
+    nbest = {name: [each._asdict() for each in answers] for name, answers in ranked.items()}
     write_json(args.out / "nbest.json", nbest)
     answers = {each.id: each.answer for each in predictions}
     odds = {each.id: each.null_odds for each in predictions} if squad.version == V2 else None
@@ -133,11 +133,11 @@ def _predict(args: argparse.Namespace) -> int:
         spec = str(predictor.model.encoder.sentence_encoder.assembly.spec)
         # Named by its folder, because its file is checkpoint_last.pt.
         name = args.checkpoint.resolve().parent.name
-        found = build_record(squad, figures, name, args.checkpoint, spec)
-        found.write(args.out / "score.json")
+        record = build_record(squad, figures, name, args.checkpoint, spec)
+        record.write(args.out / "score.json")
         say(f"wrote {args.out / 'score.json'}")
         if args.json:
-            print(found.text())
+            print(record.text())
         else:
             print_figures(squad, figures)
     return 0

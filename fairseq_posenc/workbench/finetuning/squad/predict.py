@@ -100,10 +100,10 @@ def find_best_spans(window: Window, start: np.ndarray, end: np.ndarray) -> Windo
     lasts = np.lib.stride_tricks.sliding_window_view(padded, LONGEST)  # [S, LONGEST]
     sums = np.where(window.best, start[part], -np.inf)[:, None] + lasts
     order = np.argsort(-sums, axis=None, kind="stable")[:NBEST]
-    found = [(int(index) // LONGEST, int(index) % LONGEST) for index in order]
+    best = [(int(index) // LONGEST, int(index) % LONGEST) for index in order]
     spans = [
         Span(window.first + first, window.first + first + more, float(sums[first, more]))
-        for first, more in found
+        for first, more in best
         if np.isfinite(sums[first, more])
     ]
     return WindowSpans(spans, null)
@@ -196,12 +196,12 @@ class Predictor:
         scored: list[list[WindowSpans]] = [[] for _ in questions]
         with bar("squad predict", len(inputs), " windows") as shown:
             for batch in _batch_windows(inputs, max_tokens):
-                for item, found in zip(batch, self._score([item.window for item in batch])):
-                    scored[item.question].append(found)
+                for item, spans in zip(batch, self._score([item.window for item in batch])):
+                    scored[item.question].append(spans)
                 shown.update(len(batch))
         return [
-            combine_windows(each.id, each.context, self.encoder.context(each.context), found)
-            for each, found in zip(questions, scored)
+            combine_windows(each.id, each.context, self.encoder.context(each.context), spans)
+            for each, spans in zip(questions, scored)
         ]
 
     @torch.inference_mode()

@@ -26,7 +26,7 @@ class Scores(NamedTuple):
     """Scores of questions, by id."""
 
     exact: dict[str, float]  # 0 or 1
-    f1: dict[str, float]  # from 0 to 1
+    f1: dict[str, float]  # question -> F1 from 0 to 1
 
 
 def normalise(text: str) -> str:

@@ -28,7 +28,7 @@ from fairseq_posenc.workbench.running.stages import Stage, WorkItem
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.composing import compose_file
 
-WARM_UP = 0.06  # of all updates (RoBERTa, arXiv:1907.11692, table 10)
+WARM_UP = 0.06  # share of all updates (RoBERTa, arXiv:1907.11692, table 10)
 # Keeps hydra from writing a second log.
 _ONE_LOG = {
     "job_logging": {"handlers": {"file": {"delay": True}}, "root": {"handlers": ["console"]}}

@@ -168,9 +168,9 @@ def _locate_answer_in_windows(
         return [NO_ANSWER] * len(windows)
     for answer in question.answers:
         start = locate_answer(question.context, answer)
-        found = None if start is None else tokens.covering(start, start + len(answer.text))
-        if found is not None:
-            targets = [window.target(*found) for window in windows]
+        covering = None if start is None else tokens.covering(start, start + len(answer.text))
+        if covering is not None:
+            targets = [window.target(*covering) for window in windows]
             counts["answers_moved"] += start != answer.start
             counts["answers_in_no_window"] += all(target == NO_ANSWER for target in targets)
             return targets

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _refuse_without_gpu(command: list[str]) -> None:
     """Refuse fp16 without a GPU, on which fairseq ends in a stack trace."""
-    import torch  # which takes its time, and is not needed to read the options
+    import torch  # slow, and not needed to read the options
 
     if "--fp16" in command and "--cpu" not in command and not torch.cuda.is_available():
         raise UserError(

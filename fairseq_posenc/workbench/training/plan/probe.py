@@ -64,7 +64,7 @@ def read_training(words: Sequence[str]) -> PlannedTraining:
     return PlannedTraining(
         command=list(words),
         script=script,
-        max_update=given.max_update or None,  # 0 is no limit
+        max_update=given.max_update or None,  # 0: no limit
         max_epoch=given.max_epoch or None,
         save_dir=Path(given.save_dir),
         restores=given.restore_file is not None,

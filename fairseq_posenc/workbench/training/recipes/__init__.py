@@ -56,7 +56,7 @@ class Recipe(NamedTuple):
     init: str  # start of the weights: `random`, the name of a released model, or `not given`
     is_decbert: bool  # whether it is for DecBERT's models, which are chosen by name
     hardware: dict[str, Any]  # `gpus`, their `kind`, `hours` of a run, as far as they are given
-    warmup_epochs: Optional[int]  # of a schedule in epochs, until `max_epoch`; None for updates
+    warmup_epochs: Optional[int]  # for a schedule in epochs, until `max_epoch`; None for updates
     seeds: Sequence[int]  # random seeds, if the paper made several runs
     note: str  # source of the values of `not_given`
 

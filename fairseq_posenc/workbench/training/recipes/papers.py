@@ -167,8 +167,8 @@ def _name_evaluations(table: Entry) -> Iterator[str]:
     """Name what measures the figures of a table, as the page's last table has it."""
     columns = table["columns"].values()
     for split in ("dev", "test"):
-        found = {column["task"] for column in columns if column["split"] == split}
-        if tasks := [task for task in _GLUE if found & {task, f"{task}-m"}]:
+        tasks_measured = {column["task"] for column in columns if column["split"] == split}
+        if tasks := [task for task in _GLUE if tasks_measured & {task, f"{task}-m"}]:
             yield f"GLUE with `--protocol {table['source']} --tasks {','.join(tasks)}`"
     for version in ("1.1", "2.0"):
         if any(column["task"] == f"SQuAD{version}" for column in columns):

@@ -56,18 +56,18 @@ class Configuration(NamedTuple):
 
 def format_files(folder: Path, configurations: Mapping[str, Configuration]) -> dict[Path, str]:
     """Format the text of each file, by its name without ending, and of those that several share."""
-    found = {}
+    files = {}
     common: dict[str, dict[str, Any]] = {"": {}}
     for shared in {each.shared for each in configurations.values() if each.shared}:
         like = [each for each in configurations.values() if each.shared == shared]
         common[shared] = _shared_entries([each.options for each in like])
         head = [f"What several files have in common; they name it as `{shared}`."]
         whole = Configuration(head, common[shared], _shared_entries([each.notes for each in like]))
-        found[folder / f"{shared}.yaml"] = _format_yaml(whole, common[shared])
+        files[folder / f"{shared}.yaml"] = _format_yaml(whole, common[shared])
     for name, each in configurations.items():
         own = {key: v for key, v in each.options.items() if key not in common[each.shared]}
-        found[folder / f"{name}.yaml"] = _format_yaml(each, own)
-    return found
+        files[folder / f"{name}.yaml"] = _format_yaml(each, own)
+    return files
 
 
 def _shared_entries(mappings: list[Mapping[str, Any]]) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _find_section(option: str, options: Mapping[str, Any]) -> tuple[str, str]:
 
 _PLUGIN = {"user_dir": "fairseq_posenc", "data": MISSING}
 _NOT_GIVEN = "not in the paper"
-# Keys of the recipes that are no options of fairseq.
+# Keys of the recipes that are not options of fairseq.
 _NOT_OF_FAIRSEQ = {"seeds", "warmup_ratio", "doc_stride", "max_answer_length", "n_best"}
 _NOTE = "Made by `make docs` from the recipes."
 

@@ -84,10 +84,10 @@ def run(args: argparse.Namespace) -> int:
     if args.model and not recipe.is_decbert:
         raise UserError(f"{recipe.name} has no models to choose from: leave --model out")
     model = args.model or ("bert" if recipe.is_decbert else "")
-    found = RecipeTraining(recipe, args.encoding, args, model).runs
-    code = _run_all(found, args)
-    if not (code or args.dry_run) and len(found) > 1:
-        _print_best(found[0].folder.parent)
+    runs = RecipeTraining(recipe, args.encoding, args, model).runs
+    code = _run_all(runs, args)
+    if not (code or args.dry_run) and len(runs) > 1:
+        _print_best(runs[0].folder.parent)
     return code
 
 
@@ -115,15 +115,15 @@ def run_ablation(args: argparse.Namespace) -> int:
     """Train all models of an ablation; return the exit code."""
     ablation = recipes.load()["ablations"][args.name]
     recipe = recipes.build_recipe(ablation["recipe"])
-    found: list[TrainingRun] = []
+    runs: list[TrainingRun] = []
     for row in ablation["runs"]:
         directions = row.get("attention_directions", "both")
         model = recipes.find_model(directions) if recipe.is_decbert else ""
-        found += RecipeTraining(recipe, row["position_encoding"], args, model).runs
-    return _run_all(found, args)
+        runs += RecipeTraining(recipe, row["position_encoding"], args, model).runs
+    return _run_all(runs, args)
 
 
-def _run_all(found: list[TrainingRun], args: argparse.Namespace) -> int:
+def _run_all(runs: list[TrainingRun], args: argparse.Namespace) -> int:
     """Train all that are not done: as jobs of a cluster, or here, until one fails.
 
     Returns:
@@ -131,7 +131,7 @@ def _run_all(found: list[TrainingRun], args: argparse.Namespace) -> int:
     """
     cluster = parse_place(args)
     if args.dry_run:
-        for one in found:
+        for one in runs:
             print(shlex.join(one.command()))
         return 0
     if cluster and (args.nodes or args.head):
@@ -139,15 +139,15 @@ def _run_all(found: list[TrainingRun], args: argparse.Namespace) -> int:
             "--on slurm makes a job of one node of each training; over several nodes it is one job "
             "with train_scripts/slurm.sh"
         )
-    for one in found:
+    for one in runs:
         one.choose_start()  # a wrong one is an error before the first is trained
-    out = Path(os.path.commonpath([one.folder for one in found]))
+    out = Path(os.path.commonpath([one.folder for one in runs]))
     with signals_as_keyboard_interrupt():
         if cluster:
-            run_work_items([*map(_build_work_item, found)], out, cluster)
+            run_work_items([*map(_build_work_item, runs)], out, cluster)
             return 0
         refuse_jobs(out)
-        for one in found:
+        for one in runs:
             if one.is_done():
                 print(f"{one.folder}: the training is finished, and nothing was changed")
                 continue

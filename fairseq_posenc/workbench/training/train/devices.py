@@ -56,7 +56,7 @@ def choose_devices(args: Namespace, name: str) -> Devices:
 
 def _count_gpus(dry_run: bool) -> int:
     """Count the GPUs that torch sees; CUDA_VISIBLE_DEVICES chooses them."""
-    import torch  # which takes its time, and is not needed where the user says the number
+    import torch  # slow, and not needed where the user gives the number
 
     gpus = torch.cuda.device_count()
     if gpus == 0 and not dry_run:

@@ -24,8 +24,8 @@ def find_data(given: str) -> DataBins:
     """Find the data of a training: a data-bin, several joined by colons, or a folder of shards.
 
     Raises:
-        UserError: there is no such folder, or one that is no data-bin, not finished, or of another
-            dictionary than the first; or shards are missing.
+        UserError: there is no such folder, or one that is not a data-bin, not finished, or of
+            another dictionary than the first; or shards are missing.
     """
     if ":" in given and Path(given).is_dir():
         raise UserError(f"{given}: fairseq splits names at ':'; rename the folder")
@@ -47,7 +47,7 @@ def _check_data_bin(folder: Path, first: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
     if not any(folder.glob("dict*.txt")):
-        raise UserError(f"{folder} is no data-bin folder: it has no dict.txt")
+        raise UserError(f"{folder} is not a data-bin folder: it has no dict.txt")
     own, others = folder / "dict.txt", first / "dict.txt"
     if own.exists() and own.read_bytes() != others.read_bytes():
         raise UserError(f"{own} is not that of {first}: its numbers mean other tokens")

@@ -136,8 +136,8 @@ class TrainingRun(NamedTuple):
         """Count the updates behind its newest whole checkpoint."""
         from fairseq_posenc.checkpoints.recovery import newest_checkpoint  # imports torch
 
-        found = newest_checkpoint(self.folder)
-        return found.updates if found else 0
+        newest = newest_checkpoint(self.folder)
+        return newest.updates if newest else 0
 
     def begin(self) -> list[str]:
         """Claim the folder and build the command."""

@@ -25,8 +25,8 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel
 class LogProbDifference(NamedTuple):
     """The difference of the log probabilities of two models."""
 
-    largest: float  # of all symbols, in parts of the largest log probability
-    mean: float  # of all symbols, in nats
+    largest: float  # largest difference over all symbols, as a share of the largest log probability
+    mean: float  # mean difference over all symbols, in nats
 
 
 def export_to_ctranslate2(
@@ -99,13 +99,13 @@ def _compare_log_probs(
     place, end = str(folder), trained.stacks["decoder"].eos_idx
     if trained.family.name == "translation":
         translator = ctranslate2.Translator(place, inter_threads=1, intra_threads=1)
-        found = translator.score_batch(*written, max_input_length=0)
+        scored = translator.score_batch(*written, max_input_length=0)
     else:
         generator = ctranslate2.Generator(place, inter_threads=1, intra_threads=1)
         symbol = vocabularies[0][end]
         lines = [[symbol, *sentence, symbol] for sentence in written[0]]
-        found = generator.score_batch(lines, max_input_length=0)
-    theirs = torch.cat([torch.tensor(each.log_probs) for each in found])
+        scored = generator.score_batch(lines, max_input_length=0)
+    theirs = torch.cat([torch.tensor(each.log_probs) for each in scored])
     ours = torch.cat([_compute_log_probs(trained, end, *sentence) for sentence in zip(*sides)])
     apart = (ours - theirs).abs()
     return LogProbDifference(float(apart.max() / ours.abs().max()), float(apart.mean()))
@@ -126,5 +126,5 @@ def _compute_log_probs(trained: OpenModel, end: int, *sentence: list[int]) -> Te
     """Compute the log probabilities of a sentence's symbols, its end among them."""
     *source, target = sentence
     given = [torch.tensor([[*source[0], end]])] if source else []
-    found = compute_scores(trained.model, *given, torch.tensor([[end, *target]])).log_softmax(-1)[0]
-    return found.gather(1, torch.tensor([*target, end])[:, None])[:, 0]
+    scores = compute_scores(trained.model, *given, torch.tensor([[end, *target]]))[0]
+    return scores.log_softmax(-1).gather(1, torch.tensor([*target, end])[:, None])[:, 0]

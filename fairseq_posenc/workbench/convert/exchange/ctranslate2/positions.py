@@ -31,7 +31,7 @@ _WITHOUT_PLACE = {
     "key_table": "vectors that meet the keys",
     "gain": "factors of the dot product",
     "channel_gain": "factors of the dot product",
-    "pair_bias": "a bias that is no function of the distance alone",
+    "pair_bias": "a bias that is not a function of the distance alone",
     "product": "a product of scores",
     "first": "rows of their own for the first token",
     "temperature": "a temperature",
@@ -47,7 +47,7 @@ class PlacedPositions(NamedTuple):
     # `(max_positions, embed_dim)`, added to the token embeddings where the first layer's attention
     # has no positions of its own
     table: Tensor
-    attention: list[MultiHeadAttentionSpec]  # of each layer; only its positions are set
+    attention: list[MultiHeadAttentionSpec]  # one entry a layer, with nothing but positions set
     alibi: bool  # whether the scores of all layers have ALiBi's bias
 
 
@@ -131,10 +131,10 @@ def _compute_input_table(stack: Any, tokens: Tensor) -> Optional[Tensor]:
 
 def _find_common_bias(stack: Any, terms: Iterable[Terms]) -> Optional[Tensor]:
     """Find the bias by distance, ``(heads or 1, distances)``, of the layers that have one."""
-    found = [each.bias for each in terms if each.bias is not None]
-    if any(not torch.equal(found[0], other) for other in found[1:]):
+    biases = [each.bias for each in terms if each.bias is not None]
+    if any(not torch.equal(biases[0], other) for other in biases[1:]):
         _refuse(stack, "a bias in each layer", "and CTranslate2 adds that of the first to all")
-    return found[0] if found else None
+    return biases[0] if biases else None
 
 
 def _is_alibi(bias: Optional[Tensor], dims: Dims) -> bool:

@@ -52,7 +52,7 @@ print({joined})"""
 class TextSide(NamedTuple):
     """The source or the target: a dictionary and the tokenizer of its text."""
 
-    symbols: list[str]  # of the dictionary, in order, as the tokenizer writes them
+    symbols: list[str]  # the dictionary's symbols in order, as the tokenizer writes them
     file: str  # name of the tokenizer's file; "" for none
     usage: Usage
 
@@ -69,19 +69,19 @@ def write_tokenizers(trained: OpenModel, tokens: str | None, folder: Path) -> li
         UserError: the tokenization is not known, or a file cannot be read.
     """
     translates = trained.family.name == "translation"
-    found: list[TextSide] = []
+    sides: list[TextSide] = []
     for name, dictionary in trained.dictionaries.items():
         language = name.split(".")[1] if translates else ""
         tokenization = hf_tokenizer.find_tokenization(tokens, trained.data, language)
         if isinstance(tokenization, Path) and tokenization.is_file():
             shutil.copyfile(tokenization, folder / tokenization.name)
-            found.append(TextSide(list(dictionary.symbols), tokenization.name, _SENTENCEPIECE))
+            sides.append(TextSide(list(dictionary.symbols), tokenization.name, _SENTENCEPIECE))
         elif tokenization == "none":
-            found.append(TextSide(list(dictionary.symbols), "", _NO_TOKENIZER))
+            sides.append(TextSide(list(dictionary.symbols), "", _NO_TOKENIZER))
         else:
             file = f"tokenizer.{language}.json" if translates else "tokenizer.json"
-            found.append(_write_json(tokenization, dictionary, folder / file, trained.family.name))
-    return found
+            sides.append(_write_json(tokenization, dictionary, folder / file, trained.family.name))
+    return sides
 
 
 def _write_json(

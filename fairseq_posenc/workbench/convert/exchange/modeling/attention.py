@@ -61,7 +61,7 @@ class Attention(AttentionCore, nn.Module):
         if cache is not None:
             key, value, decay = self._extend_cache(cache, key, value, decay)
         src_len = shared.positions.tokens.size(1)
-        dropped = src_len - key.size(2)  # by a cache, as no query sees them
+        dropped = src_len - key.size(2)  # a cache drops what no query sees
         terms = self.terms(Span.from_lengths(query.size(2), src_len, x.device), shared)
         terms = terms.without_first_keys(dropped).with_decay(decay, self.num_heads)
         mask = shared.mask(self.direction).without_first_keys(dropped)

@@ -21,21 +21,21 @@ class StackConfig(NamedTuple):
     ffn_dim: int  # width of the feed-forward layers
     num_heads: int  # H
     num_layers: int  # number of layers
-    max_positions: int  # of the tables
+    max_positions: int  # rows of the position tables
     trained_on: int  # the length that the model was trained at
-    # of successive layers, repeated over the stack: the options of each encoding, by name
+    # name -> options of an encoding, for successive layers; repeated over the stack
     positions: list[dict[str, dict[str, Any]]]
     directions: list[str]  # what each layer sees: `both`, `lr` (up to the token) or `rl`
     causal: bool  # whether it is a decoder
     embed_scale: float  # factor of the token embeddings
-    activation: str  # of the feed-forward layers, as transformers calls it
+    activation: str  # transformers' name of the feed-forward layers' activation
     embedding_norm: bool  # whether embeddings are normed
     norm_before: bool  # whether each block norms its input, else its output
     final_norm: bool  # whether the output of the last layer is normed
     # width of the encoder's output that a decoder attends to, or None
     memory_dim: Optional[int] = None
-    dropout: float = 0.0  # of embeddings and of each block's output
-    attention_dropout: float = 0.0  # of attention weights
+    dropout: float = 0.0  # on embeddings and on each block's output
+    attention_dropout: float = 0.0  # on attention weights
     activation_dropout: float = 0.0  # inside the feed-forward layers
 
     def layer(self, number: int) -> dict[str, dict[str, Any]]:
@@ -54,7 +54,8 @@ class StackConfig(NamedTuple):
             self.embed_dim, self.num_heads, self.max_positions, self.causal, self.trained_on
         )
         layers = self.kinds if number is None else [self.layer(number)]
-        items: dict[str, tuple[str, dict[str, Any]]] = {}  # by the names of their modules
+        # module name -> name and options of an encoding
+        items: dict[str, tuple[str, dict[str, Any]]] = {}
         for layer in layers:
             for name, options in layer.items():
                 limit = ENCODINGS[name].drawn_from(options.items())
@@ -64,16 +65,16 @@ class StackConfig(NamedTuple):
                     continue
                 same = sum(name == other for other, _ in items.values())
                 items[f"{name}_{same + 1}" if same else name] = name, options
-        found = Encodings(
+        encodings = Encodings(
             {module: ENCODINGS[name](dims, **options) for module, (name, options) in items.items()}
         )
-        found.kinds = tuple(
+        encodings.kinds = tuple(
             tuple(module for module, (name, options) in items.items() if layer.get(name) == options)
             for layer in layers
         )
-        for encoding in found.as_list():
+        for encoding in encodings.as_list():
             encoding.reset_parameters()
-        return found
+        return encodings
 
 
 class PosencConfig(PretrainedConfig):

@@ -74,8 +74,8 @@ class PosencModel(PreTrainedModel):
     @property
     def stacks(self) -> dict[str, Stack]:
         """The encoder, the decoder, or both, by name."""
-        found = {name: getattr(self, name, None) for name in ("encoder", "decoder")}
-        return {name: stack for name, stack in found.items() if stack is not None}
+        stacks = {name: getattr(self, name, None) for name in ("encoder", "decoder")}
+        return {name: stack for name, stack in stacks.items() if stack is not None}
 
     def get_input_embeddings(self) -> nn.Module:
         """Get the token embeddings of a user's input."""
@@ -176,10 +176,10 @@ class PosencForMaskedLM(PosencModel):
         **kwargs: Any,
     ) -> MaskedLMOutput:
         """Compute scores ``(B, T, symbols)``; see :meth:`Stack.forward`."""
-        found = self.encoder(input_ids, attention_mask, **kwargs)
-        logits = self.lm_head(found.last_hidden_state, self.encoder.embed_tokens.weight)
+        output = self.encoder(input_ids, attention_mask, **kwargs)
+        logits = self.lm_head(output.last_hidden_state, self.encoder.embed_tokens.weight)
         loss = head_loss(logits, labels)
-        return MaskedLMOutput(loss, logits, found.hidden_states, found.attentions)
+        return MaskedLMOutput(loss, logits, output.hidden_states, output.attentions)
 
 
 class ClassificationHead(nn.Module):
@@ -211,14 +211,14 @@ class PosencForSequenceClassification(PosencModel):
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """Compute scores ``(B, classes)``; see :meth:`Stack.forward`."""
-        found = self.encoder(input_ids, attention_mask, **kwargs)
-        logits = self.classifier(found.last_hidden_state)
+        output = self.encoder(input_ids, attention_mask, **kwargs)
+        logits = self.classifier(output.last_hidden_state)
         loss = None
         if labels is not None and self.config.num_labels == 1:
             loss = F.mse_loss(logits.flatten().float(), labels.float())
         elif labels is not None:
             loss = head_loss(logits, labels)
-        return SequenceClassifierOutput(loss, logits, found.hidden_states, found.attentions)
+        return SequenceClassifierOutput(loss, logits, output.hidden_states, output.attentions)
 
 
 class PosencForQuestionAnswering(PosencModel):
@@ -237,16 +237,16 @@ class PosencForQuestionAnswering(PosencModel):
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput:
         """Compute two scores ``(B, T)``, -inf at padding; see :meth:`Stack.forward`."""
-        found = self.encoder(input_ids, attention_mask, **kwargs)
+        output = self.encoder(input_ids, attention_mask, **kwargs)
         padding = input_ids.eq(self.config.pad_token_id)
         if attention_mask is not None:
             padding = padding | attention_mask.eq(0)
-        scores = self.span_head(found.last_hidden_state, padding)
+        scores = self.span_head(output.last_hidden_state, padding)
         loss = None
         if start_positions is not None and end_positions is not None:
             targets = (start_positions, end_positions)
             loss = sum(F.cross_entropy(*each) for each in zip(scores, targets)) / 2
-        return QuestionAnsweringModelOutput(loss, *scores, found.hidden_states, found.attentions)
+        return QuestionAnsweringModelOutput(loss, *scores, output.hidden_states, output.attentions)
 
 
 class DecoderModel(PosencModel, GenerationMixin):
@@ -310,16 +310,16 @@ class PosencForCausalLM(DecoderModel):
         """Compute scores ``(B, T, symbols)``; see :meth:`Stack.forward`."""
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        found = self.decoder(
+        output = self.decoder(
             input_ids, attention_mask, prefix_ids, past_key_values=past_key_values, **kwargs
         )
-        logits = self.scores(found.last_hidden_state)
+        logits = self.scores(output.last_hidden_state)
         return CausalLMOutputWithCrossAttentions(
             loss=None if labels is None else head_loss(logits[:, :-1], labels[:, 1:]),
             logits=logits,
             past_key_values=past_key_values,
-            hidden_states=found.hidden_states,
-            attentions=found.attentions,
+            hidden_states=output.hidden_states,
+            attentions=output.attentions,
         )
 
 
@@ -369,7 +369,7 @@ class PosencForSeq2SeqLM(DecoderModel):
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
         padding = None if attention_mask is None else attention_mask.eq(0)
-        found = self.decoder(
+        output = self.decoder(
             decoder_input_ids,
             decoder_attention_mask,
             prefix_ids,
@@ -377,13 +377,13 @@ class PosencForSeq2SeqLM(DecoderModel):
             past_key_values,
             **kwargs,
         )
-        logits = self.scores(found.last_hidden_state)
+        logits = self.scores(output.last_hidden_state)
         return Seq2SeqLMOutput(
             loss=head_loss(logits, labels),
             logits=logits,
             past_key_values=past_key_values,
-            decoder_hidden_states=found.hidden_states,
-            decoder_attentions=found.attentions,
-            cross_attentions=found.cross_attentions,
+            decoder_hidden_states=output.hidden_states,
+            decoder_attentions=output.attentions,
+            cross_attentions=output.cross_attentions,
             encoder_last_hidden_state=encoder_outputs[0],
         )

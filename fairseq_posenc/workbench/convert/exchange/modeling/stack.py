@@ -50,13 +50,13 @@ class Layer(GradientCheckpointingLayer):
     ) -> tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
         """Compute ``(B, T, C)``, and the weights of both attentions."""
         common: tuple[Any, ...] = (shared, cache, need_weights)
-        found, weights = self.self_attn(self._norm_input(x, self.self_attn_layer_norm), *common)
-        x = self._add_output(x, found, self.self_attn_layer_norm)
+        attended, weights = self.self_attn(self._norm_input(x, self.self_attn_layer_norm), *common)
+        x = self._add_output(x, attended, self.self_attn_layer_norm)
         cross_weights = None
         if memory is not None:
             norm = self.encoder_attn_layer_norm
-            found, cross_weights = self.encoder_attn(self._norm_input(x, norm), *common, memory)
-            x = self._add_output(x, found, norm)
+            attended, cross_weights = self.encoder_attn(self._norm_input(x, norm), *common, memory)
+            x = self._add_output(x, attended, norm)
         inner = self.activation(self.fc1(self._norm_input(x, self.final_layer_norm)))
         x = self._add_output(x, self.fc2(self.activation_dropout(inner)), self.final_layer_norm)
         return x, weights, cross_weights
@@ -64,8 +64,8 @@ class Layer(GradientCheckpointingLayer):
     def _norm_input(self, x: Tensor, norm: nn.Module) -> Tensor:
         return norm(x) if self.norm_before else x
 
-    def _add_output(self, x: Tensor, found: Tensor, norm: nn.Module) -> Tensor:
-        x = x + self.dropout(found)
+    def _add_output(self, x: Tensor, output: Tensor, norm: nn.Module) -> Tensor:
+        x = x + self.dropout(output)
         return x if self.norm_before else norm(x)
 
 

@@ -11,7 +11,7 @@ from fairseq_posenc.workbench.experiments.probe.tasks.base import Example, regis
 _BASE = 5  # places of the circle, and the modulus of arithmetic
 _DIGITS = [str(digit) for digit in range(_BASE)]
 _STEPS = {"stay": 0, "right": 1, "left": -1}
-_WEIGHTS = (1, 8, 1)  # of writing, ignoring and reading: few writes are far back
+_WEIGHTS = (1, 8, 1)  # write, ignore, read: most steps ignore, so that the last write is far back
 _ACTIONS = ("push0", "push1", "pop")
 END = "."
 

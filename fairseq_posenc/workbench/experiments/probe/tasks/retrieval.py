@@ -21,10 +21,10 @@ _VARIABLES = [f"x{number}" for number in range(64)]
 _IS, _ASSIGN, _ASK = "is", ":=", "?"
 _HAYSTACK = [*_KEYS, *_VALUES, *_NOISE, _IS, _ASK]
 _NEEDLE = 3  # words of a needle
-_HOPS = 4  # of a chain of variables
+_HOPS = 4  # assignments in a chain of variables
 _MANY_KEYS = [f"k{number}" for number in range(256)]
 _QUERIES = 4
-_POWER, _PLACE = 0.01, 4  # of mqar: the exponent of its power law, and the words of a place
+_POWER, _PLACE = 0.01, 4  # mqar's exponent of the power law, and words a place
 
 
 @register([*_MANY_KEYS, *LETTERS, _ASK])

@@ -86,5 +86,5 @@ def indirect_indexing(chance: random.Random, length: int) -> Example:
     words = chance.sample(_WORDS, max(2, length))
     place = chance.randrange(len(words))
     near = range(max(0, place - _FARTHEST), min(len(words), place + _FARTHEST + 1))
-    found = chance.choice([other for other in near if other != place])
-    return [*words, ASK, words[place], f"{found - place:+}"], [words[found]]
+    asked = chance.choice([other for other in near if other != place])
+    return [*words, ASK, words[place], f"{asked - place:+}"], [words[asked]]
