@@ -115,7 +115,7 @@ class Spec(NamedTuple):
     def select_layers(self, layers: Sequence[int]) -> Spec:
         """Describe the stack that has only some of the layers."""
         return self._replace(
-            layers=_shortest_period([self.layers[i % len(self.layers)] for i in layers])
+            layers=_find_shortest_period([self.layers[i % len(self.layers)] for i in layers])
         )
 
     def split_layers(self) -> list[Spec]:
@@ -173,7 +173,7 @@ def parse(text: str) -> Spec:
     in_layers = [sorted(set(layer).difference(whole), key=_sort_key) for layer in layers]
     for layer in in_layers:
         _refuse_conflicts([*whole, *layer])
-    return Spec(tuple(whole), _shortest_period([tuple(layer) for layer in in_layers]))
+    return Spec(tuple(whole), _find_shortest_period([tuple(layer) for layer in in_layers]))
 
 
 def _parse_layer(part: str, text: str) -> list[Item]:
@@ -218,7 +218,7 @@ def name_modules(items: Iterable[Item]) -> dict[str, Item]:
     return named
 
 
-def _shortest_period(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+def _find_shortest_period(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """Find the shortest list of layers that gives this one when it is repeated."""
     size = len(layers)
     for period in range(1, size + 1):

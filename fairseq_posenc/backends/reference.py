@@ -61,9 +61,9 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tenso
     query, key = at_least_fp32(query), at_least_fp32(key)
     sizes = query.size(2), key.size(2), terms.first
     if query.size(2) == 1:
-        combined, table_terms = _single_query_terms(query, key, terms)
+        combined, table_terms = _compute_single_query_terms(query, key, terms)
     else:
-        combined, table_terms = _many_query_terms(query, key, terms, mask)
+        combined, table_terms = _compute_many_query_terms(query, key, terms, mask)
     if terms.gain is not None:
         combined = combined * expand_by_distance(at_least_fp32(terms.gain), *sizes)
     scale = score_scale(terms, query.size(-1))
@@ -83,7 +83,7 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tenso
     if terms.pair_bias is not None:
         combined = combined + at_least_fp32(terms.pair_bias)
     call = AttentionCall(query, key, key, terms, mask)
-    if (decay := _decay_by_pair(call)) is not None:
+    if (decay := _expand_decay(call)) is not None:
         combined = combined + decay.to(combined.dtype)
     temperature = call.temperature()
     return combined if temperature is None else combined * temperature[..., None]
@@ -109,7 +109,7 @@ def _count_positions(query: Tensor, content: Tensor, table: Tensor, mask: Mask) 
     return by_row.gather(-1, index) * (1 - part) + by_row.gather(-1, above) * part
 
 
-def _decay_by_pair(call: AttentionCall) -> Tensor | None:
+def _expand_decay(call: AttentionCall) -> Tensor | None:
     """Compute what forgetting adds to the scores, ``(B or 1, H, T, S)``, or None."""
     tgt_len, src_len = call.query.size(2), call.key.size(2)
     sides = [
@@ -123,7 +123,7 @@ def _decay_by_pair(call: AttentionCall) -> Tensor | None:
     return torch.where(is_later.triu(src_len - tgt_len), later, earlier)
 
 
-def _many_query_terms(
+def _compute_many_query_terms(
     query: Tensor, key: Tensor, terms: Terms, mask: Mask
 ) -> tuple[Tensor, list[Tensor]]:
     """Compute the content term and those of both tables, each ``(B, H, T, S)``."""
@@ -151,8 +151,10 @@ def _many_query_terms(
     return content, table_terms
 
 
-def _single_query_terms(query: Tensor, key: Tensor, terms: Terms) -> tuple[Tensor, list[Tensor]]:
-    """Compute the same as :func:`_many_query_terms`, where T is 1."""
+def _compute_single_query_terms(
+    query: Tensor, key: Tensor, terms: Terms
+) -> tuple[Tensor, list[Tensor]]:
+    """Compute the same as :func:`_compute_many_query_terms`, where T is 1."""
     by_key, with_content = terms.key_table, query
     plain_sum = terms.first is None and not terms.multiplies
     if by_key is not None and by_key.stride(1) == 0 and plain_sum:
@@ -161,14 +163,14 @@ def _single_query_terms(query: Tensor, key: Tensor, terms: Terms) -> tuple[Tenso
     if terms.channel_gain is None:
         content = with_content @ key.transpose(-1, -2)  # [B, H, 1, S]
     else:
-        gain = _single_query_rows(terms.channel_gain, terms, key.size(2))
+        gain = _select_single_query_rows(terms.channel_gain, terms, key.size(2))
         content = (query * gain * key).sum(-1).unsqueeze(2)  # [B, H, 1, S]
     table_terms = []
     if terms.query_table is not None:
-        rows = _single_query_rows(terms.query_table, terms, key.size(2))
+        rows = _select_single_query_rows(terms.query_table, terms, key.size(2))
         table_terms.append(_multiply_single(query, rows))
     if by_key is not None:
-        rows = _single_query_rows(by_key, terms, key.size(2))
+        rows = _select_single_query_rows(by_key, terms, key.size(2))
         table_terms.append((key * rows).sum(-1).unsqueeze(2))  # [B, H, 1, S]
     return content, table_terms
 
@@ -202,7 +204,7 @@ def _gather_value_table(weights: Tensor, terms: Terms, mask: Mask) -> Tensor:
     assert terms.value_table is not None
     tgt_len, src_len = weights.shape[2:]
     if tgt_len == 1:
-        return weights @ _single_query_rows(terms.value_table, terms, src_len)
+        return weights @ _select_single_query_rows(terms.value_table, terms, src_len)
     index = row_index(terms, tgt_len, src_len, weights.device, mask)
     table = at_least_fp32(terms.value_table)
     summed = weights.new_zeros(*weights.shape[:3], table.size(1))
@@ -227,7 +229,7 @@ def _multiply_single(query: Tensor, rows: Tensor) -> Tensor:
     return by_head.transpose(0, 1).unsqueeze(2)  # [B, H, 1, S]
 
 
-def _single_query_rows(table: Tensor, terms: Terms, src_len: int) -> Tensor:
+def _select_single_query_rows(table: Tensor, terms: Terms, src_len: int) -> Tensor:
     """Select the rows of ``(G, R, D)`` at a single query's keys, ``(1 or B, G, S, D)``."""
     table = at_least_fp32(table)[None, :, None]  # [1, G, 1, R, D]
     rows = table[:, :, :, :src_len]  # [1, G, 1, S, D]

@@ -18,8 +18,8 @@ _OTHER_PARAMETERS = "loaded state dict "  # how messages of torch's optimizers b
 _BARE = "Neither args nor cfg exist"
 # Modules that the extra `fairseq` installs; the library works without them.
 _EXTRA = {
-    *("argcomplete", "fairseq", "fairseq_cli", "hydra", "omegaconf", "regex", "sacrebleu", "scipy"),
-    *("sentencepiece", "tiktoken", "tqdm", "zstandard"),
+    *("argcomplete", "fairseq", "fairseq_cli", "hydra", "markdown", "omegaconf", "regex"),
+    *("sacrebleu", "scipy", "sentencepiece", "tiktoken", "tqdm", "zstandard"),
 }
 # The functions of fairseq that read checkpoints, and their local variable with the path.
 _OPENS = "load_checkpoint_to_cpu"  # any error in it, or below it, is the file's fault

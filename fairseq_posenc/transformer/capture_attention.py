@@ -44,12 +44,12 @@ def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[Captured
     """
     seen: list[CapturedAttention] = []
     with ExitStack() as hooks:
-        hooks.enter_context(_without_fused_calls(model))
+        hooks.enter_context(_forbid_fused_calls(model))
         for name, module in model.named_modules():
             place = _NAME.search(name)
             if place and isinstance(module, MultiheadAttention):
                 before = module.register_forward_pre_hook(_request_weights, with_kwargs=True)
-                after = module.register_forward_hook(_record_into(place, seen), with_kwargs=True)
+                after = module.register_forward_hook(_build_hook(place, seen), with_kwargs=True)
                 hooks.callback(before.remove)
                 hooks.callback(after.remove)
         run()
@@ -62,7 +62,7 @@ def _request_weights(
     return args, {**kwargs, "need_weights": True, "need_head_weights": True}
 
 
-def _record_into(place: re.Match[str], seen: list[CapturedAttention]) -> Hook:
+def _build_hook(place: re.Match[str], seen: list[CapturedAttention]) -> Hook:
     def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         weights = out[1].transpose(0, 1)  # [H, B, T, S] -> [B, H, T, S]
         parts = _split_scores(module, kwargs["query"], kwargs["key"])
@@ -96,7 +96,7 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
 
 
 @contextmanager
-def _without_fused_calls(model: nn.Module) -> Iterator[None]:
+def _forbid_fused_calls(model: nn.Module) -> Iterator[None]:
     """Keep fairseq's own modules from torch's single calls.
 
     That for a layer has no weights, and that for its attention only their mean over the heads.

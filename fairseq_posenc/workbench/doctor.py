@@ -40,13 +40,13 @@ def run(args: argparse.Namespace) -> int:
     print(f"fairseq-posenc {__version__}\n")
     marks = {True: "ok", None: "-", False: "FAILED"}
     healthy = True
-    for finding in findings():
+    for finding in collect_findings():
         print(f"{finding.subject:<20} {marks[finding.works]:<7} {finding.text}", flush=True)
         healthy = healthy and finding.works is not False
     return 0 if healthy else 1
 
 
-def findings() -> Iterator[Finding]:
+def collect_findings() -> Iterator[Finding]:
     """Look at one thing after the other; the self-test comes last."""
     yield Finding("Python", True, platform.python_version())
     yield Finding("torch", True, torch.__version__)

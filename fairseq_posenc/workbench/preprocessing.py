@@ -18,10 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("program", choices=programs, metavar="KIND", help=what)
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help="options of KIND")
     width = max(map(len, programs))
-    parser.epilog = "\n".join(f"  {name:<{width}}  {_summary(name)}" for name in programs)
+    parser.epilog = "\n".join(f"  {name:<{width}}  {_summarise(name)}" for name in programs)
 
 
-def _summary(program: str) -> str:
+def _summarise(program: str) -> str:
     """Read the first line of a program's docstring."""
     source = (FOLDER / f"{program}.py").read_text(encoding="utf-8")
     return source.partition('"""')[2].partition("\n")[0].removesuffix('"""')

@@ -18,7 +18,7 @@ from fairseq_posenc.workbench import doctor
 
 
 def by_subject() -> dict[str, doctor.Finding]:
-    return {finding.subject: finding for finding in doctor.findings()}
+    return {finding.subject: finding for finding in doctor.collect_findings()}
 
 
 def test_report_names_everything_and_succeeds(capsys):

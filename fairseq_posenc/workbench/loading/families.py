@@ -78,11 +78,11 @@ def defaults(arch: str, task: str) -> dict[str, Any]:
 
     That of the model is a dictionary for the families that have a dataclass, else a namespace.
     """
-    return dict(_defaults(arch, task))
+    return dict(_build_defaults(arch, task))
 
 
 @cache
-def _defaults(arch: str, task: str) -> dict[str, Any]:
+def _build_defaults(arch: str, task: str) -> dict[str, Any]:
     words = [".", "--task", task, "--arch", arch]
     if task == "translation":
         words += ["--source-lang", "src", "--target-lang", "tgt"]

@@ -168,11 +168,11 @@ def _draw_difference(args: argparse.Namespace) -> Any:
     path, other = args.checkpoint
     if args.text:
         (maps, title), (others, _) = (_select_maps(args, each) for each in (path, other))
-        title = f"{title} less {_short_path(other)}"
+        title = f"{title} less {_shorten_path(other)}"
         return attention.draw_attention(maps.subtract(others), title, signed=True)
     ours, theirs = (_choose_from_checkpoint(args, each) for each in (path, other))
     less = tables.subtract_tables(ours.collect_tables(), theirs.collect_tables())
-    return tables.draw_tables(less, f"{ours.name} less {_short_path(other)}")
+    return tables.draw_tables(less, f"{ours.name} less {_shorten_path(other)}")
 
 
 KINDS = {
@@ -216,7 +216,7 @@ def _find_subject(args: argparse.Namespace) -> Subject:
 
 def _choose_from_checkpoint(args: argparse.Namespace, path: Path) -> Subject:
     stack, model = _import_trained().open_stack(path, args.data, args.stack)
-    return _choose(args, stack, model, f"{stack.spec} in {_short_path(path)}")
+    return _choose(args, stack, model, f"{stack.spec} in {_shorten_path(path)}")
 
 
 def _choose(args: argparse.Namespace, stack: PlottedStack, model: Any, name: str) -> Subject:
@@ -230,7 +230,7 @@ def _select_maps(args: argparse.Namespace, path: Path) -> tuple[attention.Maps, 
     kind, seen, queries, keys = _import_trained().attention_to_text(
         path, args.data, args.text, args.target, args.stack
     )
-    name = _short_path(path)
+    name = _shorten_path(path)
     layers = choose_numbers(args.layer, len(seen), "layer", name)
     heads = choose_numbers(args.head, seen[0].weights.size(1), "head", name)
     return attention.select_maps(seen, layers, heads, queries, keys), f"{kind} attention in {name}"
@@ -243,6 +243,6 @@ def _import_trained() -> Any:
     return trained
 
 
-def _short_path(path: Path) -> str:
+def _shorten_path(path: Path) -> str:
     """Name a file in a title, with the folders that distinguish trainings."""
     return "/".join(path.resolve().parts[-3:])

@@ -39,7 +39,7 @@ STAGES_NOTE = (
 )
 
 
-def all_tables(trainings: Trainings) -> str:
+def format_all_tables(trainings: Trainings) -> str:
     """Format all tables, and name the losses that are NaN or infinite."""
     curves = _number_seeds(trainings)
     parts = [_format_best(curves), *_format_epochs(trainings), *_format_seeds(trainings)]
@@ -56,7 +56,7 @@ def _number_seeds(trainings: Trainings) -> dict[str, Curve]:
     }
 
 
-def figures(trainings: Trainings) -> dict[str, list[Row]]:
+def collect_figures(trainings: Trainings) -> dict[str, list[Row]]:
     """Collect the figures of all tables for the record."""
     curves = _number_seeds(trainings)
     return {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.reports.curve_tables import all_tables, figures
+from fairseq_posenc.workbench.reports.curve_tables import collect_figures, format_all_tables
 from fairseq_posenc.workbench.results import intervals, learning_curves
 from fairseq_posenc.workbench.results.markdown import plain
 from fairseq_posenc.workbench.results.pictures import can_draw
@@ -48,9 +48,9 @@ def run(args: argparse.Namespace) -> int:
     logs = _parse_logs(args.logs)
     trainings = {name: [_read_curve(name, log) for log in each] for name, each in logs.items()}
     make_folder(args.out)
-    text = all_tables(trainings)
+    text = format_all_tables(trainings)
     data = {name: ",".join(map(str, each)) for name, each in logs.items()}
-    record = Record("curves", figures(trainings), data, command=own_command())
+    record = Record("curves", collect_figures(trainings), data, command=own_command())
     record.write(args.out / RECORD)
     print(record.text() if args.json else text)
     pictures = {

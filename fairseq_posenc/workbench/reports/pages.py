@@ -35,8 +35,8 @@ def run(args: argparse.Namespace) -> int:
     folder = args.root / "docs" / "encodings"
     overview = folder / "README.md"
     texts = {overview: markdown.fill_page(overview, START, f"\n{format_table()}\n", END)}
-    texts[args.root / "docs" / "papers.md"] = papers.page()
-    texts[args.root / "docs" / "choose.md"] = choosing.page(args.root / "docs" / "choose.md")
+    texts[args.root / "docs" / "papers.md"] = papers.format_page()
+    texts[args.root / "docs" / "choose.md"] = choosing.fill_page(args.root / "docs" / "choose.md")
     texts.update(yaml_files.format_all_files(args.root))
     texts.update({folder / f"{name}.md": format_page(name) for name in registry.names()})
     if args.check:
@@ -89,7 +89,7 @@ def format_page(name: str) -> str:
     shown = "trained tables" if _find_terms(name) == {"values"} else "score against distance"
     lines += [markdown.table(("", ""), rows.items(), "l"), ""]
     lines += [f"![{shown} with {name}]({name}.png)", ""]
-    if measures := choosing.card(name):
+    if measures := choosing.format_card(name):
         lines += [
             f"Small models, 95 % intervals over seeds ([how](../choose.md)):\n\n{measures}",
             "",

@@ -61,7 +61,7 @@ def compare(one: Values, other: Values, scale: Scale = PERPLEXITY) -> PairedDiff
     pairs = [(scale.apply(one[s]), scale.apply(other[s])) for s in one.keys() & other.keys()]
     changes = [a - b for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
     change = interval(changes or [math.nan])
-    return PairedDifference("", "", len(changes), change, _p_value(changes))
+    return PairedDifference("", "", len(changes), change, _compute_p_value(changes))
 
 
 def compare_all(samples: Mapping[str, Values]) -> list[PairedDifference]:
@@ -142,7 +142,7 @@ def explain_few_seeds(seeds: int) -> Optional[str]:
     )
 
 
-def _p_value(changes: Sequence[float]) -> float:
+def _compute_p_value(changes: Sequence[float]) -> float:
     if len(changes) < LEAST_SEEDS:
         return math.nan
     mean, deviation = statistics.fmean(changes), statistics.stdev(changes)

@@ -107,7 +107,7 @@ def fit_segments(points: Sequence[tuple[int, float]]) -> list[Segment]:
         return []
     updates, losses = np.array(points, dtype=float).T
     noise = max(np.median(np.abs(np.diff(losses, 2))) / (0.6745 * math.sqrt(6)), _DIGITS)
-    cuts = _best_cuts(updates - updates.mean(), (losses - losses.mean()) / noise)
+    cuts = _find_best_cuts(updates - updates.mean(), (losses - losses.mean()) / noise)
     segments = []
     for begin, end in zip(cuts, cuts[1:]):
         slope, height = map(float, np.polyfit(updates[begin:end], losses[begin:end], 1))
@@ -116,7 +116,7 @@ def fit_segments(points: Sequence[tuple[int, float]]) -> list[Segment]:
     return segments
 
 
-def _best_cuts(x: np.ndarray, y: np.ndarray) -> list[int]:
+def _find_best_cuts(x: np.ndarray, y: np.ndarray) -> list[int]:
     """Find where to cut lines of noise 1 into straight pieces, with both ends."""
     lines = len(x)
     sums = np.pad(np.cumsum([x, y, x * x, x * y, y * y], axis=1), ((0, 0), (1, 0)))
@@ -124,7 +124,7 @@ def _best_cuts(x: np.ndarray, y: np.ndarray) -> list[int]:
     least[0] = 0
     for end in range(SHORTEST, lines + 1):
         begins = np.arange(end - SHORTEST + 1)
-        costs = least[begins] + _errors(sums[:, end, None] - sums[:, begins], end - begins)
+        costs = least[begins] + _compute_errors(sums[:, end, None] - sums[:, begins], end - begins)
         begin_of[end] = int(costs.argmin())
         least[end] = costs[begin_of[end]] + 3 * math.log(lines)
     cuts = [lines]
@@ -133,7 +133,7 @@ def _best_cuts(x: np.ndarray, y: np.ndarray) -> list[int]:
     return cuts[::-1]
 
 
-def _errors(sums: np.ndarray, lines: np.ndarray) -> np.ndarray:
+def _compute_errors(sums: np.ndarray, lines: np.ndarray) -> np.ndarray:
     """Compute the squared errors of the best lines, from sums of x, y, xx, xy and yy."""
     x, y, xx, xy, yy = sums
     left = yy - y * y / lines - (xy - x * y / lines) ** 2 / (xx - x * x / lines)

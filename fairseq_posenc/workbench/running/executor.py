@@ -258,7 +258,7 @@ class _SlurmJob:
         """
         from submitit.helpers import DelayedSubmission
 
-        if _time_left() < self._notice + _EARLY:
+        if _ask_time_left() < self._notice + _EARLY:
             reached = self._item.progress()
             if reached == self._reached:
                 raise UserError("came no further in all its time; give it more, with time=")
@@ -266,7 +266,7 @@ class _SlurmJob:
         return DelayedSubmission(self)
 
 
-def _time_left() -> float:
+def _ask_time_left() -> float:
     """Ask for the seconds until the time of this job is up; 0 where Slurm does not say."""
     command = ["squeue", "--noheader", "--format=%e", f"--jobs={os.environ['SLURM_JOB_ID']}"]
     end = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -143,7 +143,7 @@ def test_candidates_are_those_with_the_best_figures_then_those_of_one_seed(resul
     ],
 )
 def test_a_card_says_for_what_to_take_an_encoding(results, name, advice):
-    assert page.card(name).startswith(f"{advice}\n\n| figure | {name} |")
+    assert page.format_card(name).startswith(f"{advice}\n\n| figure | {name} |")
 
 
 def test_of_bleu_the_highest_is_best(results):
@@ -270,7 +270,7 @@ def test_the_tables_have_every_encoding_that_was_measured_in_a_family(family):
 def test_a_page_without_a_place_is_an_error(tmp_path):
     (tmp_path / "choose.md").write_text("nothing")
     with pytest.raises(UserError, match="has no line"):
-        page.page(tmp_path / "choose.md")
+        page.fill_page(tmp_path / "choose.md")
 
 
 def test_a_column_ranks_no_number_last():

@@ -478,7 +478,7 @@ class TestReport:
 
     def test_tables_sentences_picture_and_record(self, tmp_path):
         found = made_up(tmp_path)
-        text = report.tables(found)
+        text = report.format_tables(found)
         assert (
             "| `rope` | 0.45 (0.45 to 0.45) | 0.00 (0.00 to 0.00) | 0.30 (0.30 to 0.30) |" in text
         )
@@ -512,7 +512,7 @@ class TestReport:
     def test_without_longer_questions_there_are_no_ranks(self, tmp_path):
         found = made_up(tmp_path)
         short = TaskResults(settings(tmp_path, lengths=(20, 40)), found.outcomes)
-        assert "rank" not in report.tables(short)
+        assert "rank" not in report.format_tables(short)
         assert report.build_record(short).figures["ranks"] == []
 
     def test_shares_are_read_from_the_log(self):

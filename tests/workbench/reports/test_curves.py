@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_posenc.workbench.cli import main
-from fairseq_posenc.workbench.reports.curve_tables import all_tables
+from fairseq_posenc.workbench.reports.curve_tables import format_all_tables
 from fairseq_posenc.workbench.results import learning_curves
 from fairseq_posenc.workbench.results.loss_stages import find_stages, fit_segments, smooth_losses
 from fairseq_posenc.workbench.results.record import read
@@ -316,7 +316,9 @@ def test_who_reaches_the_other_perplexity_when():
             0.0,
         )
 
-    text = all_tables({"bert": [curve(3.6, 3.55, 3.5, 3.48)], "diff": [curve(3.55, 3.48, 3.45)]})
+    text = format_all_tables(
+        {"bert": [curve(3.6, 3.55, 3.5, 3.48)], "diff": [curve(3.55, 3.48, 3.45)]}
+    )
     assert "| 2 | 3.55 | 3.48 |\n" in text
     assert "| 4 | 3.48 | - |\n" in text
     assert (

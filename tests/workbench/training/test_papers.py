@@ -32,7 +32,7 @@ ROWS = [
     for name, key in TABLES.items()
     for row in DATA["reported"][key]["rows"]
 ]
-PAGE = papers.page()
+PAGE = papers.format_page()
 PICTURES = [shlex.split(each["command"]) for each in DATA["pictures"]]
 CORNERS = [(0, 10.8), (10, 6.9), (80, 6.1), (100, 3.2), (160, 2.6)]
 # A training loss with a plateau and a dive.

@@ -68,7 +68,7 @@ def write_graph(trained: OpenModel, folder: Path) -> tuple[tuple[str, ...], floa
     model = _Encoder(_build_model(trained), names).eval()
     example = torch.full(_EXAMPLE, 4), torch.ones(_EXAMPLE, dtype=torch.long)
     sizes = {dim: torch.export.Dim.DYNAMIC for dim in (0, 1)}
-    with _report_in_one_line(trained):
+    with _shorten_errors(trained):
         program: Any = torch.onnx.export(
             model,
             example,
@@ -102,7 +102,7 @@ def _build_model(trained: OpenModel) -> nn.Module:
 
 
 @contextlib.contextmanager
-def _report_in_one_line(trained: OpenModel) -> Iterator[None]:
+def _shorten_errors(trained: OpenModel) -> Iterator[None]:
     """Raise a UserError of one line if a model cannot become a graph: torch fills a page."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

@@ -177,7 +177,7 @@ def build_standalone(title: str, wanted: Iterable[Symbol]) -> str:
     counts = Counter([symbol.name for symbol in taken])
     names = {each: _make_distinct(each) for each in taken if counts[each.name] > 1}
     parts = ["\n".join([f'"""{title}"""\n', "from __future__ import annotations\n", *imports])]
-    for source in _modules_in_order(taken):
+    for source in _sort_modules(taken):
         parts.append(f"{_RULE}\n# {source.title}\n{_RULE}")
         parts += source.write_definitions(
             [each.name for each in taken if each.module == source.name], names
@@ -203,7 +203,7 @@ def _collect_needed(first: list[Symbol]) -> tuple[dict[Symbol, list[Symbol]], li
     return taken, [_format_import(source, outside[source]) for source in sorted(outside)]
 
 
-def _modules_in_order(taken: dict[Symbol, list[Symbol]]) -> list[Module]:
+def _sort_modules(taken: dict[Symbol, list[Symbol]]) -> list[Module]:
     """Sort the modules of symbols, each after those that it needs."""
     needs: dict[str, list[str]] = {symbol.module: [] for symbol in taken}
     for symbol, named in taken.items():

@@ -98,7 +98,10 @@ def _describe_equality(source: Pretrained, new: NewModel) -> str:
     old = build_new_model(Choice().fill_from(source), source, seed=1)
     transfer_weights(source, old.model, None)
     stacks = zip(list_stacks(old.model), list_stacks(new.model))
-    if any(_without_layouts(one) != _without_layouts(other) for (_, one), (_, other) in stacks):
+    if any(
+        _describe_without_layouts(one) != _describe_without_layouts(other)
+        for (_, one), (_, other) in stacks
+    ):
         return ""
     one, other = (partial(compute_scores, x.model.float().eval()) for x in (old, new))
     difference = largest_difference(old.model, one, other)
@@ -110,7 +113,7 @@ def _describe_equality(source: Pretrained, new: NewModel) -> str:
     return f"; on random sentences all scores are equal to {difference:.0e} of the largest one"
 
 
-def _without_layouts(stack: Any) -> str:
+def _describe_without_layouts(stack: Any) -> str:
     """Describe what a stack's weights are for, whatever the layout of its rotation."""
     return str(stack.identity._replace(positions=str(with_default_layouts(stack.assembly.spec))))
 

@@ -73,7 +73,9 @@ def answer_question(question: ChooseQuestion) -> str:
         "",
         f"To know it for your text, {_advise_training(question)}",
     ]
-    return "\n".join([*lines, "", page.table(question.family, [best, *same, *behind, *unread])])
+    return "\n".join(
+        [*lines, "", page.format_table(question.family, [best, *same, *behind, *unread])]
+    )
 
 
 def choose_candidates(question: ChooseQuestion) -> list[str]:

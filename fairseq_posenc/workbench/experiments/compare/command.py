@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(written.text())
     else:
-        print("\n".join([report.format_table(results), "", *report.conclusions(results)]))
+        print("\n".join([report.format_table(results), "", *report.list_conclusions(results)]))
     say(f"report: {path}, and as a page {path.with_name(report.PAGE)}")
     return 0
 

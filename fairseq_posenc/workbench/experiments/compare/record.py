@@ -58,10 +58,12 @@ def build_record(results: TextResults) -> Record:
         for each in compare_all(able)
     ]
     figures = {"models": models, "differences": differences, "trainings": trainings}
-    return Record("compare", figures, {**_shared(settings), **results.data}, command=own_command())
+    return Record(
+        "compare", figures, {**_collect_shared(settings), **results.data}, command=own_command()
+    )
 
 
-def _shared(settings: TextSettings) -> dict[str, Any]:
+def _collect_shared(settings: TextSettings) -> dict[str, Any]:
     """Name what all trainings of a comparison share."""
     return {
         "family": settings.family,
@@ -90,7 +92,7 @@ def refuse_to_lose_report(settings: TextSettings) -> None:
 
 
 def _list_lost_figures(old: Record, settings: TextSettings) -> Iterator[str]:
-    for name, value in _shared(settings).items():
+    for name, value in _collect_shared(settings).items():
         if old.data.get(name, value) != value:
             yield f"{name.replace('_', ' ')} {old.data[name]!r}"
     for row in old.rows:

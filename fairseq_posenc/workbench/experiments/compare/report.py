@@ -48,7 +48,7 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
         "may start later, and the order may change.",
         f"![Learning curves: validation perplexity over updates]({PICTURE})" if drawn else "",
         "## What follows from the figures",
-        "\n".join(f"- {sentence}" for sentence in conclusions(results)),
+        "\n".join(f"- {sentence}" for sentence in list_conclusions(results)),
         f"{RULE} All sentences are computed from the figures by fixed rules.",
         _explain_figures(results.settings),
         "## Commands",
@@ -61,7 +61,7 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
     return path
 
 
-def conclusions(results: TextResults) -> list[str]:
+def list_conclusions(results: TextResults) -> list[str]:
     """Say what follows from the figures, or that trainings are missing."""
     if results.missing:
         return ["Differences are judged when all trainings are finished."]

@@ -114,12 +114,12 @@ def at_trained_length(family: str) -> Optional[Column]:
             _bleu(record, greedy=False),
             [row for row in record.rows if row["beam"] != 1],
         )
-        seeds = _by_seed(rows, "system", "training", "BLEU")
+        seeds = _group_by_seed(rows, "system", "training", "BLEU")
         return Column("BLEU", MAIN_RECORD[family], 2, figures, True, seeds, _BLEU)
-    source, (figures, seeds) = MAIN_RECORD[family], _perplexities(record)
+    source, (figures, seeds) = MAIN_RECORD[family], _read_perplexities(record)
     if more := _read_record(NEWER_RECORD[family]):
         source = f"{source}, {NEWER_RECORD[family]}"
-        newer, newer_seeds = _perplexities(more)
+        newer, newer_seeds = _read_perplexities(more)
         figures, seeds = {**newer, **figures}, {**newer_seeds, **seeds}
     return Column("perplexity", source, 2, figures, by_seed=seeds)
 
@@ -130,9 +130,9 @@ def on_another_text(family: str) -> list[Column]:
     for text, name, lengths in ANOTHER_TEXT.get(family, ()):
         if (record := _read_record(name)) is None:
             continue
-        figures, seeds = _perplexities(record)
+        figures, seeds = _read_perplexities(record)
         columns.append(Column(f"perplexity on {text}", name, 2, figures, by_seed=seeds))
-        times = max(_perplexities_by_multiple(lengths), default=0)
+        times = max(_read_perplexities_by_multiple(lengths), default=0)
         if times and (further := at_multiple(family, times, lengths)):
             columns.append(further._replace(title=f"{text}, {times} times the length"))
     return columns
@@ -148,20 +148,20 @@ def fine_tuned(family: str) -> list[Column]:
         for task in tasks:
             rows = [row for row in record.rows if row["task"] == task]
             runs = [run for run in record.figures["runs"] if run["task"] == task]
-            scores = {str(row["model"]): _interval(row, "score") for row in rows}
+            scores = {str(row["model"]): _read_interval(row, "score") for row in rows}
             label = f"mean of {', '.join(tasks[:-1])}" if task == "mean" else task
             title = "GLUE: " + ", ".join(filter(None, (label, runs[0]["metric"])))
-            seeds = _by_seed(runs, "model", "seed", "score")
+            seeds = _group_by_seed(runs, "model", "seed", "score")
             columns.append(Column(title, name, 1, scores, True, seeds, _SCORE))
     return columns
 
 
-def _perplexities(record: Record) -> tuple[dict[str, Interval], dict[str, dict[int, float]]]:
+def _read_perplexities(record: Record) -> tuple[dict[str, Interval], dict[str, dict[int, float]]]:
     """Read the perplexities at the best learning rates: over the seeds, and by seed."""
-    figures = {str(row["model"]): _interval(row, "perplexity") for row in record.rows}
+    figures = {str(row["model"]): _read_interval(row, "perplexity") for row in record.rows}
     rates = {row["model"]: row["lr"] for row in record.rows}
     rows = [row for row in record.figures["trainings"] if row["lr"] == rates[row["model"]]]
-    return figures, _by_seed(rows, "model", "seed", "perplexity")
+    return figures, _group_by_seed(rows, "model", "seed", "perplexity")
 
 
 def setting(family: str) -> Optional[Setting]:
@@ -187,7 +187,9 @@ def setting(family: str) -> Optional[Setting]:
     return Setting(models, trained, trained * max(multiples(family), default=1))
 
 
-def _by_seed(rows: Iterable[Row], name: str, seed: str, figure: str) -> dict[str, dict[int, float]]:
+def _group_by_seed(
+    rows: Iterable[Row], name: str, seed: str, figure: str
+) -> dict[str, dict[int, float]]:
     by_seed: dict[str, dict[int, float]] = defaultdict(dict)
     for row in rows:
         by_seed[row[name]][row[seed]] = math.nan if row[figure] is None else row[figure]
@@ -200,7 +202,7 @@ def at_multiple(family: str, times: int, records: Optional[str] = None) -> Optio
     ``records`` is another pattern of files than the family's.
     """
     source = records or LENGTH_RECORDS.get(family)
-    values_of = _perplexities_by_multiple(source).get(times, {})
+    values_of = _read_perplexities_by_multiple(source).get(times, {})
     figures = {name: interval_of_perplexity(values) for name, values in values_of.items()}
     seeds = {name: dict(enumerate(values)) for name, values in values_of.items()}
     title = f"perplexity at {times} times the length of training"
@@ -209,13 +211,13 @@ def at_multiple(family: str, times: int, records: Optional[str] = None) -> Optio
 
 def multiples(family: str) -> list[int]:
     """List the multiples of the length of training at which models were evaluated."""
-    return sorted(_perplexities_by_multiple(LENGTH_RECORDS.get(family)))
+    return sorted(_read_perplexities_by_multiple(LENGTH_RECORDS.get(family)))
 
 
-def _perplexities_by_multiple(records: Optional[str]) -> dict[int, dict[str, list[float]]]:
+def _read_perplexities_by_multiple(records: Optional[str]) -> dict[int, dict[str, list[float]]]:
     """Read perplexities by multiple of the trained length and encoding, one for each seed."""
     by_multiple: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for path in _record_paths(records):
+    for path in _list_record_paths(records):
         for row in read(path).rows:
             times, rest = divmod(row["length"], row["trained_length"])
             if times and not rest:
@@ -230,7 +232,7 @@ def probe_ranks(family: str) -> Optional[Column]:
     if record is None:
         return None
     rows = record.figures["ranks"]
-    ranks = {str(row["model"]): _interval(row, "mean_reciprocal_rank") for row in rows}
+    ranks = {str(row["model"]): _read_interval(row, "mean_reciprocal_rank") for row in rows}
     title = "mean reciprocal rank on tasks, longer than trained"
     return Column(title, PROBE_RECORD[family], 2, ranks, higher=True)
 
@@ -241,7 +243,7 @@ def after_switch(family: str) -> Column:
     if record is None:
         return Column(title, "", 0, {})
     if family != BOTH:
-        figures, seeds = _perplexities(record)
+        figures, seeds = _read_perplexities(record)
         after = f"{record.rows[0]['updates']} updates after `{record.data['source']}`"
         return Column(
             f"{title}: perplexity, {after}", SWITCH_RECORD[family], 2, figures, by_seed=seeds
@@ -252,7 +254,7 @@ def after_switch(family: str) -> Column:
 
 def _bleu(record: Record, greedy: bool) -> dict[str, Interval]:
     rows = [row for row in record.figures["means"] if (row["beam"] == 1) == greedy]
-    return {str(row["system"]): _interval(row, "BLEU") for row in rows}
+    return {str(row["system"]): _read_interval(row, "BLEU") for row in rows}
 
 
 def after_300_updates(family: str) -> list[Column]:
@@ -260,7 +262,7 @@ def after_300_updates(family: str) -> list[Column]:
     called = {MASKED: "masked LM", CAUSAL: "causal LM", BOTH: "translation"}[family]
     runs = {
         run["encoding"]: run
-        for path in _record_paths(EARLY_RECORD)
+        for path in _list_record_paths(EARLY_RECORD)
         for run in json.loads(path.read_text(encoding="utf-8"))["runs"]
         if (run["family"], run["updates"], run["start"]) == (called, 300, "plain")
     }
@@ -295,7 +297,7 @@ def parameter_counts() -> Column:
     return Column("position parameters, base size", "", 0, counts)
 
 
-def _interval(row: Row, name: str) -> Interval:
+def _read_interval(row: Row, name: str) -> Interval:
     """Read a figure of a record; JSON has no infinity and writes null."""
     mean, low, high = (row[key] for key in (name, f"{name}_low", f"{name}_high"))
     return Interval(
@@ -306,10 +308,10 @@ def _interval(row: Row, name: str) -> Interval:
 
 
 def _read_record(name: Optional[str]) -> Optional[Record]:
-    paths = _record_paths(name)
+    paths = _list_record_paths(name)
     return read(paths[0]) if paths else None
 
 
 @cache
-def _record_paths(pattern: Optional[str]) -> list[Path]:
+def _list_record_paths(pattern: Optional[str]) -> list[Path]:
     return sorted(shipped("docs/results").glob(pattern)) if pattern else []

@@ -21,27 +21,27 @@ _MODELS = {
 }
 
 
-def page(path: Path) -> str:
+def fill_page(path: Path) -> str:
     """Fill a page with the tables and pictures of all families.
 
     Raises:
         UserError: the page has no START and END lines.
     """
-    parts = [part for family in FAMILIES for part in _family(family)]
+    parts = [part for family in FAMILIES for part in _format_family(family)]
     return markdown.fill_page(path, START, "\n\n".join(["", *parts, *_format_costs(), ""]), END)
 
 
 def list_columns(family: str) -> list[Column]:
     """Collect the table columns of a family: results of models, then costs and parameters."""
     return [
-        *figures(family, measured.multiples(family)),
+        *list_result_columns(family, measured.multiples(family)),
         *filter(None, [measured.probe_ranks(family)]),
         *measured.layer_costs(),
         measured.parameter_counts(),
     ]
 
 
-def figures(family: str, multiples: Iterable[int]) -> list[Column]:
+def list_result_columns(family: str, multiples: Iterable[int]) -> list[Column]:
     """Collect the columns of models' results; ``multiples`` of the length of training."""
     columns = [
         measured.at_trained_length(family),
@@ -53,12 +53,12 @@ def figures(family: str, multiples: Iterable[int]) -> list[Column]:
     return [column for column in columns if column and column.figures]
 
 
-def table(family: str, names: Sequence[str]) -> str:
+def format_table(family: str, names: Sequence[str]) -> str:
     """Format the columns of a family for some encodings as a Markdown table."""
     return _format_table(list_columns(family), names)
 
 
-def card(name: str) -> str:
+def format_card(name: str) -> str:
     """Format an encoding's figures beside the best ones as a table; "" if it has none.
 
     Sentences before it say for what to take the encoding, and for what not.
@@ -66,7 +66,7 @@ def card(name: str) -> str:
     columns = [
         (family, column)
         for family in FAMILIES
-        for column in figures(family, measured.multiples(family)[-1:])
+        for column in list_result_columns(family, measured.multiples(family)[-1:])
         if name in column.figures
     ]
     rows = [
@@ -133,7 +133,7 @@ def draw(folder: Path) -> None:
     Those of fine-tuned models are in a file of their own.
     """
     for family in FAMILIES:
-        for columns, name in zip(_split_columns(family), _picture_names(family)):
+        for columns, name in zip(_split_columns(family), _name_pictures(family)):
             shown = [each for each in columns if each.by_seed and len(each.figures) >= _FEW]
             if shown:
                 picture.draw(shown, folder / name)
@@ -143,30 +143,30 @@ def _split_columns(family: str) -> tuple[list[Column], list[Column]]:
     """Collect the columns of models, and those of the models that were fine-tuned from them."""
     tuned = measured.fine_tuned(family)
     titles = {column.title for column in tuned}
-    columns = figures(family, measured.multiples(family)[-1:])
+    columns = list_result_columns(family, measured.multiples(family)[-1:])
     return [column for column in columns if column.title not in titles], tuned
 
 
-def _picture_names(family: str) -> tuple[str, str]:
+def _name_pictures(family: str) -> tuple[str, str]:
     """Name the pictures of a family: of its models, and of those fine-tuned from them."""
     stem = f"choose_{family.replace('-', '_')}"
     return f"{stem}.png", f"{stem}_fine_tuned.png"
 
 
-def _family(family: str) -> list[str]:
+def _format_family(family: str) -> list[str]:
     parts = []
     own, tuned = _split_columns(family)
     for columns, name, title in zip(
-        (own, tuned), _picture_names(family), (_TITLES[family], "Fine-tuned on GLUE")
+        (own, tuned), _name_pictures(family), (_TITLES[family], "Fine-tuned on GLUE")
     ):
         if columns:
             names = dict.fromkeys(name for column in columns for name in column.ranked())
             shown = f"![{title}: all encodings](results/{name})"
-            parts += [f"### {title}", shown, *_part(columns, names)]
-    return [*parts, *_correlations([*own, *tuned])]
+            parts += [f"### {title}", shown, *_format_part(columns, names)]
+    return [*parts, *_format_correlations([*own, *tuned])]
 
 
-def _correlations(columns: Sequence[Column]) -> list[str]:
+def _format_correlations(columns: Sequence[Column]) -> list[str]:
     """Format a table of Spearman's correlation of each column with the first."""
     from scipy import stats  # a second to import
 
@@ -187,10 +187,10 @@ def _correlations(columns: Sequence[Column]) -> list[str]:
 
 def _format_costs() -> list[str]:
     columns = measured.layer_costs()
-    return ["### Cost", *_part(columns, columns[0].ranked())]
+    return ["### Cost", *_format_part(columns, columns[0].ranked())]
 
 
-def _part(columns: Sequence[Column], names: Iterable[str]) -> list[str]:
+def _format_part(columns: Sequence[Column], names: Iterable[str]) -> list[str]:
     links = [
         f"[{name}](results/{name})" if "*" not in name else f"`results/{name}`"
         for name in sorted({name for column in columns for name in column.source.split(", ")})

@@ -112,14 +112,14 @@ def _refuse_other_encodings(named: NamedCheckpoint, override: Spec, model: Any) 
     if "position_encoding" not in model:
         raise UserError(f"{named.name}: {named.path} is a model of fairseq's own: no @SPEC")
     trained = resolve(model).decoder
-    if _encodings_with_weights(override) != _encodings_with_weights(trained):
+    if _list_encodings_with_weights(override) != _list_encodings_with_weights(trained):
         raise UserError(
             f"{named.name}: {named.path} was trained with {trained}; {override} is another "
             "encoding, and @SPEC can change the options of the trained one, and temperatures, only"
         )
 
 
-def _encodings_with_weights(spec: Spec) -> list[str]:
+def _list_encodings_with_weights(spec: Spec) -> list[str]:
     """List the encodings of a spec, but for temperatures, which are read without training."""
     names = [item.name for item in spec.items]
     return [name for name in names if name != "none" and not issubclass(get(name), Temperature)]

@@ -58,9 +58,9 @@ def run(args: argparse.Namespace) -> int:
             picture.draw(results, settings.out / report.PICTURE)
             picture.draw_learning(results, settings.out / report.LEARNING)
             for task in tasks_with_depths(results):
-                picture.draw_depths(results, task, settings.out / report.depth_picture(task))
+                picture.draw_depths(results, task, settings.out / report.format_depth_picture(task))
         path = report.write_report(results, drawn)
-    print(record.text() if args.json else report.tables(results))
+    print(record.text() if args.json else report.format_tables(results))
     say(f"report: {path}" + ("" if drawn else " (no picture: matplotlib is not installed)"))
     return 0
 

@@ -34,12 +34,12 @@ FILES = (REPORT, RECORD, PICTURE, LEARNING)
 def write_report(results: TaskResults, drawn: bool) -> Path:
     """Write tables, and the picture if there is one, as a page; return its path."""
     settings = results.settings
-    parts = ["# Tasks with known answers", _introduction(results), tables(results)]
+    parts = ["# Tasks with known answers", _introduce(results), format_tables(results)]
     if drawn:
         parts.append(f"![Share of right answers over the questions' length]({PICTURE})")
         parts.append(f"![Share of right answers over the updates]({LEARNING})")
         parts += [
-            f"![{task}: share of right answers over depth and length]({depth_picture(task)})"
+            f"![{task}: share of right answers over depth and length]({format_depth_picture(task)})"
             for task in tasks_with_depths(results)
         ]
     path = settings.out / REPORT
@@ -47,12 +47,12 @@ def write_report(results: TaskResults, drawn: bool) -> Path:
     return path
 
 
-def depth_picture(task: str) -> str:
+def format_depth_picture(task: str) -> str:
     """Name the picture of a task that has depths."""
     return f"probe-{task}.png"
 
 
-def _introduction(results: TaskResults) -> str:
+def _introduce(results: TaskResults) -> str:
     settings = results.settings
     known = [outcome.seconds for outcome in results.outcomes if not outcome.diverged]
     seconds = format_time(fmean(known)) if known else "-"
@@ -66,23 +66,23 @@ def _introduction(results: TaskResults) -> str:
     )
 
 
-def tables(results: TaskResults) -> str:
+def format_tables(results: TaskResults) -> str:
     """Format all tables and sentences."""
     settings, parts = results.settings, []
     if settings.within:
-        parts += ["Lengths as in training:", _shares(results, settings.within)]
+        parts += ["Lengths as in training:", _format_shares(results, settings.within)]
     if settings.beyond:
         parts += [
             "Longer than in training, and the mean over tasks of 1 / rank there (Kazemnejad et al. "
             "2023):",
-            _shares(results, settings.beyond, ranks=True),
-            "\n".join(f"- {_best(results, task.name)}" for task in settings.tasks),
+            _format_shares(results, settings.beyond, ranks=True),
+            "\n".join(f"- {_describe_best(results, task.name)}" for task in settings.tasks),
             explain_few_seeds(len(settings.seeds)) or "",
         ]
     return "\n\n".join(filter(None, parts))
 
 
-def _shares(results: TaskResults, lengths: Sequence[int], ranks: bool = False) -> str:
+def _format_shares(results: TaskResults, lengths: Sequence[int], ranks: bool = False) -> str:
     tasks = [task.name for task in results.settings.tasks]
     header = ["encoding", *(["mean reciprocal rank"] if ranks else []), *tasks]
     rows = []
@@ -93,7 +93,7 @@ def _shares(results: TaskResults, lengths: Sequence[int], ranks: bool = False) -
     return markdown.table(header, rows)
 
 
-def _best(results: TaskResults, task: str) -> str:
+def _describe_best(results: TaskResults, task: str) -> str:
     """Say which models differ significantly from the best of a task, and which do not."""
     models, beyond = results.settings.variants, results.settings.beyond
     seeds = {model: share_by_seed(results, task, model, beyond) for model in models}
@@ -105,13 +105,13 @@ def _best(results: TaskResults, task: str) -> str:
     same = [
         name for name, each in differences.items() if each.is_judged and not each.is_significant
     ]
-    parts = [f"significantly above {_names(below)}"] if below else []
-    parts += [f"not significantly different from {_names(same)}"] if same else []
+    parts = [f"significantly above {_join_names(below)}"] if below else []
+    parts += [f"not significantly different from {_join_names(same)}"] if same else []
     head = f"{task}: `{best.name}` is right in {fmean(seeds[best].values()):.0%}"
     return ", ".join([head, *parts]) + "."
 
 
-def _names(models: Sequence[Variant]) -> str:
+def _join_names(models: Sequence[Variant]) -> str:
     return ", ".join(f"`{model.name}`" for model in models)
 
 

@@ -143,7 +143,7 @@ def _predict(args: argparse.Namespace) -> int:
     return 0
 
 
-def _score(args: argparse.Namespace) -> int:
+def _run_score(args: argparse.Namespace) -> int:
     squad = read_squad(args.data)
     predictions = read_predictions(args.predictions)
     odds = None if args.na_prob_file is None else read_odds(args.na_prob_file)
@@ -192,5 +192,5 @@ def write_json(path: Path, content: Any) -> None:
 ACTIONS = {
     "train": ("fine-tune a pre-trained model, or continue", _add_train, _train),
     "predict": ("answer questions with a fine-tuned model", _add_predict, _predict),
-    "score": ("print the official figures of predictions", _add_score, _score),
+    "score": ("print the official figures of predictions", _add_score, _run_score),
 }

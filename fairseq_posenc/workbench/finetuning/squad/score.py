@@ -95,7 +95,7 @@ def _evaluate_v1(squad: Squad, predictions: Mapping[str, str]) -> Figures:
     if none := [question.id for question in squad.questions if not question.answers]:
         raise UserError(f"{squad.path}: question {none[0]} has no answer, unlike SQuAD 1.1")
     answered = [question for question in squad.questions if question.id in predictions]
-    scores = _scores(answered, predictions, empty_agrees=False)
+    scores = _compute_scores(answered, predictions, empty_agrees=False)
     total = len(squad.questions)
     return {
         "exact_match": 100.0 * _sum_sequentially(scores.exact.values()) / total,
@@ -122,23 +122,23 @@ def _evaluate_v2(
     if odds is not None:
         _refuse_missing(squad, odds, "odds of no answer")
     has_answer = {question.id: bool(question.answers) for question in squad.questions}
-    raw = _scores(squad.questions, predictions, empty_agrees=True)
+    raw = _compute_scores(squad.questions, predictions, empty_agrees=True)
     # Without odds the official script takes 0 for each.
     above = {name: (odds[name] if odds else 0.0) > threshold for name in has_answer}
     final = Scores(*({k: float(not has_answer[k]) if above[k] else s[k] for k in s} for s in raw))
-    figures = _means(final, has_answer)
+    figures = _average_scores(final, has_answer)
     for prefix, wanted in (("HasAns", True), ("NoAns", False)):
         if part := [name for name, has in has_answer.items() if has == wanted]:
-            means = _means(final, part)
+            means = _average_scores(final, part)
             figures.update({f"{prefix}_{name}": value for name, value in means.items()})
     if odds is not None:
         for kind, scores in zip(Scores._fields, raw):
-            best, where = _best_threshold(predictions, scores, odds, has_answer)
+            best, where = _find_best_threshold(predictions, scores, odds, has_answer)
             figures.update({f"best_{kind}": best, f"best_{kind}_thresh": where})
     return figures
 
 
-def _scores(
+def _compute_scores(
     questions: Iterable[Question], predictions: Mapping[str, str], empty_agrees: bool
 ) -> Scores:
     scores = Scores({}, {})
@@ -152,13 +152,13 @@ def _scores(
     return scores
 
 
-def _means(scores: Scores, names: Iterable[str]) -> Figures:
+def _average_scores(scores: Scores, names: Iterable[str]) -> Figures:
     names = list(names)
     means = [100.0 * sum(each[name] for name in names) / len(names) for each in scores]
     return {**dict(zip(Scores._fields, means)), "total": len(names)}
 
 
-def _best_threshold(
+def _find_best_threshold(
     predictions: Mapping[str, str],
     scores: Mapping[str, float],
     odds: Mapping[str, float],

@@ -58,7 +58,7 @@ def read_training(words: Sequence[str]) -> PlannedTraining:
         names = [Path(word).stem for word in words]
         known = recipes.load()["pretraining"]
         script = next((name for name in names if name in known), names[0])
-        words = _dry_run(words)
+        words = _print_command(words)
     position = [Path(word).name for word in words].index(TRAIN)
     given = _parse_options([*words[position + 1 :]])
     return PlannedTraining(
@@ -89,7 +89,7 @@ def _parse_options(words: list[str]) -> argparse.Namespace:
     return parser.parse_known_args(words)[0]
 
 
-def _dry_run(words: Sequence[str]) -> list[str]:
+def _print_command(words: Sequence[str]) -> list[str]:
     """Get the command of a training script by ``--dry-run``; show the script's messages."""
     end = words.index("--") if "--" in words else len(words)
     command = [*words[:end], "--dry-run", *words[end:]]

@@ -60,9 +60,11 @@ def format_files(folder: Path, configurations: Mapping[str, Configuration]) -> d
     common: dict[str, dict[str, Any]] = {"": {}}
     for shared in {each.shared for each in configurations.values() if each.shared}:
         like = [each for each in configurations.values() if each.shared == shared]
-        common[shared] = _shared_entries([each.options for each in like])
+        common[shared] = _collect_shared_entries([each.options for each in like])
         head = [f"What several files have in common; they name it as `{shared}`."]
-        whole = Configuration(head, common[shared], _shared_entries([each.notes for each in like]))
+        whole = Configuration(
+            head, common[shared], _collect_shared_entries([each.notes for each in like])
+        )
         files[folder / f"{shared}.yaml"] = _format_yaml(whole, common[shared])
     for name, each in configurations.items():
         own = {key: v for key, v in each.options.items() if key not in common[each.shared]}
@@ -70,7 +72,7 @@ def format_files(folder: Path, configurations: Mapping[str, Configuration]) -> d
     return files
 
 
-def _shared_entries(mappings: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _collect_shared_entries(mappings: list[Mapping[str, Any]]) -> dict[str, Any]:
     first, *others = mappings
     return {k: v for k, v in first.items() if all(k in each and each[k] == v for each in others)}
 
@@ -155,16 +157,16 @@ def _configure_training(recipe: Recipe, folder: str) -> Configuration:
         ("batch_size" if recipe.unit == "sequences" else "max_tokens"): per_gpu,
         "update_freq": [recipe.batch // (gpus * per_gpu)],
         "save_dir": _save_dir(recipe),
-        **_file_only_options(recipe),
+        **_list_file_only_options(recipe),
     }
     notes = dict.fromkeys(recipe.not_given, _NOT_GIVEN)
     keeps = f"for another number change update_freq too: the product stays {recipe.batch}"
     notes.update({"distributed_world_size": keeps, "finetune_from_model": "full path"})
     shared = "masked_lm" if recipe.all_settings["task"] == "masked_lm" else ""
-    return Configuration(_head_comment(recipe, folder, gpus), options, notes, shared)
+    return Configuration(_format_head_comment(recipe, folder, gpus), options, notes, shared)
 
 
-def _file_only_options(recipe: Recipe) -> dict[str, Any]:
+def _list_file_only_options(recipe: Recipe) -> dict[str, Any]:
     """List the options that a configuration file needs and a command line does not."""
     settings = recipe.all_settings
     options: dict[str, Any] = {}
@@ -185,7 +187,7 @@ def _save_dir(recipe: Recipe) -> str:
     return f"${{hydra:runtime.cwd}}/checkpoints/{recipe.name}/{name}{seed}"
 
 
-def _head_comment(recipe: Recipe, folder: str, gpus: int) -> list[str]:
+def _format_head_comment(recipe: Recipe, folder: str, gpus: int) -> list[str]:
     changes, remarks = ["model.position_encoding=m4m"], []
     if recipe.is_decbert:
         changes.append("model._name=decbert_diff")
