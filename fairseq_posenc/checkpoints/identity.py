@@ -27,6 +27,7 @@ _PHRASES = {
     "language": "language {}",
     "dictionary": "a dictionary with the hash {}",
 }
+KEY = "_extra_state"  # torch's name for what a module adds to its parameters
 
 
 class WeightSettings(NamedTuple):
@@ -87,9 +88,6 @@ class WeightSettings(NamedTuple):
             for name, ours, theirs in zip(self._fields, self, model)
             if None not in (ours, theirs) and ours != theirs
         ]
-
-
-KEY = "_extra_state"  # torch's name for what a module adds to its parameters
 
 
 class Identity(NamedTuple):

@@ -18,6 +18,8 @@ from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.options import Parser, add_examples, parse_around_dashes
 
+_COMPLETING = "_ARGCOMPLETE"  # set by the function that argcomplete gives a shell
+
 
 class Command(NamedTuple):
     """A subcommand: what it does in a line, and the module that has its options and runs it.
@@ -157,8 +159,6 @@ RENAMED = {
     ("init",): ("swap",),
     ("plot", "curves"): ("plot", "scores"),
 }
-
-_COMPLETING = "_ARGCOMPLETE"  # set by the function that argcomplete gives a shell
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -29,6 +29,12 @@ _LEARNING = (
     *("--lr-scheduler", "inverse_sqrt", "--warmup-updates", "200"),
 )
 
+TASKS = {MASKED: "masked_lm", CAUSAL: "language_modeling"}
+# the stack's name in fairseq's options, such as --encoder-layers
+STACKS = {MASKED: "encoder", CAUSAL: "decoder"}
+LEARNING_RATE = "0.003"
+_MIN_VOCAB_SIZE = 16
+
 
 def _list_sizes(stack: str) -> tuple[str, ...]:
     return (
@@ -37,9 +43,6 @@ def _list_sizes(stack: str) -> tuple[str, ...]:
     )
 
 
-TASKS = {MASKED: "masked_lm", CAUSAL: "language_modeling"}
-# the stack's name in fairseq's options, such as --encoder-layers
-STACKS = {MASKED: "encoder", CAUSAL: "decoder"}
 TRAIN_OPTIONS = {
     MASKED: (
         *("--task", TASKS[MASKED], "--criterion", "masked_lm", *_DATA),
@@ -50,9 +53,6 @@ TRAIN_OPTIONS = {
         *("--arch", "transformer_lm_none_tiny", *_list_sizes(STACKS[CAUSAL]), *_LEARNING),
     ),
 }
-
-LEARNING_RATE = "0.003"
-_MIN_VOCAB_SIZE = 16
 
 
 @dataclass(frozen=True, kw_only=True)

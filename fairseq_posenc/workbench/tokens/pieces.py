@@ -11,6 +11,9 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder
 from fairseq_posenc.workbench.tokens.tokenizer import Tokens
 
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
+
 # Bytes. sentencepiece skips longer lines without a message, by default those above 4,192.
 _LONGEST_LINE = 1 << 20
 
@@ -43,10 +46,6 @@ def _explain(message: str, vocab_size: int) -> str:
             f"use --vocab-size {match[2]} or more"
         )
     return f"sentencepiece could not learn from the text: {' '.join(message.split())}"
-
-
-if TYPE_CHECKING:
-    from fairseq.data import Dictionary
 
 
 class Pieces:

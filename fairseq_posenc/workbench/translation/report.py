@@ -13,6 +13,17 @@ from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.translation.generate import Search
 from fairseq_posenc.workbench.translation.scores import METRICS, PIECE_BLEU, Difference, LengthGroup
 
+REPORT, FIGURES = "bleu.md", "bleu.json"
+_P_OF_ONE_TRAINING = (
+    "p: how likely chance alone, in the choice of the test sentences, makes so large a difference "
+    "(paired bootstrap). What another seed of the training would change is not in it."
+)
+_P_OF_SEVERAL_TRAININGS = (
+    "Of all trainings' translations together. p: how likely so large a difference is if nothing "
+    "but chance put a translation among those of one system and not of the other, in any training "
+    "and sentence (approximate randomization, Clark et al. 2011)."
+)
+
 
 def build_record(
     rows: list[Row],
@@ -63,18 +74,6 @@ def _group(rows: Sequence[Row], *columns: str) -> list[list[Row]]:
     for row in rows:
         groups.setdefault(tuple(row[name] for name in columns), []).append(row)
     return list(groups.values())
-
-
-REPORT, FIGURES = "bleu.md", "bleu.json"
-_P_OF_ONE_TRAINING = (
-    "p: how likely chance alone, in the choice of the test sentences, makes so large a difference "
-    "(paired bootstrap). What another seed of the training would change is not in it."
-)
-_P_OF_SEVERAL_TRAININGS = (
-    "Of all trainings' translations together. p: how likely so large a difference is if nothing "
-    "but chance put a translation among those of one system and not of the other, in any training "
-    "and sentence (approximate randomization, Clark et al. 2011)."
-)
 
 
 def write_report(record: Record, out: Path) -> str:

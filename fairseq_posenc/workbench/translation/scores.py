@@ -25,6 +25,9 @@ from fairseq_posenc.workbench.translation.checkpoint import DataBin
 METRICS = {"BLEU": BLEU, "chrF2": CHRF}  # sacreBLEU's name -> metric
 # The most words of a source sentence in each group but the last.
 _LENGTHS = (5, 10, 15, 20, 30, 50)
+PIECE_BLEU = "BLEU-4 on pieces, 0 to 1"
+_INSTALL = "NLTK is not installed (pip install nltk)"
+_NO_PIECES = "there is no sentencepiece model to cut the text with; name its folder with --data"
 
 
 class Difference(NamedTuple):
@@ -112,11 +115,6 @@ class Scorer:
         references = [self.references[number] for number in chosen] * len(trainings)
         hypotheses = [lines[number] for lines in trainings for number in chosen]
         return float(BLEU().corpus_score(hypotheses, [references]).score)
-
-
-PIECE_BLEU = "BLEU-4 on pieces, 0 to 1"
-_INSTALL = "NLTK is not installed (pip install nltk)"
-_NO_PIECES = "there is no sentencepiece model to cut the text with; name its folder with --data"
 
 
 class PieceBleu:

@@ -19,6 +19,8 @@ from fairseq_posenc.workbench.running.devices import Computing
 from fairseq_posenc.workbench.tokens.pieces import Pieces
 from fairseq_posenc.workbench.translation.checkpoint import find_data_bin, open_ensemble
 
+_QUOTED = 40  # characters of a sentence in an error message
+
 
 class Hypothesis(NamedTuple):
     """A translation."""
@@ -30,7 +32,6 @@ class Hypothesis(NamedTuple):
     tokens: tuple[str, ...]  # the sentencepieces
 
 
-_QUOTED = 40  # characters of a sentence in an error message
 _EMPTY = Hypothesis("", 0.0, ())  # translation of an empty line, which no model is asked for
 
 

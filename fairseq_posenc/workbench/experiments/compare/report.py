@@ -28,6 +28,7 @@ from fairseq_posenc.workbench.running.progress import format_time, say
 
 REPORT, PICTURE, PAGE = "report.md", "curves.png", "report.html"
 _REFRESH = 10  # seconds after which a browser reloads the page of a run that goes on
+_FAMILIES = {MASKED: "masked language model", CAUSAL: "causal language model"}
 
 
 def write_report(results: TextResults, seconds_left: Optional[float] = None) -> Path:
@@ -93,9 +94,6 @@ def _explain_figures(settings: TextSettings) -> str:
         "a training with its validations, each on one thread: means over the seeds. Both are "
         "slower where trainings share a core, or the machine has other work."
     )
-
-
-_FAMILIES = {MASKED: "masked language model", CAUSAL: "causal language model"}
 
 
 def _introduce(results: TextResults) -> str:

@@ -17,6 +17,8 @@ from fairseq_posenc.workbench.running.files import write_whole
 
 NON_OVERLAPPING, SLIDING = "non-overlapping", "sliding"
 MODES = (NON_OVERLAPPING, SLIDING)
+_MARGIN = 1.05  # room above and below the lines
+_LABEL_HEIGHT = 0.06  # share of the axes' height
 
 
 class ModelScores(NamedTuple):
@@ -130,8 +132,6 @@ def build_record(results: LengthResults) -> Record:
     return Record("lm-length", {"perplexity": rows}, data, command=own_command())
 
 
-_MARGIN = 1.05  # room above and below the lines
-_LABEL_HEIGHT = 0.06  # share of the axes' height
 Line = tuple[list[int], list[float]]  # lengths, perplexities
 
 

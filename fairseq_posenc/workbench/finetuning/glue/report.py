@@ -26,6 +26,7 @@ Tasks = dict[str, dict[str, Row]]  # rows by task and metric
 # The paper's way: the best over the learning rates, or the mean over the seeds.
 _REPORTED = {"m4m": "best", "decbert": "mean"}
 Result = dict[str, Any]  # a run's learning rate, seed, metrics and folder
+_SPREAD_HEAD = ["task", "metric", "learning rate", "seeds", "best", "mean", "median", "std"]
 
 
 def write_results(runs: Sequence[GlueRun], out: Path, pretrained: Pretrained, name: str) -> Record:
@@ -214,9 +215,6 @@ def _describe_selection(how: str, columns: dict[str, Row]) -> str:
         return "best run"
     seeds = sorted({row["seeds"] for row in columns.values()})
     return f"mean of {' or '.join(map(str, seeds))} seeds"
-
-
-_SPREAD_HEAD = ["task", "metric", "learning rate", "seeds", "best", "mean", "median", "std"]
 
 
 def _build_spread_rows(record: Record, task: str) -> Iterator[list[str]]:

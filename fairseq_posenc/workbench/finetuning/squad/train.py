@@ -33,6 +33,7 @@ WARM_UP = 0.06  # share of all updates (RoBERTa, arXiv:1907.11692, table 10)
 _ONE_LOG = {
     "job_logging": {"handlers": {"file": {"delay": True}}, "root": {"handlers": ["console"]}}
 }
+CONFIG, LOG = "finetune.yaml", "train.log"
 
 
 def find_recipe(data_bin: DataBin) -> Path:
@@ -152,9 +153,6 @@ def _count_updates(config: Any, data_bin: DataBin) -> None:
         optimization.max_update = math.ceil(batches / steps) * optimization.max_epoch
     if OmegaConf.is_missing(config.lr_scheduler, "warmup_updates"):
         config.lr_scheduler.warmup_updates = round(WARM_UP * optimization.max_update)
-
-
-CONFIG, LOG = "finetune.yaml", "train.log"
 
 
 class FineTuning(NamedTuple):

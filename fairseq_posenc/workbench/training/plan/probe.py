@@ -19,6 +19,7 @@ from fairseq_posenc.workbench.training import recipes
 TRAIN = "fairseq-train"
 # argparse needs a value of at least one epoch; the probe must not end with the epochs.
 _NEVER = "1000000000"
+_WANTED = ("wpb", "bsz", "gb_free")  # tokens and sequences of an update, free memory of the GPU
 
 
 class PlannedTraining(NamedTuple):
@@ -113,9 +114,6 @@ def _print_command(words: Sequence[str]) -> list[str]:
             "the seeds that are several, --seeds 1 makes it one"
         )
     return commands[0]
-
-
-_WANTED = ("wpb", "bsz", "gb_free")  # tokens and sequences of an update, free memory of the GPU
 
 
 class Measurements(NamedTuple):

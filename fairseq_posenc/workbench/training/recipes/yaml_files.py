@@ -42,6 +42,11 @@ _COMMENTS = {
     "find_unused_parameters": "the head of the masked language model",
     "share_decoder_input_output_embed": "or there would not be the paper's 95 M parameters",
 }
+_PLUGIN = {"user_dir": "fairseq_posenc", "data": MISSING}
+_NOT_GIVEN = "not in the paper"
+# Keys of the recipes that are not options of fairseq.
+_NOT_OF_FAIRSEQ = {"seeds", "warmup_ratio", "doc_stride", "max_answer_length", "n_best"}
+_NOTE = "Made by `make docs` from the recipes."
 
 
 class Configuration(NamedTuple):
@@ -107,13 +112,6 @@ def _find_section(option: str, options: Mapping[str, Any]) -> tuple[str, str]:
         if chosen and option in {field.name for field in fields(chosen)}:
             return name, option
     return "model", option
-
-
-_PLUGIN = {"user_dir": "fairseq_posenc", "data": MISSING}
-_NOT_GIVEN = "not in the paper"
-# Keys of the recipes that are not options of fairseq.
-_NOT_OF_FAIRSEQ = {"seeds", "warmup_ratio", "doc_stride", "max_answer_length", "n_best"}
-_NOTE = "Made by `make docs` from the recipes."
 
 
 def format_all_files(root: Path) -> dict[Path, str]:

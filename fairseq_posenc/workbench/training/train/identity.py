@@ -12,6 +12,17 @@ from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 
+_LONGEST_NAME = 100  # characters, of the 255 that a file's name may have
+_IN_FILE_NAMES = str.maketrans({**dict.fromkeys("(:,/", "-"), "*": "x", ")": None, " ": None})
+# Options, by how they begin, that do not change a run's result: where it goes on, length, output,
+# speed.
+_SAME_RESULT = (
+    *("--restore-file", "--finetune-from-model", "--reset-", "--max-update", "--max-epoch"),
+    *("--stop-time-hours", "--save-interval", "--keep-", "--no-epoch-checkpoints"),
+    *("--validate-interval", "--disable-validation", "--log-", "--no-progress-bar"),
+    *("--tensorboard-", "--wandb-", "--num-workers", "--position-backend"),
+)
+
 
 class DataBins(NamedTuple):
     """One data-bin, or the shards of one."""
@@ -51,18 +62,6 @@ def _check_data_bin(folder: Path, first: Path) -> None:
     own, others = folder / "dict.txt", first / "dict.txt"
     if own.exists() and own.read_bytes() != others.read_bytes():
         raise UserError(f"{own} is not that of {first}: its numbers mean other tokens")
-
-
-_LONGEST_NAME = 100  # characters, of the 255 that a file's name may have
-_IN_FILE_NAMES = str.maketrans({**dict.fromkeys("(:,/", "-"), "*": "x", ")": None, " ": None})
-# Options, by how they begin, that do not change a run's result: where it goes on, length, output,
-# speed.
-_SAME_RESULT = (
-    *("--restore-file", "--finetune-from-model", "--reset-", "--max-update", "--max-epoch"),
-    *("--stop-time-hours", "--save-interval", "--keep-", "--no-epoch-checkpoints"),
-    *("--validate-interval", "--disable-validation", "--log-", "--no-progress-bar"),
-    *("--tensorboard-", "--wandb-", "--num-workers", "--position-backend"),
-)
 
 
 class RunIdentity(NamedTuple):
