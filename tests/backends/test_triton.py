@@ -429,7 +429,7 @@ def test_frozen_tables_cost_nothing_and_get_nothing(trained, monkeypatch):
 
 REFUSED = {
     "no matrix product computes a gain": Terms(channel_gain=torch.ones(1, 5, D)),
-    "no function of their distance": Terms(pair_bias=torch.ones(1, 1, 3, 3)),
+    "not a function of their distance": Terms(pair_bias=torch.ones(1, 1, 3, 3)),
     "not been projected": Terms(content_rows=torch.ones(5, H * D)),
 }
 

@@ -91,7 +91,7 @@ def test_the_least_multiple_that_is_as_far_decides(results, length, best, same, 
 
 
 def test_the_answer_names_all_of_the_family(results, monkeypatch):
-    monkeypatch.setattr(page, "columns", lambda family: [measured.at_trained_length(family)])
+    monkeypatch.setattr(page, "list_columns", lambda family: [measured.at_trained_length(family)])
     said = answer_question(ChooseQuestion("causal-lm", 512, 128))
     assert said.startswith(
         "Measured: causal-lm models of 2 layers of width 64, trained for 300 updates at 128 tokens "
@@ -109,7 +109,7 @@ def test_beyond_all_that_was_read_nothing_is_said(results):
 
 
 def test_no_winner_is_named_for_a_length_of_training_that_was_not_measured(results, monkeypatch):
-    monkeypatch.setattr(page, "columns", lambda family: [measured.at_trained_length(family)])
+    monkeypatch.setattr(page, "list_columns", lambda family: [measured.at_trained_length(family)])
     said = answer_question(ChooseQuestion("causal-lm", 1024, 512))
     assert said.startswith("Measured: causal-lm models of 2 layers of width 64")
     assert "best" not in said
