@@ -56,7 +56,7 @@ def results(tmp_path, monkeypatch) -> Path:
         path = tmp_path / f"causal_lm_length_seed_{seed}.json"
         Record("lm-length", {"perplexity": lines}, {}).write(path)
     monkeypatch.setattr(
-        measured, "_record_paths", lambda name: sorted(tmp_path.glob(name)) if name else []
+        measured, "_list_record_paths", lambda name: sorted(tmp_path.glob(name)) if name else []
     )
     return tmp_path
 
@@ -222,9 +222,9 @@ def test_ranks_on_other_texts_are_correlated_with_those_on_the_first(results, mo
         record.write(results / name)
     found = [measured.at_trained_length("causal-lm"), *measured.on_another_text("causal-lm")]
     assert [each.title for each in found[1:]] == [f"perplexity on {text}" for text, _ in texts]
-    assert page._correlations(found) == []  # of three encodings
+    assert page._format_correlations(found) == []  # of three encodings
     monkeypatch.setattr(page, "_FEW", 3)
-    (table,) = page._correlations(found)  # ranks 1, 2, 3 and 3, 2, 1
+    (table,) = page._format_correlations(found)  # ranks 1, 2, 3 and 3, 2, 1
     assert table.splitlines()[-1].endswith("| 3 | -1.00 |")
 
 
@@ -255,7 +255,7 @@ def test_one_seed_is_not_judged():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_tables_have_every_encoding_that_was_measured_in_a_family(family):
-    text = "\n".join(page._family(family))
+    text = "\n".join(page._format_family(family))
     names = set(measured.encoding_names(family))
     if family == "encoder-decoder":
         names = (
@@ -299,7 +299,7 @@ def test_what_is_behind_the_best_is_corrected_for_all_comparisons():
 
 def test_a_picture_for_each_family(tmp_path):
     page.draw(tmp_path)
-    names = {page._picture_names(family)[0] for family in FAMILIES}
+    names = {page._name_pictures(family)[0] for family in FAMILIES}
     assert {each.name for each in tmp_path.iterdir()} == {*names, "choose_masked_lm_fine_tuned.png"}
     for name in names:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
