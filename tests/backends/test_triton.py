@@ -267,7 +267,7 @@ def test_no_score_beats_a_mask(dtype):
 
 @pytest.fixture(scope="module")
 def kept():
-    """Return how many of 64 weights dropout of 0.1 keeps, for 128 queries: ``(2, 64)``."""
+    """Count the 64 weights that dropout of 0.1 keeps, for 128 queries: ``(2, 64)``."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1" if DEVICE == "cpu" else "0")
         torch.manual_seed(0)

@@ -89,7 +89,7 @@ def content_of(fault: str) -> bytes:
 
 
 def fairseqs(program: Any, *words: Any) -> Callable[[Path, Any, Any], Any]:
-    """Return what runs a command of fairseq's; CHECKPOINT stands for the file."""
+    """Build a function that runs a command of fairseq's; CHECKPOINT stands for the file."""
 
     def run(path: Path, capsys: Any, monkeypatch: Any) -> str | None:
         given = [str(path) if word == "CHECKPOINT" else str(word) for word in words]
@@ -104,7 +104,7 @@ def fairseqs(program: Any, *words: Any) -> Callable[[Path, Any, Any], Any]:
 
 
 def ours(*words: Any) -> Callable[[Path, Any, Any], Any]:
-    """Return what runs a command of ours; of words that hold CHECKPOINT, the file takes its place.
+    """Build a function that runs a command of ours, with the file in the place of CHECKPOINT.
 
     Words may be made when they are needed.
     """
@@ -119,7 +119,7 @@ def ours(*words: Any) -> Callable[[Path, Any, Any], Any]:
 
 
 def training(family: str, *more: Any) -> Callable[[Path, Any, Any], Any]:
-    """Return what runs a training that begins with the file."""
+    """Build a function that runs a training that begins with the file."""
 
     def run(path: Path, *fixtures: Any) -> str | None:
         chosen = FAMILIES[family]
@@ -130,7 +130,7 @@ def training(family: str, *more: Any) -> Callable[[Path, Any, Any], Any]:
 
 
 def on(data: Callable[[], Path], program: Any, *words: Any) -> Callable[[Path, Any, Any], Any]:
-    """Return what runs a command of fairseq's on data that are made when they are needed."""
+    """Build a function that runs a command of fairseq's on data made when they are needed."""
     return lambda *given: fairseqs(program, data(), "--path", "CHECKPOINT", *words)(*given)
 
 

@@ -296,13 +296,13 @@ def test_tables_do_not_grow_under_an_optimizers_state(family, more):
 
 
 def _trained_on(*options):
-    """Return what trains a causal model on, from a checkpoint."""
+    """Build a command that trains a causal model on, from a checkpoint."""
     fixed = [*POSITIONS["causal_lm"], "--max-update", 1]
     return lambda path: train("causal_lm", *fixed, *options, path, fails=True).run
 
 
 def _read(program, data, *options):
-    """Return what runs a program of fairseq's on a checkpoint."""
+    """Build a command that runs a program of fairseq's on a checkpoint."""
     fixed = ["--user-dir", USER_DIR, *options]
     return lambda path: run(program, data(), *fixed, "--path", path, fails=True)
 

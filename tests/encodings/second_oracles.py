@@ -44,7 +44,7 @@ def layer(
     factor: Callable[[int, int, int], float] = lambda head, i, keys: 1.0,
     sinks: Row | None = None,
 ) -> tuple[Rows, list[Rows]]:
-    """Return what self-attention gives for a sentence, and the weights of each head.
+    """Compute self-attention for a sentence, and the weights of each head.
 
     ``factor(head, i, n)`` multiplies all scores of query i, which sees n keys; exp(sink) is added
     to the sum of exponentials.

@@ -32,7 +32,7 @@ STORED = 1e-8  # stored numbers are rounded
 
 
 def ours_of(case: Case, size: Size, given: Tensors) -> Tensors:
-    """Return what our encoding gives for a case, under the names that theirs have."""
+    """Compute our encoding for a case, under the names that theirs have."""
     dims = Dims(size.width, size.heads, size.positions, case.causal)
     encodings = build_encodings(specs.parse(case.spec), dims).double()
     with torch.no_grad():

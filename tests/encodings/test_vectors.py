@@ -44,7 +44,7 @@ def fill(module: nn.Module, arrays: dict[str, Tensor]) -> None:
 
 
 def ours(case: vectors.Case, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return what the package gives for a case: its output, and the gradients of its inputs."""
+    """Compute a case with the package: its output, and the gradients of its inputs."""
     encoding = PositionEncoding(
         case.spec, case.dims.embed_dim, case.heads, case.max_positions, case.causal
     ).double()

@@ -404,7 +404,7 @@ def draw(case: Case, size: Size) -> Tensors:
 
 
 def compute(case: Case, size: Size, given: Tensors) -> Tensors:
-    """Return what transformers computes from given inputs and weights, in float64."""
+    """Compute with transformers from given inputs and weights, in float64."""
     module, run = case.theirs(size, **case.options)
     module.load_state_dict({k: v for k, v in given.items() if k not in case.inputs})
     module.double().eval()
@@ -426,7 +426,7 @@ def write(name: str) -> None:
 
 
 def read(name: str) -> tuple[Tensors, Tensors]:
-    """Return what was given, and what transformers made of it."""
+    """Collect inputs and outputs of transformers."""
     stored = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
     given, theirs = (
         {key: torch.tensor(value, dtype=torch.float64) for key, value in stored[group].items()}

@@ -37,7 +37,7 @@ hydra: {{run: {{dir: .}}, output_subdir: null}}
 
 
 def training(family: str, *options: Any) -> Callable[[Path], list[Any]]:
-    """Return what makes the command of a training in a family."""
+    """Build the function that makes the command of a training in a family."""
 
     def words(out: Path) -> list[Any]:
         chosen = FAMILIES[family]

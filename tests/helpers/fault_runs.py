@@ -58,7 +58,7 @@ def living(mark: str) -> list[str]:
 
 
 def judge(bench: Bench, fault: Fault, met: bool, said: Said, mark: str) -> list[str]:
-    """Return what is wrong when a command has met its fault, before it is started again.
+    """Describe what is wrong when a command has met its fault, before it is started again.
 
     No process of it lives on. It says a line, and no stack trace but that of Ctrl-C in a command of
     fairseq's. It fails where the disk did, or has made everything. Of two at once, the second is
@@ -91,7 +91,7 @@ def judge(bench: Bench, fault: Fault, met: bool, said: Said, mark: str) -> list[
 
 
 def differences(bench: Bench) -> list[str]:
-    """Return how a folder differs from that of a run that nobody disturbed."""
+    """Describe how a folder differs from that of a run that nobody disturbed."""
     try:
         found = contents(bench.out)
     except Exception as error:
@@ -105,7 +105,7 @@ def differences(bench: Bench) -> list[str]:
 
 
 def while_read_only(bench: Bench, before: Any) -> list[str]:
-    """Return what is wrong with a command on a disk that cannot be written."""
+    """Describe what is wrong with a command on a disk that cannot be written."""
     remount(bench.out, "ro")
     said = bench.run()
     remount(bench.out, "rw")
@@ -179,7 +179,7 @@ def planned(bench: Bench, args: argparse.Namespace) -> Iterator[Fault]:
 
 
 def summary(rounds: list[dict[str, Any]]) -> str:
-    """Return how many rounds each command had of each fault, and how many went wrong."""
+    """Count the rounds that each command had of each fault, and those that went wrong."""
     rows = []
     for job in dict.fromkeys(each["job"] for each in rounds):
         own = [each for each in rounds if each["job"] == job]

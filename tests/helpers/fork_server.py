@@ -131,7 +131,7 @@ def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def receive(client: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return what a client asks for and the files that it sends, None if it has gone."""
+    """Read a request of a client and the files that it sends, None if it has gone."""
     with contextlib.suppress(ConnectionError):
         head, files, _, _ = socket.recv_fds(client, 8, 250)
         body = client.recv(size := int.from_bytes(head, "big"), socket.MSG_WAITALL)

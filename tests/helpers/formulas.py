@@ -91,7 +91,7 @@ def oracle_params(built, name: str) -> dict:
 
 
 def their_scores(built, spec: str, query, key, inputs=INPUTS, **projections):
-    """Return what the oracles give for the same parameters, shape as :func:`our_scores`.
+    """Compute the oracles for the same parameters, shape as :func:`our_scores`.
 
     Terms of several encodings are summed: each one's scores less the content that all share.
     ``inputs`` of the layer, one row a key, are what gates look at.

@@ -110,7 +110,7 @@ def difference(ours: Any, theirs: Any, **more: Any) -> float:
 
 
 def replacing(ours: Any, layers: Any, name: str, what: Callable[[Any], Any]) -> Callable[[], None]:
-    """Return what puts a module of each layer here into its place there."""
+    """Build a function that puts a module of each layer here into its place there."""
 
     def replace() -> None:
         for there, here in zip(layers, ours.layers):

@@ -563,7 +563,7 @@ SCORES = {
 
 
 def rotated_width(head_dim: int, options: dict) -> int:
-    """Return how many leading coordinates are rotated: int(fraction * head_dim), even."""
+    """Count the leading coordinates that are rotated: int(fraction * head_dim), even."""
     width = int(options.get("fraction", 1.0) * head_dim)
     if width % 2:
         raise ValueError(f"{width} of {head_dim} coordinates cannot be rotated in pairs")
@@ -657,7 +657,7 @@ def read_scaling(options: dict) -> tuple[str, float, dict[str, str]]:
 
 
 def rope_attention_factor(options: dict) -> float:
-    """Return what cosines and sines are multiplied by: 1, but for YaRN and LongRoPE.
+    """Compute the factor of cosines and sines: 1, but for YaRN and LongRoPE.
 
     It is the setting attention_factor, if there is one. YaRN: 0.1 ln(F) + 1, or that with a factor
     mscale over that with a factor mscale_all_dim. LongRoPE: sqrt(1 + ln F / ln length).

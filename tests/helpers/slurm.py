@@ -254,7 +254,7 @@ def count(folder: Path, steps: int, seconds: float) -> None:
 
 
 def counted(folder: Path) -> int:
-    """Return how far it has come."""
+    """Measure its progress."""
     path = folder / "count"
     return len(path.read_text().split()) if path.exists() else 0
 

@@ -234,7 +234,7 @@ def _of_sentence(
 
 
 def _added(case: Case, fixed: Arrays, given: Arrays) -> Tensor:
-    """Return what an input encoding adds, ``(B, T, C)``; NaN at padding."""
+    """Compute the vectors of an input encoding, ``(B, T, C)``; NaN at padding."""
     tokens, width = fixed["tokens"], case.dims.embed_dim
     if case.item.name == "sentence_learned":
         places = oracles.sentence_positions(tokens, PAD, EOS)
@@ -250,7 +250,7 @@ def _added(case: Case, fixed: Arrays, given: Arrays) -> Tensor:
 
 
 def meaning(case: Case, arrays: Arrays) -> dict:
-    """Return what a user of the vectors has to know of a case."""
+    """Collect the facts that a user of the vectors has to know of a case."""
     oracle = getattr(oracles, case.item.name, None)
     return {
         "spec": case.spec,

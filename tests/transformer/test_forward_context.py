@@ -144,7 +144,7 @@ def test_a_gpu_is_waited_for_once_a_stack_and_never_in_a_step(family, spec, monk
 
 
 def steps(model, family, tokens) -> int:
-    """Return how often three steps of decoding wait."""
+    """Count how often three steps of decoding wait."""
     out = None
     if family == "translation":
         out = model.encoder(tokens, tokens.ne(1).sum(1))

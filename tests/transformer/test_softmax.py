@@ -79,7 +79,7 @@ def softmax(spec: str, scores: torch.Tensor, layer, direction: str) -> torch.Ten
 
 
 def attended(spec: str, backends: Iterable[str], causal: bool, direction: str):
-    """Return what a layer gives on backends, with padding on both sides, and the formula's."""
+    """Compute a layer on backends, with padding on both sides, and the formula."""
     torch.manual_seed(3)
     encoding = awake(PositionEncoding(spec, WIDTH, HEADS, 20, causal)).double()
     query, key, value = torch.randn(3, 3, HEADS, LENGTH, 8, dtype=torch.float64).unbind()

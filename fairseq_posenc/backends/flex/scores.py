@@ -45,6 +45,34 @@ class _VisibleRows(NamedTuple):
         return torch.cat([rows, gap, *resets], 1)  # [G, size, ...]
 
 
+def _find_visible_rows(terms: Terms, tgt_len: int, src_len: int, mask: Mask) -> _VisibleRows:
+    """Find the rows of the distances that a mask leaves visible."""
+    reach = mask.locality.reach(mask.direction)
+    reach = src_len if reach is None else reach
+    lowest = 0 if mask.direction == "rl" else max(-reach, 1 - src_len)
+    highest = 0 if mask.direction == "lr" else min(reach, tgt_len - 1)
+    number, reset = highest - lowest + 1, terms.first is not None
+    # The tables of the terms begin at the distance 1 - S.
+    return _VisibleRows(
+        lowest + src_len - 1, number, round_length(max(number, 2)) + 2 * reset, reset
+    )
+
+
+def _multiply_rows(
+    x: Tensor | None, table: Tensor | None, rows: _VisibleRows, product: bool, scale: float
+) -> Tensor | None:
+    """Multiply queries or keys with the visible rows: ``(B, H, T or S, size)``."""
+    if x is None or table is None:
+        return None
+    # The scores come scaled: what is added to them has to be, and what multiplies them not.
+    return (at_least_fp32(x) * (1.0 if product else scale)) @ rows.select(table).transpose(-1, -2)
+
+
+def _look_up(x: Tensor, b: Tensor, h: Tensor, *places: Tensor) -> Tensor:
+    """Look up a number for a sentence and a head, either of which may be one for all."""
+    return x[(index_or_zero(x, 0, b), index_or_zero(x, 1, h), *places)]
+
+
 def _split_in_two(decay: Tensor) -> tuple[Tensor, Tensor]:
     """Split numbers in float64 into two in float32, whose differences lose nothing."""
     coarse = decay.float()
@@ -79,30 +107,13 @@ def build_score_mod(
     """
     queries = tgt_len if query is None else query.size(2)
     keys = src_len if key is None else key.size(2)
-    reach = mask.locality.reach(mask.direction)
-    reach = src_len if reach is None else reach
-    lowest = 0 if mask.direction == "rl" else max(-reach, 1 - src_len)  # visible distance
-    highest = 0 if mask.direction == "lr" else min(reach, tgt_len - 1)
-    number = highest - lowest + 1
-    reset = terms.first is not None
-    size = round_length(max(number, 2)) + 2 * reset
-    # The tables of the terms begin at the distance 1 - S.
-    rows = _VisibleRows(lowest + src_len - 1, number, size, reset)
+    rows = _find_visible_rows(terms, tgt_len, src_len, mask)
     # What differs from call to call is a tensor: a number would be compiled into the kernel.
-    shift = torch.tensor(tgt_len - src_len - lowest, device=device)
-    last_row = torch.tensor(number - 1, device=device)
-
-    def multiply_rows(x: Tensor | None, table: Tensor | None) -> Tensor | None:
-        if x is None or table is None:
-            return None
-        # The scores come scaled: what is added to them has to be, and what multiplies them not.
-        scale = 1.0 if terms.product else score_scale(terms, x.size(-1))
-        return (at_least_fp32(x) * scale) @ rows.select(table).transpose(
-            -1, -2
-        )  # [B, H, T or S, R]
-
-    by_query = multiply_rows(query, terms.query_table)  # [B, H, T, R]
-    by_key = multiply_rows(key, terms.key_table)  # [B, H, S, R]
+    shift = torch.tensor(tgt_len - 1 - rows.first, device=device)
+    last_row = torch.tensor(rows.number - 1, device=device)
+    scale = 1.0 if query is None else score_scale(terms, query.size(-1))
+    by_query = _multiply_rows(query, terms.query_table, rows, terms.product, scale)
+    by_key = _multiply_rows(key, terms.key_table, rows, terms.product, scale)
     gain = None if terms.gain is None else rows.select(terms.gain)
     bias = None if terms.bias is None else rows.select(terms.bias)
     pair_bias, first = terms.pair_bias, terms.first
@@ -120,14 +131,12 @@ def build_score_mod(
         None if c is None else _split_in_two(F.pad(c, (0, keys - src_len))) for c in decay
     )
 
-    def decay_of_pair(
+    def compute_decay(
         parts: tuple[Tensor, Tensor], b: Tensor, h: Tensor, i: Tensor, j: Tensor
     ) -> Any:
         """Compute c_i - c_j from both parts of c."""
-        coarse, rest = parts
-        b, h = index_or_zero(coarse, 0, b), index_or_zero(coarse, 1, h)
         i = (i + offset).clamp(max=keys - 1)
-        return (coarse[b, h, i] - coarse[b, h, j]) + (rest[b, h, i] - rest[b, h, j])
+        return sum(_look_up(c, b, h, i) - _look_up(c, b, h, j) for c in parts)
 
     def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         row = (j - i + shift).clamp(min=0).minimum(last_row)  # of hidden pairs too
@@ -145,22 +154,14 @@ def build_score_mod(
         if bias is not None:
             score = score + bias[index_or_zero(bias, 0, h), row]
         if pair_bias is not None:
-            score = (
-                score
-                + pair_bias[index_or_zero(pair_bias, 0, b), index_or_zero(pair_bias, 1, h), i, j]
-            )
+            score = score + _look_up(pair_bias, b, h, i, j)
         if earlier is not None and later is not None:
             is_later = j > i + offset
             score = score + torch.where(
-                is_later, decay_of_pair(later, b, h, i, j), decay_of_pair(earlier, b, h, i, j)
+                is_later, compute_decay(later, b, h, i, j), compute_decay(earlier, b, h, i, j)
             )
         elif (only := earlier or later) is not None:
-            score = score + decay_of_pair(only, b, h, i, j)
-        if temperature is not None:
-            score = (
-                score
-                * temperature[index_or_zero(temperature, 0, b), index_or_zero(temperature, 1, h), i]
-            )
-        return score
+            score = score + compute_decay(only, b, h, i, j)
+        return score if temperature is None else score * _look_up(temperature, b, h, i)
 
     return modify

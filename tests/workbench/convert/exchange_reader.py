@@ -28,7 +28,7 @@ def load(folder: str, auto: str) -> tuple[Any, dict[str, Any]]:
 
 
 def answer(folder: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """Return what transformers makes of a folder.
+    """Run transformers on a folder.
 
     Args:
         folder: of an export.

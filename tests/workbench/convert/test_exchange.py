@@ -197,7 +197,7 @@ def beginnings():
 
 
 def written(trained, tokens):
-    """Return what a causal model here writes, greedily, after 50 beginnings."""
+    """Write with a causal model here, greedily, after 50 beginnings."""
     for _ in range(12):
         last = scores(trained, "causal_lm", tokens)[:, -1]
         last[:, [1, 2]] = -torch.inf
@@ -219,7 +219,7 @@ def test_translations_are_those_of_fairseq(spec, beams):
 
 
 def searched(tokens, real, beams):
-    """Return how transformers is to translate."""
+    """Build the settings with which transformers translates."""
     wanted = {"input_ids": tokens, "attention_mask": real.long(), "num_beams": beams}
     return {**wanted, "min_new_tokens": 6, "early_stopping": beams > 1}
 
@@ -232,7 +232,7 @@ def translated(trained, tokens, real, beams):
 
 
 def agreeing(ours, found):
-    """Return how many translations ended before their limit of 60, and how many of those agree.
+    """Count the translations that ended before their limit of 60, and those of them that agree.
 
     At their limit the two do different things: fairseq forces an end, transformers stops.
     """
@@ -286,7 +286,7 @@ def test_another_environment_reads_it(python, family, spec, more):
 
 
 def outside(python, *jobs, script="exchange_reader.py"):
-    """Return what another Python answers, of folders and what is asked of each."""
+    """Ask another Python about folders."""
     place = new_directory()
     torch.save([(str(folder), want) for folder, want in jobs], place / "asked.pt")
     command = [python, Path(__file__).with_name(script), place / "asked.pt", place / "answers.pt"]
@@ -313,7 +313,7 @@ def exported(family, name):
 
 
 def cell(ours, answers):
-    """Return what a model became, for each environment: its difference, and what it writes."""
+    """Collect, for each environment, the difference of a model and what it writes."""
     own = answers[0]["class"].startswith("Posenc")
     said = ["own code" if own else answers[0]["class"]]
     for found in answers:

@@ -32,7 +32,7 @@ PYTHONS = ["here", *(pytest.param(python, marks=pytest.mark.slow) for python in 
 
 
 def trained_there(python, folder, asked):
-    """Return what a training in transformers gives, here or in another Python, with its folder."""
+    """Train in transformers, here or in another Python, with its folder."""
     asked = {**asked, "out": str(new_directory() / "trained")}
     if python == "here":
         return exchange_trainer.answer(str(folder), asked), asked["out"]

@@ -110,7 +110,7 @@ def loaded(state):
 
 
 def fates(printed):
-    """Return what became of each position parameter, by name."""
+    """Collect the fate of each position parameter, by name."""
     lines = [line.split(": ", 1) for line in printed.splitlines() if ".weight (" in line]
     return {name.split(" ")[0]: fate for name, fate in lines}
 

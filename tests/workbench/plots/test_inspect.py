@@ -61,7 +61,7 @@ def watched_model(family: str, model, labels: list[str]) -> tuple[OpenModel, Rea
 
 
 def content_of(html: str) -> tuple[dict, np.ndarray]:
-    """Return what a page holds: its facts, and the codes of its planes."""
+    """Read a page: its facts, and the codes of its planes."""
     data, codes = (
         re.findall(f'<script type="[a-z/]+" id="{name}">(.*?)</script>', html, re.DOTALL)[0]
         for name in ("data", "codes")

@@ -57,7 +57,7 @@ def command(cluster: Cluster, out: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def end_of(waiting: subprocess.Popen[str], status: int = 0) -> str:
-    """Return what a command printed, which ends within a bounded time."""
+    """Run a command, which ends within a bounded time; return its output."""
     try:
         told = waiting.communicate(timeout=300)[1]
     except subprocess.TimeoutExpired:

@@ -90,14 +90,14 @@ def call(*words: Any, status: int = 0, cwd: Path | None = None, gpus: int = 0, *
 
 
 def refusal(*words: Any, **how: Any) -> str:
-    """Return how a command that must not start tells why."""
+    """Read why a command did not start."""
     out, err = call(*words, status=2, **how)
     assert out == ""
     return err.splitlines()[-1]
 
 
 def options_of(name: str, directions: str = "both") -> list[str]:
-    """Return what a recipe wants beside the encoding and the data."""
+    """List the arguments of a recipe beside the encoding and the data."""
     models = recipes.build_recipe(name).is_decbert
     own = ["--model", recipes.find_model(directions)] if models else []
     init = PRETRAINING[name]["init"].startswith("roberta")

@@ -64,7 +64,7 @@ NAME = "translation_iwslt17"
 
 @cache
 def dry_run(encoding: str, *more: object) -> tuple[list[Namespace], str]:
-    """Return how fairseq-train understands the commands, and what was said beside them."""
+    """Parse commands as fairseq-train does, and collect what was said beside them."""
     out, err = call("train-recipe", NAME, encoding, pairs(), "--dry-run", *more)
     return [settings(shlex.split(line)) for line in out.splitlines()], err
 

@@ -332,7 +332,7 @@ def evaluated(tmp_path_factory):
 
 
 def sacrebleu(hypotheses: Path) -> list[dict]:
-    """Return what sacreBLEU's own command says."""
+    """Run sacreBLEU's own command."""
     options = ["-m", "bleu", "chrf", "-w", 10, "-f", "json"]
     return json.loads(run("sacrebleu", data() / "test.raw.en", "-i", hypotheses, *options).out)
 
