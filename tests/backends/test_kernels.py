@@ -46,7 +46,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """Run ``benchmarks/kernels.py`` for every form with dropout, some with a reset"""
+    """Run ``benchmarks/kernels.py`` for every form with dropout, some with a reset."""
     pytest.importorskip("triton")
     # In processes of their own, for kernels are defined for the interpreter here.
     environment = {k: v for k, v in true_start().items() if k != "TRITON_INTERPRET"}

@@ -46,14 +46,14 @@ from tests.workbench.translation import test_translation_commands as pieces
 TRACE = hostile.TRACE
 PAYLOAD = f"__import__('os').mkdir('{TRACE}') or [5]"
 SECRET = "correct horse battery staple"
-# What each case changes in the settings of the model.
+# What each case changes in the settings of the model; each command treats names of files by itself.
+FILES = {name: {name: "SECRET"} for name in ("encoder_embed_path", "decoder_embed_path")}
 SETTINGS: dict[str, dict[str, Any]] = {
+    **FILES,
     "adaptive_softmax_cutoff": {"adaptive_softmax_cutoff": PAYLOAD},
     "adaptive_input_cutoff": {"adaptive_input": True, "adaptive_input_cutoff": PAYLOAD},
     "character_filters": {"character_embeddings": True, "character_filters": PAYLOAD},
     "xformers_att_config": {"xformers_att_config": PAYLOAD},
-    "encoder_embed_path": {"encoder_embed_path": "SECRET"},
-    "decoder_embed_path": {"decoder_embed_path": "SECRET"},
     "encoder_layers_to_keep": {"encoder_layers_to_keep": "first"},
     "decoder_layers_to_keep": {"decoder_layers_to_keep": 7.5},
     "position_encoding": {"position_encoding": "${oc.env:PAYLOAD}"},
@@ -82,6 +82,18 @@ KEPT_OUT = {
 }
 CASES = [(command, kind) for command, kind in KINDS.items()]
 CASES += [(command, kind) for command in SEVERAL for kind in ("masked_lm", "causal_lm", "pieces")]
+
+
+def paired(values: Iterable[str], every: int) -> list[tuple[str, str, str]]:
+    """Pair each case with one value of ``every``, in turn: so each value meets many commands."""
+    return [
+        (*case, value)
+        for turn, case in enumerate(CASES)
+        for number, value in enumerate(sorted(values), turn)
+        if number % every == 0
+    ]
+
+
 COMMANDS = {
     **hostile.COMMANDS,
     "translate": hostile.ours("translate", "--checkpoint", "CHECKPOINT", "w1"),
@@ -147,8 +159,10 @@ def start(command: str, path: Path, *fixtures: Any) -> str | None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize(("command", "kind"), CASES)
+@pytest.mark.parametrize(
+    ("command", "kind", "setting"),
+    [*paired(FILES, every=1), *paired(SETTINGS.keys() - FILES.keys(), every=3)],
+)
 def test_a_setting_runs_nothing_and_opens_nothing(
     command, kind, setting, secret, tmp_path, monkeypatch, capsys
 ):
@@ -197,8 +211,7 @@ def test_settings_of_another_type_are_one_line(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("fault", ALONE)
-@pytest.mark.parametrize(("command", "kind"), CASES)
+@pytest.mark.parametrize(("command", "kind", "fault"), paired(ALONE, every=2))
 def test_settings_of_another_form_are_one_line(
     command, kind, fault, secret, tmp_path, monkeypatch, capsys
 ):
