@@ -106,7 +106,8 @@ def file_of(module: str) -> Path:
     return path / "__init__.py"
 
 
-def test_neither_files_nor_rooms_form_a_circle():
+def draw_arrows() -> tuple[dict[Path, set[Path]], dict[str, set[str]]]:
+    """Collect the files that each file imports from, and the rooms that each room does."""
     files: dict[Path, set[Path]] = {}
     rooms: dict[str, set[str]] = {}
     for path in FILES:
@@ -114,6 +115,11 @@ def test_neither_files_nor_rooms_form_a_circle():
         files[path] = {each for each in named if each.name != "__init__.py"}
         if room := folder_of(path):
             rooms.setdefault(room, set()).update(set(filter(None, map(folder_of, named))) - {room})
+    return files, rooms
+
+
+def test_neither_files_nor_rooms_form_a_circle():
+    files, rooms = draw_arrows()
     assert len(rooms) > 15
     for arrows in (files, rooms):
         TopologicalSorter(arrows).prepare()  # raises for a circle, and names it
@@ -178,3 +184,10 @@ def test_fairseq_finds_what_registers_by_scanning():
         if module.startswith("fairseq.") and module.rpartition(".")[2].startswith("register_")
     }
     assert rooms == {"tasks", "models"}
+
+
+if __name__ == "__main__":  # python -m tests.test_wings counts the rooms and the arrows
+    _, found = draw_arrows()
+    pairs = [(room, other) for room, others in found.items() for other in others]
+    up = [each for each in pairs if wing(each[0].split("/")[0]) < wing(each[1].split("/")[0])]
+    print(f"{len(found)} rooms, {len(pairs)} arrows, {len(up)} to a wing above")
