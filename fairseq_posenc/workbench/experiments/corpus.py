@@ -73,8 +73,8 @@ def split_into_documents(text: str) -> list[Document]:
         for start in range(0, len(words), _PARAGRAPH_WORDS):
             if not documents or documents[-1].words >= _DOCUMENT_WORDS:
                 documents.append(Document(f"part {len(documents) + 1}", []))
-            shortened = words[start : start + _PARAGRAPH_WORDS]
-            documents[-1].paragraphs.append(" ".join(shortened))
+            paragraph = words[start : start + _PARAGRAPH_WORDS]
+            documents[-1].paragraphs.append(" ".join(paragraph))
     return documents
 
 

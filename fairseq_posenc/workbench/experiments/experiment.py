@@ -49,7 +49,7 @@ class ExperimentSettings(ABC):
     variants: tuple[Variant, ...]  # the models to compare
     seeds: tuple[int, ...]  # one training of each model for each
     updates: int  # training updates of each model
-    family: str  # masked-lm, causal-lm or translation
+    family: str  # masked-lm, causal-lm or encoder-decoder
     jobs: int = 1  # trainings at a time
     cluster: Optional[Slurm] = None  # where to train; None for this machine
     points: int = 10  # validations of a training, so points of its learning curve

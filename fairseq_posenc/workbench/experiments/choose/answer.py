@@ -15,7 +15,7 @@ _FEW = 8  # candidates to train where a user names none
 class ChooseQuestion(NamedTuple):
     """What a user asks."""
 
-    family: str  # masked-lm or causal-lm
+    family: str  # masked-lm, causal-lm or encoder-decoder
     length: int  # tokens in an input
     trained: int  # the length of training
 
