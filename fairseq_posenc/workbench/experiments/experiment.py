@@ -183,7 +183,8 @@ class Experiment(ABC, Generic[AnySettings]):
             raise_if_failed(cluster.run(items, self.settings.out, follow), len(items))
         else:
             refuse_jobs(self.settings.out)
-            trials.run_trials(work, self.settings.jobs, self._lock, follow)
+            of_seed = len(work) // len(self.settings.seeds)
+            trials.run_trials(work, self.settings.jobs, self._lock, follow, of_seed)
         return read_results()
 
     def _build_trial(self, run: Run, data: Stage) -> Trial:

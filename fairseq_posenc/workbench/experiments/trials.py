@@ -45,7 +45,11 @@ def default_jobs() -> int:
 
 
 def run_trials(
-    trials: Sequence[Trial], jobs: int, lock: int, watch: Optional[Callable[[], None]] = None
+    trials: Sequence[Trial],
+    jobs: int,
+    lock: int,
+    watch: Optional[Callable[[], None]] = None,
+    wave: Optional[int] = None,
 ) -> None:
     """Train and measure all models that are not finished, each in a folder of its own.
 
@@ -54,6 +58,7 @@ def run_trials(
         jobs: trainings at a time.
         lock: file descriptor of the folder's lock, which the programs inherit.
         watch: called several times a second.
+        wave: how many trials belong together; see :func:`run_parallel`.
 
     Raises:
         UserError: a program failed, but for a training that diverged.
@@ -61,7 +66,7 @@ def run_trials(
     left = sum(map(_count_updates_left, trials))
     with bar("all models", left, " updates") as progress:
         runners = [_TrialRunner(trial, lock, progress.update) for trial in trials]
-        run_parallel([each.run for each in runners], jobs, watch)
+        run_parallel([each.run for each in runners], jobs, watch, wave)
 
 
 def read_figures(trial: Trial) -> Optional[Outputs]:

@@ -9,13 +9,16 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Optional, TypeVar
 
 from fairseq_posenc.checkpoints.leftovers import delete_temporary_folders
 from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.workbench.running.devices import cores
 from fairseq_posenc.workbench.running.die_with_parent import die_with_parent
 
 _QUOTED_LINES = 15
@@ -145,8 +148,37 @@ def raise_if_failed(failures: Sequence[str], runs: int) -> None:
         )
 
 
+class _Waves:
+    """Lets calls of a later wave begin beside an earlier wave only on free cores."""
+
+    def __init__(self, calls: int, wave: int) -> None:
+        self._wave, self._left = wave, set(range(calls))
+        self._running, self._changed = 0, threading.Condition()
+
+    @contextmanager
+    def wait_for_turn(self, number: int) -> Iterator[None]:
+        """Wait until a call, counted from 0, may begin; note its end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._may_begin(number))
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._left.remove(number)
+                self._changed.notify_all()
+
+    def _may_begin(self, number: int) -> bool:
+        is_first_wave = number // self._wave == min(self._left) // self._wave
+        return is_first_wave or self._running < cores()
+
+
 def run_parallel(
-    calls: Sequence[Callable[[], Result]], jobs: int, watch: Optional[Callable[[], None]] = None
+    calls: Sequence[Callable[[], Result]],
+    jobs: int,
+    watch: Optional[Callable[[], None]] = None,
+    wave: Optional[int] = None,
 ) -> list[Result]:
     """Call functions that start programs, each in a thread; return their results in order.
 
@@ -156,9 +188,17 @@ def run_parallel(
         calls: the functions, begun in this order.
         jobs: how many at a time.
         watch: called now and then, several times a second.
+        wave: how many calls belong together, as the trainings of a seed. While one of them is left,
+            later ones begin only on free cores, so that they do not delay it.
     """
+    waves = _Waves(len(calls), wave or len(calls) or 1)
+
+    def run_in_turn(number: int) -> Result:
+        with waves.wait_for_turn(number):
+            return calls[number]()
+
     with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(call) for call in calls]
+        futures = [pool.submit(run_in_turn, number) for number in range(len(calls))]
         running = set(futures)
         try:
             while running:

@@ -12,7 +12,7 @@ import pytest
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments import trials
-from fairseq_posenc.workbench.running import devices
+from fairseq_posenc.workbench.running import devices, programs
 from fairseq_posenc.workbench.running.programs import run_logged, run_parallel
 from tests.helpers.waiting import wait_until
 
@@ -45,6 +45,27 @@ def test_no_more_than_the_jobs_run_at_a_time(jobs):
 
     run_parallel([work] * 4, jobs)
     assert max(counts) == jobs
+
+
+def test_a_later_wave_begins_beside_an_earlier_one_on_free_cores_only(monkeypatch):
+    monkeypatch.setattr(programs, "cores", lambda: 2)
+    active: set[int] = set()
+    beside, last_may_end = [], threading.Event()
+
+    def work(number: int) -> None:
+        active.add(number)
+        if number == 2:  # the last of the first wave
+            last_may_end.wait()
+        elif number > 2 and not last_may_end.is_set():
+            time.sleep(0.2)  # the others of its wave could begin meanwhile
+            beside.append(set(active))
+            last_may_end.set()
+        active.remove(number)
+
+    run_parallel([lambda n=n: work(n) for n in range(6)], 6, wave=3)
+    ((last, later),) = map(sorted, beside)
+    assert last == 2
+    assert later > 2
 
 
 @pytest.mark.parametrize("error", [UserError, KeyboardInterrupt])
