@@ -1,113 +1,28 @@
-"""Every kernel compiles for a GPU that is not there, and costs what it is known to cost."""
+"""What ``make gpu`` runs, in which order, and what becomes of a step that is cut or fails."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from fairseq_posenc.workbench.results.record import read
-from tests.helpers.programs import SERVER, true_start
+from tests.helpers.programs import SERVER
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import gpu  # noqa: E402
-import launches  # noqa: E402
 from gpu import done_before, run, run_all  # noqa: E402
 from measuring.gpu_steps import LIMIT, NAMES, Step, estimate, first, steps  # noqa: E402
-
-# Instructions of lanes for each pair of query and key, with dropout: some percent above what was
-# counted with Triton 3.7, so that a change that makes kernels much dearer is seen.
-LIMITS = {"plain": 50, "bias": 60, "gain": 64, "shaw": 72, "m4": 92, "deberta": 92, "m4m": 102}
-WITH_PADDING = 7  # more, as a reset has it: its key is left out as padding is
-FORMS = [*LIMITS, "shaw+values"]
-RESETS = ["gain", "m4m", "shaw+values"]
-# What each of two processes does, one after the other: their start is dear.
-EACH = """
-import json, sys, kernels
-for forms in json.loads(sys.argv[1]):
-    sys.argv[1:] = ["--dropout", "0.1", "--json", "--forms", *forms]
-    kernels.main()
-    print("---", flush=True)
-"""
-SHARED = {80: 166_912, 90: 232_448}  # bytes that a program can have
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="triton exists for Linux alone"),
 ]
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """Run ``benchmarks/kernels.py`` for every form with dropout, some with a reset."""
-    pytest.importorskip("triton")
-    # In processes of their own, for kernels are defined for the interpreter here.
-    environment = {k: v for k, v in true_start().items() if k != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
-    wide = ["deberta", "shaw+values", "--width", "80"]
-    parts = [[FORMS], [[*RESETS, "--reset", "1"], ["m4m", "--arch", "80"], wide]]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", EACH, json.dumps(part)],
-            **{"cwd": ROOT, "env": environment, "stdout": subprocess.PIPE},
-        )
-        for part in parts
-    ]
-    outputs = [text for each in started for text in each.communicate()[0].split(b"---")[:-1]]
-    assert not any(process.returncode for process in started)
-    *found, wide = [json.loads(output) for output in outputs]
-    rows = {key: [row for each in found for row in each[key]] for key in ("sums", "kernels")}
-    return {**rows, "wide": wide["kernels"]}
-
-
-def test_every_form_compiles(compiled):
-    forms = [(row["form"], row["reset"]) for row in compiled["sums"] if row["arch"] == 90]
-    assert forms == [*((form, False) for form in FORMS), *((form, True) for form in RESETS)]
-    assert {row["kernel"] for row in compiled["kernels"]} == {
-        *("forward_kernel", "key_kernel", "rows_kernel", "table_kernel")
-    }
-
-
-def test_matrix_units_run_at_full_width(compiled):
-    assert all(row["full_width"] for row in compiled["kernels"])
-
-
-@pytest.mark.parametrize("form", LIMITS)
-def test_a_pair_costs_little(compiled, form):
-    rows = [x for x in compiled["sums"] if x["form"] == form and x["arch"] == 90]
-    for row in rows:
-        assert row["instructions"] <= LIMITS[form] + WITH_PADDING * row["reset"], row
-
-
-def test_registers_suffice(compiled):
-    for row in compiled["sums"]:
-        assert row["spilled"] == 0, row
-
-
-def test_shared_memory_suffices_for_wide_heads_too(compiled):
-    for row in [*compiled["kernels"], *compiled["wide"]]:
-        assert row["shared_bytes"] <= SHARED[row["arch"]], row
-
-
-# Of alibi, adding the biases; of m4m, two products with their copies of the inputs, a table turned
-# round, and scores that are not torch's.
-ADDED = {"none": 0, "rope": 2, "alibi": 1, "m4m": 7}
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_layer_starts_little_that_fairseqs_does_not():
-    words = ["--families", "masked_lm", "--encodings", *ADDED]
-    stock, *found = launches.count_rows(launches.parse_args(words))
-    assert stock["layer"] > 20
-    assert {row["encoding"]: sum(row["added"].values()) for row in found} == ADDED
 
 
 def test_what_matters_most_on_a_gpu_takes_nine_minutes_at_most():

@@ -1,7 +1,7 @@
 """Tile sizes and numbers of warps, by GPU generation (major compute capability).
 
-Chosen by compiling (``benchmarks/kernels.py``), not by timing: matrix units run at full width, and
-as few registers as possible are spilled.
+Chosen by compiling, not by timing: matrix units run at full width, and as few registers as possible
+are spilled.
 """
 
 from __future__ import annotations
