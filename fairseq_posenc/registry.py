@@ -4,7 +4,7 @@ import importlib
 import inspect
 import pkgutil
 from functools import cache
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from fairseq_posenc import encodings
 from fairseq_posenc.encodings.base import ENCODINGS, Encoding
@@ -70,12 +70,3 @@ def module_place(cls: type[Encoding]) -> str:
     if cls.acts_on == "input":
         return "input"
     return "stack" if cls.shared else "layer"
-
-
-def __getattr__(name: str) -> Any:
-    """Find a function by the name that it had here before; gone with the next release."""
-    moved = {"parse": ("specs", "parse"), "build": ("assembly", "build_encodings")}
-    if name in moved:
-        module, new_name = moved[name]
-        return getattr(importlib.import_module(f"fairseq_posenc.{module}"), new_name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,8 +22,6 @@ LIBRARY = {
     *("encodings", "backends", "modules", "analysis"),
 }
 PLUGIN = {"transformer", "checkpoints", "host", "models", "tasks"}
-# What users may have imported before the tree was moved; gone with the next release.
-MOVED = {"running", "translation"}
 SELF = "fairseq_posenc."
 HOST = {"fairseq", "fairseq_cli", "hydra", "omegaconf"}
 
@@ -66,7 +64,7 @@ ROOMS = {"fairseq_posenc", "fairseq_posenc.workbench"}
 ROOMS |= {f"fairseq_posenc.workbench.{name}" for name in ("experiments", "training", "reports")}
 ROOMS |= {f"fairseq_posenc.workbench.{name}" for name in ("finetuning", "convert")}
 JOBS = set(filter(re.compile(r"fairseq_posenc\.workbench\.").match, map(job_of, COMMANDS.values())))
-FILES = sorted(path for path in PACKAGE.rglob("*.py") if room_of(path) not in MOVED)
+FILES = sorted(PACKAGE.rglob("*.py"))
 TOP = {room_of(path) for path in FILES}
 
 
@@ -86,7 +84,7 @@ def test_arrows_run_down_only():
             continue  # they name the plugin's modules, and import none
         if parts[0] != "fairseq_posenc":
             assert wing(own) > 0 or parts[0] not in HOST, f"{path} imports {module}"
-        elif len(parts) > 1 and parts[1] in TOP | MOVED:
+        elif len(parts) > 1 and parts[1] in TOP:
             assert wing(parts[1]) <= wing(own), f"{path} imports {module}, of a wing above"
 
 

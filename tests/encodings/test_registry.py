@@ -200,9 +200,3 @@ def test_what_fits_an_encoder_is_what_can_be_built_for_one():
         else:
             with pytest.raises(UserError, match=f"{name} is for causal models"):
                 build_encodings(specs.parse(name), Dims(16, 2, 8))
-
-
-def test_names_of_the_last_release_still_work():
-    assert (registry.parse, registry.build) == (specs.parse, build_encodings)
-    with pytest.raises(AttributeError, match="no attribute 'unknown'"):
-        _ = registry.unknown

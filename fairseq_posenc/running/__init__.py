@@ -1,1 +1,0 @@
-"""Kept for a release: :mod:`fairseq_posenc.workbench.running` is the place."""
