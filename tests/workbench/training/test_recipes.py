@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fairseq import options
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 
 from fairseq_posenc import specs
@@ -18,6 +19,7 @@ from tests.helpers.tiny_models import make_model
 DATA = recipes.load()
 PRETRAINING, REPORTED = DATA["pretraining"], DATA["reported"]
 NAMES = ["a_small", "a_base", "a_c4", "a_large", "a_none", "b_small", "b_large", "b_lm"]
+TRAININGS = [*NAMES, recipes.TRANSLATION]
 
 
 def rows(table: str) -> dict[tuple[str, str], dict[str, float]]:
@@ -58,6 +60,44 @@ def test_what_the_papers_do_not_give():
         recipe = recipes.build_recipe(name)
         assert {"lr_scheduler", "weight_decay", "adam_betas", "dropout"} <= set(recipe.settings)
         assert "tokens_per_sample" in recipe.not_given
+
+
+# What changes a training wherever it is not stated, as fairseq has a default for each.
+DEFAULTED = {
+    *("activation_fn", "dropout", "attention_dropout"),
+    *("adam_betas", "adam_eps", "weight_decay", "clip_norm", "lr_scheduler"),
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_recipe_leaves_no_setting_to_fairseqs_defaults(name):
+    assert set(recipes.build_recipe(name).all_settings) >= DEFAULTED
+
+
+@pytest.mark.parametrize("table", ["glue", "squad"])
+def test_what_is_fine_tuned_leaves_no_setting_to_the_model(table):
+    for name, entry in DATA["finetuning"][table].items():
+        stated = {**entry["settings"], **entry["not_given"]}
+        assert DEFAULTED - {"activation_fn"} <= set(stated), name  # which is the model's
+
+
+def test_a_causal_lm_drops_no_attention():
+    """The paper has one dropout; attention's is what its models have without a word, fairseq's."""
+    recipe = recipes.build_recipe("b_lm")
+    assert "attention_dropout" not in recipe.settings
+    assert recipe.not_given["attention_dropout"] == 0.0
+    assert MODEL_DATACLASS_REGISTRY[recipe.arch]().attention_dropout == 0.0
+
+
+def test_the_translation_models_stated_defaults_are_fairseqs():
+    """What was left to fairseq before is written out, and is no other number."""
+    recipe = recipes.build_recipe(recipes.TRANSLATION)
+    words = ["data", "--task", "translation", "--arch", recipe.arch, "--optimizer", "adam"]
+    found = vars(options.parse_args_and_arch(options.get_training_parser(), input_args=words))
+    names = ("activation_fn", "attention_dropout", "adam_eps", "weight_decay", "clip_norm")
+    stated = recipe.not_given
+    assert {name: stated[name] for name in names} == {name: found[name] for name in names}
+    assert str(found["adam_betas"]) == stated["adam_betas"]
 
 
 def test_the_recipes_in_a_table():
