@@ -1,11 +1,13 @@
 """Loading fairseq's dictionaries, and their fingerprints."""
 
 import hashlib
+import io
+import re
 from pathlib import Path
 
 from fairseq.data import Dictionary
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, shortened
 
 DICTIONARY = "dict.txt"
 
@@ -32,12 +34,37 @@ def load_dictionary(path: Path, mask: bool = True) -> Dictionary:
     """Load a ``dict.txt``; add ``<mask>``, which the tasks of masked language models do, if asked.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: it cannot be read; names the line.
     """
     try:
         dictionary = Dictionary.load(str(path))
     except Exception as error:  # fairseq raises OSError, ValueError, RuntimeError, plain Exception
-        raise UserError(f"{path}: not a fairseq dictionary ({error})") from None
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        why = _find_fault(path) or shortened(reason)
+        raise UserError(f"{path}: not a fairseq dictionary ({why})") from None
     if mask:
         dictionary.add_symbol("<mask>")
     return dictionary
+
+
+def _find_fault(path: Path) -> str | None:
+    """Find the first line that fairseq refuses; say what is wrong with it."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = 1 + len(re.findall(rb"\r\n?|\n", content[: error.start]))
+        return f"line {line}: byte 0x{content[error.start]:02x} is not UTF-8"
+    dictionary = Dictionary()
+    for number, line in enumerate(io.StringIO(text, newline=None), start=1):
+        word = shortened(line.rstrip("\n"))
+        try:
+            dictionary.add_from_file(io.StringIO(line))
+        except RuntimeError:
+            return f"Duplicate word in line {number}: {word!r}"
+        except ValueError:
+            return f"line {number}: {word!r} is not a word, a space and its count"
+    return None

@@ -18,7 +18,7 @@ from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.executor import Slurm
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.files import checksum, read_json, write_whole, written_whole
+from fairseq_posenc.workbench.running.files import checksum, read_json, write_whole
 from fairseq_posenc.workbench.running.folders import MANIFEST, Folder, saved_progress
 from fairseq_posenc.workbench.running.programs import raise_if_failed
 from fairseq_posenc.workbench.running.progress import format_counts, say
@@ -34,7 +34,7 @@ from .pool import Pool
 from .shards import Part, find_files, parts_of_shard
 from .sources import Input, Reader, combine_checksums
 from .split import Split, SplitState
-from .vocabulary import PACKAGES
+from .vocabulary import PACKAGES, save_dictionary, warn_of_unknown
 
 _FORMAT = 2  # version of manifest.json
 _COUNTS = "counts.json"
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace, lines: LineFormat) -> None:
             path = settings.out / DICTIONARY
             if path.exists():
                 raise UserError(f"{path} is there already; delete it, or choose another --out")
-            _save(_count_dictionary(settings, text), path)
+            save_dictionary(_count_dictionary(settings, text), path)
             say(f"wrote {path}")
         else:
             _write_folder(settings, text)
@@ -82,7 +82,7 @@ def _run_jobs(settings: BinarizeSettings, text: TextRules, cluster: Slurm) -> No
         counter: Counter[str] = Counter()
         for folder in _make_shards(counting, text, cluster, _write_counts):
             counter.update(read_json(folder / _COUNTS))
-        _save(_build_dictionary(settings, counter), path)
+        save_dictionary(_build_dictionary(settings, counter), path)
         settings = replace(settings, vocabulary=settings.vocabulary._replace(dict_txt=path))
     if not settings.dict_only:
         _make_shards(settings, text, cluster, _write_folder)
@@ -115,7 +115,7 @@ def _build_work_item(settings: BinarizeSettings, text: TextRules, write: WriteFo
 
 def _write_counts(settings: BinarizeSettings, text: TextRules) -> None:
     """Write how often each symbol occurs in a shard."""
-    inputs = _find_inputs(settings)["train"]
+    inputs = _find_inputs(settings, text)["train"]
     folder = Folder(settings.folder, _plan(settings, text, {"train": inputs}))
     if folder.is_done():
         return
@@ -127,15 +127,21 @@ def _write_counts(settings: BinarizeSettings, text: TextRules) -> None:
 
 
 def _write_folder(settings: BinarizeSettings, text: TextRules) -> None:
-    inputs = _find_inputs(settings)
-    check_format(text.lines, [one.part.path for given in inputs.values() for one in given])
+    inputs = _find_inputs(settings, text)
     folder = Folder(settings.folder, _plan(settings, text, inputs))
     if folder.is_done():
         return
+    vocabulary = settings.vocabulary
+    # A broken one is refused before anything is written.
+    given = None if settings.makes_dictionary else vocabulary.load_dictionary()
     with folder.resume() as done:
-        dictionary = _make_dictionary(settings, text, folder.partial / DICTIONARY)
+        if given is None:
+            dictionary = _count_once(settings, text, folder, done)
+        else:
+            dictionary = given
+            vocabulary.write_dictionary(given, folder.partial / DICTIONARY, folder.plan["files"])
         symbols = Symbols.from_dictionary(dictionary)
-        tokenizer = settings.vocabulary.load_encoder(dictionary)
+        tokenizer = vocabulary.load_encoder(dictionary)
         encoder = tokenizer or SymbolEncoder(settings.splitter, dictionary)
         with Pool(settings.workers, make_items, text, encoder, symbols, settings) as opened:
             for split in inputs:
@@ -167,19 +173,26 @@ def _write_split(
     (folder.partial / f"{name}.sizes").unlink(missing_ok=True)
     counts = done[name]["counts"]
     print(f"{name}: {format_counts(counts)}")
+    warn_of_unknown(name, counts["unknown_tokens"], counts["tokens"] - counts["items"])
     if special := counts.get("special_tokens"):
         say(f"warning: {name} has {special:,} words that fairseq takes for <s>, </s> or <pad>")
 
 
-def _find_inputs(settings: BinarizeSettings) -> dict[str, list[Input]]:
+def _find_inputs(settings: BinarizeSettings, text: TextRules) -> dict[str, list[Input]]:
     """Find the parts of each split; fairseq reads valid and test from the first shard alone."""
     inputs = {}
     for split, given in settings.inputs.items():
         shard, count = (settings.shard, settings.num_shards) if split == "train" else (0, 1)
         if split == "train" or settings.shard == 0:
-            parts = parts_of_shard(find_files(given), shard, count)
+            parts = _find_parts(given, text, shard, count)
             inputs[split] = list(map(Input.from_part, parts))
     return inputs
+
+
+def _find_parts(given: Sequence[str], text: TextRules, shard: int, count: int) -> list[Part]:
+    files = find_files(given)
+    check_format(text.lines, files)
+    return parts_of_shard(files, shard, count)
 
 
 def _plan(
@@ -195,24 +208,21 @@ def _plan(
     }
 
 
-def _make_dictionary(settings: BinarizeSettings, text: TextRules, path: Path) -> Dictionary:
-    """Load the dictionary that an earlier call wrote, or make and write it."""
-    if not path.exists():
-        given = settings.vocabulary.dict_txt or settings.vocabulary.sentencepiece_model
-        load = settings.vocabulary.load_dictionary
-        _save(load() if given else _count_dictionary(settings, text), path)
+def _count_once(
+    settings: BinarizeSettings, text: TextRules, folder: Folder, done: dict[str, Any]
+) -> Dictionary:
+    """Count the dictionary, or load it if ``done`` has the checksum of a counted one."""
+    path = folder.partial / DICTIONARY
+    if not (path.exists() and done.get(DICTIONARY) == checksum(path)):
+        save_dictionary(_count_dictionary(settings, text), path)
+        done[DICTIONARY] = checksum(path)
+        folder.save(done)
     return load_dictionary(path, mask=False)
-
-
-def _save(dictionary: Dictionary, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as temporary:
-        dictionary.save(str(temporary))
 
 
 def _count_dictionary(settings: BinarizeSettings, text: TextRules) -> Dictionary:
     """Build the dictionary of the whole training text, counted here."""
-    parts = parts_of_shard(find_files(settings.inputs["train"]), 0, 1)
+    parts = _find_parts(settings.inputs["train"], text, 0, 1)
     return _build_dictionary(settings, _count_symbols(settings, text, parts))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import NamedTuple, Optional, Protocol
 
 from fairseq_posenc.errors import UserError
@@ -123,11 +124,14 @@ def describe_format(lines: LineFormat) -> str:
 
 
 def check_format(lines: LineFormat, paths: Sequence[str]) -> None:
-    """Refuse to take the rows of a Parquet file for lines of text.
+    """Refuse to take the rows of a Parquet file for lines of text, before anything is written.
 
     Raises:
-        UserError: a Parquet file and a format of text lines.
+        UserError: a Parquet file and a format of text lines; or pyarrow is not installed.
     """
     for path in paths:
-        if path.endswith(PARQUET) and not isinstance(lines, JsonField):
-            raise UserError(f"{path}: Parquet is read by json_lines.py")
+        if path.endswith(PARQUET):
+            if not isinstance(lines, JsonField):
+                raise UserError(f"{path}: Parquet is read by json_lines.py")
+            if find_spec("pyarrow") is None:
+                raise UserError(f"{path}: Parquet needs the package pyarrow: pip install pyarrow")

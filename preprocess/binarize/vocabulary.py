@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import codecs
+import shutil
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -10,7 +12,8 @@ from fairseq.data import Dictionary
 
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.running.files import checksum, written_whole
+from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.tokens.gpt2 import GPT2
 from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
 from fairseq_posenc.workbench.tokens.tokenizer import Tokenizer
@@ -71,15 +74,40 @@ class Vocabulary(NamedTuple):
         """Load the dictionary of ``--dict``, or build that of all sentencepieces.
 
         Raises:
-            UserError: the file cannot be read, or holds no symbol.
+            UserError: the file cannot be read, holds no symbol, or begins with a byte-order mark.
         """
-        if self.dict_txt:
-            dictionary = load_dictionary(self.dict_txt, mask=False)
-            if len(dictionary) == dictionary.nspecial:
-                raise UserError(f"--dict {self.dict_txt} holds no symbol: all words would be <unk>")
-            return dictionary
-        assert self.sentencepiece_model
-        return Pieces(self.sentencepiece_model).build_dictionary()
+        if self.dict_txt is None:
+            assert self.sentencepiece_model
+            return Pieces(self.sentencepiece_model).build_dictionary()
+        name = f"--dict {self.dict_txt}"
+        dictionary = load_dictionary(self.dict_txt, mask=False)
+        if len(dictionary) == dictionary.nspecial:
+            raise UserError(f"{name} holds no symbol: all words would be <unk>")
+        if self.dict_txt.read_bytes().startswith(codecs.BOM_UTF8):
+            raise UserError(
+                f"{name}, line 1: begins with a byte-order mark, which fairseq takes for a part of "
+                "the first word; save it as UTF-8 without one"
+            )
+        if split := [symbol for symbol in dictionary.symbols if len(symbol.split()) != 1]:
+            count = f"{len(split):,} of its words have white space in them, as {split[0]!r}"
+            say(f"warning: {name}: {count}: no token of a text is one of these")
+        return dictionary
+
+    def write_dictionary(
+        self, dictionary: Dictionary, path: Path, checksums: dict[str, str]
+    ) -> None:
+        """Write what :meth:`load_dictionary` returned; the file of ``--dict`` as it is.
+
+        Raises:
+            UserError: that file has another checksum than before.
+        """
+        if self.dict_txt is None:
+            save_dictionary(dictionary, path)
+            return
+        with written_whole(path) as new:
+            shutil.copyfile(self.dict_txt, new)
+            if checksum(new) != checksums["dict"]:
+                raise UserError(f"--dict {self.dict_txt} changed while it was read; start again")
 
     def load_encoder(self, dictionary: Dictionary) -> Optional[Tokenizer]:
         """Load GPT-2's BPE or the sentencepieces; None where tokens are words or characters."""
@@ -88,3 +116,19 @@ class Vocabulary(NamedTuple):
         if self.sentencepiece_model:
             return PieceEncoder(Pieces(self.sentencepiece_model), dictionary)
         return None
+
+
+def save_dictionary(dictionary: Dictionary, path: Path) -> None:
+    """Write a dictionary that was made here."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(path) as new:
+        dictionary.save(str(new))
+
+
+def warn_of_unknown(text: str, unknown: int, words: int) -> None:
+    """Say that most words of a text are not in the dictionary."""
+    if 2 * unknown > words:
+        say(
+            f"warning: {text}: {unknown:,} of {max(unknown, words):,} tokens are <unk>; is the "
+            "dictionary that of this text and these tokens?"
+        )

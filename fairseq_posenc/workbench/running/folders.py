@@ -7,11 +7,11 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Optional
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import sync, write_whole
 from fairseq_posenc.workbench.running.locks import LOCK, lock_output_folder
@@ -35,7 +35,7 @@ class Folder:
 
     def __init__(self, path: Path, plan: dict[str, Any], plan_key: str = "plan") -> None:
         self.path, self._plan_key = path, plan_key
-        self._plan = json.loads(json.dumps(plan))  # tuples become lists, as in the manifest
+        self.plan = json.loads(json.dumps(plan))  # tuples become lists, as in the manifest
         self._whole = path.resolve()
         self.partial = self._whole.with_name(f"{self._whole.name}.partial")
 
@@ -60,15 +60,28 @@ class Folder:
     def resume(self) -> Iterator[dict[str, Any]]:
         """Lock the partial folder and yield the progress saved in it, ``{}`` at first.
 
+        The plan is saved before anything else is written. A folder of another plan is refused if it
+        has progress, and emptied if it has none. A mistake of the user, which only another text or
+        other options mend, deletes the folder.
+
         Raises:
             UserError: another process holds the lock, or the folder was begun by another program or
                 with another plan.
         """
         with self._lock():
-            saved = read_object(self.partial / _PROGRESS)
-            if saved is not None:
+            saved = read_object(self.partial / _PROGRESS) or {}
+            done = saved.get("done") or {}
+            if done:
                 self._compare(saved.get("plan"), self.partial)
-            yield saved.get("done", {}) if saved else {}
+            elif saved.get("plan") != self.plan:
+                self._empty()
+                self.save({})
+            try:
+                yield done
+            except UserError as error:
+                if not isinstance(error, RunError):
+                    self.discard()
+                raise
 
     @contextmanager
     def create(self) -> Iterator[int]:
@@ -78,9 +91,7 @@ class Folder:
             UserError: another process holds the lock, or another program made the folder.
         """
         with signals_as_keyboard_interrupt(advice=""), self._lock() as lock:
-            for left in self.partial.iterdir():  # of a killed run
-                if left.name != LOCK:
-                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+            self._empty()
             try:
                 yield lock
             except BaseException:
@@ -89,16 +100,18 @@ class Folder:
 
     def save(self, done: dict[str, Any]) -> None:
         """Save the progress that :meth:`resume` will yield."""
-        _write(self.partial / _PROGRESS, {"plan": self._plan, "done": done})
+        _write(self.partial / _PROGRESS, {"plan": self.plan, "done": done})
 
     def discard(self) -> None:
         """Delete the partial folder."""
-        shutil.rmtree(self.partial, ignore_errors=True)
+        with suppress(OSError):
+            self._empty()
+            (self.partial / LOCK).unlink()  # the last, as it marks the folder as ours
+            self.partial.rmdir()
 
     def finish(self, content: dict[str, Any]) -> None:
         """Write the manifest and publish the folder."""
-        _write(self.partial / MANIFEST, {self._plan_key: self._plan, **content})
-        (self.partial / _PROGRESS).unlink(missing_ok=True)
+        _write(self.partial / MANIFEST, {self._plan_key: self.plan, **content})
         self.publish()
         say(f"wrote {self.path}")
 
@@ -107,8 +120,16 @@ class Folder:
         for path in (*self.partial.rglob("*"), self.partial):
             sync(path)
         os.rename(self.partial, self._whole)
-        (self._whole / LOCK).unlink()  # until now it marked the folder as ours
+        for name in (_PROGRESS, LOCK):  # until now they marked the folder as ours
+            (self._whole / name).unlink(missing_ok=True)
         sync(self._whole.parent)
+
+    def _empty(self) -> None:
+        """Delete what a killed run left in the partial folder, its progress first."""
+        (self.partial / _PROGRESS).unlink(missing_ok=True)
+        for left in self.partial.iterdir():
+            if left.name != LOCK:
+                left.unlink() if left.is_symlink() or left.is_file() else shutil.rmtree(left)
 
     def _lock(self) -> AbstractContextManager[int]:
         if self.partial.is_symlink():
@@ -121,7 +142,7 @@ class Folder:
                 f"--out {where}: is there already, and was not made by this program; name another "
                 "folder"
             )
-        if differences := list_differences(plan, self._plan):
+        if differences := list_differences(plan, self.plan):
             raise UserError(
                 f"--out {where}: was made with other {'; other '.join(differences)}; name another "
                 "folder, or delete that one"
