@@ -129,7 +129,7 @@ def _write_task(
     with folder.create():
         symbols = Symbols.from_dictionary(dictionary)
         writer = Writer(folder.partial, encoder, symbols, settings.max_tokens)
-        writer.write_dictionaries(task, dictionary)
+        writer.write_dictionaries(task, settings.vocabulary, dictionary, folder.plan["files"])
         splits = {}
         for split, path in files.items():
             splits[split] = writer.write(task, split, read_examples(path, task, split))

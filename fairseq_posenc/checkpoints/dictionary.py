@@ -56,8 +56,8 @@ def _find_fault(path: Path) -> str | None:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        line = 1 + len(re.findall(rb"\r\n?|\n", content[: error.start]))
-        return f"line {line}: byte 0x{content[error.start]:02x} is not UTF-8"
+        number = 1 + len(re.findall(rb"\r\n?|\n", content[: error.start]))
+        return f"line {number}: byte 0x{content[error.start]:02x} is not UTF-8"
     dictionary = Dictionary()
     for number, line in enumerate(io.StringIO(text, newline=None), start=1):
         word = shortened(line.rstrip("\n"))

@@ -23,7 +23,7 @@ from fairseq_posenc.workbench.running.folders import MANIFEST, Folder, saved_pro
 from fairseq_posenc.workbench.running.programs import raise_if_failed
 from fairseq_posenc.workbench.running.progress import format_counts, say
 from fairseq_posenc.workbench.running.stages import WorkItem
-from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder
+from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder, warn_of_unknown
 from fairseq_posenc.workbench.tokens.tokenizer import Symbols
 
 from .coverage import check_coverage, read_shards
@@ -34,7 +34,7 @@ from .pool import Pool
 from .shards import Part, find_files, parts_of_shard
 from .sources import Input, Reader, combine_checksums
 from .split import Split, SplitState
-from .vocabulary import PACKAGES, save_dictionary, warn_of_unknown
+from .vocabulary import PACKAGES, save_dictionary
 
 _FORMAT = 2  # version of manifest.json
 _COUNTS = "counts.json"

@@ -123,12 +123,3 @@ def save_dictionary(dictionary: Dictionary, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as new:
         dictionary.save(str(new))
-
-
-def warn_of_unknown(text: str, unknown: int, words: int) -> None:
-    """Say that most words of a text are not in the dictionary."""
-    if 2 * unknown > words:
-        say(
-            f"warning: {text}: {unknown:,} of {max(unknown, words):,} tokens are <unk>; is the "
-            "dictionary that of this text and these tokens?"
-        )

@@ -10,8 +10,10 @@ import numpy as np
 from fairseq.data import Dictionary
 
 from binarize.store import SIZE, Position, Store
+from binarize.vocabulary import Vocabulary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
+from fairseq_posenc.workbench.tokens.symbols import warn_of_unknown
 from fairseq_posenc.workbench.tokens.tokenizer import Encoder, Symbols
 
 from .rows import Examples
@@ -30,6 +32,8 @@ class Writer(NamedTuple):
     def write(self, task: Task, split: str, examples: Examples) -> dict[str, int]:
         """Write a split; return its counts."""
         counts = self._write_sentences(split, examples)
+        words = counts["tokens"] - 2 * len(examples.sentences) * len(examples.ids)
+        warn_of_unknown(f"{task.name} {split}", counts["unknown_tokens"], words)
         if split in task.test_splits:
             (self.folder / f"{split}.ids").write_text("\n".join(examples.ids) + "\n", "utf-8")
         elif task.regression:
@@ -47,7 +51,7 @@ class Writer(NamedTuple):
         # <s> first </s>, and for a pair </s> second </s>
         room = self.max_tokens - 2 * len(sides)
         stores = [self._open_store(f"input{side}", split, self.symbols.dtype) for side in sides]
-        counts: Counter[str] = Counter(cut=0, tokens=0)
+        counts: Counter[str] = Counter(cut=0, tokens=0, unknown_tokens=0)
         longest = 0
         for start in range(0, len(examples.ids), _BATCH):
             part = slice(start, start + _BATCH)
@@ -56,6 +60,7 @@ class Writer(NamedTuple):
             kept = truncated_lengths(lengths, room)
             for side, store in enumerate(stores):
                 tokens = truncate(*encoded[side], kept[:, side])
+                counts["unknown_tokens"] += int((tokens == self.symbols.unk).sum())
                 store.append(tokens.tobytes(), (kept[:, side] + 1).astype(SIZE).tobytes())
             totals = kept.sum(axis=1) + 2 * len(sides)
             counts.update(cut=int((kept < lengths).any(axis=1).sum()), tokens=int(totals.sum()))
@@ -76,11 +81,14 @@ class Writer(NamedTuple):
         (self.folder / kind).mkdir(exist_ok=True)
         return Store(self.folder / kind / split, dtype, Position())
 
-    def write_dictionaries(self, task: Task, dictionary: Dictionary) -> None:
+    def write_dictionaries(
+        self, task: Task, vocabulary: Vocabulary, dictionary: Dictionary, checksums: dict[str, str]
+    ) -> None:
         """Write the dictionaries of the sentences and of the labels."""
         for side in range(len(task.sentences)):
             (self.folder / f"input{side}").mkdir(exist_ok=True)
-            dictionary.save(str(self.folder / f"input{side}" / DICTIONARY))
+            path = self.folder / f"input{side}" / DICTIONARY
+            vocabulary.write_dictionary(dictionary, path, checksums)
         if not task.regression:
             (self.folder / "label").mkdir(exist_ok=True)
             build_label_dictionary(task).save(str(self.folder / "label" / DICTIONARY))

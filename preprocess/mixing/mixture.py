@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from binarize.items import TextRules
 from binarize.pool import Pool
 from binarize.sources import Input, Place, describe_file
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.folders import Folder
 from fairseq_posenc.workbench.running.progress import say
 
@@ -107,13 +106,9 @@ class Mixture:
                     self._save()
 
     def _refuse_small_corpora(self) -> None:
-        """Refuse to draw more than there is; delete the folder, which would block the next call."""
-        try:
-            for number in range(len(self._corpora)):
-                self._make_draw(number).check()
-        except UserError:
-            self._folder.discard()
-            raise
+        """Refuse to draw more than there is."""
+        for number in range(len(self._corpora)):
+            self._make_draw(number).check()
 
     def _make_draw(self, number: int) -> Draw:
         seed, state = f"{self._rules.seed} {number}", self._state

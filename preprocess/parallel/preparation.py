@@ -14,6 +14,7 @@ from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.options import build_settings
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.tokens.symbols import warn_of_unknown
 from parallel.iwslt import read_iwslt
 from parallel.pieces import GivenPieces, Pieces, SubwordEncoder, train_model
 from parallel.texts import ParallelCorpus, ParallelSplit, read_files
@@ -191,6 +192,8 @@ class Preparation:
             )
         for language, encoder, side, text in zip(self._languages, encoders, sides, split[1:]):
             figures[language] = encoder.write(self._text / f"{name}.{language}", side)
+            counts = figures[language]
+            warn_of_unknown(f"{name}.{language}", counts["unknown"], counts["pieces"])
             if name != "train":
                 raw = "".join(f"{line}\n" for line in text.lines)
                 # Not NAME.SOURCE-TARGET.LANGUAGE, which fairseq would read instead of its own.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.tokens.tokenizer import Encoded, Symbols
 
 if TYPE_CHECKING:
@@ -49,3 +50,12 @@ class SymbolEncoder:
         total = int(sizes.sum())
         tokens = np.fromiter(chain.from_iterable(encoded), self._symbols.dtype, total)
         return Encoded(tokens, sizes)
+
+
+def warn_of_unknown(text: str, unknown: int, words: int) -> None:
+    """Print a warning if more than half of the words, or other tokens, of a text are ``<unk>``."""
+    if 2 * unknown > words:
+        say(
+            f"warning: {text}: {unknown:,} of {max(unknown, words):,} tokens are <unk>; is the "
+            "dictionary that of this text and these tokens?"
+        )

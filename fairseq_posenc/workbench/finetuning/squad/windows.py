@@ -14,6 +14,7 @@ from fairseq.data.indexed_dataset import data_file_path, index_file_path, make_b
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.squad.databin import SYMBOLS, Limits
 from fairseq_posenc.workbench.finetuning.squad.data import Answer, Question, Squad
+from fairseq_posenc.workbench.tokens.symbols import warn_of_unknown
 from fairseq_posenc.workbench.tokens.tokenizer import Tokenizer, Tokens
 
 NO_ANSWER = (0, 0)  # the <s>
@@ -95,6 +96,7 @@ class WindowMaker:
     def __init__(self, tokenizer: Tokenizer, dictionary: Dictionary, limits: Limits) -> None:
         self._tokenizer, self._dictionary, self._limits = tokenizer, dictionary, limits
         self._last: tuple[str, Optional[Tokens]] = ("", None)
+        self.unk = dictionary.unk()
         self.questions_cut = 0
 
     def context(self, text: str) -> Tokens:
@@ -151,10 +153,13 @@ def write_split(squad: Squad, encoder: WindowMaker, symbols: int, prefix: Path) 
         for window in windows[: len(targets)]:
             builder.add_item(torch.from_numpy(window.tokens))
             counts["tokens"] += len(window.tokens)
+            counts["unknown_tokens"] += int((window.tokens == encoder.unk).sum())
     builder.finalize(index_file_path(str(prefix)))
     np.save(f"{prefix}.spans.npy", np.array(spans, dtype=np.int32).reshape(-1, 2))
     counts["windows"] = len(spans)
     counts["windows_with_answer"] = sum(span != NO_ANSWER for span in spans)
+    words = counts["tokens"] - SYMBOLS * counts["windows"]
+    warn_of_unknown(prefix.name, counts["unknown_tokens"], words)
     counts["questions_cut"] = encoder.questions_cut - cut_before
     names = ("questions_left_out", "answers_moved", "answers_in_no_window")
     return {**{name: 0 for name in names}, **counts}
