@@ -6,20 +6,23 @@ from collections.abc import Iterator
 _LONGEST = 200  # characters of somebody else's message, or of a user's text
 _LONGEST_MESSAGE = 20_000
 _LONG_WORD = re.compile(r"\S{4000,}")
+# Characters that end or turn a line, or that a terminal takes for a command.
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 class UserError(ValueError):
     """Wrong input: the message says what is wrong, where, and what to do.
 
     A word of the input that is longer than any file's name is shortened, and so is a message longer
-    than a list of all parameters.
+    than a list of all parameters. Control characters are written out: a message quotes files and
+    checkpoints of strangers, and must not command the terminal.
     """
 
     def __init__(self, message: str) -> None:
         message = _LONG_WORD.sub(lambda word: shortened(word[0]), message)
         if len(message) > _LONGEST_MESSAGE:
             message = f"{shortened(message)} ... {message[-_LONGEST:]}"
-        super().__init__(message)
+        super().__init__("\n".join(map(printable, message.split("\n"))))
 
 
 class RunError(UserError):
@@ -27,6 +30,11 @@ class RunError(UserError):
 
     The exit code is 1, not 2.
     """
+
+
+def printable(text: str) -> str:
+    """Write control characters out by their codes, so that a text stays in its line."""
+    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def shortened(text: str) -> str:

@@ -7,10 +7,13 @@ import re
 import traceback
 from types import FrameType
 
-from fairseq_posenc.errors import RunError, UserError, chain, shortened
+from fairseq_posenc.errors import RunError, UserError, chain, printable, shortened
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NOT_ALLOWED = (errno.EROFS, errno.EACCES)
+_NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
+_TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+# Libraries in Rust, as safetensors and tokenizers, say it in words alone.
+_RUST = {code: f"(os error {code})" for code in (*DISK_FULL, *_TOO_MANY_FILES)}
 _RANK = re.compile(r"^fairseq_posenc\.errors\.(?:User|Run)Error: (.+)$", re.MULTILINE)
 _MISFIT = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
 _MISSING = "Model file not found: "
@@ -34,13 +37,14 @@ def find_message(error: BaseException) -> str | None:
     """Find the message for a user's mistake anywhere in an exception's chain, else None.
 
     fairseq wraps an error in loading a checkpoint in a general exception: its cause is in the
-    chain.
+    chain. Control characters of what it quotes are written out.
     """
     links = list(chain(error))
     messages = [_get_user_message(link) for link in links]
     # For a checkpoint, the first error says most.
     messages += [_describe_unreadable(link) for link in reversed(links)]
-    return next((message for message in messages if message), None)
+    found = next((message for message in messages if message), None)
+    return found and "\n".join(map(printable, found.split("\n")))
 
 
 def choose_exit_code(error: BaseException) -> int:
@@ -50,6 +54,11 @@ def choose_exit_code(error: BaseException) -> int:
     """
     cause = next((link for link in chain(error) if _get_user_message(link)), error)
     return 1 if isinstance(cause, RunError) or _is_no_room(cause) else 2
+
+
+def find_full_disk(error: BaseException) -> int:
+    """Find the number of the system's error for a full disk in a chain; 0 if it has none."""
+    return next((_find_code(link) for link in chain(error) if _is_no_room(link)), 0)
 
 
 def describe_damage(error: BaseException) -> str:
@@ -80,11 +89,16 @@ def _get_user_message(error: BaseException) -> str | None:
         return f"{shortened(str(error.filename))}: the name is too long for a file"
     if isinstance(error, OSError) and error.errno in _NOT_ALLOWED and error.filename:
         return f"{error.filename}: {error.strerror}; change that, or name another place"
-    if isinstance(error, OSError) and _is_no_room(error):
+    if _is_no_room(error):
+        name = getattr(error, "filename", None) or "a file"
         return (
-            f"{error.filename or 'a file'} could not be written ({error.strerror}); the "
-            "checkpoints written before are whole. Make room and start the same command again "
-            "to go on from the last one."
+            f"{name} could not be written ({os.strerror(_find_code(error))}); what was written "
+            "before, as earlier checkpoints, is whole. Make room and start the same command again."
+        )
+    if _find_code(error) in _TOO_MANY_FILES:
+        return (
+            f"{getattr(error, 'filename', None) or 'a file'} could not be opened: "
+            f"{os.strerror(_find_code(error))}; raise the limit with `ulimit -n 1024`"
         )
     # torch passes on an error of another process as text.
     of_rank = _RANK.search(str(error)) if "Process" in type(error).__name__ else None
@@ -92,7 +106,15 @@ def _get_user_message(error: BaseException) -> str | None:
 
 
 def _is_no_room(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in DISK_FULL
+    return _find_code(error) in DISK_FULL
+
+
+def _find_code(error: BaseException) -> int:
+    """Find the number of a full disk or of too many files in an error; 0 if it has none."""
+    if isinstance(error, OSError):
+        return error.errno or 0
+    text = str(error)
+    return next((code for code, words in _RUST.items() if words in text), 0)
 
 
 def _runs_code(error: BaseException) -> bool:

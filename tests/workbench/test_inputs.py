@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from fairseq_posenc import registry, specs
 from fairseq_posenc.api import SelfAttention, StackPositions
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import CONTROL, UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.experiments.variants import parse_variants
@@ -36,7 +36,6 @@ from fairseq_posenc.workbench.finetuning.glue.runs import (
 from fairseq_posenc.workbench.finetuning.squad.data import read_odds, read_predictions, read_squad
 from fairseq_posenc.workbench.finetuning.squad.score import evaluate, unanswered
 from fairseq_posenc.workbench.results import record
-from fairseq_posenc.workbench.results.markdown import CONTROL
 from fairseq_posenc.workbench.running import logs
 from fairseq_posenc.workbench.tokens import gpt2
 

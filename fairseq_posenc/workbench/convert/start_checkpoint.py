@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading.checkpoints import write_state
+from fairseq_posenc.workbench.running.files import refuse_bad_place
 
 
 def refuse_existing_output(option: str, out: Path, overwrite: bool) -> None:
@@ -19,8 +20,7 @@ def refuse_existing_output(option: str, out: Path, overwrite: bool) -> None:
     """
     if out.exists() and not overwrite:
         raise UserError(f"{option} {out} exists: name another file, or add --overwrite")
-    if not out.parent.is_dir():
-        raise UserError(f"{option} {out}: there is no folder {out.parent}")
+    refuse_bad_place(out, option)
 
 
 def write_start_checkpoint(settings: dict[str, Any], weights: dict[str, Tensor], out: Path) -> None:

@@ -69,13 +69,11 @@ def write_state(state: State, path: Path) -> None:
     """Write a checkpoint so that an interruption leaves the old file or the new one.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the place is not one for a file.
     """
-    try:
-        with written_whole(path) as temporary:
-            torch.save(state, temporary)
-    except (OSError, RuntimeError) as error:  # torch tells a full disk as a RuntimeError
-        raise UserError(f"{path} could not be written: {error}") from error
+    # Into an open file: where torch opens it, a full disk is an error that does not say so.
+    with written_whole(path) as temporary, open(temporary, "wb") as file:
+        torch.save(state, file)
 
 
 def read_updates(state: State) -> int:

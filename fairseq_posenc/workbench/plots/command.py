@@ -15,6 +15,7 @@ from fairseq_posenc.workbench.plots.stacks import (
     choose_numbers,
 )
 from fairseq_posenc.workbench.results import pictures
+from fairseq_posenc.workbench.running.files import refuse_bad_place
 from fairseq_posenc.workbench.running.options import add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
 
@@ -63,23 +64,13 @@ def run(args: argparse.Namespace) -> int:
     kind = KINDS[args.kind]
     if args.out.suffix not in _FORMATS:
         raise UserError(f"--out {args.out}: name a file that ends in {' or '.join(_FORMATS)}")
-    refuse_bad_output(args.out)
+    refuse_bad_place(args.out, "--out")
     _check_source(args, kind)
     if not pictures.can_draw():
         raise UserError("pictures need matplotlib: pip install 'fairseq-posenc[plot]'")
     pictures.save(kind.draw(args), args.out)
     say(f"wrote {args.out}")
     return 0
-
-
-def refuse_bad_output(out: Path) -> None:
-    """Refuse ``--out`` where no file can be.
-
-    Raises:
-        UserError: names it.
-    """
-    if not out.parent.is_dir() or out.is_dir():
-        raise UserError(f"--out {out}: name a file in a folder that there is")
 
 
 def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:

@@ -16,10 +16,9 @@ from fairseq_posenc.transformer.capture_attention import CapturedAttention, capt
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.plots import quantize
-from fairseq_posenc.workbench.plots.command import refuse_bad_output
 from fairseq_posenc.workbench.plots.model_inputs import Reading, read_text
 from fairseq_posenc.workbench.results.record import own_command
-from fairseq_posenc.workbench.running.files import checksum, write_whole
+from fairseq_posenc.workbench.running.files import checksum, refuse_bad_place, write_whole
 from fairseq_posenc.workbench.running.options import add_data
 from fairseq_posenc.workbench.running.progress import say
 
@@ -55,17 +54,14 @@ def run(args: argparse.Namespace) -> int:
     """Write the page; return the exit code."""
     if len(args.checkpoint) > 2:
         raise UserError(f"--checkpoint is given {len(args.checkpoint)} times: name one, or two")
-    refuse_bad_output(args.out)
+    refuse_bad_place(args.out, "--out")
     inspections = []
     for path in args.checkpoint:
         opened = open_model(path, args.data)
         inspections.append(inspect_model(opened, read_text(opened, args.text, args.target)))
     text = render_page(inspections, own_command())
     say(f"{args.out}: {len(text) / 1e6:.2f} MB, {' and '.join(map(_format_shape, inspections))}")
-    try:
-        write_whole(args.out, text)
-    except OSError as error:
-        raise UserError(f"--out {args.out}: {error.strerror}") from None
+    write_whole(args.out, text)
     return 0
 
 

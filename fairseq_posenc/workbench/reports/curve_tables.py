@@ -24,7 +24,7 @@ from fairseq_posenc.workbench.results.loss_stages import (
     smooth_losses,
     training_points,
 )
-from fairseq_posenc.workbench.results.markdown import table
+from fairseq_posenc.workbench.results.markdown import code, table
 from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.running.logs import Curve, Entry
 
@@ -109,7 +109,7 @@ def _format_seeds(trainings: Trainings) -> list[str]:
         if len(curves) > 1:
             means = _average_over_seeds(curves)
             dives = sum(find_stages(curve) is not None for curve in curves)
-            row = [f"`{name}`", str(len(curves)), _format_mean(means["perplexity"], 2)]
+            row = [code(name), str(len(curves)), _format_mean(means["perplexity"], 2)]
             row += [_format_mean(means.get("loss_at_the_end_nats"), 3), f"{dives} of {len(curves)}"]
             rows.append(
                 [*row, *(_format_mean(means.get(key), 0) for key in ("plateau_ends", "plateau"))]
@@ -165,7 +165,7 @@ def _format_best(curves: Curves) -> str:
     rows = []
     for name, curve in curves.items():
         best = curve.best
-        row = [f"`{name}`", f"{curve.entries[-1].updates:,}"]
+        row = [code(name), f"{curve.entries[-1].updates:,}"]
         row += [f"{best.updates:,}" if best.is_finite else "-"]
         row += [
             _format_number(best.loss, 3),
@@ -187,7 +187,7 @@ def _format_epochs(trainings: Trainings) -> list[str]:
         [str(epoch), *(_format_perplexity(each.get(epoch)) for each in perplexities.values())]
         for epoch in epochs
     ]
-    header = ["epoch", *(f"`{name}`" for name in perplexities)]
+    header = ["epoch", *(code(name) for name in perplexities)]
     return ["## Perplexity by epoch", table(header, rows), *_format_reached(perplexities)]
 
 
@@ -225,8 +225,10 @@ def _format_reached(perplexities: Mapping[str, Mapping[int, Entry]]) -> list[str
     for name in lowest:
         epochs = perplexities[name].items()
         epoch, entry = next(pair for pair in epochs if pair[1].perplexity <= lowest[worst])
-        parts.append(f"`{name}` at epoch {epoch} (update {entry.updates:,})")
-    return [f"`{worst}` comes down to {lowest[worst]:,.2f}. That is reached by {', '.join(parts)}."]
+        parts.append(f"{code(name)} at epoch {epoch} (update {entry.updates:,})")
+    return [
+        f"{code(worst)} comes down to {lowest[worst]:,.2f}. That is reached by {', '.join(parts)}."
+    ]
 
 
 def _format_stages(curves: Curves) -> list[str]:
@@ -242,7 +244,7 @@ def _format_stages(curves: Curves) -> list[str]:
         if stages is not None:
             ends = [f"{update:,}" for update in (*stages, stages.plateau - stages.start)]
         last = f"{points[-1][1]:.3f}" if points else "-"
-        rows.append([f"`{name}`", _find_log_interval(curve), *ends, last])
+        rows.append([code(name), _find_log_interval(curve), *ends, last])
     return ["## Stages of the training loss, in updates", table(columns, rows), STAGES_NOTE]
 
 
@@ -259,7 +261,7 @@ def _list_divergences(curves: Curves) -> str:
             broken = [entry for entry in entries if not entry.is_finite]
             if broken:
                 lines.append(
-                    f"- `{name}` diverged: the {what} loss is {broken[0].loss:g} at update "
+                    f"- {code(name)} diverged: the {what} loss is {broken[0].loss:g} at update "
                     f"{broken[0].updates:,} first, and NaN or infinite in {len(broken)} of "
                     f"{len(entries)} lines; these are left out"
                 )

@@ -12,7 +12,7 @@ from typing import Optional
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.reports.curve_tables import collect_figures, format_all_tables
 from fairseq_posenc.workbench.results import intervals, learning_curves
-from fairseq_posenc.workbench.results.markdown import plain
+from fairseq_posenc.workbench.results.markdown import escape
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.results.record import Record, make_folder, own_command
 from fairseq_posenc.workbench.running.files import write_whole
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             if file == PICTURE and len(curves) > 1:
                 dots[name] = [at for line in seeds for at in line if first <= at[0] <= last]
         if learning_curves.draw_lines(means, title, args.out / file, file == PICTURE, bands, dots):
-            drawn.append(f"\n![{plain(title)}]({file})\n")
+            drawn.append(f"\n![{escape(title)}]({file})\n")
     write_whole(args.out / TABLE, "".join([text, *drawn]))
     say(f"tables{_describe_pictures(len(drawn))}: {args.out}")
     return 0

@@ -78,15 +78,15 @@ def _format_examples() -> str:
 
 
 def _join_names(model: Sequence[OwnRun]) -> str:
-    return ", ".join(dict.fromkeys(f"`{markdown.plain(run.name)}`" for run in model))
+    return ", ".join(dict.fromkeys(markdown.code(run.name) for run in model))
 
 
 def _format_differences(table: PaperTable) -> str:
     lines = []
     for row in table.rows:
         for model in row.models:
-            differences = "; ".join(list_differences(model, model[0].recipe))
-            lines.append(markdown.plain(f"- {_join_names(model)} ({row.name}): {differences}"))
+            differences = markdown.escape("; ".join(list_differences(model, model[0].recipe)))
+            lines.append(f"- {_join_names(model)} ({row.name}): {differences}")
     return "\n".join(["What differed:", "", *lines]) if lines else ""
 
 
@@ -94,11 +94,12 @@ def _format_unmatched_runs(runs: Sequence[OwnRun]) -> str:
     if not runs:
         return ""
     lines = [
-        f"- `{run.name}` ({', '.join(_describe_run(run))}): {_format_figures(run.figures)}"
+        f"- {markdown.code(run.name)} ({markdown.escape(', '.join(_describe_run(run)))}): "
+        f"{markdown.escape(_format_figures(run.figures))}"
         for run in runs
     ]
     title = "## Runs that belong to no row of the tables"
-    return "\n".join([title, "", *map(markdown.plain, lines)])
+    return "\n".join([title, "", *lines])
 
 
 def _describe_run(run: OwnRun) -> list[str]:
@@ -120,7 +121,7 @@ def _format_records(records: Mapping[Path, Record]) -> Iterator[str]:
     """Format the records of each kind as a section."""
     for kind in dict.fromkeys(record.kind for record in records.values()):
         chosen = {path: each for path, each in records.items() if each.kind == kind}
-        yield markdown.plain(f"## Results of {kind}")
+        yield f"## Results of {markdown.escape(kind)}"
         yield "\n".join(
             f"{n}. {_describe_record(*each)}" for n, each in enumerate(chosen.items(), start=1)
         )
@@ -133,10 +134,13 @@ def _describe_record(path: Path, record: Record) -> str:
     """Describe a record: its command, positions, seed and data."""
     facts = {"positions": record.spec, "seed": record.seed, **record.data}
     facts_text = "; ".join(
-        f"{name}: {_format_value(value)}" for name, value in facts.items() if value is not None
+        f"{markdown.escape(name)}: {_format_value(value)}"
+        for name, value in facts.items()
+        if value is not None
     )
-    command = f", `{record.command}`" if record.command else ""
-    return markdown.plain(f"`{path.name}` in `{path.parent.name}`{command}: {facts_text}")
+    command = f", {markdown.code(record.command)}" if record.command else ""
+    place = f"{markdown.code(path.name)} in {markdown.code(path.parent.name)}"
+    return f"{place}{command}: {facts_text}"
 
 
 def _format_rows(rows: list[tuple[int, Mapping[str, Any]]]) -> str:
@@ -146,7 +150,9 @@ def _format_rows(rows: list[tuple[int, Mapping[str, Any]]]) -> str:
     )
     numbers = [all(not isinstance(row.get(name), str) for _, row in rows) for name in columns]
     cells = [[str(n), *(_format_value(row.get(name)) for name in columns)] for n, row in rows]
-    return markdown.table(["", *columns], cells, "r" + "".join("lr"[each] for each in numbers))
+    return markdown.table(
+        ["", *map(markdown.escape, columns)], cells, "r" + "".join("lr"[each] for each in numbers)
+    )
 
 
 def _format_value(value: Any) -> str:
@@ -156,4 +162,4 @@ def _format_value(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else markdown.escape(str(value))

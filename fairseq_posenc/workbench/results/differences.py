@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import NamedTuple, Optional
 
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS, LEVEL, Interval, interval
+from fairseq_posenc.workbench.results.markdown import code
 
 Values = Mapping[int, float]  # seed -> value
 RULE = (
@@ -114,7 +115,7 @@ def describe_differences(samples: Mapping[str, Values]) -> list[str]:
     same = [each for each in judged if not each.is_significant]
     few = [each for each in differences if not each.is_judged]
     sentences = [
-        f"`{name}` has a significantly lower perplexity than {_join_names(others)}."
+        f"{code(name)} has a significantly lower perplexity than {_join_names(others)}."
         for name, others in _group_by_better(significant).items()
     ]
     if same:
@@ -164,8 +165,8 @@ def _group_by_better(differences: Sequence[PairedDifference]) -> dict[str, list[
 
 def _join_pairs(differences: Sequence[PairedDifference]) -> str:
     groups = _group_by_better(differences).items()
-    return "; ".join(f"`{name}` and {_join_names(others)}" for name, others in groups)
+    return "; ".join(f"{code(name)} and {_join_names(others)}" for name, others in groups)
 
 
 def _join_names(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
+    return ", ".join(code(name) for name in names)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import html
 import re
 from pathlib import Path
+from xml.etree.ElementTree import Element
 
-from markdown import markdown
+from markdown import Markdown
+from markdown.treeprocessors import Treeprocessor
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 68rem; margin: 2rem auto;
@@ -16,7 +19,18 @@ th, td { padding: 0.3rem 0.5rem; border-bottom: 1px solid #ddd; white-space: now
 img { max-width: 100%; }
 pre { background: #f5f5f5; padding: 0.8rem; overflow-x: auto; font-size: 0.85rem; }
 """
-_PICTURE = re.compile(r'(?<= src=")[^":]+(?=")')
+_PICTURE = re.compile(r'(?<= src=")[^":/]+\.png(?=")')  # beside the report
+_SCHEME = re.compile(r"\s*(https?:|#|[^:]*$)", re.IGNORECASE)
+
+
+class _SafeLinks(Treeprocessor):
+    """Leaves of a link nothing but its text where a browser would run it."""
+
+    def run(self, root: Element) -> None:
+        for element in root.iter():
+            for name in ("href", "src"):
+                if not _SCHEME.match(html.unescape(element.get(name, ""))):
+                    del element.attrib[name]
 
 
 def convert_to_html(text: str, folder: Path, refresh: int = 0) -> str:
@@ -29,7 +43,9 @@ def convert_to_html(text: str, folder: Path, refresh: int = 0) -> str:
         data = (folder / match[0]).read_bytes()
         return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
-    body = _PICTURE.sub(embed, markdown(text, extensions=["fenced_code", "tables"]))
+    converter = Markdown(extensions=["fenced_code", "tables"])
+    converter.treeprocessors.register(_SafeLinks(converter), "safe_links", priority=0)
+    body = _PICTURE.sub(embed, converter.convert(text))
     title = re.search(r"<h1>(.*?)</h1>", body)
     head = f'<meta charset="utf-8">\n<title>{title[1] if title else ""}</title>\n'
     if refresh:

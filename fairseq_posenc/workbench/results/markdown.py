@@ -10,16 +10,29 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.files import CONTROL
+from fairseq_posenc.errors import UserError, printable
 
 _RULES = {"l": "---", "r": "---:"}
 _BAR = re.compile(r"(?<!\\)\|")  # it would end a cell
+# What begins HTML, a link, a picture or code, after backslashes that would make it plain text.
+_ACTIVE = re.compile(r"(\\*)([<\[\]`])")
+_TICKS = re.compile("`+")
 
 
-def plain(text: str) -> str:
-    """Write control characters out, as in names of files, so that a text stays in its line."""
-    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+def escape(text: str) -> str:
+    """Write a text of somebody else's so that a page shows it, and nothing of it is active."""
+
+    def replace(found: re.Match[str]) -> str:
+        return found[1] * 2 + ("&lt;" if found[2] == "<" else f"\\{found[2]}")
+
+    return _ACTIVE.sub(replace, printable(text))
+
+
+def code(text: str) -> str:
+    """Format a text of somebody else's as code, whatever backquotes it has."""
+    longest = max(map(len, _TICKS.findall(text)), default=0)
+    ticks, space = "`" * (longest + 1), " " if longest else ""
+    return f"{ticks}{space}{printable(text)}{space}{ticks}"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr") -> str:
@@ -28,7 +41,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr
     Columns are aligned ``l`` or ``r``, left or right; the last letter holds for all that follow.
     """
     rule = [_RULES[align[min(column, len(align) - 1)]] for column in range(len(header))]
-    head, *lines = ([_BAR.sub(r"\|", plain(cell)) for cell in row] for row in (header, *rows))
+    head, *lines = ([_BAR.sub(r"\|", printable(cell)) for cell in row] for row in (header, *rows))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))
 
 

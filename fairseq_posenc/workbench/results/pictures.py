@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fairseq_posenc.workbench.running.files import written_whole
+
 # Okabe and Ito's colours, which colour-blind people can tell apart, without the pale ones.
 COLOURS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
 STYLES = ("-", "--", ":", "-.", (0, (7, 1, 1, 1, 1, 1)))  # tell lines of one colour from each other
@@ -50,8 +52,8 @@ def save(figure: Any, path: Path) -> None:
     from matplotlib import rc_context
 
     named = "Date" if path.suffix == ".svg" else "Software"
-    with rc_context({"svg.hashsalt": path.stem}):
-        figure.savefig(path, metadata={named: None})
+    with rc_context({"svg.hashsalt": path.stem}), written_whole(path) as new:
+        figure.savefig(new, format=path.suffix[1:], metadata={named: None})
 
 
 def line_style(number: int, colours: Sequence[str] = COLOURS) -> dict[str, Any]:

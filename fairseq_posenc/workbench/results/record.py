@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.workbench.running.files import write_whole
+from fairseq_posenc.workbench.running.files import refuse_link, write_whole
 
 VERSION = 1  # version of the format
 _HEAD = 4096  # characters of a file in which its kind has to be named
@@ -91,8 +91,9 @@ def make_folder(out: Path) -> None:
     """Make the folder of a job's results.
 
     Raises:
-        UserError: it cannot be made.
+        UserError: it cannot be made, or is a link.
     """
+    refuse_link(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -13,12 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fairseq_posenc.checkpoints.error_messages import find_full_disk
 from fairseq_posenc.checkpoints.leftovers import temporary_file
 from fairseq_posenc.errors import UserError, shortened
 
-# Characters that end or turn a line, which no path may have.
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _BLOCK = 1 << 20  # bytes
+_SYSTEM = ("/dev", "/proc", "/sys")  # not places for files
+_SHARED_MEMORY = "/dev/shm"
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
@@ -53,17 +53,67 @@ def written_whole(path: Path) -> Iterator[Path]:
     An interruption leaves the old file or the new one, never half of it. Each writer has a
     :func:`~fairseq_posenc.checkpoints.leftovers.temporary_file` of its own: of two with one path,
     the last wins. An older file's permissions are kept. A link is replaced, and what it points to
-    stays as it is. A device or a pipe is written in place.
+    stays as it is.
+
+    Raises:
+        UserError: the place is not one for a file.
     """
-    if path.exists() and not path.is_file():
-        yield path
-        return
-    with temporary_file(path.parent, path.name) as new:
+    refuse_bad_place(path)
+    with errors_that_name(path), temporary_file(path.parent, path.name) as new:
         yield new
         if path.is_file() and not path.is_symlink():
             shutil.copymode(path, new)
         sync(new)
         os.replace(new, path)
+
+
+@contextmanager
+def errors_that_name(path: Path) -> Iterator[None]:
+    """Let errors of a full disk, or of a temporary file, name what is written as the user does."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if code := find_full_disk(error):
+            raise OSError(code, os.strerror(code), str(path)) from error
+        if isinstance(error, OSError) and str(error.filename).startswith(f"{path}."):
+            error.filename = str(path)
+        raise
+
+
+def refuse_bad_place(path: Path, what: str = "") -> None:
+    """Refuse a place where no file can be: a missing folder, a folder, a device, a pipe, a socket.
+
+    In the folders of devices nothing is replaced either: ``/dev/stdout`` is a link.
+
+    Args:
+        path: where a file shall be written.
+        what: how the message introduces the path, as the option that named it.
+
+    Raises:
+        UserError: says what is there.
+    """
+    name, folder = f"{what} {path}".lstrip(), path.parent.resolve()
+    if not folder.is_dir() or path.is_dir():
+        why = "this is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise UserError(f"{name}: name a file in a folder that there is: {why}")
+    is_system = any(map(folder.is_relative_to, _SYSTEM))
+    is_device = is_system and not folder.is_relative_to(_SHARED_MEMORY)
+    if is_device or (path.exists() and not path.is_file()):
+        raise UserError(f"{name}: is a device, a pipe or a socket; name a file")
+
+
+def refuse_link(folder: Path, what: str = "--out") -> None:
+    """Refuse a link as the folder of results, whose files would be written somewhere else.
+
+    Raises:
+        UserError: names the place that it leads to.
+    """
+    if folder.is_symlink():
+        raise UserError(
+            f"{what} {folder}: is a link to {folder.resolve()}; name that folder itself, or another"
+        )
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.save_dir_lock import read_holder, write_holder
+from fairseq_posenc.workbench.running.files import refuse_link
 from fairseq_posenc.workbench.running.progress import say
 
 LOCK = ".fairseq-posenc"
@@ -79,8 +80,10 @@ def lock_output_folder(folder: Path, known: Collection[str] = ()) -> Iterator[in
             where they are kept under version control.
 
     Raises:
-        UserError: see :func:`lock_folder`; or the folder holds files of somebody else.
+        UserError: see :func:`lock_folder`; or the folder is a link, or holds files of somebody
+            else.
     """
+    refuse_link(folder)
     others = set(os.listdir(folder) if folder.is_dir() else ()) - set(known)
     if others and LOCK not in others:
         raise UserError(

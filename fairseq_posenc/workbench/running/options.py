@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Optional, TypeVar, Union
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import CONTROL, UserError
 from fairseq_posenc.workbench.running.devices import cores
-from fairseq_posenc.workbench.running.files import CONTROL
 
 if TYPE_CHECKING:
     from fairseq_posenc.workbench.running.executor import Slurm

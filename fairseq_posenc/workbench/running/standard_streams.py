@@ -7,6 +7,8 @@ import os
 import sys
 from typing import Any
 
+from fairseq_posenc.errors import RunError
+
 _closed: set[int] = set()  # standard streams that nobody reads any more
 
 
@@ -47,7 +49,8 @@ class _Output(io.FileIO):
             os.close(nowhere)
             _closed.add(self.fileno())
             if not isinstance(error, BrokenPipeError):
-                raise
+                name = "standard output" if self.fileno() == 1 else "standard error"
+                raise RunError(f"{name} could not be written: {error.strerror}") from None
             return len(data)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.workbench.results.intervals import NOTE, Interval, interval
-from fairseq_posenc.workbench.results.markdown import table
+from fairseq_posenc.workbench.results.markdown import code, table
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.translation.generate import Search
@@ -80,8 +80,8 @@ def write_report(record: Record, out: Path) -> str:
     """Write the report and the record into a folder; return the report's text."""
     data = record.data
     introduction = (
-        f"{data['sentences']:,} sentences of `{data['subset']}`, plain text against "
-        f"`{data['reference']}`. Higher is better."
+        f"{data['sentences']:,} sentences of {code(data['subset'])}, plain text against "
+        f"{code(data['reference'])}. Higher is better."
     )
     parts = ["# Translation quality", introduction, *_format_scores(record)]
     parts += [*_format_means(record), *_format_differences(record), *_format_lengths(record)]
@@ -105,12 +105,12 @@ def _format_scores(record: Record) -> list[str]:
     has_trainings = _has_trainings(record)
     rows = [
         [
-            f"`{row['system']}`" + (f", training {row['training']}" if has_trainings else ""),
+            code(row["system"]) + (f", training {row['training']}" if has_trainings else ""),
             _name_search(row),
             f"{row['length_penalty']:g}" if row["beam"] else "-",
             *(f"{row[metric]:.2f}" for metric in METRICS),
             "-" if row[PIECE_BLEU] is None else f"{row[PIECE_BLEU]:.4f}",
-            f"`{row['path']}`",
+            code(str(row["path"])),
         ]
         for row in record.figures["scores"]
     ]
@@ -126,7 +126,7 @@ def _format_means(record: Record) -> list[str]:
     for each in record.figures["means"]:
         bounds = [[each[f"{metric}{end}"] for end in ("", "_low", "_high")] for metric in METRICS]
         scores = [Interval(*pair).show(2) for pair in bounds]
-        rows.append([f"`{each['system']}`", _name_search(each), str(each["trainings"]), *scores])
+        rows.append([code(each["system"]), _name_search(each), str(each["trainings"]), *scores])
     header = ["system", "search", "trainings", *METRICS]
     return ["## Means over trainings", table(header, rows, "llr"), f"In brackets: {NOTE}."]
 
@@ -134,14 +134,14 @@ def _format_means(record: Record) -> list[str]:
 def _format_differences(record: Record) -> list[str]:
     rows = []
     for differences in _group(record.figures["differences"], "system"):
-        rows.append([f"`{differences[0]['system']}`"])
+        rows.append([code(differences[0]["system"])])
         for each in differences:
             p_value = "same translations" if each["p_value"] is None else f"{each['p_value']:.4f}"
             rows[-1] += [f"{each['difference']:+.2f}", p_value]
     if not rows:
         return []
     return [
-        f"## Differences from `{record.data['baseline']}`",
+        f"## Differences from {code(record.data['baseline'])}",
         table(["system", *(cell for metric in METRICS for cell in (metric, "p"))], rows),
         _P_OF_SEVERAL_TRAININGS if _has_trainings(record) else _P_OF_ONE_TRAINING,
         _list_signatures(record, "test signature of "),
@@ -157,7 +157,7 @@ def _format_lengths(record: Record) -> list[str]:
         [group[0]["words"], f"{group[0]['sentences']:,}", *(f"{row['BLEU']:.2f}" for row in group)]
         for group in groups
     ]
-    header = ["words", "sentences", *(f"`{row['system']}`" for row in groups[0])]
+    header = ["words", "sentences", *(code(row["system"]) for row in groups[0])]
     return [title, table(header, rows)]
 
 

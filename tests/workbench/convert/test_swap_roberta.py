@@ -311,25 +311,19 @@ def test_weights_that_the_options_do_not_tell_of_are_refused(
     assert message in capsys.readouterr().err
 
 
-def test_unasked_or_failed_writes_leave_the_old_file_alone(source, monkeypatch, capsys):
-    initialise(source, "roberta_m4m")
-    out = source.with_name("start.pt")
-    before = out.read_bytes()
-
-    def fill_disk(state, path):
-        path.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("torch.save", fill_disk)
+def test_unasked_or_failed_writes_leave_the_old_file_alone(source, small_disk, capsys):
+    out = small_disk / "start.pt"
+    out.write_bytes(b"old")
     given = ["swap", "--checkpoint", str(source), "--arch", "roberta_m4", "--out", str(out)]
-    for more, message in (
-        ([], "exists: name another file, or add --overwrite"),
-        (["--overwrite"], "No space left on device"),
+    full = f"{out} could not be written (No space left on device)"
+    for more, code, message in (
+        ([], 2, "exists: name another file, or add --overwrite"),
+        (["--overwrite"], 1, full),
     ):
-        assert main([*given, *more]) == 2
+        assert main([*given, *more]) == code
         assert message in capsys.readouterr().err
-        assert out.read_bytes() == before
-    assert {path.name for path in out.parent.iterdir()} == {"model.pt", "start.pt"}
+        assert out.read_bytes() == b"old"
+    assert [path.name for path in out.parent.iterdir()] == ["start.pt"]
 
 
 def test_another_dictionary_is_an_error_that_gives_both_sizes(source):

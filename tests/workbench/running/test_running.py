@@ -7,6 +7,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import ClassVar
 import pytest
 import torch
 
+from fairseq_posenc.checkpoints.error_messages import find_message
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading import checkpoints
 from fairseq_posenc.workbench.running import files, locks, options, programs, progress, stages
@@ -181,13 +183,50 @@ class TestFiles:
         assert (tmp_path / "a").read_text() == "whole"
         assert (tmp_path / "elsewhere").read_text() == "mine"
 
-    def test_a_pipe_is_written_in_place(self, tmp_path: Path) -> None:
-        os.mkfifo(tmp_path / "a")
-        reader = os.open(tmp_path / "a", os.O_RDONLY | os.O_NONBLOCK)
-        files.write_whole(tmp_path / "a", "whole")
-        assert os.read(reader, 9) == b"whole"
-        os.close(reader)
-        assert (tmp_path / "a").is_fifo()
+    @pytest.mark.parametrize("way", ["itself", "by a link"])
+    @pytest.mark.parametrize("kind", ["pipe", "socket", "device", "folder"])
+    def test_a_place_that_is_none_for_a_file(self, kind: str, way: str, tmp_path: Path) -> None:
+        place = Path("/dev/null") if kind == "device" else tmp_path / "a"
+        if kind == "pipe":
+            os.mkfifo(place)
+        elif kind == "folder":
+            place.mkdir()
+        with socket.socket(socket.AF_UNIX) as opened:
+            if kind == "socket":
+                opened.bind(str(place))
+            if way == "by a link":
+                (tmp_path / "link").symlink_to(place)
+                place = tmp_path / "link"
+            before = place.lstat()
+            with pytest.raises(UserError, match=rf"{place}: .*{kind}"):
+                files.write_whole(place, "whole")
+        assert place.lstat() == before
+
+    def test_links_in_the_folder_of_devices_are_not_replaced(self, tmp_path: Path) -> None:
+        with open(tmp_path / "out", "w", encoding="utf-8") as output:
+            code = (
+                "from pathlib import Path; from fairseq_posenc.workbench.running import files\n"
+                "files.write_whole(Path('/dev/stdout'), 'whole')"
+            )
+            done = subprocess.run(
+                [sys.executable, "-c", code], stdout=output, stderr=subprocess.PIPE, check=False
+            )
+        assert b"UserError: /dev/stdout: is a device, a pipe or a socket" in done.stderr
+        assert Path("/dev/stdout").is_symlink()
+
+    def test_a_file_that_cannot_be_written_has_the_name_that_the_user_gave(
+        self, tmp_path: Path
+    ) -> None:
+        def fill_disk() -> None:
+            with files.written_whole(tmp_path / "a") as new:
+                new.write_text("half")
+                with open("/dev/full", "wb", buffering=0) as full:
+                    full.write(b"whole")
+
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            fill_disk()
+        assert find_message(caught.value).startswith(f"{tmp_path / 'a'} could not be written")
+        assert os.listdir(tmp_path) == []
 
     def test_permissions_are_those_of_any_new_file_or_of_the_old_one(self, tmp_path: Path) -> None:
         before = os.umask(0o027)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.loading.open_model import OpenModel
-from fairseq_posenc.workbench.results.markdown import plain
+from fairseq_posenc.workbench.results.markdown import code, escape
 
 _CARD = """---
 license: {license}
@@ -102,17 +102,17 @@ def write_card(
     languages = labels.languages or ((task.source_lang, task.target_lang) if translates else ())
     encodes = target == "onnx" and translates
     rows = [
-        (f"positions, {side}", f"`{s.identity.describe()}`") for side, s in trained.stacks.items()
+        (f"positions, {side}", code(s.identity.describe())) for side, s in trained.stacks.items()
     ]
     rows.append(("parameters", f"{sum(each.numel() for each in trained.model.parameters()):,}"))
-    rows.append(("architecture in fairseq", f"`{trained.settings.model._name}`"))
-    rows.append(("data", f"`{trained.data.resolve().name}`"))
+    rows.append(("architecture in fairseq", code(trained.settings.model._name)))
+    rows.append(("data", code(trained.data.resolve().name)))
     rows += _collect_figures(trained)
     text = _CARD.format(
-        title=plain(trained.path.resolve().parent.name or trained.path.stem),
+        title=escape(trained.path.resolve().parent.name or trained.path.stem),
         version=__version__,
-        file=plain(trained.path.name),
-        rows="\n".join(f"| {name} | {plain(value)} |" for name, value in rows),
+        file=escape(trained.path.name),
+        rows="\n".join(f"| {name} | {value} |" for name, value in rows),
         license=labels.license,
         languages=", ".join(languages),
         pipeline="feature-extraction" if encodes else _PIPELINES[trained.head],

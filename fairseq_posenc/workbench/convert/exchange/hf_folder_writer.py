@@ -21,6 +21,7 @@ from fairseq_posenc.workbench.convert.exchange.standalone import (
     build_standalone,
     load_module,
 )
+from fairseq_posenc.workbench.running.files import errors_that_name, refuse_link
 from fairseq_posenc.workbench.running.folders import Folder
 
 WEIGHTS, CONFIG, CODE = "model.safetensors", "config.json", "modeling_fairseq_posenc.py"
@@ -38,17 +39,15 @@ def create_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder to fill; rename it to ``folder`` when the block ends without error.
 
     Raises:
-        UserError: the folder exists and is not empty, or cannot be written.
+        UserError: the folder is a link, or exists and is not empty.
     """
+    refuse_link(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--out {folder}: is there and not empty; name another folder")
     output = Folder(folder, {})
-    try:
-        with output.create():
-            yield output.partial
-            output.publish()
-    except OSError as error:
-        raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from error
+    with errors_that_name(folder), output.create():
+        yield output.partial
+        output.publish()
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ def describe_rounds(rounds: Sequence[Round], settings: TextSettings, unigram: fl
     ``unigram`` is the perplexity of a model that knows only how often each piece occurs.
     """
     rows = [
-        (f"`{model.variant.name}`", f"{each.updates:,}", model.show(2))
+        (markdown.code(model.variant.name), f"{each.updates:,}", model.show(2))
         for each, model in find_last_rounds(rounds)
     ]
     few = explain_few_seeds(len(settings.seeds))
@@ -52,8 +52,8 @@ def describe_rounds(rounds: Sequence[Round], settings: TextSettings, unigram: fl
     return "\n".join(
         [
             f"Measured: {settings.family} models of {settings.size('layers')} layers of width "
-            f"{settings.size('embed-dim')} on `{settings.text}`, trained at {settings.trained:,} "
-            f"tokens for up to {rounds[-1].updates:,} updates, read at "
+            f"{settings.size('embed-dim')} on {markdown.code(str(settings.text))}, trained at "
+            f"{settings.trained:,} tokens for up to {rounds[-1].updates:,} updates, read at "
             f"{settings.eval_length or settings.trained:,}, {len(settings.seeds)} seeds.",
             "",
             markdown.table(("encoding", "updates", "validation perplexity"), rows),

@@ -74,7 +74,7 @@ def _describe_missing(results: TextResults, seconds_left: Optional[float]) -> st
     if not results.missing:
         return ""
     still = "; ".join(
-        f"seed {seed} of {_join(dict.fromkeys(f'`{run.variant.name}`' for run in runs))}"
+        f"seed {seed} of {_join(dict.fromkeys(markdown.code(run.variant.name) for run in runs))}"
         for seed, runs in groupby(results.missing, key=lambda run: run.seed)
     )
     about = f", about {format_time(seconds_left)} more" if seconds_left else ""
@@ -99,7 +99,7 @@ def _explain_figures(settings: TextSettings) -> str:
 def _introduce(results: TextResults) -> str:
     settings, words = results.settings, results.data
     source = (
-        f"`{settings.text}`"
+        markdown.code(str(settings.text))
         if settings.text
         else f"the documentation inside Python {platform.python_version()}"
     )
@@ -139,7 +139,7 @@ def _format_row(model: SeedAggregate, settings: TextSettings) -> tuple[str, ...]
 
     seeds, wanted = len(model.outcomes), len(settings.seeds)
     return (
-        f"`{model.variant.name}`",
+        markdown.code(model.variant.name),
         mean(lambda each: each.figures["position_parameters"], "{:,.0f}".format),
         *(model.lr, str(seeds) if seeds == wanted else f"{seeds} of {wanted}", model.show(2)),
         ", ".join(f"{each.perplexity:,.1f}" for each in model.undiverged) or "-",
@@ -151,7 +151,16 @@ def _format_row(model: SeedAggregate, settings: TextSettings) -> tuple[str, ...]
 def _format_begun(run: Run, curve: Curve) -> tuple[str, ...]:
     updates, perplexity = curve.points[-1]
     so_far = f"{perplexity:,.2f} at update {updates:,}"
-    return f"`{run.variant.name}`", "-", run.case, "0", so_far, "-", f"{curve.speed:,.0f}", "-"
+    return (
+        markdown.code(run.variant.name),
+        "-",
+        run.case,
+        "0",
+        so_far,
+        "-",
+        f"{curve.speed:,.0f}",
+        "-",
+    )
 
 
 def draw(results: TextResults, title: str, path: Path) -> bool:

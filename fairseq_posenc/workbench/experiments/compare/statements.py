@@ -11,6 +11,7 @@ from fairseq_posenc.workbench.results.differences import (
     describe_differences,
     explain_few_seeds,
 )
+from fairseq_posenc.workbench.results.markdown import code
 
 _FALLING = 0.02  # share by which the perplexity still falls in the last quarter
 # A model counts as having left the plateau of a bag of words at this part of its perplexity: far
@@ -99,4 +100,4 @@ def _is_below(model: SeedAggregate, other: SeedAggregate) -> bool:
 
 
 def _quote(model: SeedAggregate) -> str:
-    return f"`{model.variant.name}`"
+    return code(model.variant.name)

@@ -54,12 +54,21 @@ class LengthResults(NamedTuple):
 def format_table(results: LengthResults) -> str:
     """Format the table of all models in Markdown, and the reasons for its dashes below it."""
     rows = [
-        [row.named.name, mode, f"{row.trained_length:,}", *map(_format_cell, scores.values())]
+        [
+            markdown.escape(row.named.name),
+            mode,
+            f"{row.trained_length:,}",
+            *map(_format_cell, scores.values()),
+        ]
         for row in results.rows
         for mode, scores in row.scores.items()
     ]
     header = ["model", "evaluation", "trained at", *(f"{n:,}" for n in results.lengths)]
-    notes = [f"- {row.named.name}: {note}" for row in results.rows for note in _explain_dashes(row)]
+    notes = [
+        f"- {markdown.escape(f'{row.named.name}: {note}')}"
+        for row in results.rows
+        for note in _explain_dashes(row)
+    ]
     return "\n".join([markdown.table(header, rows, "llr"), *([""] if notes else []), *notes])
 
 
@@ -95,8 +104,9 @@ def _introduce(results: LengthResults) -> str:
     }
     return " ".join(
         [
-            f"Perplexity per token on the split `{results.split}` of `{results.data}`. Each figure "
-            f"is of the same {results.tokens:,} tokens, all of the split, each predicted once. The "
+            f"Perplexity per token on the split {markdown.code(results.split)} of "
+            f"{markdown.code(str(results.data))}. Each figure is of the same "
+            f"{results.tokens:,} tokens, all of the split, each predicted once. The "
             "first one is predicted from the end-of-sentence symbol before it, as in training; the "
             "input of a block begins with the token before its first predicted one.",
             *(windows[mode] for mode in results.modes),

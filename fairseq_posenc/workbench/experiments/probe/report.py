@@ -89,7 +89,7 @@ def _format_shares(results: TaskResults, lengths: Sequence[int], ranks: bool = F
     for model in results.settings.variants:
         columns = [reciprocal_rank(results, model)] if ranks else []
         columns += [share(results, task, model, lengths) for task in tasks]
-        rows.append([f"`{model.name}`", *(each.show(2) for each in columns)])
+        rows.append([markdown.code(model.name), *(each.show(2) for each in columns)])
     return markdown.table(header, rows)
 
 
@@ -107,12 +107,12 @@ def _describe_best(results: TaskResults, task: str) -> str:
     ]
     parts = [f"significantly above {_join_names(below)}"] if below else []
     parts += [f"not significantly different from {_join_names(same)}"] if same else []
-    head = f"{task}: `{best.name}` is right in {fmean(seeds[best].values()):.0%}"
+    head = f"{task}: {markdown.code(best.name)} is right in {fmean(seeds[best].values()):.0%}"
     return ", ".join([head, *parts]) + "."
 
 
 def _join_names(models: Sequence[Variant]) -> str:
-    return ", ".join(f"`{model.name}`" for model in models)
+    return ", ".join(markdown.code(model.name) for model in models)
 
 
 def build_record(results: TaskResults) -> Record:
