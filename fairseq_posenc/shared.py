@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from operator import and_, or_
 from typing import NamedTuple
 
 from torch import Tensor
 
-from fairseq_posenc.backends.forward_cache import PerForwardCache
+from fairseq_posenc.backends.forward_cache import PerForwardCache, is_reentrant_recomputation
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Encoding, Encodings
 from fairseq_posenc.encodings.locality import Locality
@@ -30,6 +30,7 @@ class Shared(NamedTuple):
         span: of the terms, where they have room for later steps of decoding.
         cache: of values that the first layer computes for all.
         kinds: where layers differ, the state of each kind of them (see :meth:`of_kind`).
+        compute_terms: computes ``terms``, with a graph of their own.
     """
 
     positions: Positions
@@ -40,6 +41,7 @@ class Shared(NamedTuple):
     span: Span | None = None
     cache: PerForwardCache | None = None
     kinds: tuple[Shared, ...] = ()
+    compute_terms: Callable[[], Terms] | None = None
 
     @classmethod
     def compute(
@@ -63,19 +65,27 @@ class Shared(NamedTuple):
         named = encodings.as_dict()
         ids = positions.queries(positions.places)
         rotations = {name: encoding.rotation(ids) for name, encoding in named.items()}
-        terms = {
-            name: compute_terms(name, encoding) if compute_terms else encoding.terms(now, positions)
-            for name, encoding in named.items()
-        }
+
+        def compute(name: str) -> Terms:
+            encoding = named[name]
+            return (
+                compute_terms(name, encoding) if compute_terms else encoding.terms(now, positions)
+            )
+
+        def combine(names: tuple[str, ...], terms: Callable[[str], Terms]) -> Terms:
+            return reduce(or_, map(terms, names), Terms())
+
+        terms = {name: compute(name) for name in named}
         limits = {name: encoding.locality(positions) for name, encoding in named.items()}
         states = [
             cls(
                 positions,
-                reduce(or_, (terms[name] for name in names), Terms()),
+                combine(names, terms.__getitem__),
                 next((rotations[name] for name in names if rotations[name] is not None), None),
                 locality=reduce(and_, (limits[name] for name in names), Locality()),
                 span=span,
                 cache=None if span else PerForwardCache(),
+                compute_terms=partial(combine, names, compute),
             )
             for names in encodings.kinds
         ]
@@ -84,6 +94,16 @@ class Shared(NamedTuple):
     def of_kind(self, kind: int) -> Shared:
         """Select the state of a kind of layer (see :class:`~fairseq_posenc.specs.Spec`)."""
         return self.kinds[kind] if self.kinds else self
+
+    def layer_terms(self) -> Terms:
+        """Select the terms for a layer.
+
+        Where reentrant checkpointing runs the layer again, they are computed again: its backward
+        pass frees the graph of what it is given, and other layers were given the same.
+        """
+        if self.compute_terms is not None and is_reentrant_recomputation():
+            return self.compute_terms()
+        return self.terms
 
     def with_source(self, encodings: Encodings, ids: Tensor) -> Shared:
         """Add the rotation of the source's keys at positions ``ids``, ``(B or 1, S)``."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
 
 
 class CallFeatures(NamedTuple):
@@ -96,6 +97,18 @@ class Backend(Protocol):
 
     def attend(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         """Compute attended values ``(B, H, T, D)`` and, if asked for, weights ``(B, H, T, S)``."""
+
+
+def refuse_second_order(backend: str) -> None:
+    """Refuse a backward pass that is to be differentiated again: ours are written by hand.
+
+    Autograd enables gradients in a backward pass only for ``create_graph=True``.
+    """
+    if torch.is_grad_enabled():
+        raise UserError(
+            f"the {backend} backend has no gradients of second order (create_graph=True, "
+            "torch.autograd.functional.hvp): choose the backend reference, which has them"
+        )
 
 
 def score_scale(terms: Terms, head_dim: int) -> float:

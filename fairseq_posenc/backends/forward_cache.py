@@ -31,6 +31,8 @@ class PerForwardCache:
         """
         if torch.compiler.is_compiling():  # the compiler finds common subexpressions itself
             return compute()
+        if is_saving_hooked() and _is_recorded(deps):
+            return compute()
         now = (torch.is_grad_enabled(), *deps)
         before, value = self._values.get(key, ((), None))
         if len(before) != len(now) or not all(map(_is_same, before, now)):
@@ -38,6 +40,30 @@ class PerForwardCache:
             self._values[key] = now, value
         computed: _T = value
         return computed
+
+
+def is_saving_hooked() -> bool:
+    """Check whether hooks take what autograd saves, as non-reentrant activation checkpointing does.
+
+    It runs a layer again in the backward pass, and expects it to save the same tensors as before:
+    nothing that autograd records may be there already.
+    """
+    find_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return find_hooks is None or find_hooks(True) is not None
+
+
+def is_reentrant_recomputation() -> bool:
+    """Check whether reentrant activation checkpointing runs a layer again, in the backward pass."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return False
+    return torch._C._current_graph_task_id() != -1 and not is_saving_hooked()
+
+
+def _is_recorded(deps: tuple[object, ...]) -> bool:
+    """Check whether autograd records what is computed from the dependencies."""
+    return torch.is_grad_enabled() and any(
+        isinstance(each, Tensor) and each.requires_grad for each in deps
+    )
 
 
 def _is_same(before: object, now: object) -> bool:

@@ -28,6 +28,8 @@ _PHRASES = {
     "dictionary": "a dictionary with the hash {}",
 }
 KEY = "_extra_state"  # torch's name for what a module adds to its parameters
+_BLOCK = 512  # bytes: identities of models that might be averaged have tensors of one size
+_ROUNDING = 2e-3  # averages and moving averages of equal bits differ from 1 by less
 
 
 class WeightSettings(NamedTuple):
@@ -99,22 +101,28 @@ class Identity(NamedTuple):
     weight_settings: WeightSettings = WeightSettings()  # everything but positions
 
     def to_tensor(self) -> Tensor:
-        """Encode it as a tensor of code points, which every tool for checkpoints can carry."""
+        """Encode it as float32, ``(bits,)``: 1 for each bit that is set and -1 for each other.
+
+        So whatever does arithmetic over a state dict (moving averages, averages, interpolation)
+        keeps it, and shows a mixture of different ones: their bits are neither 1 nor -1.
+        """
         content = {**self._asdict(), **self.weight_settings._asdict()}
         del content["weight_settings"]
-        text = json.dumps({name: x for name, x in content.items() if x is not None})
-        # int64: sums of equal numbers, as of averaged checkpoints, must not overflow.
-        return torch.tensor([ord(character) for character in text])
+        text = json.dumps({name: x for name, x in content.items() if x is not None}).encode()
+        text = text.ljust(-(-len(text) // _BLOCK) * _BLOCK)
+        points = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        bits = points[:, None].bitwise_and(torch.tensor([1 << bit for bit in range(8)])).ne(0)
+        return torch.where(bits.flatten(), 1.0, -1.0).float()
 
     @classmethod
     def from_tensor(cls, state: Any) -> Identity:
-        """Decode the tensor of :meth:`to_tensor`.
+        """Decode the tensor of :meth:`to_tensor`, or the code points of earlier checkpoints.
 
         Raises:
-            UserError: the tensor is something else.
+            UserError: the tensor is something else, or a mixture of different identities.
         """
         try:
-            content = json.loads("".join(chr(int(point)) for point in state.tolist()))
+            content = json.loads(_decode_text(state))
             positions, directions = content["positions"], content["directions"]
             length, settings = int(content["trained_length"]), WeightSettings.parse(content)
             return cls(str(parse(positions)), str(directions), length, settings)
@@ -152,6 +160,38 @@ class Identity(NamedTuple):
             ours, theirs = (x or "both" for x in (directions, model.directions))
             differences.append(f"trained with attention directions {ours}, the model has {theirs}")
         return differences
+
+
+def _decode_text(state: Tensor) -> str:
+    """Decode the bits of an identity, or its code points in checkpoints of earlier versions."""
+    if not state.is_floating_point():
+        return "".join(chr(int(point)) for point in state.tolist())
+    bits = state.double()
+    mixed = (bits.abs() - 1).abs() > _ROUNDING
+    if bool(mixed.any()) and not bool((bits.abs() > 1 + _ROUNDING).any()):
+        texts = [_pack_bits(bits), _pack_bits(torch.where(mixed, -bits, bits))]
+        named = " and ".join(sorted(filter(None, map(_describe_text, texts))))
+        raise UserError(
+            "its weights are a mixture of models that were trained in different ways"
+            f"{named and ': '}{named}; average models of one kind"
+        )
+    return _pack_bits(bits)
+
+
+def _pack_bits(bits: Tensor) -> str:
+    """Join bits, above 0 where they are set, to a text."""
+    points = bits.gt(0).view(-1, 8).long() @ torch.tensor([1 << bit for bit in range(8)])
+    return bytes(points.tolist()).decode("ascii", "replace")
+
+
+def _describe_text(text: str) -> str:
+    """Describe the identity of a text; empty where it is not one."""
+    try:
+        content = json.loads(text)
+        positions = parse(content["positions"])
+        return Identity(str(positions), content["directions"], content["trained_length"]).describe()
+    except (UserError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def is_identity(name: str) -> bool:

@@ -4,18 +4,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from fairseq_posenc.checkpoints.identity import KEY
 from fairseq_posenc.errors import UserError
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_LARGEST = 1e18  # the square is still a number in float32
 
 
 def refuse_broken_weights(state_dict: dict[str, Any], own: dict[str, Tensor]) -> None:
     """Refuse what torch would copy into the model without a word.
 
-    Only what the model has, and has as floating-point numbers, is looked at.
+    Only what the model has, and has as floating-point numbers, is looked at; an identity is read
+    elsewhere.
     """
     for name in own:
-        if name in state_dict and own[name].is_floating_point():
+        if name in state_dict and own[name].is_floating_point() and not name.endswith(KEY):
             wrong = _describe_damage(state_dict[name])
             if wrong:
                 raise UserError(
@@ -45,21 +51,43 @@ def storage_address(x: Tensor) -> int:
     return x.untyped_storage().data_ptr()
 
 
-def _describe_damage(weight: Any) -> str | None:
-    """Describe the damage of a tensor; None for a whole one."""
+def describe_form(weight: Any) -> str | None:
+    """Describe what makes something no weight, whatever its numbers; None for a weight."""
     if not isinstance(weight, Tensor):
         return f"is not a tensor, but of the type {type(weight).__name__}"
-    if not weight.is_floating_point():
-        kind = str(weight.dtype).removeprefix("torch.")
-        return f"holds numbers of the type {kind}, not floating-point ones"
+    if type(weight) not in (Tensor, Parameter):
+        return f"is a tensor of the class {type(weight).__name__}, not a plain one"
+    if weight.layout != torch.strided:
+        return f"is a tensor with the layout {_shorten(weight.layout)}, not a plain one"
+    if weight.device.type != "cpu":
+        return f"has no numbers in the file, but is on the device {weight.device.type}"
+    if weight.dtype not in _FLOATS and weight.dtype not in _WHOLE:
+        return f"holds numbers of the type {_shorten(weight.dtype)}, not floating-point ones"
+    return None
+
+
+def _describe_damage(weight: Any) -> str | None:
+    """Describe the damage of a tensor; None for a whole one."""
+    if wrong := describe_form(weight):
+        return wrong
+    if weight.dtype not in _FLOATS:
+        return f"holds numbers of the type {_shorten(weight.dtype)}, not floating-point ones"
     if weight.numel() * weight.element_size() > weight.untyped_storage().nbytes():
         return f"says that it has {weight.numel():,} numbers, which are not in the file"
-    # A sum reads the tensor once and keeps nothing. Only if it overflows are all parts looked at.
-    if weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)).isfinite():
+    if not weight.numel():
         return None
-    if not (broken := int((~weight.isfinite()).sum())):
+    # This reads the tensor once and keeps nothing. Only if it is NaN or large is all looked at.
+    low, high = weight.aminmax()
+    if low > -_LARGEST and high < _LARGEST:
         return None
-    return f"has {broken:,} of {weight.numel():,} numbers that are NaN or infinite"
+    if broken := int((~weight.isfinite()).sum()):
+        return f"has {broken:,} of {weight.numel():,} numbers that are NaN or infinite"
+    large = float(max(-low, high))
+    return f"has numbers as large as {large:.1e}, whose products are infinite"
+
+
+def _shorten(name: Any) -> str:
+    return str(name).removeprefix("torch.")
 
 
 def format_load_report(

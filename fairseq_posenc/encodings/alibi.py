@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.precision import make_constant
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
@@ -52,9 +53,7 @@ class Alibi(Encoding):
         if positions.drawn is not None:
             return self._penalise_drawn_positions(positions.drawn)
         distances = span.distances().float()
-        slopes = torch.tensor(head_slopes(self.dims.num_heads), device=span.device)[
-            :, None
-        ]  # [H, 1]
+        slopes = make_constant(head_slopes(self.dims.num_heads), span.device)[:, None]  # [H, 1]
         later = slopes.flip(0) if self.mode == "asymmetric" else slopes
         bias = -torch.where(distances > 0, later, slopes) * distances.abs()  # [H, R]
         return Terms(bias=bias, scale_factor=self.scale_factor)

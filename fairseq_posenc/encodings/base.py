@@ -107,6 +107,19 @@ class Encoding(nn.Module):
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=INIT_STD)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Encoding:
+        """Move constants with the parameters.
+
+        Constants are plain attributes, not buffers: no checkpoint holds them, so whatever empties a
+        module before it is loaded (``to_empty``, FSDP2, transformers 5) must leave them alone.
+        """
+        super()._apply(fn, recurse)
+        device = fn(torch.empty(0, device="cpu")).device
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and device.type != "meta":
+                setattr(self, name, value.to(device))
+        return self
+
     def trained_at(self, length: int) -> None:
         """Set the length that the weights were trained at."""
         self.dims = self.dims._replace(trained_on=length)

@@ -37,7 +37,7 @@ class Randomized(Encoding):
     acts_on = "positions"
     shared = True
     whole_stack = True
-    fixed: Tensor
+    fixed: Tensor  # the numbers of evaluation, `(n,)`
 
     def __init__(
         self,
@@ -48,24 +48,20 @@ class Randomized(Encoding):
     ) -> None:
         super().__init__(dims)
         self.limit, self.evaluation = limit, evaluation
-        self.register_buffer("fixed", self._draw_fixed_numbers(), persistent=False)
-
-    def trained_at(self, length: int) -> None:
-        """Draw the numbers, too: what builds a model without memory leaves them out."""
-        super().trained_at(length)
-        self.fixed.copy_(self._draw_fixed_numbers())
+        self.fixed = self._draw_fixed_numbers()
 
     def make_room(self, length: int) -> None:
         """Draw for as many positions."""
         self.dims = self.dims.with_room(length)
-        self.fixed = self._draw_fixed_numbers().to(self.fixed.device)
+        self.fixed = self._draw_fixed_numbers()
 
     def number(self, positions: Positions) -> Positions:
         """Draw a number for each position."""
         if positions.drawn is not None:
             return positions
         positions.check_limit(self.dims.max_positions, self.name)
-        drawn = self._draw(positions.ids.device) if self.training else self.fixed
+        device = positions.ids.device
+        drawn = self._draw(device) if self.training else self.fixed.to(device)
         return positions._replace(drawn=drawn[positions.ids])
 
     def _draw(self, device: torch.device, generator: torch.Generator | None = None) -> Tensor:

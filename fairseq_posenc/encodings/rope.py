@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.rope_scaling import Scaling
-from fairseq_posenc.encodings.rotation import PairRotation, is_exporting
+from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.encodings.terms import Cost
 from fairseq_posenc.errors import UserError
 
@@ -40,7 +40,7 @@ class Rope(Encoding):
     acts_on = "rotation"
     shared = True
     cost = Cost("6 n C", "2 n C")
-    bits: Tensor
+    frequencies: Tensor  # the angle per position of each pair, `(rotated / 2,)`, in float32
 
     def __init__(
         self,
@@ -65,22 +65,22 @@ class Rope(Encoding):
         self.base = base
         self.scaling = Scaling(scaling).read()  # configurations hold a plain text
         self.scaling.check(self.name, self.rotated)
-        # As whole numbers, which `.half()` leaves alone: fp16 cannot even count beyond 2048.
-        self.register_buffer("bits", self._compute_bits(), persistent=False)
+        self._compute_frequencies()
 
     def trained_at(self, length: int) -> None:
         """Set the length that the weights were trained at."""
         super().trained_at(length)
-        self.bits.copy_(self._compute_bits())
+        self._compute_frequencies()
 
     def make_room(self, length: int) -> None:
         """Compute the frequencies of scalings that depend on the length."""
         self.dims = self.dims.with_room(length)
-        self.bits.copy_(self._compute_bits())
+        self._compute_frequencies()
 
     def rotation(self, ids: Tensor) -> PairRotation:
         """Compute the rotation at positions ``ids``, ``(B or 1, T)``, in float32."""
-        angles = ids[:, None, :, None] * self.frequencies  # [B or 1, 1, T, rotated/2]
+        frequencies = self.frequencies.to(ids.device, non_blocking=True)
+        angles = ids[:, None, :, None] * frequencies  # [B or 1, 1, T, rotated/2]
         gains = torch.full_like(angles, self.scaling.gain(self.dims))
         return PairRotation(torch.polar(gains, angles), self.layout == "half")
 
@@ -91,13 +91,5 @@ class Rope(Encoding):
             order[: self.rotated] = order[: self.rotated].view(2, -1).t().flatten()
         return order
 
-    @property
-    def frequencies(self) -> Tensor:
-        """The angle per position of each pair, ``(rotated / 2,)``, in float32 in any model."""
-        if is_exporting():  # to formats that do not read bits as another type
-            return self.scaling.frequencies(self.base, self.rotated, self.dims)
-        return self.bits.view(torch.float32)
-
-    def _compute_bits(self) -> Tensor:
-        frequencies = self.scaling.frequencies(self.base, self.rotated, self.dims)
-        return frequencies.view(torch.int32)
+    def _compute_frequencies(self) -> None:
+        self.frequencies = self.scaling.frequencies(self.base, self.rotated, self.dims)

@@ -119,7 +119,11 @@ class ScalingSettings(NamedTuple):
                 )
 
     def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
-        """Compute the angle per position of each pair, ``(width / 2,)``, in float32."""
+        """Compute the angle per position of each pair, ``(width / 2,)``, in float32 on the CPU."""
+        with torch.device("cpu"):  # where it is the same on every machine
+            return self._compute_frequencies(base, width, dims)
+
+    def _compute_frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
         exponents = torch.arange(0, width, 2, dtype=torch.float32) / width  # [width/2]
         base = self.scaled_base(base, width, dims)
         frequencies = base**-exponents
@@ -132,7 +136,7 @@ class ScalingSettings(NamedTuple):
                 kept_share = self._compute_llama3_ramp(frequencies, dims)
             return frequencies * kept_share + frequencies / self.factor * (1 - kept_share)
         if self.kind == "longrope":
-            return frequencies / torch.tensor(self.divisors(dims))
+            return frequencies / torch.tensor(self.divisors(dims), dtype=torch.float32)
         if self.kind == "proportional":
             turning = int(self.settings["part"] * width // 2)
             return (frequencies / self.factor) * (torch.arange(width // 2) < turning)

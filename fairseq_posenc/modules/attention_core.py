@@ -59,7 +59,7 @@ class AttentionCore:
 
     def terms(self, span: Span, shared: Shared) -> Terms:
         """Combine the terms of the stack and of this layer, with their rows projected to heads."""
-        terms = shared.terms | self.encodings.terms(span, shared.positions)
+        terms = shared.layer_terms() | self.encodings.terms(span, shared.positions)
 
         def project(projection: nn.Module, rows: Tensor) -> Tensor:
             heads = projection(rows).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)

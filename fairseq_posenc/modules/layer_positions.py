@@ -96,4 +96,4 @@ class LayerPositions(nn.Module):
         span = Span.from_lengths(
             positions.tgt_len, positions.tokens.size(1), positions.tokens.device
         )
-        return shared.of_kind(self.kind).terms | self.encodings.terms(span, positions)
+        return shared.of_kind(self.kind).layer_terms() | self.encodings.terms(span, positions)

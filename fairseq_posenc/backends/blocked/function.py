@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from fairseq_posenc.backends.base import refuse_second_order
 from fairseq_posenc.backends.blocked import dropout
 from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Rule
 from fairseq_posenc.backends.blocked.operands import Operands, reverse_queries
@@ -53,9 +53,9 @@ class BlockedAttention(torch.autograd.Function):
         return attended
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the gradients of the operands."""
+        refuse_second_order("blocked")
         geometry, rule = ctx.call
         with torch.autocast(grad.device.type, enabled=False):
             query, key, value, *others = _sum_gradients(ctx, grad)

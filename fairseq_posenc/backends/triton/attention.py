@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from fairseq_posenc.backends.base import refuse_second_order
 from fairseq_posenc.backends.blocked.dropout import compute_kept_factor
 from fairseq_posenc.backends.triton import sizes
 from fairseq_posenc.backends.triton.forward import forward_kernel
@@ -56,9 +56,9 @@ class Attention(torch.autograd.Function):
         return attended, result.log_sums
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor, log_sums_grad: Tensor | None) -> tuple[Tensor | None, ...]:
         """Compute the gradients of all inputs."""
+        refuse_second_order("triton")
         attended, log_sums, *inputs = ctx.saved_tensors
         result = ForwardResult(attended, log_sums)
         trained = TrainedTables(*ctx.needs_input_grad[4:9])  # behind settings, query, key, value

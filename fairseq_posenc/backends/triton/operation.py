@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq_posenc.backends.base import refuse_second_order
 from fairseq_posenc.backends.triton.attention import (
     ForwardResult,
     Settings,
@@ -93,6 +94,8 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 
 def _run_backward(ctx: Any, grad: Tensor, log_sums_grad: Tensor | None) -> tuple[Any, ...]:
+    if not torch.compiler.is_compiling():
+        refuse_second_order("triton")
     saved = ctx.saved_tensors
     wanted = list(ctx.needs_input_grad[3:8])
     grads = attention_backward(*saved[:2], grad, log_sums_grad, wanted, *saved[2:], *ctx.numbers)
