@@ -27,7 +27,12 @@ from typing import Optional
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.folders import Folder
-from fairseq_posenc.workbench.running.options import Parser, add_count, add_workers
+from fairseq_posenc.workbench.running.options import (
+    Parser,
+    add_count,
+    add_workers,
+    finite_number,
+)
 from parallel.iwslt import TESTS
 from parallel.preparation import ParallelSettings, Preparation
 
@@ -91,7 +96,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--separate", action="store_true", help="learn pieces for each language separately")
     add_count(parser, "--max-length", "maximum pieces of a training sentence", 250)
     text = "maximum ratio of the lengths of a training pair (default: 3)"
-    add("--max-ratio", type=float, default=3, help=text)
+    add("--max-ratio", type=finite_number, metavar="X", default=3, help=text)
     add_workers(parser)
 
 

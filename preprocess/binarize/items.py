@@ -141,9 +141,9 @@ def split_long(sizes: np.ndarray, longest: int) -> np.ndarray:
 
     Equal parts leave no rest of a single ``</s>``, which fairseq reads as the end of a document.
     """
-    parts = -(-sizes // longest)
-    if (parts <= 1).all():
+    if (sizes <= longest).all():  # also where the limit is no int32
         return sizes
+    parts = -(-sizes // longest)
     whole, number = np.repeat(sizes, parts), np.repeat(parts, parts)
     which = np.arange(len(number)) - np.repeat(np.cumsum(parts) - parts, parts)
     return (whole // number + (which < whole % number)).astype(sizes.dtype)

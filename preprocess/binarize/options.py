@@ -19,12 +19,15 @@ from fairseq_posenc.workbench.running.options import (
     parse_place,
     positive_int,
 )
+from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.tokens.symbols import SPACE, Splitter, characters, words
 
 from .vocabulary import Vocabulary, add_vocabulary
 
 SPLITS = ("train", "valid", "test")
 _SHORTEST_LIMIT = 4  # tokens
+_NO_LIMIT = -1
+_FAIRSEQS_SYMBOLS = 4  # <s>, <pad>, </s> and <unk>
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,11 @@ class BinarizeSettings:
             cls, args, inputs=inputs, vocabulary=vocabulary, cluster=parse_place(args)
         )
         settings._check()
+        if args.jobs and not settings.cluster:
+            raise UserError("--jobs: is for --on slurm; here --workers share the work")
+        limits = (args.min_count, args.max_symbols) != (0, _NO_LIMIT)
+        if limits and not settings.makes_dictionary:
+            say("note: --min-count and --max-symbols limit a new dictionary; this one is given")
         return settings
 
     @property
@@ -97,8 +105,22 @@ class BinarizeSettings:
             raise UserError(f"--shard {self.shard}: shards are numbered 0 to {self.num_shards - 1}")
         if self.longest_line is not None and self.longest_line < _SHORTEST_LIMIT:
             raise UserError(f"--longest-line {self.longest_line}: give {_SHORTEST_LIMIT} or more")
+        if self.long_lines == "skip" and self.longest_line is None:
+            raise UserError("--long-lines skip: give --longest-line, too")
+        if self.min_count < 0:
+            raise UserError(f"--min-count {self.min_count}: give 0 or more")
+        if self.max_symbols != _NO_LIMIT and self.max_symbols <= _FAIRSEQS_SYMBOLS:
+            least = _FAIRSEQS_SYMBOLS + 1
+            raise UserError(
+                f"--max-symbols {self.max_symbols}: give {least} or more, as {_FAIRSEQS_SYMBOLS} "
+                "are fairseq's own; or leave it out"
+            )
         if not self.inputs:
             raise UserError("nothing to do: give --train, --valid or --test")
+        if self.shard and "train" not in self.inputs:
+            raise UserError(
+                f"--shard {self.shard}: give --train; those of --valid and --test are in shard 0 alone"
+            )
         if self.cluster and (self.shard or self.num_shards == 1):
             raise UserError("--on slurm makes all shards: give --num-shards, and leave --shard out")
         has_train = "train" in self.inputs
@@ -147,8 +169,9 @@ def _add_tokens(parser: argparse.ArgumentParser, characters: bool) -> None:
         add_vocabulary(group)
         add("--words", action="store_true", help="tokens are words between spaces")
     rare = "new dictionary: symbols that occur less often become <unk>"
-    add("--min-count", type=int, default=0, help=rare)
-    add("--max-symbols", type=int, default=-1, help="new dictionary: its maximum size")
+    add("--min-count", type=int, metavar="N", default=0, help=rare)
+    text = "new dictionary: its maximum size, fairseq's four symbols included (default: no limit)"
+    add("--max-symbols", type=int, metavar="N", default=_NO_LIMIT, help=text)
     add("--dict-only", action="store_true", help="write only OUT/dict.txt, from --train")
 
 

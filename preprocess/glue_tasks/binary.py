@@ -49,7 +49,7 @@ class Writer(NamedTuple):
         """Write the sentences, cut to the maximum size; return the counts."""
         sides = range(len(examples.sentences))
         # <s> first </s>, and for a pair </s> second </s>
-        room = self.max_tokens - 2 * len(sides)
+        room = min(self.max_tokens, np.iinfo(SIZE).max) - 2 * len(sides)
         stores = [self._open_store(f"input{side}", split, self.symbols.dtype) for side in sides]
         counts: Counter[str] = Counter(cut=0, tokens=0, unknown_tokens=0)
         longest = 0

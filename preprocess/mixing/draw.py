@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import NamedTuple, Optional
 
 from binarize.formats import JsonField, LineFormat, WikiText, parse_where, plain, wikipedia
@@ -69,13 +70,15 @@ def parse_corpus(words: Sequence[str]) -> CorpusRequest:
         size = parse_size(settings["size"])
     elif "lines" in settings:
         size, unit = _parse_number(called, "lines", settings["lines"]), LINES
+    if size == 0:
+        raise UserError(f"{called}: draws nothing; give a size= or lines= above 0, or neither")
     hold_out = _parse_number(called, "hold-out", settings.get("hold-out", "0"))
     return CorpusRequest(called, lines, paths, size, unit, hold_out)
 
 
 def _parse_number(called: str, name: str, text: str) -> int:
-    if not text.isdecimal():
-        raise UserError(f"{called}: {name}= is a number of sentences or documents")
+    if not re.fullmatch(r"\d{1,18}", text):
+        raise UserError(f"{called}: {name}= is a number of sentences or documents, not {text!r}")
     return int(text)
 
 
@@ -85,10 +88,10 @@ def parse_size(text: str) -> int:
     Raises:
         UserError: it is none.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(B|KiB|MiB|GiB)", text)
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)(B|KiB|MiB|GiB)", text)
     if not match:
         raise UserError(f"size={text}: write a number of {', '.join(_UNITS)}, as in 64GiB")
-    return int(float(match[1]) * _UNITS[match[2]])
+    return int(Fraction(match[1]) * _UNITS[match[2]])
 
 
 class Drawn(NamedTuple):

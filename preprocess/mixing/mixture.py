@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 from binarize.items import TextRules
 from binarize.pool import Pool
 from binarize.sources import Input, Place, describe_file
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.folders import Folder
 from fairseq_posenc.workbench.running.progress import say
 
 from .documents import Documents, Texts, cut_documents
-from .draw import BYTES, CorpusRequest, Draw, measure
+from .draw import BYTES, DOCUMENTS, CorpusRequest, Draw, measure
 
 SECONDS_BETWEEN_SAVES = 10.0
 
@@ -84,6 +85,7 @@ class Mixture:
                 self._save()
         finally:
             self._texts.close()
+        self._refuse_empty_corpora()
         return self._summarise()
 
     def _process_corpus(self, number: int, is_count: bool) -> None:
@@ -109,6 +111,14 @@ class Mixture:
         """Refuse to draw more than there is."""
         for number in range(len(self._corpora)):
             self._make_draw(number).check()
+
+    def _refuse_empty_corpora(self) -> None:
+        """Refuse a corpus without text, and a mixture with nothing to train on."""
+        for (corpus, _), counts in zip(self._corpora, self._state.done):
+            if not counts[DOCUMENTS]:
+                raise UserError(f"{corpus.name}: has no text")
+        if not any(counts[f"train_{DOCUMENTS}"] for counts in self._state.done):
+            raise UserError("nothing is left to train on: hold-out= takes all")
 
     def _make_draw(self, number: int) -> Draw:
         seed, state = f"{self._rules.seed} {number}", self._state

@@ -50,6 +50,8 @@ class ParallelSettings:
         Raises:
             UserError: options contradict each other, or a file of the pieces is broken.
         """
+        if args.max_ratio < 1:
+            raise UserError(f"--max-ratio {args.max_ratio:g}: give 1 or more")
         path, train = getattr(args, "path", None), getattr(args, "train", None)
         computed: dict[str, Any] = {"path": path, "train": train, "given": None}
         if args.corpus == "multi30k":

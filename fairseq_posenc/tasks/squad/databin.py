@@ -23,12 +23,25 @@ class Limits(NamedTuple):
     max_question: int = 64  # maximum size of a question; longer ones are cut
 
     def check(self) -> None:
-        """Refuse sizes that leave no room for the context, or tokens of it in no window."""
-        room = self.max_length - self.max_question - SYMBOLS
-        if min(self.stride, self.max_question) < 1 or room < self.stride:
+        """Refuse sizes that leave no room for the context, or tokens of it in no window.
+
+        Raises:
+            UserError: names the size that is wrong, and those that are possible.
+        """
+        least = SYMBOLS + 2  # a token of the question, and one of the context
+        if self.max_length < least:
+            raise UserError(f"--max-length {self.max_length}: give {least} or more")
+        room = self.max_length - SYMBOLS
+        if not 1 <= self.max_question < room:
             raise UserError(
-                f"--max-length {self.max_length} leaves {max(room, 0)} tokens of context beside a "
-                f"question of {self.max_question}: --stride {self.stride} must be from 1 to that"
+                f"--max-question {self.max_question}: give 1 to {room - 1}, as --max-length "
+                f"{self.max_length} leaves {room} tokens of context and question"
+            )
+        room -= self.max_question
+        if not 1 <= self.stride <= room:
+            raise UserError(
+                f"--stride {self.stride}: give 1 to {room}, as --max-length {self.max_length} "
+                f"leaves {room} tokens of context beside a question of {self.max_question}"
             )
 
 
