@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from argparse import (
@@ -21,9 +22,11 @@ from fairseq_posenc.workbench.running.devices import cores
 if TYPE_CHECKING:
     from fairseq_posenc.workbench.running.executor import Slurm
 
+_NAN = re.compile(r"[=\[,\s][+-]?\.?nan(?=[\],\s]|$)", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # Options of sbatch that are not the user's.
 _OURS = ("array", "error", "job-name", "nodes", "ntasks", "open-mode", "output", "requeue")
+_WITHOUT_VALUE = re.compile(r"argument ([-\w/]+): expected ")  # as argparse tells it
 Settings = TypeVar("Settings")
 
 
@@ -39,14 +42,16 @@ class Parser(ArgumentParser):
         Raises:
             UserError: wrong options, or a word that is not UTF-8 or has control characters.
         """
-        for word in words[0] if words and words[0] is not None else sys.argv[1:]:
+        self._words = list(words[0] if words and words[0] is not None else sys.argv[1:])
+        for word in self._words:
             if not word.isascii() and _SURROGATE.search(word):
                 raise UserError(f"{word!a} is not UTF-8; rename the file, or change the text")
         known, rest = super().parse_known_args(*words, **settings)
-        for value in vars(known).values():
-            for path in value if isinstance(value, list) else [value]:
-                if isinstance(path, Path) and CONTROL.search(str(path)):
-                    raise UserError(f"{str(path)!a} has a control character; rename it")
+        for name, value in vars(known).items():
+            if isinstance(value, list):
+                setattr(known, name, [_check_path(each) for each in value])
+            else:
+                setattr(known, name, _check_path(value))
         if rest and not self._subparsers:
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         return known, rest
@@ -57,7 +62,25 @@ class Parser(ArgumentParser):
         Raises:
             UserError: always.
         """
+        option = _WITHOUT_VALUE.match(message)
+        names = option[1].split("/") if option else []
+        after = dict(zip(self._words, self._words[1:]))
+        value = next(filter(None, map(after.get, names)), "")
+        if value.startswith("-") and value not in self._option_string_actions:
+            advice = f"a value that begins with a dash is written {names[0]}={value}"
+            message = f"{message}; {advice}"
         raise UserError(f"{message} (see {self.prog} --help)")
+
+    _words: Sequence[str] = ()
+
+
+def _check_path(value: Any) -> Any:
+    """Check a path for control characters; return one that no program takes for an option."""
+    if not isinstance(value, Path):
+        return value
+    if CONTROL.search(str(value)):
+        raise UserError(f"{str(value)!a} has a control character; rename it")
+    return value.absolute() if str(value).startswith("-") else value
 
 
 def parse_around_dashes(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
@@ -227,6 +250,7 @@ def add_set(parser: ArgumentParser, example: str) -> None:
         "--set",
         dest="changes",
         action="append",
+        type=_setting,
         default=[],
         metavar="KEY=VALUE",
         help=f"override a setting of fairseq's, as in {example}; can be repeated",
@@ -276,6 +300,27 @@ def positive_int(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
     return int(text)
+
+
+def finite_number(text: str) -> float:
+    """Parse a number that is neither NaN nor infinite.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ArgumentTypeError(f"must be a finite number, not '{text}'")
+    return number
+
+
+def _setting(text: str) -> str:
+    if _NAN.search(text):
+        raise ArgumentTypeError(f"{text}: NaN is no setting; give a number")
+    return text
 
 
 def positive_ints(text: str) -> tuple[int, ...]:
