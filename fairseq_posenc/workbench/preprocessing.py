@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from types import FrameType
 
+from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.files import shipped
 
 FOLDER = shipped("preprocess")
@@ -28,7 +34,31 @@ def _summarise(program: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replace this process by the program."""
-    program = str(FOLDER / f"{args.program}.py")
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, program, *args.options])
+    """Run the program in this process: its modules are found beside it, and its help names it."""
+    sys.argv = [str(FOLDER / f"{args.program}.py"), *args.options]
+    sys.path.insert(0, str(FOLDER))
+    with _ending_at_ctrl_c():
+        program = import_module(args.program)
+    program.main()
+    return 0
+
+
+@contextmanager
+def _ending_at_ctrl_c() -> Iterator[None]:
+    """End the process at once at Ctrl-C, with the line and the exit code of all commands.
+
+    Modules that are imported, such as numpy, catch KeyboardInterrupt and fail of something else.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os.write(2, b"fairseq-posenc: stopped\n")
+        os._exit(STOPPED)
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # it is ignored, or somebody else's
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

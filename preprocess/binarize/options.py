@@ -119,7 +119,7 @@ class BinarizeSettings:
             raise UserError("nothing to do: give --train, --valid or --test")
         if self.shard and "train" not in self.inputs:
             raise UserError(
-                f"--shard {self.shard}: give --train; those of --valid and --test are in shard 0 alone"
+                f"--shard {self.shard}: give --train; only shard 0 has the sets of the others"
             )
         if self.cluster and (self.shard or self.num_shards == 1):
             raise UserError("--on slurm makes all shards: give --num-shards, and leave --shard out")
