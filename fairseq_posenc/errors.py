@@ -22,7 +22,7 @@ class UserError(ValueError):
         message = _LONG_WORD.sub(lambda word: shortened(word[0]), message)
         if len(message) > _LONGEST_MESSAGE:
             message = f"{shortened(message)} ... {message[-_LONGEST:]}"
-        super().__init__("\n".join(map(printable, message.split("\n"))))
+        super().__init__(printable_lines(message))
 
 
 class RunError(UserError):
@@ -35,6 +35,11 @@ class RunError(UserError):
 def printable(text: str) -> str:
     """Write control characters out by their codes, so that a text stays in its line."""
     return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def printable_lines(text: str) -> str:
+    """Write control characters out, but for the ends of lines."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def shortened(text: str) -> str:

@@ -7,7 +7,7 @@ import re
 import traceback
 from types import FrameType
 
-from fairseq_posenc.errors import RunError, UserError, chain, printable, shortened
+from fairseq_posenc.errors import RunError, UserError, chain, printable_lines, shortened
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -44,7 +44,7 @@ def find_message(error: BaseException) -> str | None:
     # For a checkpoint, the first error says most.
     messages += [_describe_unreadable(link) for link in reversed(links)]
     found = next((message for message in messages if message), None)
-    return found and "\n".join(map(printable, found.split("\n")))
+    return found and printable_lines(found)
 
 
 def choose_exit_code(error: BaseException) -> int:

@@ -15,6 +15,7 @@ from fairseq_posenc.checkpoints.error_messages import find_message
 from fairseq_posenc.checkpoints.leftovers import share_temporary_folder
 from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes
 from fairseq_posenc.host.audit_hook import audit_fairseq
+from fairseq_posenc.host.data_bins import audit_data_bins
 from fairseq_posenc.host.divergence import explain_divergence
 from fairseq_posenc.host.log_guard import install_log_guard
 from fairseq_posenc.host.numpy_compat import install_numpy_names
@@ -25,6 +26,7 @@ def prepare() -> None:
     install_numpy_names()
     allow_safe_classes()
     audit_fairseq()  # no setting of a checkpoint is run as code
+    audit_data_bins()
     install_log_guard()
     install_excepthook()
     share_temporary_folder()

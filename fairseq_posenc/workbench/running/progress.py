@@ -8,10 +8,12 @@ from typing import Any
 
 from tqdm import tqdm
 
+from fairseq_posenc.errors import printable_lines
+
 
 def say(text: str) -> None:
-    """Print a line at once; where a bar is shown, above it."""
-    tqdm.write(text, file=sys.stderr)
+    """Print a line at once, with control characters written out; above a bar that is shown."""
+    tqdm.write(printable_lines(text), file=sys.stderr)
     sys.stderr.flush()
 
 

@@ -1,37 +1,56 @@
-"""Standard output and standard error, which outlive their readers."""
+"""Standard output and standard error, which outlive their readers and command no terminal."""
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from typing import Any
 
 from fairseq_posenc.errors import RunError
 
+# Control characters but for tabs and ends of lines; on standard error also what bars move with.
+_COMMANDS = {
+    "stdout": re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]"),
+    "stderr": re.compile("[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\\[A)"),
+}
 _closed: set[int] = set()  # standard streams that nobody reads any more
 
 
 def outlive_readers() -> None:
-    """Let the standard streams of this process outlive their readers."""
+    """Let the standard streams outlive their readers, and write control characters out.
+
+    Names and texts of files and checkpoints may hold sequences that a terminal obeys.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and stream is getattr(sys, f"__{name}__"):
             stream.flush()
             raw = _Output(stream.fileno(), "w", closefd=False)
-            new = io.TextIOWrapper(
+            new = _PrintableText(
                 io.BufferedWriter(raw),
                 encoding=stream.encoding,
                 errors=_choose_error_handler(stream),
                 line_buffering=stream.line_buffering,
                 write_through=stream.write_through,
             )
+            new.commands = _COMMANDS[name]
             setattr(sys, name, new)
 
 
 def has_reader() -> bool:
     """Whether the standard output may still have a reader."""
     return sys.__stdout__ is None or sys.__stdout__.fileno() not in _closed
+
+
+class _PrintableText(io.TextIOWrapper):
+    """A text stream that writes control characters as JSON does, which stays JSON so."""
+
+    commands: re.Pattern[str]
+
+    def write(self, text: str, /) -> int:
+        return super().write(self.commands.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 class _Output(io.FileIO):

@@ -6,7 +6,7 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, printable
 from fairseq_posenc.workbench.running.options import add_data
 
 
@@ -115,7 +115,7 @@ def run_import(options: argparse.Namespace) -> int:
     if built.head in ("classes", "spans"):
         print("its head for masked tokens is not in the folder: here it is zeros")
     if built.changed:
-        changed = ", ".join(f"{name} = {value}" for name, value in built.changed.items())
+        changed = printable(", ".join(f"{name} = {value}" for name, value in built.changed.items()))
         print(f"changed in transformers, and so in a model that starts from it: {changed}")
         if "scaling=dynamic" in changed or "scaling=longrope" in changed:
             print(

@@ -52,14 +52,20 @@ def read_stream(data: Path, split: str, dictionary: Dictionary) -> Stream:
     """Read all tokens of a split.
 
     Raises:
-        UserError: the folder has no such split, or it is empty.
+        UserError: the folder has no such split, it is empty or damaged, or of another dictionary.
     """
     dataset = load_indexed_dataset(str(data / split), dictionary)
-    if dataset is None or not len(dataset):
+    if dataset is None or not sum(dataset.sizes):
         splits = ", ".join(sorted(path.stem for path in data.glob("*.idx"))) or "none"
         raise UserError(f"--split {split}: {data} has no tokens of it; its splits: {splits}")
-    tokens = torch.cat([dataset[index] for index in range(len(dataset))])
-    return Stream.from_tokens(tokens.long(), dictionary.eos())
+    tokens = torch.cat([dataset[index] for index in range(len(dataset))]).long()
+    for token in (int(tokens.min()), int(tokens.max())):
+        if not 0 <= token < len(dictionary):
+            raise UserError(
+                f"{data / split}.bin: has a token {token:,}, and dict.txt has {len(dictionary):,} "
+                "symbols; name the dictionary that the text was preprocessed with"
+            )
+    return Stream.from_tokens(tokens, dictionary.eos())
 
 
 class Window(NamedTuple):

@@ -1,0 +1,202 @@
+"""Checks of a data-bin's index and data, before fairseq reads them.
+
+fairseq maps both into memory and believes the index: a wrong size or pointer would be a crash, a
+stack trace, or other tokens than those of the text. Python tells audit hooks of each file that is
+opened, so no task and no command is forgotten.
+"""
+
+import struct
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairseq_posenc.errors import UserError
+
+INDEX = ".idx"
+_OPENER, _OPENS_DATA = "fairseq.data.indexed_dataset", "_do_init"
+_installed: list[bool] = []
+_MAPPED, _LEGACY, _HUFFMAN = b"MMIDIDX\0", b"TNTIDX\0\0", b"HUFFIDX\0"  # first bytes, by format
+_VERSION = 1
+_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8}  # of a token, by the code of its type
+_BLOCK = 1 << 20  # sentences that are checked at a time
+_checked: set[tuple[Path, tuple[tuple[int, int], ...]]] = set()
+
+
+class _Files(NamedTuple):
+    """The two files of a split."""
+
+    path: Path  # of the index
+    index_size: int  # bytes
+    data_size: int
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Refuse the split."""
+        raise UserError(f"{self.path} is damaged: {reason}; make the data-bin again")
+
+
+def audit_data_bins() -> None:
+    """Keep fairseq from reading a damaged data-bin."""
+    if not _installed:
+        _installed.append(True)
+        sys.addaudithook(_check_event)
+        _ignore_unopened()
+
+
+def _ignore_unopened() -> None:
+    """Keep quiet about datasets that were refused: fairseq closes also what it did not open."""
+    previous = sys.unraisablehook
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        place = getattr(unraisable.object, "__module__", None)
+        if place != _OPENER or not isinstance(unraisable.exc_value, AttributeError):
+            previous(unraisable)
+
+    sys.unraisablehook = hook
+
+
+def _check_event(event: str, given: tuple[Any, ...]) -> None:
+    """Check an index that fairseq opens to read."""
+    if event != "open" or not str(given[0]).endswith(INDEX) or "w" in str(given[1]):
+        return
+    caller = sys._getframe(1)
+    if caller.f_globals.get("__name__") == _OPENER:
+        check_data_bin(Path(str(given[0])))
+        # fairseq-preprocess reads the index of an empty part, but not its data.
+        if caller.f_back is not None and caller.f_back.f_code.co_name == _OPENS_DATA:
+            refuse_empty(Path(str(given[0])))
+
+
+def check_data_bin(index: Path) -> None:
+    """Refuse a split whose index is damaged, or does not fit its data.
+
+    Each pair of files is read once in a process.
+
+    Args:
+        index: file of the index; the data are beside it.
+
+    Raises:
+        UserError: says what is wrong.
+    """
+    data = index.with_suffix(".bin")
+    for path in (index, data):
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path}: is not a file; make the data-bin again")
+    if not (index.exists() and data.exists()):
+        return  # fairseq says that the split is not there
+    states = index.stat(), data.stat()
+    key = index.resolve(), tuple((each.st_size, each.st_mtime_ns) for each in states)
+    if key not in _checked:
+        _check(_Files(index, *(each.st_size for each in states)))
+        _checked.add(key)
+
+
+def refuse_empty(index: Path) -> None:
+    """Refuse a split without a sentence, which fairseq cannot open.
+
+    Raises:
+        UserError: it is empty.
+    """
+    data = index.with_suffix(".bin")
+    if data.is_file() and not data.stat().st_size:
+        raise UserError(f"{data} is empty: the split has no sentences; make it of a longer text")
+
+
+def _check(files: _Files) -> None:
+    with open(files.path, "rb") as file:
+        magic = file.read(8)
+        if magic == _HUFFMAN:
+            return
+        if magic == _MAPPED:
+            _check_mapped(files, file.read(18))
+        elif magic == _LEGACY:
+            _check_legacy(files, file.read(40))
+        else:
+            files.refuse("it does not begin as an index of fairseq does")
+
+
+def _check_mapped(files: _Files, header: bytes) -> None:
+    """Check the format that fairseq-preprocess writes: sizes, and pointers in bytes."""
+    if len(header) < 18 or header[0]:
+        files.refuse("it was not written to its end")
+    version, code, count = struct.unpack("<QBQ", header[1:])
+    size = _check_header(files, version, code)
+    _refuse_other_size(files, 26 + 12 * count, count)
+    sizes = _map(files.path, "<i4", 26, count)
+    pointers = _map(files.path, "<i8", 26 + 4 * count, count)
+    address = 0
+    for start in range(0, count, _BLOCK):
+        lengths = sizes[start : start + _BLOCK].astype(np.int64)
+        _refuse_negative(files, lengths, start)
+        ends = address + size * lengths.cumsum()
+        _refuse_other_pointers(
+            files, pointers[start : start + _BLOCK], ends - size * lengths, start
+        )
+        address = int(ends[-1])
+    _refuse_other_data(files, address)
+
+
+def _check_legacy(files: _Files, header: bytes) -> None:
+    """Check the format of --dataset-impl lazy and cached: offsets in tokens, and sizes."""
+    if len(header) < 40:
+        files.refuse("it was not written to its end")
+    version, code, size, count, dimensions = struct.unpack("<5Q", header)
+    if size != _check_header(files, version, code):
+        files.refuse(f"its tokens of type {code} have {size} bytes")
+    _refuse_other_size(files, 48 + 8 * (2 * (count + 1) + dimensions), count)
+    if count != dimensions:
+        files.refuse(f"it has {count:,} sentences, and sizes of {dimensions:,}")
+    offsets = _map(files.path, "<i8", 48 + 8 * (count + 1), count + 1).copy()
+    lengths = _map(files.path, "<i8", 48 + 16 * (count + 1), count).copy()
+    _refuse_negative(files, lengths, 0)
+    _refuse_other_pointers(files, offsets[1:] - lengths, offsets[:-1], 0)
+    if offsets[0] or (_map(files.path, "<i8", 48, count + 1) != np.arange(count + 1)).any():
+        files.refuse("its sentences do not begin at the first token, or have several dimensions")
+    _refuse_other_data(files, size * int(offsets[-1]))
+
+
+def _check_header(files: _Files, version: int, code: int) -> int:
+    """Check the version and the type of tokens; return the bytes of one."""
+    if version != _VERSION:
+        files.refuse(f"it is of version {version}, not {_VERSION}")
+    if code not in _BYTES:
+        files.refuse(f"its tokens are of type {code}, which is none of whole numbers")
+    return _BYTES[code]
+
+
+def _refuse_other_size(files: _Files, expected: int, count: int) -> None:
+    if files.index_size != expected:
+        files.refuse(f"{files.index_size:,} bytes, not the {expected:,} of {count:,} sentences")
+
+
+def _map(path: Path, kind: str, offset: int, count: int) -> NDArray[np.int64]:
+    """Map numbers of a file into memory."""
+    if not count:
+        return np.zeros(0, np.int64)
+    return np.memmap(path, kind, "r", offset, count)
+
+
+def _refuse_negative(files: _Files, lengths: NDArray[np.int64], start: int) -> None:
+    wrong = np.flatnonzero(lengths < 0)
+    if len(wrong):
+        files.refuse(f"sentence {start + wrong[0] + 1:,} has {lengths[wrong[0]]:,} tokens")
+
+
+def _refuse_other_pointers(
+    files: _Files, found: NDArray[np.int64], expected: NDArray[np.int64], start: int
+) -> None:
+    """Refuse sentences that do not begin where the one before ends."""
+    wrong = np.flatnonzero(found != expected)
+    if len(wrong):
+        files.refuse(
+            f"sentence {start + wrong[0] + 1:,} begins at {found[wrong[0]]:,}, not at "
+            f"{expected[wrong[0]]:,}, where the one before it ends"
+        )
+
+
+def _refuse_other_data(files: _Files, expected: int) -> None:
+    if files.data_size != expected:
+        data = files.path.with_suffix(".bin").name
+        files.refuse(f"{data} has {files.data_size:,} bytes, and its sentences have {expected:,}")
