@@ -16,6 +16,9 @@ from fairseq_posenc.workbench.tokens.files import DAMAGED, decompress
 from .shards import Part
 
 CHUNK_BYTES = 1 << 20
+# Not those that text has as white space, as marks of records or before colours of a terminal.
+_CONTROLS = bytes([*range(0x00, 0x09), *range(0x0E, 0x1B)])
+_MOST_CONTROLS = 0.03  # the share of them in a text
 _LONGEST_LINE = 1 << 28  # bytes; a chunk is held in memory several times
 
 
@@ -134,14 +137,17 @@ class Reader:
         """Yield the chunks.
 
         Raises:
-            UserError: the file cannot be decompressed, or a line has no end.
+            UserError: the file cannot be decompressed, is not UTF-8 text, or a line has no end.
         """
         try:
             with io.BufferedReader(self._raw, CHUNK_BYTES) as raw:
                 file, left = decompress(self.part.path, raw), self._offset
                 while left and (data := file.read(min(left, CHUNK_BYTES))):
                     left -= len(data)
-                yield from self._split(file)
+                for number, chunk in enumerate(self._split(file)):
+                    if number == 0:
+                        refuse_wide_characters(chunk.data, self.part.path)
+                    yield chunk
                 while raw.read(CHUNK_BYTES):  # bytes after the content count in the checksum
                     continue
         except (*DAMAGED, OSError) as error:
@@ -176,6 +182,23 @@ class Reader:
         lines = count_lines(data)
         self._line += lines
         return Chunk(data, self._offset, lines)
+
+
+def refuse_wide_characters(data: bytes, name: str) -> None:
+    """Refuse the beginning of a file in UTF-16 or UTF-32, most of which is valid UTF-8, too.
+
+    Half of its bytes are NUL in a Latin script and other control characters in most scripts; where
+    they are not, its spaces and ends of lines have NUL.
+
+    Raises:
+        UserError: names the file.
+    """
+    controls = len(data) - len(data.translate(None, _CONTROLS))
+    if controls > len(data) * _MOST_CONTROLS:
+        raise UserError(
+            f"{name}: {controls:,} of its first {len(data):,} bytes are NUL or other control "
+            "characters, as in UTF-16; save it as UTF-8 plain text"
+        )
 
 
 def count_lines(data: bytes) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from binarize.sources import refuse_wide_characters
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
 from fairseq_posenc.workbench.tokens.files import DAMAGED, read_bytes
@@ -77,7 +78,9 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
 def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
     r"""Yield numbered lines; only ``\n`` ends one, because texts hold other line separators."""
     try:
-        text = read_bytes(path).decode("utf-8-sig")  # MRPC begins with that mark
+        content = read_bytes(path)
+        refuse_wide_characters(content, str(path))
+        text = content.decode("utf-8-sig")  # MRPC begins with that mark
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 ({error}); download it again") from None
     except (OSError, *DAMAGED) as error:
