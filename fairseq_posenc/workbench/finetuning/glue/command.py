@@ -33,6 +33,7 @@ from fairseq_posenc.workbench.running.options import (
     add_place,
     add_seeds,
     add_set,
+    finite_number,
     parse_place,
 )
 from fairseq_posenc.workbench.running.programs import raise_if_failed
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         RunError: runs that failed.
     """
     cluster = parse_place(args)
-    pretrained = read_pretrained(args.checkpoint, "--checkpoint")
+    pretrained = read_pretrained(args.checkpoint, "--checkpoint", for_fairseq=True)
     pretrained = pretrained._replace(path=pretrained.path.resolve())
     name = args.name or pretrained.path.parent.name
     out = (args.out or Path(f"glue-{name}-{args.protocol}")).resolve()
@@ -130,10 +131,14 @@ def _warn_of_divergence(protocol: str, model: Pretrained) -> None:
 
 
 def _parse_rates(text: str | None) -> tuple[float, ...]:
+    if text is None:
+        return ()
     try:
-        rates = tuple(map(float, text.split(","))) if text else ()
-    except ValueError:
-        raise UserError(f"--learning-rates {text}: give numbers separated by commas") from None
+        rates = tuple(map(finite_number, text.split(",")))
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"--learning-rates {text}: {error}; separate them by commas") from None
+    if min(rates) <= 0:
+        raise UserError(f"--learning-rates {text}: give numbers above 0")
     if len(set(rates)) < len(rates):
         raise UserError(f"--learning-rates {text}: a number is given twice")
     return rates

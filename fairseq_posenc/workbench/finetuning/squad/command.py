@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from fairseq_posenc.checkpoints.recovery import LAST
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.finetuning.squad.data import (
     V2,
@@ -33,6 +34,7 @@ from fairseq_posenc.workbench.running.options import (
     add_out,
     add_place,
     add_set,
+    finite_number,
     parse_place,
 )
 from fairseq_posenc.workbench.running.progress import say
@@ -90,7 +92,7 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
     add("predictions", type=Path, metavar="PREDICTIONS.json", help="answers by id")
     add("--na-prob-file", type=Path, metavar="JSON", help="SQuAD 2.0: odds of no answer, by id")
     text = "SQuAD 2.0: predict no answer where the odds exceed this (default: 1)"
-    add("--na-prob-thresh", type=float, default=1.0, metavar="X", help=text)
+    add("--na-prob-thresh", type=finite_number, metavar="X", help=text)
     add_json(parser)
 
 
@@ -144,10 +146,13 @@ def _predict(args: argparse.Namespace) -> int:
 
 
 def _run_score(args: argparse.Namespace) -> int:
+    if args.na_prob_file is None and args.na_prob_thresh is not None:
+        raise UserError("--na-prob-thresh: give --na-prob-file, whose odds it is compared with")
     squad = read_squad(args.data)
     predictions = read_predictions(args.predictions)
     odds = None if args.na_prob_file is None else read_odds(args.na_prob_file)
-    figures = evaluate(squad, predictions, odds, args.na_prob_thresh)
+    threshold = 1.0 if args.na_prob_thresh is None else args.na_prob_thresh
+    figures = evaluate(squad, predictions, odds, threshold)
     if missing := unanswered(squad, predictions):
         some = ", ".join(missing[:_SHOWN_IDS]) + (", ..." if len(missing) > _SHOWN_IDS else "")
         say(f"{len(missing):,} unanswered questions receive score 0: {some}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
@@ -43,12 +44,34 @@ class Squad(NamedTuple):
         """Whether the file has answers; published test sets have none."""
         return all(question.answers is not None for question in self.questions)
 
+    def refuse_missing_answers(self) -> None:
+        """Refuse questions without an answer among others that have one, where that means nothing.
+
+        Raises:
+            UserError: names the first.
+        """
+        some = any(question.answers for question in self.questions)
+        for question in self.questions:
+            if question.answers is None and some:
+                raise UserError(
+                    f"{self.path}: question {question.id} has no 'answers', and others have; in "
+                    "SQuAD 2.0 an empty list says that there is none"
+                )
+            if question.answers == () and self.version == V1:
+                raise UserError(
+                    f"{self.path}: question {question.id} has no answer, unlike SQuAD 1.1; leave "
+                    'it out, or write "version": "v2.0"'
+                )
+
 
 def read_squad(path: Path) -> Squad:
     """Read a file of SQuAD 1.1 or 2.0, which may be compressed (``.gz``).
 
+    Whether a question has an answer is what ``answers`` says; ``is_impossible``, if it is there,
+    has to say the same. With it alone a question has no answer.
+
     Raises:
-        UserError: it cannot be read, or is not a SQuAD file; names the place.
+        UserError: it cannot be read, is not a SQuAD file, or contradicts itself; names the place.
     """
     content = read_json(path)
     questions = list(_read_questions(content, str(path)))
@@ -59,7 +82,9 @@ def read_squad(path: Path) -> Squad:
         if question.id in seen:
             raise UserError(f"{path}: two questions have the id {question.id}")
         seen.add(question.id)
-    return Squad(path, _determine_version(content, questions), questions)
+    squad = Squad(path, _determine_version(content, questions), questions)
+    squad.refuse_missing_answers()
+    return squad
 
 
 def read_json(path: Path) -> Any:
@@ -92,9 +117,13 @@ def read_odds(path: Path) -> dict[str, float]:
     """Read the odds, or probabilities, of no answer by id.
 
     Raises:
-        UserError: the file has other content.
+        UserError: the file has other content, or a value that is not finite.
     """
-    return _read_map(path, (int, float), "a number")
+    odds = _read_map(path, (int, float), "a number")
+    for key, value in odds.items():
+        if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+            raise UserError(f"{path}: the value of {key} is not a number: {value}")
+    return odds
 
 
 def _read_map(path: Path, kinds: tuple[type, ...], name: str) -> dict:
@@ -127,12 +156,21 @@ def _read_questions(content: Any, path: str) -> Iterator[Question]:
 
 def _read_question(entry: Any, context: str, where: str) -> Question:
     text, name = _read_field(entry, "question", str, where), _read_field(entry, "id", str, where)
+    impossible = entry.get("is_impossible")
+    if not (impossible is None or isinstance(impossible, bool)):
+        raise UserError(f"{where}, question {name}: 'is_impossible' must be true or false")
     if "answers" not in entry:
-        return Question(name, text, context, None)
+        return Question(name, text, context, () if impossible else None)
     answers = [
         Answer(_read_field(each, "text", str, where), _read_field(each, "answer_start", int, where))
         for each in _read_field(entry, "answers", list, where)
     ]
+    if impossible is not None and impossible == bool(answers):
+        has = f"{len(answers)} answers" if answers else "no answer"
+        raise UserError(
+            f"{where}, question {name}: 'is_impossible' is {str(impossible).lower()}, but it has "
+            f"{has}; correct one of them"
+        )
     return Question(name, text, context, tuple(answers))
 
 

@@ -92,8 +92,7 @@ def unanswered(squad: Squad, predictions: Mapping[str, str]) -> list[str]:
 
 
 def _evaluate_v1(squad: Squad, predictions: Mapping[str, str]) -> Figures:
-    if none := [question.id for question in squad.questions if not question.answers]:
-        raise UserError(f"{squad.path}: question {none[0]} has no answer, unlike SQuAD 1.1")
+    squad.refuse_missing_answers()
     answered = [question for question in squad.questions if question.id in predictions]
     scores = _compute_scores(answered, predictions, empty_agrees=False)
     total = len(squad.questions)

@@ -161,7 +161,10 @@ def write_split(squad: Squad, encoder: WindowMaker, symbols: int, prefix: Path) 
     words = counts["tokens"] - SYMBOLS * counts["windows"]
     warn_of_unknown(prefix.name, counts["unknown_tokens"], words)
     counts["questions_cut"] = encoder.questions_cut - cut_before
-    names = ("questions_left_out", "answers_moved", "answers_in_no_window")
+    names = (
+        *("questions_left_out", "answers_moved", "answers_in_no_window"),
+        "questions_without_answer",
+    )
     return {**{name: 0 for name in names}, **counts}
 
 
@@ -170,8 +173,9 @@ def _locate_answer_in_windows(
 ) -> list[tuple[int, int]]:
     """Locate the answer in each window; an empty list if the context does not have its text."""
     if not question.answers:
+        counts["questions_without_answer"] += 1
         return [NO_ANSWER] * len(windows)
-    for answer in question.answers:
+    for answer in filter(lambda answer: answer.text.strip(), question.answers):
         start = locate_answer(question.context, answer)
         covering = None if start is None else tokens.covering(start, start + len(answer.text))
         if covering is not None:
