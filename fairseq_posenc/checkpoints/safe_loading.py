@@ -6,6 +6,7 @@ would run code is still refused.
 """
 
 import argparse
+import pickle
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,23 +17,32 @@ import numpy as np
 import torch
 
 from fairseq_posenc.checkpoints.error_messages import describe_damage
-from fairseq_posenc.checkpoints.trusted_settings import check_settings
+from fairseq_posenc.checkpoints.file_checks import check_file
+from fairseq_posenc.checkpoints.trusted_settings import check_settings, is_name
+from fairseq_posenc.checkpoints.weights import describe_form
 from fairseq_posenc.errors import UserError
 
 _PICKLE = b"\x80"  # how a checkpoint of torch before 1.6 begins, which is not an archive
+_DEEPEST = 64  # mappings in mappings; an optimizer's state is 6 deep
 
 
-def open_mapped(path: Path) -> dict[str, Any]:
+def open_mapped(path: Path, checksums: bool = False) -> dict[str, Any]:
     """Load a checkpoint with its tensors mapped into memory: they are read when they are used.
+
+    Args:
+        path: its file.
+        checksums: compare those of the weights, which reads all of the file; see
+            :func:`~fairseq_posenc.checkpoints.file_checks.check_file`.
 
     Raises:
         Exception: no checkpoint, or one that would run code; the type depends on the file.
     """
-    refuse_oversized_archive(path)
+    check_file(path, checksums)
     mapped = zipfile.is_zipfile(path)  # not before torch 1.6
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     if not isinstance(state, dict):
         raise TypeError(f"a {type(state).__name__} in the place of a mapping")
+    _refuse_strange_weights(state.get("model"))
     _refuse_expanded_tensors(state)
     check_settings(state)
     return state
@@ -47,42 +57,44 @@ def is_torn(path: Path) -> bool:
         return file.read(1) != _PICKLE and not zipfile.is_zipfile(file)
 
 
+def _refuse_strange_weights(weights: Any) -> None:
+    """Refuse weights in a form that no training of fairseq writes, and few programs can read.
+
+    Raises:
+        UserError: names the parameter.
+    """
+    for name, weight in weights.items() if isinstance(weights, dict) else ():
+        if type(name) is not str or not is_name(name):
+            raise UserError(f"the checkpoint is damaged: a parameter is called {ascii(name)[:100]}")
+        if wrong := describe_form(weight):
+            raise UserError(f"the checkpoint is damaged, or of another program: {name} {wrong}")
+
+
 def _refuse_expanded_tensors(state: Any) -> None:
-    """Refuse tensors that claim more numbers than are stored for them.
+    """Refuse tensors that claim more numbers than are stored for them, and mappings without end.
 
     With a stride of 0 a file of a few bytes has as many as it likes, and all that is done with them
     takes as long as if they were there. No training writes such tensors.
     """
-    left, seen = [("", state)], set()
+    left: list[tuple[Any, tuple[Any, ...]]] = [(state, ())]
+    seen = set()
     while left:
-        name, thing = left.pop()
+        thing, place = left.pop()
         if isinstance(thing, torch.Tensor):
+            if thing.layout != torch.strided or thing.is_meta:
+                continue  # stored in another way
             stored = thing.untyped_storage().nbytes() // thing.element_size()
             if thing.numel() > stored:
                 raise UserError(
-                    f"the checkpoint is damaged: {name or 'a tensor'} says that it has "
-                    f"{thing.numel():,} numbers, and {stored:,} are stored"
+                    f"the checkpoint is damaged: {'.'.join(map(str, place)) or 'a tensor'} says "
+                    f"that it has {thing.numel():,} numbers, and {stored:,} are stored"
                 )
         elif isinstance(thing, (dict, list, tuple)) and id(thing) not in seen:
             seen.add(id(thing))
+            if len(place) > _DEEPEST:
+                raise UserError(f"it has mappings or lists that are more than {_DEEPEST} deep")
             parts = thing.items() if isinstance(thing, dict) else enumerate(thing)
-            left += [(f"{name}.{key}".lstrip("."), part) for key, part in parts]
-
-
-def refuse_oversized_archive(path: Path) -> None:
-    """Refuse an archive that claims to hold more than its length: torch compresses nothing.
-
-    Raises:
-        UserError: so many bytes would have filled the memory before anything else could be checked.
-    """
-    if not zipfile.is_zipfile(path):
-        return
-    with zipfile.ZipFile(path) as archive:
-        inside = sum(part.file_size for part in archive.infolist())
-    if inside > path.stat().st_size:
-        raise UserError(
-            f"not a checkpoint of torch: its {path.stat().st_size:,} bytes would become {inside:,}"
-        )
+            left += [(part, (*place, key)) for key, part in parts]
 
 
 @contextmanager
@@ -98,12 +110,40 @@ def readable_errors(what: str) -> Iterator[None]:
         raise UserError(f"{what}: {describe_damage(error)}") from error
 
 
+class _NumberType:
+    """Stands for numpy's type of a number: ``float64``, ``float32`` or ``int64``, and no other.
+
+    Of numpy's own, which a file may name and change, one number can take all of the memory.
+    """
+
+    def __init__(self, code: Any, *options: Any) -> None:
+        if code not in ("f8", "f4", "i8"):
+            raise pickle.UnpicklingError(f"a number of numpy's type {ascii(code)[:50]}")
+        self._code = code
+        self._order = "<"
+
+    def __setstate__(self, state: Any) -> None:
+        self._order = state[1] if state[1] in ("<", ">") else "<"
+
+    def read(self, content: Any) -> Any:
+        """Read a number from its bytes, as numpy writes them."""
+        (number,) = np.frombuffer(content, np.dtype(self._order + self._code))
+        return number
+
+
+def _read_number(kind: Any, content: Any) -> Any:
+    """Read a number of numpy's, in the place of numpy's own ``scalar``."""
+    if type(kind) is not _NumberType or type(content) is not bytes:
+        raise pickle.UnpicklingError("a number of numpy's without its type or its bytes")
+    return kind.read(content)
+
+
 def allow_safe_classes() -> None:
     """Let torch load what fairseq's files hold beside tensors and settings.
 
     That is ``argparse.Namespace``, and numpy's numbers, which scikit-learn's metrics are.
     """
-    if hasattr(torch.serialization, "add_safe_globals"):  # torch >= 2.4
-        scalar: Any = np.float64(0).__reduce__()[0]  # its module has another name in numpy 1
-        number = type(np.dtype(np.float64))
-        torch.serialization.add_safe_globals([argparse.Namespace, scalar, np.dtype, number])
+    # The module has another name in numpy 1. torch finds the functions by these names alone.
+    names: list[Any] = [(_NumberType, "numpy.dtype"), _NumberType]
+    names += [(_read_number, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
+    torch.serialization.add_safe_globals([argparse.Namespace, *names])

@@ -2,14 +2,16 @@
 
 fairseq evaluates some settings as Python (``eval``), and opens the files that others name. torch
 lets both through, as they are plain text. So the first have to be literals here, and the second
-have to be named by the user's own command line.
+have to be named by the user's own command line. And they have to be plain: of a few types, neither
+too many nor too deep.
 """
 
 import ast
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
+from math import prod
 from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError, shortened
@@ -37,7 +39,17 @@ OPENED = {
 _LAYERS = ("encoder_layers_to_keep", "decoder_layers_to_keep")
 _MAPPINGS = ("common", "task", "model", "dataset", "optimization", "checkpoint")
 _BUILT_OF = ("task", "model", "criterion")  # the sections that are read, the others only kept
-_MOST_REPEATS, _LONGEST = 10_000, 100_000
+# What a setting may be, beside text and whole numbers, and what holds settings: exactly these
+# types, as a subclass could do anything where fairseq uses it.
+_PLAIN = (type(None), bool, float)
+_HOLDERS = (dict, list, tuple, Namespace)
+# fairseq's configurations have some 500 settings, 5 deep with those of a model inside a model.
+# omegaconf, which reads them, takes 50 us for each, and copies what several places share.
+_MOST_SETTINGS, _DEEPEST = 20_000, 32
+_LONGEST_TEXT, _LONGEST_NAME, _MOST_BITS = 1_000_000, 200, 64
+_LONGEST = 10_000  # characters of a text that fairseq evaluates, and parts of what it makes
+# Python decodes bytes as a comment in their first lines says: then they are another program.
+_CODING = re.compile(r"#.*coding")
 
 
 class _Setting(NamedTuple):
@@ -51,7 +63,7 @@ class _Setting(NamedTuple):
     @property
     def label(self) -> str:
         """The place as messages name it."""
-        return self.place.removeprefix("cfg.")
+        return shortened(self.place.removeprefix("cfg."))
 
 
 def check_settings(state: Any) -> None:
@@ -59,10 +71,18 @@ def check_settings(state: Any) -> None:
     cfg = state.get("cfg") if isinstance(state, dict) else None
     for name in ("", *_MAPPINGS) if cfg is not None else ():
         section = _get_contents(cfg).get(name) if name else cfg
-        if section is not None and not isinstance(section, (dict, Namespace)):
+        if section is not None and type(section) not in (dict, Namespace):
             raise UserError(f"its {name or 'settings'} are not settings, but {_quote(section)}")
+    args = state.get("args") if isinstance(state, dict) else None
+    if args is not None and type(args) is not Namespace:
+        raise UserError(f"its args are not settings, but {_quote(args)}")
     for setting in _iterate_settings(state):
         name, value, is_text = setting.name, setting.value, isinstance(setting.value, str)
+        if wrong := _describe_form(value):
+            raise UserError(
+                f"its setting {setting.label} {wrong}; settings are text, numbers, true or false, "
+                "none, and lists and mappings of these"
+            )
         is_code = is_text and ("${" in value or (name in EVALUATED and not is_literal(value)))
         if is_code or name == "_target_":
             raise UserError(
@@ -70,11 +90,23 @@ def check_settings(state: Any) -> None:
                 "(numbers, words, lists of them) are taken there; use a file from a source you "
                 "trust."
             )
-        listed = is_text and re.fullmatch(r"\d+(,\d+)*", value)
+        listed = is_text and re.fullmatch(r"\d{1,9}(,\d{1,9})*", value)
         if name in _LAYERS and value and not listed:
             raise UserError(
                 f"its setting {setting.label} is not a list of layers, as 0,2,4: {_quote(value)}"
             )
+
+
+def _describe_form(value: Any) -> str | None:
+    """Describe what makes a value no setting; None for a setting."""
+    kind = type(value)
+    if kind is str:
+        long = len(value) > _LONGEST_TEXT
+        return f"has {len(value):,} characters" if long else None
+    if kind is int:
+        long = value.bit_length() > _MOST_BITS
+        return f"is a number of {value.bit_length():,} bits" if long else None
+    return None if kind in (*_PLAIN, *_HOLDERS) else f"is of the type {kind.__name__}"
 
 
 def refuse_files(state: Any) -> None:
@@ -98,59 +130,70 @@ def forget_files(state: Any) -> None:
         setting.holder[setting.name] = None
 
 
+def is_name(key: Any) -> bool:
+    """Check whether a key of a mapping is a name that a message can quote, or a number."""
+    return (type(key) is str and len(key) <= _LONGEST_NAME and key.isprintable()) or (
+        type(key) is int and key.bit_length() <= _MOST_BITS
+    )
+
+
 def is_literal(text: str) -> bool:
     """Check whether Python evaluates a text to numbers, words, and lists and mappings of them.
 
     That is what ``ast.literal_eval`` takes, and what fairseq's own architectures have besides:
     sums of lists, and lists that are repeated, as in ``[(512, 3)] * 4 + [(256, 1)]``.
     """
-    if len(text) > _LONGEST:
+    if len(text) > _LONGEST or _CODING.search(text):
         return False
     try:
-        return _is_plain(ast.parse(text.strip() or "None", mode="eval").body)
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return _count_parts(ast.parse(text.strip() or "None", mode="eval").body) <= _LONGEST
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         return False
 
 
-def _is_plain(node: ast.expr) -> bool:
+def _count_parts(node: ast.expr) -> int:
+    """Count the characters or items of a literal's value, sums and products included.
+
+    Raises:
+        ValueError, TypeError: it is no literal.
+    """
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _is_plain(node.left) and _is_plain(node.right)
+        return _count_parts(node.left) + _count_parts(node.right)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        return _is_constant(node.left) and _is_constant(node.right) and _is_short_product(node)
-    return _is_constant(node)
-
-
-def _is_constant(node: ast.expr) -> bool:
-    try:
-        ast.literal_eval(node)
-    except (ValueError, TypeError):
-        return False
-    return True
-
-
-def _is_short_product(product: ast.BinOp) -> bool:
-    """Check whether a product is no longer than an architecture's."""
-    factors = [ast.literal_eval(each) for each in (product.left, product.right)]
-    return all(not isinstance(each, int) or each <= _MOST_REPEATS for each in factors)
+        factors = [ast.literal_eval(factor) for factor in (node.left, node.right)]
+        return prod(factor if isinstance(factor, int) else len(factor) for factor in factors)
+    value = ast.literal_eval(node)
+    return len(value) if isinstance(value, Sized) else 1
 
 
 def _iterate_settings(state: Any) -> Iterator[_Setting]:
-    """Yield the settings of a checkpoint, sections and what is in them."""
+    """Yield the settings of a checkpoint, sections and what is in them.
+
+    Raises:
+        UserError: they are nested too deep, perhaps without end, or too many.
+    """
     kept = {name: state.get(name) for name in ("args", "cfg")} if isinstance(state, dict) else {}
-    left: list[tuple[str, Any]] = [("", kept)]
-    seen: set[int] = set()
+    left: list[tuple[str, Any, int]] = [("", kept, 0)]
+    count = 0
     while left:
-        place, thing = left.pop()
+        place, thing, depth = left.pop()
         if isinstance(thing, (list, tuple)):
             thing = dict(enumerate(thing))
-        if not isinstance(thing, (dict, Namespace)) or id(thing) in seen:
+        if not isinstance(thing, (dict, Namespace)):
             continue
-        seen.add(id(thing))
         holder = _get_contents(thing)
+        count += len(holder)
+        label = shortened(place.removeprefix("cfg.") or "cfg")
+        if depth > _DEEPEST:
+            raise UserError(f"its settings {label} are nested more than {_DEEPEST} deep")
+        if count > _MOST_SETTINGS:
+            raise UserError(f"it has more than {_MOST_SETTINGS:,} settings, {label} among them")
         for key, value in holder.items():
+            if not is_name(key):
+                raise UserError(f"its settings {label} have a name that is none: {_quote(key)}")
             inner = f"{place}.{key}".lstrip(".")
             yield _Setting(inner, str(key), value, holder)
-            left.append((inner, value))
+            left.append((inner, value, depth + 1))
 
 
 def _list_files(state: Any) -> list[_Setting]:
@@ -185,4 +228,9 @@ def _is_named(setting: str, words: list[str]) -> bool:
 
 
 def _quote(value: Any) -> str:
-    return repr(shortened(" ".join(str(value).split())))
+    """Quote a value for a message: text and numbers, and of all else the type alone."""
+    if type(value) is int and value.bit_length() > _MOST_BITS:
+        return f"a number of {value.bit_length():,} bits"
+    if type(value) in (str, int, float, bool):
+        return repr(shortened(" ".join(str(value)[:_LONGEST].split())))
+    return "None" if value is None else f"something of the type {type(value).__name__}"

@@ -1,5 +1,6 @@
 """Weights that no training leaves, two matrices for one that a model shares, and what is loaded."""
 
+from math import inf
 from typing import Any
 
 import torch
@@ -74,16 +75,29 @@ def _describe_damage(weight: Any) -> str | None:
         return f"holds numbers of the type {_shorten(weight.dtype)}, not floating-point ones"
     if weight.numel() * weight.element_size() > weight.untyped_storage().nbytes():
         return f"says that it has {weight.numel():,} numbers, which are not in the file"
-    if not weight.numel():
+    # A sum reads the tensor once and keeps nothing. Only if it overflows are all parts looked at.
+    if weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)).isfinite():
         return None
-    # This reads the tensor once and keeps nothing. Only if it is NaN or large is all looked at.
-    low, high = weight.aminmax()
-    if low > -_LARGEST and high < _LARGEST:
+    if not (broken := int((~weight.isfinite()).sum())):
         return None
-    if broken := int((~weight.isfinite()).sum()):
-        return f"has {broken:,} of {weight.numel():,} numbers that are NaN or infinite"
-    large = float(max(-low, high))
-    return f"has numbers as large as {large:.1e}, whose products are infinite"
+    return f"has {broken:,} of {weight.numel():,} numbers that are NaN or infinite"
+
+
+def refuse_large_weights(weights: Any) -> None:
+    """Refuse finite numbers that no training leaves, and that nothing can be computed with.
+
+    Raises:
+        UserError: names the parameter.
+    """
+    for name, weight in weights.items() if isinstance(weights, dict) else ():
+        if weight.dtype in _FLOATS and weight.numel():
+            low, high = weight.aminmax()  # reads the tensor once and keeps nothing
+            largest = float(max(-low, high))
+            if _LARGEST < largest < inf:
+                raise UserError(
+                    "the checkpoint is damaged, or of a training that diverged: "
+                    f"{name} has numbers as large as {largest:.1e}, whose products are infinite"
+                )
 
 
 def _shorten(name: Any) -> str:

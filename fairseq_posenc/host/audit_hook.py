@@ -1,11 +1,13 @@
-"""An audit hook that checks every text fairseq compiles, and every checkpoint it opens.
+"""An audit hook that checks whatever fairseq evaluates, and every checkpoint it opens.
 
 Python calls audit hooks before either, for every command, model and task, and stops where a hook
 raises. So nothing of fairseq is patched, and no path through it is forgotten.
 """
 
+import os
 import sys
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from fairseq_posenc.checkpoints.safe_loading import open_mapped, readable_errors
@@ -25,24 +27,52 @@ def audit_fairseq() -> None:
 
 def _check_event(event: str, given: tuple[Any, ...]) -> None:
     """Check the event if fairseq causes it."""
-    if event not in ("compile", "open"):
+    if event not in ("compile", "exec", "open"):
         return
     caller = sys._getframe(1)
     if not str(caller.f_globals.get("__name__")).startswith("fairseq."):
         return
     if event == "compile":
+        _refuse_source(given[0])
+    elif event == "exec":
         _refuse_code(given[0])
     elif caller.f_code.co_name == _READER:
-        refuse_broken(Path(str(given[0])))
+        refuse_broken(Path(os.fsdecode(given[0])))
 
 
-def _refuse_code(source: Any) -> None:
-    text = source.decode("utf-8", "replace") if isinstance(source, bytes) else str(source)
-    if not is_literal(text):
+def _refuse_source(source: Any) -> None:
+    """Refuse what Python is about to compile, unless it is a literal however Python reads it.
+
+    Python gives the text of ``eval`` as UTF-8, and bytes as they are: these may name another
+    encoding themselves, which :func:`is_literal` refuses. A subclass of text, or a syntax tree,
+    is not a setting of a file.
+    """
+    if type(source) is bytes:
+        try:
+            source = source.decode("utf-8")
+        except UnicodeDecodeError:
+            source = "bytes that are not UTF-8"
+    elif type(source) is not str:
+        source = f"something of the type {type(source).__name__}"
+    if not is_literal(source):
         raise UserError(
             "a setting that fairseq evaluates is not a literal (numbers, words, lists of them), "
-            f"and would be run as code: {shortened(' '.join(text.split()))!r}"
+            f"and would be run as code: {shortened(' '.join(source.split()))!r}"
         )
+
+
+def _refuse_code(code: Any) -> None:
+    """Refuse compiled code that names anything; that of a literal does not."""
+    if not isinstance(code, CodeType) or code.co_names or not _is_plain(code.co_consts):
+        raise UserError(
+            "a setting that fairseq evaluates is compiled code: use a file from a source you trust"
+        )
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (tuple, frozenset):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, complex, str, bytes)
 
 
 def refuse_broken(path: Path) -> None:
@@ -52,4 +82,4 @@ def refuse_broken(path: Path) -> None:
     """
     if path.is_file():
         with readable_errors(str(path)):
-            refuse_files(open_mapped(path))
+            refuse_files(open_mapped(path, checksums=True))

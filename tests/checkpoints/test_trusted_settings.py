@@ -11,11 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from fairseq import checkpoint_utils, utils
 
+from fairseq_posenc.checkpoints import safe_loading
 from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes
 from fairseq_posenc.checkpoints.trusted_settings import (
     EVALUATED,
@@ -151,10 +151,8 @@ def secret(tmp_path, monkeypatch):
 
 def start(command: str, path: Path, *fixtures: Any) -> str | None:
     """Run a command on a checkpoint; return the line it ends with, None if it does its work."""
-    try:
-        return str(COMMANDS[command](path, *fixtures))
-    except (AssertionError, pytest.fail.Exception):
-        return None
+    told: str | None = COMMANDS[command](path, *fixtures)
+    return told
 
 
 @pytest.mark.slow
@@ -175,7 +173,7 @@ def test_a_setting_runs_nothing_and_opens_nothing(
     if setting.endswith("embed_path") and command in OURS:
         assert not told or setting not in told  # its numbers are in the checkpoint: not needed
         return
-    assert told, "a stack trace, or no error"
+    assert told, "no error"
     assert "\n" not in told
     assert str(path) in told
     assert setting in told
@@ -220,7 +218,7 @@ def test_settings_of_another_form_are_one_line(
     cfg = changes.get("") or {**(state.get("cfg") or {}), **changes}
     torch.save({**state, "args": None, "cfg": cfg}, tmp_path / "file.pt")
     told = start(command, tmp_path / "file.pt", capsys, monkeypatch)
-    assert told, "a stack trace, or no error"
+    assert told, "no error"
     assert "\n" not in told
     assert "its " in told
 
@@ -341,24 +339,26 @@ def test_the_user_dir_of_a_checkpoint_is_not_imported(secret, tmp_path, monkeypa
         assert start(command, tmp_path / "file.pt", capsys, monkeypatch) is None
 
 
-def test_cyclic_settings_end():
+def test_cyclic_settings_are_refused():
     section: dict[str, Any] = {"_name": "x"}
     section["again"] = section
-    check_settings({"cfg": {"model": section}})
+    with pytest.raises(UserError, match="nested more than 32 deep"):
+        check_settings({"cfg": {"model": section}})
 
 
 def test_no_class_that_torch_may_load_has_behaviour():
     """No method of theirs that unpickling calls does more than set what it is given."""
     allow_safe_classes()
-    number = np.float64(0).__reduce__()[0]
-    allowed = set(torch.serialization.get_safe_globals())
-    ours = {argparse.Namespace, number, np.dtype, type(np.dtype(np.float64))}
-    assert ours <= allowed
-    assert not any("fairseq" in str(getattr(each, "__module__", "")) for each in allowed)
+    allowed = [
+        each[0] if isinstance(each, tuple) else each
+        for each in torch.serialization.get_safe_globals()
+    ]
+    ours = {argparse.Namespace, safe_loading._NumberType, safe_loading._read_number}
+    assert ours <= set(allowed)
     for name in ("__setstate__", "__reduce__", "__new__", "__getattr__", "__del__"):
         assert name not in vars(argparse.Namespace)
-    for each in allowed - ours:
-        assert str(getattr(each, "__module__", each)).startswith(("torch", "numpy")), each
+    for each in set(allowed) - ours:
+        assert str(getattr(each, "__module__", each)).startswith("torch"), each
 
 
 def test_every_place_of_fairseqs_that_evaluates_imports_or_opens_is_known():

@@ -14,7 +14,8 @@ from fairseq import checkpoint_utils
 
 from fairseq_posenc.checkpoints.recovery import newest_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_mapped, readable_errors
-from fairseq_posenc.checkpoints.trusted_settings import forget_files
+from fairseq_posenc.checkpoints.trusted_settings import forget_files, refuse_files
+from fairseq_posenc.checkpoints.weights import refuse_large_weights
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 from fairseq_posenc.workbench.running.files import written_whole
@@ -23,11 +24,12 @@ State = dict[str, Any]
 _TENSORS = ("model", "last_optimizer_state")
 
 
-def load_state(path: Path, what: str) -> State:
+def load_state(path: Path, what: str, for_fairseq: bool = False) -> State:
     """Load a checkpoint as fairseq of today would have written it, but for old names of weights.
 
     Its tensors are mapped into memory, so that nobody reads what is not used: two thirds of a file
-    are the optimizer's. Messages begin with ``what``, as the option that named the file.
+    are the optimizer's. Messages begin with ``what``, as the option that named the file. With
+    ``for_fairseq``, settings that name files are refused, and not taken away.
 
     Raises:
         UserError: it is not a file, or no whole checkpoint of fairseq.
@@ -36,8 +38,9 @@ def load_state(path: Path, what: str) -> State:
         raise UserError(f"{what} {path}: no such file")
     with readable_errors(f"{what} {path}"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra's, about fairseq's configuration
-        state = open_mapped(path)
-        forget_files(state)
+        state = open_mapped(path, checksums=True)
+        refuse_large_weights(state.get("model"))
+        (refuse_files if for_fairseq else forget_files)(state)
         upgraded = _upgrade_settings({**state, "last_optimizer_state": None, "model": {}})
         upgraded.update({name: state.get(name) for name in _TENSORS})
         _ = upgraded["cfg"].model, upgraded["cfg"].task, state["model"]

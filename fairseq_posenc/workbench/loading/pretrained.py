@@ -89,14 +89,21 @@ class Pretrained(NamedTuple):
 
 
 def read_pretrained(
-    path: Path, option: str, with_weights: bool = False, any_family: bool = False
+    path: Path,
+    option: str,
+    with_weights: bool = False,
+    any_family: bool = False,
+    for_fairseq: bool = False,
 ) -> Pretrained:
     """Read a model's checkpoint, its parameters only if asked for; of a RoBERTa, or of any family.
+
+    With ``for_fairseq`` the command will have fairseq read the file, too: settings that name other
+    files are refused, as fairseq would open them.
 
     Raises:
         UserError: no such file, no whole checkpoint, or none of these models.
     """
-    state = load_state(path, option)
+    state = load_state(path, option, for_fairseq)
     settings, weights = state["cfg"], state["model"]
     args = Namespace(**vars(as_namespace(settings.model)))
     arch = architecture(args)

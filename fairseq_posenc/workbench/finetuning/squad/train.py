@@ -170,7 +170,7 @@ class FineTuning(NamedTuple):
         Raises:
             UserError: wrong input.
         """
-        pretrained = read_pretrained(self.checkpoint, "--checkpoint")
+        pretrained = read_pretrained(self.checkpoint, "--checkpoint", for_fairseq=True)
         data_bin = open_data_bin(self.data)
         pretrained.check_dictionary(data_bin.dictionary)
         yaml_file = self.yaml_file or find_recipe(data_bin)
