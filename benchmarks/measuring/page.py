@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.markdown import fill_text, table
 from fairseq_posenc.workbench.results.record import Record, read
+from measuring.growth import complexity_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 RESULTS = PAGE.parent / "results"
@@ -248,4 +249,5 @@ SECTIONS: dict[str, Callable[[Sequence[Result]], list[str]]] = {
     "attention": _format_attention,
     "train": lambda kept: [backend_table("train", result.rows) for result in kept],
     "serving": lambda kept: [serving_table(result.rows) for result in kept],
+    "complexity": lambda kept: [complexity_table(result.rows) for result in kept],
 }

@@ -1,0 +1,180 @@
+"""How cost grows with the length: the encodings of the M4M paper's table 1, measured.
+
+A forward pass of self-attention with what a stack adds at its input, without gradients. What an
+encoding costs is the difference to ``none`` on the same backend: operations (2abc of a product of
+``(a, b)`` and ``(b, c)``, one for each number that anything else writes), numbers held at the peak,
+and time, in turns. A growth of p means that a cost doubles p times where n, or the width of a head,
+doubles; with the width the number of heads stays.
+
+    python benchmarks/complexity.py --lengths 128 256    # seconds
+    python benchmarks/complexity.py --threads 1 --save complexity_cpu    # ten minutes
+"""
+
+from __future__ import annotations
+
+from measuring.process import begin
+
+if __name__ == "__main__":
+    begin()
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from fairseq_posenc import specs
+from fairseq_posenc.analysis import costs
+from fairseq_posenc.api import SelfAttention, StackPositions
+from fairseq_posenc.errors import UserError
+from measuring import timing
+from measuring.commands import new_parser, run_script
+from measuring.growth import TABLE1, complexity_table
+from measuring.page import Rows
+
+SEED = 1
+BYTES = 4  # of a number
+COSTS = ("operations", "numbers")
+UNWRITTEN = ("aten::empty", "aten::new_empty", "aten::_unsafe_view", "aten::_local_scalar_dense")
+
+
+class Size(NamedTuple):
+    """The sizes of one layer, and what computes its attention."""
+
+    length: int
+    width: int  # of a head
+    heads: int
+    backend: str
+
+
+class Written(TorchDispatchMode):
+    """Counts the numbers that operations write; views write nothing, and products count apart."""
+
+    def __init__(self, products: Mapping[Any, Any]) -> None:
+        super().__init__()
+        self.products, self.numbers = products, 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = function(*args, **(kwargs or {}))
+        counted = function.is_view or function._overloadpacket in self.products
+        if not counted and not function.name().startswith(UNWRITTEN):
+            outputs = out if isinstance(out, (tuple, list)) else [out]
+            self.numbers += sum(x.numel() for x in outputs if isinstance(x, torch.Tensor))
+        return out
+
+
+def parse_args(words: list[str]) -> argparse.Namespace:
+    """Read the command line.
+
+    Raises:
+        UserError: fewer than two lengths or widths, of which no growth can be told.
+    """
+    parser = new_parser(__doc__)
+    add = parser.add_argument
+    add("--encodings", nargs="+", default=list(TABLE1), metavar="SPEC", help="(default: table 1's)")
+    add("--lengths", nargs="+", type=int, default=[128, 256, 512, 1024, 2048], help="n")
+    add("--widths", nargs="+", type=int, default=[64, 128], help="of a head (default: 64 128)")
+    add("--heads", type=int, default=12, help="(default: 12)")
+    backends = ["reference", "blocked"]
+    add("--backends", nargs="+", default=backends, help=f"(default: {' '.join(backends)})")
+    add("--threads", type=int, help="threads of torch (default: all cores)")
+    add("--rounds", type=int, default=5, help="how often all passes take turns (default: 5)")
+    add("--seconds", type=float, default=20.0, help="of each comparison, about (default: 20)")
+    add("--json", action="store_true", help="print the rows as JSON, and nothing else")
+    add("--save", metavar="NAME", help="keep the figures, and write docs/benchmarks.md")
+    args = parser.parse_args(words)
+    args.device, args.dtype = torch.device("cpu"), "float32"
+    for name in ("lengths", "widths"):
+        values = sorted(set(getattr(args, name)))
+        if len(values) < 2 or values[0] < 1:
+            raise UserError(f"--{name}: give at least two, of 1 or more, as growth needs")
+        setattr(args, name, values)
+    return args
+
+
+def build_pass(spec: str, size: Size) -> timing.Pass:
+    """Build a forward pass of self-attention with given positions."""
+    torch.manual_seed(SEED)
+    embed_dim = size.heads * size.width
+    positions = StackPositions(spec, embed_dim, size.heads, max_positions=size.length)
+    layer = SelfAttention(positions, backend=size.backend).eval()
+    positions.eval()
+    x = torch.randn(1, size.length, embed_dim)
+
+    def run() -> None:
+        with torch.no_grad():
+            layer(*positions(x))
+
+    return run
+
+
+def count_costs(run: timing.Pass) -> dict[str, int]:
+    """Count the operations of a pass, and the numbers that it holds at its peak."""
+    run()  # what is made only once does not count
+    with FlopCounterMode(display=False) as products, Written(products.flop_registry) as written:
+        run()
+    operations = products.get_total_flops() + written.numbers
+    return {"operations": operations, "numbers": timing.peak(run, torch.device("cpu")) // BYTES}
+
+
+def evaluate(formulas: str, size: Size) -> int:
+    """Compute the value of what :mod:`fairseq_posenc.analysis.costs` describes in formulas."""
+    n, h, d = size.length, size.heads, size.width
+    values = {"n": n, "h": h, "d": d, "C": h * d, "(2n-1)": 2 * n - 1, "(3n-1)": 3 * n - 1}
+    values |= {f"{name}^2": values[name] ** 2 for name in "ndC"}
+    products = (
+        term.split()
+        for formula in re.findall(r"``(.+?)``", formulas)
+        for term in formula.split(" + ")
+    )
+    return sum(
+        math.prod(int(factor) if factor.isdigit() else values[factor] for factor in factors)
+        for factors in products
+    )
+
+
+def measure_size(encodings: list[str], size: Size, args: argparse.Namespace) -> Rows:
+    """Measure a row for each encoding: costs beyond those of ``none``, and the ratio of times."""
+    passes = [build_pass(spec, size) for spec in ("none", *encodings)]
+    plain, *counted = (count_costs(run) for run in passes)
+    times = timing.interleaved(passes, args.device, args.rounds, args.seconds)
+    return [
+        {
+            "encoding": spec,
+            **size._asdict(),
+            **{name: each[name] - plain[name] for name in COSTS},
+            "formula_operations": _sum_formulas(costs.describe_operations, spec, size),
+            "formula_numbers": _sum_formulas(costs.describe_numbers, spec, size),
+            "seconds": timing.median(times, index),
+            "ratio": timing.ratio(times, index, 0),
+        }
+        for index, (spec, each) in enumerate(zip(encodings, counted), start=1)
+    ]
+
+
+def _sum_formulas(describe: Callable[[str], str], spec: str, size: Size) -> int:
+    return sum(evaluate(describe(item.name), size) for item in specs.parse(spec).items)
+
+
+def measure(args: argparse.Namespace) -> Rows:
+    """Measure every length with the first width, and the middle length with the other widths."""
+    first, *others = args.widths
+    middle = args.lengths[len(args.lengths) // 2]
+    rows: Rows = []
+    for backend in args.backends:
+        for length, width in [*((n, first) for n in args.lengths), *((middle, w) for w in others)]:
+            print(f"{backend} n={length} width={width} ...", file=sys.stderr, flush=True)
+            size = Size(length, width, args.heads, backend)
+            rows += measure_size(args.encodings, size, args)
+    return rows
+
+
+if __name__ == "__main__":
+    run_script("complexity", parse_args, measure, complexity_table)

@@ -1,0 +1,72 @@
+"""How costs grow with a size, and the table of ``benchmarks/complexity.py``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fairseq_posenc.workbench.results.markdown import table
+from fairseq_posenc.workbench.training import recipes
+
+Row = dict[str, Any]
+SCALES = {"numbers": 1e-6, "operations": 1e-9}
+TABLE1 = {row["position_encoding"]: row for row in recipes.load()["reported"]["m4m_table1"]["rows"]}
+
+
+def growth(small: Row, large: Row, cost: str, size: str) -> float | None:
+    """Compute how often a cost doubles where a size doubles; None where it costs nothing."""
+    if min(small[cost], large[cost]) <= 0:
+        return None
+    return math.log(large[cost] / small[cost]) / math.log(large[size] / small[size])
+
+
+def complexity_table(rows: Sequence[Row]) -> str:
+    """Format a row for each backend and encoding: costs at the longest length, and their growth.
+
+    Growth with the length is that from the longest length but one, with the width that from the
+    first width at the one length that was measured with several.
+    """
+    first_width = min(row["width"] for row in rows)
+    cases = list(dict.fromkeys((row["backend"], row["encoding"]) for row in rows))
+    lengths = sorted({row["length"] for row in rows if row["width"] == first_width})
+    cells = []
+    for backend, encoding in cases:
+        own = [row for row in rows if (row["backend"], row["encoding"]) == (backend, encoding)]
+        by_length = {row["length"]: row for row in own if row["width"] == first_width}
+        wider = next(row for row in own if row["width"] != first_width)
+        longest, before = by_length[lengths[-1]], by_length[lengths[-2]]
+        paper = TABLE1[encoding]["texts"]["complexity"] if encoding in TABLE1 else ""
+        cells.append(
+            [
+                f"`{encoding}`",
+                backend,
+                f"`{paper}`" if paper else "-",
+                *(
+                    text
+                    for cost, scale in SCALES.items()
+                    for text in (
+                        f"{longest[cost] * scale:,.3g}",
+                        f"{longest[f'formula_{cost}'] * scale:,.3g}",
+                        _format_growths(
+                            growth(before, longest, cost, "length"),
+                            growth(by_length[wider["length"]], wider, cost, "width"),
+                        ),
+                    )
+                ),
+                *(f"{by_length[n]['ratio']:.2f}" for n in lengths),
+            ]
+        )
+    header = [
+        *("encoding", "backend", "the paper's storage"),
+        *("numbers, million", "formula", "growth with n, width"),
+        *("operations, billion", "formula", "growth with n, width"),
+        *(f"time / `none`, n = {n:,}" for n in lengths),
+    ]
+    return table(header, cells, "lllr")
+
+
+def _format_growths(*found: float | None) -> str:
+    return ", ".join(
+        "-" if each is None else f"{each:.1f}".replace("-0.0", "0.0") for each in found
+    )
