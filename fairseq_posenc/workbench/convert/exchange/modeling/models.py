@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
-from transformers import GenerationMixin, PreTrainedModel
-from transformers.activations import ACT2FN
+from transformers import GenerationMixin
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -21,137 +18,31 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
 )
 
-from fairseq_posenc.encodings.base import INIT_STD, Encoding
 from fairseq_posenc.transformer.heads import SpanHead
 from fairseq_posenc.workbench.convert.exchange.modeling.attention import Memory
-from fairseq_posenc.workbench.convert.exchange.modeling.configuration import (
-    PosencConfig,
-    StackConfig,
+from fairseq_posenc.workbench.convert.exchange.modeling.base import PosencModel
+from fairseq_posenc.workbench.convert.exchange.modeling.configuration import PosencConfig
+from fairseq_posenc.workbench.convert.exchange.modeling.heads import (
+    ClassificationHead,
+    LMHead,
+    head_loss,
+    resize_rows,
+    squared_error,
+)
+from fairseq_posenc.workbench.convert.exchange.modeling.inputs import (
+    ReturnOptions,
+    check_decoder_cache,
+    check_embeds,
+    check_ids,
+    check_labels,
+    check_mask,
+    choose_cache,
+    find_padding,
 )
 from fairseq_posenc.workbench.convert.exchange.modeling.stack import Stack
 
-
-class PosencModel(PreTrainedModel):
-    """Base of the models: an encoder, a decoder, or both."""
-
-    config_class = PosencConfig
-    main_input_name = "input_ids"
-    supports_gradient_checkpointing = True
-    # Wherever the scores are a dot product and a bias; elsewhere they are computed as written.
-    _supports_sdpa = True
-
-    def __init__(self, config: PosencConfig) -> None:
-        super().__init__(config)
-        if config.encoder_stack is not None:
-            self.encoder = Stack(StackConfig(**config.encoder_stack))
-        if config.decoder_stack is not None:
-            self.decoder = Stack(StackConfig(**config.decoder_stack))
-        self.add_head(config)
-        self.post_init()
-
-    def add_head(self, config: PosencConfig) -> None:
-        """Add what the model has beside its stacks."""
-
-    def _init_weights(self, module: nn.Module) -> None:
-        # transformers builds models without memory, and fills in what a file holds: nothing that
-        # is computed, such as rotary frequencies.
-        if isinstance(module, Encoding):
-            module.trained_at(module.dims.trained_length)
-        elif isinstance(module, (nn.Linear, nn.LayerNorm)):  # of a head that is not in the file
-            module.reset_parameters()
-        elif isinstance(module, LMHead):
-            nn.init.zeros_(module.bias)
-            if hasattr(module, "weight"):
-                nn.init.normal_(module.weight, std=INIT_STD)
-
-    def _set_gradient_checkpointing(
-        self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, **kwargs: Any
-    ) -> None:
-        # What layers share, a reentrant checkpoint would go back through once for each layer.
-        function = partial(gradient_checkpointing_func, use_reentrant=False)
-        super()._set_gradient_checkpointing(enable, function, **kwargs)
-
-    @property
-    def stacks(self) -> dict[str, Stack]:
-        """The encoder, the decoder, or both, by name."""
-        stacks = {name: getattr(self, name, None) for name in ("encoder", "decoder")}
-        return {name: stack for name, stack in stacks.items() if stack is not None}
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Get the token embeddings of a user's input."""
-        return next(iter(self.stacks.values())).embed_tokens
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the token embeddings of :meth:`get_input_embeddings`."""
-        next(iter(self.stacks.values())).embed_tokens = value
-
-    def resize_token_embeddings(
-        self,
-        new_num_tokens: Optional[int] = None,
-        pad_to_multiple_of: Optional[int] = None,
-        mean_resizing: bool = True,
-    ) -> nn.Module:
-        """Resize the embeddings of all stacks and what scores their symbols.
-
-        Args:
-            new_num_tokens: number of symbols; new ones are the last.
-            pad_to_multiple_of: as in transformers.
-            mean_resizing: as in transformers.
-
-        Raises:
-            ValueError: source and target have symbols of their own.
-        """
-        sizes = {stack.embed_tokens.num_embeddings for stack in self.stacks.values()}
-        if len(sizes) > 1:
-            raise ValueError(
-                f"source and target have {' and '.join(map(str, sorted(sizes)))} symbols, and one "
-                "new number is given for both"
-            )
-        for name, stack in self.stacks.items():
-            table = self._get_resized_embeddings(
-                stack.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing
-            )
-            stack.embed_tokens, size = table, table.num_embeddings
-            stack.config = stack.config._replace(vocab_size=size)
-            setattr(self.config, f"{name}_stack", stack.config._asdict())
-        self.resize_head(size)
-        self.config.vocab_size = size
-        return self.get_input_embeddings()
-
-    def resize_head(self, size: int) -> None:
-        """Give what scores symbols room for ``size`` of them; new ones score as a bias of 0."""
-
-
-def head_loss(logits: Tensor, labels: Optional[Tensor]) -> Optional[Tensor]:
-    """Compute the cross entropy of ``(..., symbols)`` where labels are not -100."""
-    if labels is None:
-        return None
-    return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=-100)
-
-
-def resize_rows(weight: Tensor, size: int) -> Tensor:
-    """Cut a weight to ``size`` rows, or pad it with zeros."""
-    kept = weight.detach()[:size]
-    more = kept.new_zeros(size - kept.size(0), *kept.shape[1:])
-    return torch.cat([kept, more])
-
-
-class LMHead(nn.Module):
-    """RoBERTa's head for masked tokens."""
-
-    def __init__(self, config: PosencConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = ACT2FN[config.head_activation]
-        self.layer_norm = nn.LayerNorm(config.hidden_size)
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
-        if not config.tied_output:
-            self.weight = nn.Parameter(torch.zeros(config.vocab_size, config.hidden_size))
-
-    def forward(self, x: Tensor, embeddings: Tensor) -> Tensor:
-        """Compute scores ``(B, T, symbols)``; ``embeddings`` serve where they are tied."""
-        x = self.layer_norm(self.activation(self.dense(x)))
-        return F.linear(x, getattr(self, "weight", embeddings), self.bias)
+# What generate gives on its own account, and what the models find without it.
+_OF_GENERATE = ("cache_position", "next_sequence_length", "is_first_iteration")
 
 
 class PosencForMaskedLM(PosencModel):
@@ -170,30 +61,17 @@ class PosencForMaskedLM(PosencModel):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Optional[Tensor] = None,
         attention_mask: Optional[Tensor] = None,
         labels: Optional[Tensor] = None,
+        inputs_embeds: Optional[Tensor] = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """Compute scores ``(B, T, symbols)``; see :meth:`Stack.forward`."""
-        output = self.encoder(input_ids, attention_mask, **kwargs)
+        """Compute scores ``(B, T, symbols)``; see :meth:`PosencModel.encode`."""
+        options, output = self.encode(input_ids, attention_mask, inputs_embeds, kwargs)
         logits = self.lm_head(output.last_hidden_state, self.encoder.embed_tokens.weight)
-        loss = head_loss(logits, labels)
-        return MaskedLMOutput(loss, logits, output.hidden_states, output.attentions)
-
-
-class ClassificationHead(nn.Module):
-    """RoBERTa's head for sentences, on their first token."""
-
-    def __init__(self, config: PosencConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = ACT2FN[config.head_activation]
-        self.out_proj = nn.Linear(config.hidden_size, config.num_labels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute scores ``(B, classes)``."""
-        return self.out_proj(self.activation(self.dense(x[:, 0])))
+        loss = head_loss(logits, self.encoder.to_labels(labels), options.num_items)
+        return options.format(MaskedLMOutput(loss, logits, output.hidden_states, output.attentions))
 
 
 class PosencForSequenceClassification(PosencModel):
@@ -205,20 +83,20 @@ class PosencForSequenceClassification(PosencModel):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Optional[Tensor] = None,
         attention_mask: Optional[Tensor] = None,
         labels: Optional[Tensor] = None,
+        inputs_embeds: Optional[Tensor] = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
-        """Compute scores ``(B, classes)``; see :meth:`Stack.forward`."""
-        output = self.encoder(input_ids, attention_mask, **kwargs)
+        """Compute scores ``(B, classes)``; see :meth:`PosencModel.encode`."""
+        options, output = self.encode(input_ids, attention_mask, inputs_embeds, kwargs)
         logits = self.classifier(output.last_hidden_state)
-        loss = None
-        if labels is not None and self.config.num_labels == 1:
-            loss = F.mse_loss(logits.flatten().float(), labels.float())
-        elif labels is not None:
-            loss = head_loss(logits, labels)
-        return SequenceClassifierOutput(loss, logits, output.hidden_states, output.attentions)
+        compute_loss = squared_error if self.config.num_labels == 1 else head_loss
+        loss = compute_loss(logits, labels, options.num_items)
+        return options.format(
+            SequenceClassifierOutput(loss, logits, output.hidden_states, output.attentions)
+        )
 
 
 class PosencForQuestionAnswering(PosencModel):
@@ -230,23 +108,28 @@ class PosencForQuestionAnswering(PosencModel):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Optional[Tensor] = None,
         attention_mask: Optional[Tensor] = None,
         start_positions: Optional[Tensor] = None,
         end_positions: Optional[Tensor] = None,
+        inputs_embeds: Optional[Tensor] = None,
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput:
-        """Compute two scores ``(B, T)``, -inf at padding; see :meth:`Stack.forward`."""
-        output = self.encoder(input_ids, attention_mask, **kwargs)
-        padding = input_ids.eq(self.config.pad_token_id)
-        if attention_mask is not None:
-            padding = padding | attention_mask.eq(0)
-        scores = self.span_head(output.last_hidden_state, padding)
+        """Compute two scores ``(B, T)``, -inf at padding; see :meth:`PosencModel.encode`."""
+        options, output = self.encode(input_ids, attention_mask, inputs_embeds, kwargs)
+        x = output.last_hidden_state
+        padding = find_padding(input_ids, attention_mask, self.config.pad_token_id)
+        if padding is None:
+            padding = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+        scores = self.span_head(x, padding)
         loss = None
         if start_positions is not None and end_positions is not None:
             targets = (start_positions, end_positions)
-            loss = sum(F.cross_entropy(*each) for each in zip(scores, targets)) / 2
-        return QuestionAnsweringModelOutput(loss, *scores, output.hidden_states, output.attentions)
+            losses: Any = [head_loss(*each, options.num_items) for each in zip(scores, targets)]
+            loss = sum(losses) / 2
+        return options.format(
+            QuestionAnsweringModelOutput(loss, *scores, output.hidden_states, output.attentions)
+        )
 
 
 class DecoderModel(PosencModel, GenerationMixin):
@@ -272,17 +155,47 @@ class DecoderModel(PosencModel, GenerationMixin):
         return self.output_projection(x)
 
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, past_key_values: Optional[Cache] = None, **kwargs: Any
+        self,
+        input_ids: Tensor,
+        past_key_values: Optional[Cache] = None,
+        attention_mask: Optional[Tensor] = None,
+        inputs_embeds: Optional[Tensor] = None,
+        cache: Optional[Cache] = None,
+        **kwargs: Any,
     ) -> dict[str, Any]:
         """Select the inputs of the next step: tokens that no cache has, and the prefix."""
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        given = ("attention_mask", "encoder_outputs", "use_cache")
-        return {
-            self.step_input: input_ids[:, past:],
-            "prefix_ids": input_ids,
-            "past_key_values": past_key_values,
-            **{name: kwargs[name] for name in given if name in kwargs},
-        }
+        cache = choose_cache(past_key_values, cache)
+        past = 0 if cache is None else cache.get_seq_length()
+        others = {name: value for name, value in kwargs.items() if name not in _OF_GENERATE}
+        others |= {"past_key_values": cache, "attention_mask": attention_mask}
+        if inputs_embeds is not None and not self.config.is_encoder_decoder:
+            return others | self._select_embeds(input_ids, inputs_embeds, past, attention_mask)
+        if input_ids.size(1) <= past:
+            raise ValueError(
+                f"the cache has {past} tokens, and {input_ids.size(1)} are given: give all tokens "
+                "up to now, and no prefill_chunk_size"
+            )
+        return {**others, self.step_input: input_ids[:, past:], "prefix_ids": input_ids}
+
+    def _select_embeds(
+        self, ids: Tensor, embeds: Tensor, past: int, mask: Optional[Tensor]
+    ) -> dict[str, Any]:
+        """Select the inputs of a step of a generation that began with vectors, ``(B, L, C)``.
+
+        Args:
+            ids: the symbols that were written, with those of the vectors before them if given.
+            embeds: the vectors.
+            past: number of tokens in the cache.
+            mask: of vectors and symbols.
+        """
+        length = embeds.size(1)
+        if mask is None or mask.size(1) != ids.size(1):
+            ids = torch.cat([self.decoder.stand_in(embeds), ids], 1)  # [B, L + written]
+        if past >= length:
+            return {"input_ids": ids[:, past:], "prefix_ids": ids}
+        written = self.decoder.embed_tokens(self.decoder.to_symbols(ids[:, length:]))
+        embeds = torch.cat([embeds, written.type_as(embeds)], 1)[:, past:]
+        return {"inputs_embeds": embeds, "prefix_ids": ids}
 
 
 class PosencForCausalLM(DecoderModel):
@@ -299,27 +212,57 @@ class PosencForCausalLM(DecoderModel):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Optional[Tensor] = None,
         attention_mask: Optional[Tensor] = None,
         prefix_ids: Optional[Tensor] = None,
         past_key_values: Optional[Cache] = None,
-        use_cache: bool = False,
+        use_cache: Optional[bool] = False,
         labels: Optional[Tensor] = None,
+        inputs_embeds: Optional[Tensor] = None,
+        cache: Optional[Cache] = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithCrossAttentions:
-        """Compute scores ``(B, T, symbols)``; see :meth:`Stack.forward`."""
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
+        """Compute scores ``(B, T, symbols)``; see :meth:`Stack.forward`.
+
+        Args:
+            input_ids: symbols, the last T of S.
+            attention_mask: 0 for padding, for all S.
+            prefix_ids: all S symbols, wherever there is a cache that is filled.
+            past_key_values: the cache.
+            use_cache: whether to make a cache.
+            labels: the symbols; -100 for padding.
+            inputs_embeds: in place of ``input_ids``.
+            cache: newer name of ``past_key_values``.
+            **kwargs: what to return beside; see :class:`ReturnOptions`.
+        """
+        cache = choose_cache(past_key_values, cache)
+        options = ReturnOptions.read(self.config, kwargs)
+        if cache is not None:
+            check_decoder_cache(cache, both=False)
+        elif use_cache:
+            cache = DynamicCache(config=self.config)
         output = self.decoder(
-            input_ids, attention_mask, prefix_ids, past_key_values=past_key_values, **kwargs
+            input_ids,
+            attention_mask,
+            prefix_ids,
+            past_key_values=cache,
+            inputs_embeds=inputs_embeds,
+            return_dict=True,
+            **options.of_stack,
         )
-        logits = self.scores(output.last_hidden_state)
-        return CausalLMOutputWithCrossAttentions(
-            loss=None if labels is None else head_loss(logits[:, :-1], labels[:, 1:]),
-            logits=logits,
-            past_key_values=past_key_values,
-            hidden_states=output.hidden_states,
-            attentions=output.attentions,
+        logits, loss = self.scores(output.last_hidden_state), None
+        if labels is not None:
+            check_labels(labels, logits.shape[:-1])
+            targets = self.decoder.to_labels(labels[:, 1:])
+            loss = head_loss(logits[:, :-1], targets, options.num_items)
+        return options.format(
+            CausalLMOutputWithCrossAttentions(
+                loss=loss,
+                logits=logits,
+                past_key_values=cache,
+                hidden_states=output.hidden_states,
+                attentions=output.attentions,
+            )
         )
 
 
@@ -332,6 +275,20 @@ class PosencForSeq2SeqLM(DecoderModel):
         """Get the encoder, which a generation runs once."""
         return self.encoder
 
+    def read_memory(self, outputs: Any, ids: Optional[Tensor], mask: Optional[Tensor]) -> Memory:
+        """Read the encoder's output, and its padding from the symbols and the mask if given."""
+        states = outputs[0]
+        check_embeds("encoder_outputs[0]", states, self.encoder.config.embed_dim)
+        if mask is not None:
+            check_mask("attention_mask", mask, states.size(0), states.size(1), inspect=False)
+        return Memory(states, find_padding(ids, mask, self.config.pad_token_id))
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Shift labels by one token, which makes them the decoder's input."""
+        check_ids("labels", labels)
+        ended = labels.masked_fill(labels.eq(-100), self.config.pad_token_id)
+        return F.pad(ended[:, :-1], (1, 0), value=self.config.eos_token_id)
+
     def forward(
         self,
         input_ids: Optional[Tensor] = None,
@@ -341,8 +298,11 @@ class PosencForSeq2SeqLM(DecoderModel):
         prefix_ids: Optional[Tensor] = None,
         encoder_outputs: Optional[BaseModelOutput] = None,
         past_key_values: Optional[EncoderDecoderCache] = None,
-        use_cache: bool = False,
+        use_cache: Optional[bool] = False,
         labels: Optional[Tensor] = None,
+        inputs_embeds: Optional[Tensor] = None,
+        decoder_inputs_embeds: Optional[Tensor] = None,
+        cache: Optional[EncoderDecoderCache] = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """Compute scores ``(B, T, symbols)``; see :meth:`Stack.forward`.
@@ -357,33 +317,49 @@ class PosencForSeq2SeqLM(DecoderModel):
             past_key_values: caches.
             use_cache: whether to make caches.
             labels: the target, which ends with ``</s>``; -100 for padding.
-            **kwargs: what to return beside.
+            inputs_embeds: in place of ``input_ids``.
+            decoder_inputs_embeds: in place of ``decoder_input_ids``.
+            cache: newer name of ``past_key_values``.
+            **kwargs: what to return beside; see :class:`ReturnOptions`.
         """
-        if attention_mask is None and input_ids is not None:
-            attention_mask = input_ids.ne(self.config.pad_token_id)
+        cache = choose_cache(past_key_values, cache)
+        options = ReturnOptions.read(self.config, kwargs)
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids, attention_mask, **kwargs)
-        if decoder_input_ids is None and labels is not None:
-            ended = labels.masked_fill(labels.eq(-100), self.config.pad_token_id)
-            decoder_input_ids = F.pad(ended[:, :-1], (1, 0), value=self.config.eos_token_id)
-        if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        padding = None if attention_mask is None else attention_mask.eq(0)
+            encoder_outputs = self.encoder(
+                input_ids,
+                attention_mask,
+                inputs_embeds=inputs_embeds,
+                return_dict=True,
+                **options.of_stack,
+            )
+        memory = self.read_memory(encoder_outputs, input_ids, attention_mask)
+        if decoder_input_ids is None and decoder_inputs_embeds is None and labels is not None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        if cache is not None:
+            check_decoder_cache(cache, both=True)
+        elif use_cache:
+            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         output = self.decoder(
             decoder_input_ids,
             decoder_attention_mask,
             prefix_ids,
-            Memory(encoder_outputs[0], padding),
-            past_key_values,
-            **kwargs,
+            memory,
+            cache,
+            decoder_inputs_embeds,
+            return_dict=True,
+            **options.of_stack,
         )
         logits = self.scores(output.last_hidden_state)
-        return Seq2SeqLMOutput(
-            loss=head_loss(logits, labels),
-            logits=logits,
-            past_key_values=past_key_values,
-            decoder_hidden_states=output.hidden_states,
-            decoder_attentions=output.attentions,
-            cross_attentions=output.cross_attentions,
-            encoder_last_hidden_state=encoder_outputs[0],
+        return options.format(
+            Seq2SeqLMOutput(
+                loss=head_loss(logits, self.decoder.to_labels(labels), options.num_items),
+                logits=logits,
+                past_key_values=cache,
+                decoder_hidden_states=output.hidden_states,
+                decoder_attentions=output.attentions,
+                cross_attentions=output.cross_attentions,
+                encoder_last_hidden_state=encoder_outputs[0],
+                encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
+                encoder_attentions=getattr(encoder_outputs, "attentions", None),
+            )
         )

@@ -20,6 +20,17 @@ from fairseq_posenc.workbench.convert.exchange.modeling.attention import (
     Memory,
 )
 from fairseq_posenc.workbench.convert.exchange.modeling.configuration import StackConfig
+from fairseq_posenc.workbench.convert.exchange.modeling.inputs import (
+    check_cache,
+    check_embeds,
+    check_ids,
+    check_mask,
+    check_not_negative,
+    check_one_input,
+    refuse_arguments,
+)
+
+_READ_ENDS = ("documents", "sentence_learned")  # encodings that read where sentences end
 
 
 class Layer(GradientCheckpointingLayer):
@@ -105,13 +116,15 @@ class Stack(nn.Module):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Optional[Tensor] = None,
         attention_mask: Optional[Tensor] = None,
         prefix_ids: Optional[Tensor] = None,
         memory: Optional[Memory] = None,
         past_key_values: Optional[Cache] = None,
-        output_attentions: bool = False,
-        output_hidden_states: bool = False,
+        inputs_embeds: Optional[Tensor] = None,
+        output_attentions: Optional[bool] = None,
+        output_hidden_states: Optional[bool] = None,
+        return_dict: Optional[bool] = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Compute the output of the last layer, ``(B, T, C)``.
@@ -122,21 +135,27 @@ class Stack(nn.Module):
             prefix_ids: all symbols up to now, ``(B, S)``, wherever there is a cache that is filled.
             memory: of the encoder.
             past_key_values: caches of a generation.
+            inputs_embeds: rows of the token embeddings, ``(B, T, C)``, in place of the symbols.
             output_attentions: whether to return the weights of each layer.
             output_hidden_states: whether to return the output of each layer.
-            **kwargs: of transformers; not used.
+            return_dict: False for a tuple.
+            **kwargs: None each; everything else is refused by name.
         """
-        shared = self._compute_shared(input_ids, attention_mask, prefix_ids, past_key_values)
+        refuse_arguments(kwargs)
+        tokens, new = self._check_tokens(
+            input_ids, inputs_embeds, attention_mask, prefix_ids, memory, past_key_values
+        )
+        shared = self._compute_shared(tokens, new)
         if self.training and any(layer.gradient_checkpointing for layer in self.layers):
             if past_key_values is not None:
                 raise ValueError("gradient checkpointing keeps no caches: call eval() to generate")
             bare = tuple(kind._replace(cache=None) for kind in shared.kinds)
             # Each layer makes its own, and again backwards.
             shared = shared._replace(cache=None, kinds=bare)
-        # A tokenizer may know pieces that training never had symbols for.
-        unknown = input_ids.ge(self.config.vocab_size)
-        symbols = input_ids.masked_fill(unknown, self.config.unk_idx)
-        x = self.embed_tokens(symbols) * self.config.embed_scale
+        if input_ids is not None:
+            inputs_embeds = self.embed_tokens(self.to_symbols(input_ids))
+        assert inputs_embeds is not None
+        x = inputs_embeds.type_as(self.embed_tokens.weight) * self.config.embed_scale
         for encoding in self.positions.as_list():
             vectors = encoding.embed(shared.positions)
             if vectors is not None:
@@ -146,41 +165,96 @@ class Stack(nn.Module):
             shared = shared.with_source(self.encodings, self._find_source_ids(memory))
         states, weights, cross_weights = [x], [], []
         for layer, kind in zip(self.layers, self.kinds):
-            common = (past_key_values, output_attentions, memory)
+            common = (past_key_values, bool(output_attentions), memory)
             x, own, cross = layer(x, shared.of_kind(kind), *common)
             states.append(x)
             weights.append(own)
             cross_weights.append(cross)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
-        return BaseModelOutputWithPastAndCrossAttentions(
+        output = BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=x,
             past_key_values=past_key_values,
             hidden_states=(*states[:-1], x) if output_hidden_states else None,
             attentions=tuple(weights) if output_attentions else None,
             cross_attentions=tuple(cross_weights) if output_attentions and memory else None,
         )
+        return output if return_dict in (None, True) else output.to_tuple()
 
-    def _compute_shared(
+    def to_symbols(self, ids: Tensor) -> Tensor:
+        """Replace what training had no symbols for, such as a tokenizer's further pieces."""
+        return ids.masked_fill(ids.ge(self.config.vocab_size), self.config.unk_idx)
+
+    def to_labels(self, labels: Optional[Tensor]) -> Optional[Tensor]:
+        """Replace labels as :meth:`to_symbols` does symbols, or return None."""
+        return None if labels is None else self.to_symbols(labels)
+
+    def stand_in(self, embeds: Tensor) -> Tensor:
+        """Stand symbols in for vectors ``(B, T, C)``: none of them is padding or ends a sentence.
+
+        Raises:
+            ValueError: positions depend on where sentences end.
+        """
+        reading = {name for layer in self.config.positions for name in layer if name in _READ_ENDS}
+        if reading:
+            raise ValueError(
+                f"{min(reading)} counts from the ends of sentences, which inputs_embeds do not "
+                "show: give input_ids, or all symbols up to now as prefix_ids beside inputs_embeds"
+            )
+        return embeds.new_full(embeds.shape[:2], self.config.unk_idx, dtype=torch.long)
+
+    def _check_tokens(
         self,
-        input_ids: Tensor,
+        input_ids: Optional[Tensor],
+        inputs_embeds: Optional[Tensor],
         attention_mask: Optional[Tensor],
         prefix_ids: Optional[Tensor],
+        memory: Optional[Memory],
         cache: Optional[Cache],
-    ) -> Shared:
+    ) -> tuple[Tensor, int]:
+        """Check what a call is given; return all symbols up to now, ``(B, S)``, and T.
+
+        The symbol of padding stands for what the mask hides.
+        """
+        start = "" if self.config.memory_dim is None else "decoder_"
+        check_one_input(input_ids, inputs_embeds, start)
+        given: Any = input_ids if inputs_embeds is None else inputs_embeds
+        if inputs_embeds is None:
+            check_ids(f"{start}input_ids", input_ids)
+        else:
+            check_embeds(f"{start}inputs_embeds", inputs_embeds, self.config.embed_dim)
+        batch, new = given.shape[:2]
+        if cache is not None:
+            check_cache(cache, batch, [self.window(kind) for kind in self.kinds])
         past = 0 if cache is None else cache.get_seq_length()
+        inspect = may_sync(given.device, decoding=past > 0)
+        if inspect and input_ids is not None:
+            check_not_negative(f"{start}input_ids", input_ids)
         tokens = input_ids if prefix_ids is None else prefix_ids
-        if tokens.size(1) != past + input_ids.size(1):
+        if tokens is None:
+            assert inputs_embeds is not None
+            tokens = self.stand_in(inputs_embeds)
+        elif prefix_ids is not None:
+            check_ids("prefix_ids", prefix_ids)
+        if tokens.size(1) != past + new or tokens.size(0) != batch:
             raise ValueError(
-                f"{past} tokens are in the cache and {input_ids.size(1)} are new: give all "
-                f"{past + input_ids.size(1)} as prefix_ids, whose positions depend on each other"
+                f"{past} tokens are in the cache and {new} are new: give all {past + new} of "
+                f"{batch} sentences as prefix_ids, whose positions depend on each other"
+            )
+        if memory is not None and memory.states.size(0) != batch:
+            raise ValueError(
+                f"the encoder's output is of {memory.states.size(0)} sentences, and the decoder "
+                f"is given {batch}"
             )
         if attention_mask is not None:
+            check_mask(f"{start}attention_mask", attention_mask, batch, past + new, inspect)
             tokens = tokens.masked_fill(attention_mask.eq(0), self.config.padding_idx)
+        return tokens, new
+
+    def _compute_shared(self, tokens: Tensor, new: int) -> Shared:
         pad, eos = self.config.padding_idx, self.config.eos_idx
-        inspect = may_sync(tokens.device, decoding=past > 0)
-        positions = Positions.from_tokens(tokens, pad, eos, input_ids.size(1), inspect)
-        return Shared.compute(self.encodings, positions)
+        inspect = may_sync(tokens.device, decoding=tokens.size(1) != new)
+        return Shared.compute(self.encodings, Positions.from_tokens(tokens, pad, eos, new, inspect))
 
     def _find_source_ids(self, memory: Memory) -> Tensor:
         batch, length = memory.states.shape[:2]

@@ -1,0 +1,136 @@
+"""The base of the models: stacks, and what transformers asks of them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Optional
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from fairseq_posenc.encodings.base import INIT_STD
+from fairseq_posenc.workbench.convert.exchange.modeling.configuration import (
+    PosencConfig,
+    StackConfig,
+)
+from fairseq_posenc.workbench.convert.exchange.modeling.heads import LMHead
+from fairseq_posenc.workbench.convert.exchange.modeling.inputs import ReturnOptions
+from fairseq_posenc.workbench.convert.exchange.modeling.stack import Stack
+
+
+class PosencModel(PreTrainedModel):
+    """Base of the models: an encoder, a decoder, or both."""
+
+    config_class = PosencConfig
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    # Wherever the scores are a dot product and a bias; elsewhere they are computed as written.
+    _supports_sdpa = True
+
+    def __init__(self, config: PosencConfig) -> None:
+        super().__init__(config)
+        if config.encoder_stack is not None:
+            self.encoder = Stack(StackConfig(**config.encoder_stack))
+        if config.decoder_stack is not None:
+            self.decoder = Stack(StackConfig(**config.decoder_stack))
+        self.add_head(config)
+        self.post_init()
+
+    def add_head(self, config: PosencConfig) -> None:
+        """Add what the model has beside its stacks."""
+
+    def _init_weights(self, module: nn.Module) -> None:
+        # Of a head that is not in the file.
+        if isinstance(module, (nn.Linear, nn.LayerNorm)):
+            module.reset_parameters()
+        elif isinstance(module, LMHead):
+            nn.init.zeros_(module.bias)
+            if hasattr(module, "weight"):
+                nn.init.normal_(module.weight, std=INIT_STD)
+
+    def _set_gradient_checkpointing(
+        self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, **kwargs: Any
+    ) -> None:
+        # What layers share, a reentrant checkpoint would go back through once for each layer. The
+        # other kind has the same gradients, and keeps as little.
+        function = partial(gradient_checkpointing_func, use_reentrant=False)
+        super()._set_gradient_checkpointing(enable, function, **kwargs)
+
+    def encode(
+        self,
+        input_ids: Optional[Tensor],
+        attention_mask: Optional[Tensor],
+        inputs_embeds: Optional[Tensor],
+        others: dict[str, Any],
+    ) -> tuple[ReturnOptions, Any]:
+        """Read what to return from the arguments of a call, and run the encoder.
+
+        Args:
+            input_ids: see :meth:`Stack.forward`, as for the two that follow.
+            attention_mask: of the tokens.
+            inputs_embeds: in place of symbols.
+            others: ``output_attentions``, ``output_hidden_states``, ``return_dict``,
+                ``num_items_in_batch``, and ``prefix_ids``, the symbols of ``inputs_embeds``.
+        """
+        prefix_ids = others.pop("prefix_ids", None)
+        options = ReturnOptions.read(self.config, others)
+        output = self.encoder(
+            input_ids,
+            attention_mask,
+            prefix_ids,
+            inputs_embeds=inputs_embeds,
+            return_dict=True,
+            **options.of_stack,
+        )
+        return options, output
+
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        """The encoder, the decoder, or both, by name."""
+        stacks = {name: getattr(self, name, None) for name in ("encoder", "decoder")}
+        return {name: stack for name, stack in stacks.items() if stack is not None}
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Get the token embeddings of a user's input."""
+        return next(iter(self.stacks.values())).embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the token embeddings of :meth:`get_input_embeddings`."""
+        next(iter(self.stacks.values())).embed_tokens = value
+
+    def resize_token_embeddings(
+        self,
+        new_num_tokens: Optional[int] = None,
+        pad_to_multiple_of: Optional[int] = None,
+        mean_resizing: bool = True,
+    ) -> nn.Module:
+        """Resize the embeddings of all stacks and what scores their symbols.
+
+        Args:
+            new_num_tokens: number of symbols; new ones are the last.
+            pad_to_multiple_of: as in transformers.
+            mean_resizing: as in transformers.
+
+        Raises:
+            ValueError: source and target have symbols of their own.
+        """
+        sizes = {stack.embed_tokens.num_embeddings for stack in self.stacks.values()}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"source and target have {' and '.join(map(str, sorted(sizes)))} symbols, and one "
+                "new number is given for both"
+            )
+        for name, stack in self.stacks.items():
+            table = self._get_resized_embeddings(
+                stack.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing
+            )
+            stack.embed_tokens, size = table, table.num_embeddings
+            stack.config = stack.config._replace(vocab_size=size)
+            setattr(self.config, f"{name}_stack", stack.config._asdict())
+        self.resize_head(size)
+        self.config.vocab_size = size
+        return self.get_input_embeddings()
+
+    def resize_head(self, size: int) -> None:
+        """Give what scores symbols room for ``size`` of them; new ones score as a bias of 0."""

@@ -1,0 +1,84 @@
+"""Heads and losses."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.activations import ACT2FN
+
+from fairseq_posenc.workbench.convert.exchange.modeling.configuration import PosencConfig
+from fairseq_posenc.workbench.convert.exchange.modeling.inputs import check_labels
+
+
+def head_loss(logits: Tensor, labels: Optional[Tensor], num_items: Any = None) -> Optional[Tensor]:
+    """Compute the cross entropy of ``(..., symbols)`` where labels are not -100.
+
+    Args:
+        logits: scores.
+        labels: one for each score.
+        num_items: number of labels that the sum is divided by; by default of these.
+    """
+    if labels is None:
+        return None
+    check_labels(labels, logits.shape[:-1])
+    scores, targets = logits.flatten(0, -2).float(), labels.flatten()
+    if num_items is None:
+        return F.cross_entropy(scores, targets, ignore_index=-100)
+    total = F.cross_entropy(scores, targets, ignore_index=-100, reduction="sum")
+    return total / num_items
+
+
+def squared_error(
+    logits: Tensor, labels: Optional[Tensor], num_items: Any = None
+) -> Optional[Tensor]:
+    """Compute the mean squared error of scores ``(B, 1)``; see :func:`head_loss`."""
+    if labels is None:
+        return None
+    if labels.numel() != len(logits):
+        raise ValueError(f"labels must be {len(logits)} numbers, not {tuple(labels.shape)}")
+    scores, targets = logits.flatten().float(), labels.flatten().float()
+    if num_items is None:
+        return F.mse_loss(scores, targets)
+    return F.mse_loss(scores, targets, reduction="sum") / num_items
+
+
+def resize_rows(weight: Tensor, size: int) -> Tensor:
+    """Cut a weight to ``size`` rows, or pad it with zeros."""
+    kept = weight.detach()[:size]
+    more = kept.new_zeros(size - kept.size(0), *kept.shape[1:])
+    return torch.cat([kept, more])
+
+
+class LMHead(nn.Module):
+    """RoBERTa's head for masked tokens."""
+
+    def __init__(self, config: PosencConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.head_activation]
+        self.layer_norm = nn.LayerNorm(config.hidden_size)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        if not config.tied_output:
+            self.weight = nn.Parameter(torch.zeros(config.vocab_size, config.hidden_size))
+
+    def forward(self, x: Tensor, embeddings: Tensor) -> Tensor:
+        """Compute scores ``(B, T, symbols)``; ``embeddings`` serve where they are tied."""
+        x = self.layer_norm(self.activation(self.dense(x)))
+        return F.linear(x, getattr(self, "weight", embeddings), self.bias)
+
+
+class ClassificationHead(nn.Module):
+    """RoBERTa's head for sentences, on their first token."""
+
+    def __init__(self, config: PosencConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.head_activation]
+        self.out_proj = nn.Linear(config.hidden_size, config.num_labels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute scores ``(B, classes)``."""
+        return self.out_proj(self.activation(self.dense(x[:, 0])))

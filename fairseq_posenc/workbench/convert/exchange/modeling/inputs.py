@@ -1,0 +1,210 @@
+"""What a model is given, checked: each mistake ends in one line that says what to do."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+from transformers.cache_utils import (
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+)
+
+_WHOLE = (torch.int64, torch.int32)
+_PACKED = (
+    "positions are counted from the mask, and from the ends of sentences with 'documents': give "
+    "each sentence a row of its own, padded"
+)
+# Arguments of transformers' models that would change what these models compute -> what to do.
+_REFUSED = {
+    **dict.fromkeys(("position_ids", "decoder_position_ids", "cache_position"), _PACKED),
+    **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"), _PACKED),
+    "token_type_ids": "these models have no types of tokens, only zeros are allowed",
+    **dict.fromkeys(
+        ("head_mask", "decoder_head_mask", "cross_attn_head_mask"), "no head can be masked"
+    ),
+    **dict.fromkeys(("past_key_values", "cache"), "an encoder has no cache"),
+}
+
+
+class ReturnOptions(NamedTuple):
+    """What a call returns beside its scores."""
+
+    attentions: bool  # the weights of each layer
+    hidden_states: bool  # the output of each layer
+    as_dict: bool  # a transformers output, else a tuple
+    num_items: Any  # labels in all batches of a step, which a loss is divided by; None for these
+
+    @classmethod
+    def read(cls, config: PretrainedConfig, others: dict[str, Any]) -> ReturnOptions:
+        """Read the options of a call, by default those of the configuration.
+
+        Raises:
+            ValueError: there are other arguments, which would change nothing.
+        """
+        others = dict(others)
+        others.pop("use_cache", None)  # a model that has caches has read it
+        names = ("output_attentions", "output_hidden_states", "return_dict")
+        found = {name: others.pop(name, None) for name in names}
+        num_items = others.pop("num_items_in_batch", None)
+        refuse_arguments(others)
+        chosen = (getattr(config, name) if x is None else x for name, x in found.items())
+        attentions, hidden_states, as_dict = map(bool, chosen)
+        return cls(attentions, hidden_states, as_dict, num_items)
+
+    @property
+    def of_stack(self) -> dict[str, bool]:
+        """The arguments of a stack."""
+        names = ("output_attentions", "output_hidden_states")
+        return dict(zip(names, (self.attentions, self.hidden_states)))
+
+    def format(self, output: Any) -> Any:
+        """Return an output as the call wants it."""
+        return output if self.as_dict else output.to_tuple()
+
+
+def refuse_arguments(others: dict[str, Any]) -> None:
+    """Refuse arguments by name, unless they are None or otherwise change nothing."""
+    for name, value in others.items():
+        zeros = name == "token_type_ids" and isinstance(value, Tensor) and not value.any()
+        if value is not None and not zeros:
+            raise ValueError(f"{name} cannot be given: {_REFUSED.get(name, 'no such argument')}")
+
+
+def check_one_input(ids: Any, embeds: Any, start: str = "") -> None:
+    """Refuse tokens that are given twice, or not at all."""
+    if ids is None and embeds is None:
+        raise ValueError(f"no tokens: give {start}input_ids, or {start}inputs_embeds")
+    if ids is not None and embeds is not None:
+        raise ValueError(f"give {start}input_ids or {start}inputs_embeds, not both")
+
+
+def check_ids(name: str, ids: Any) -> None:
+    """Check that symbols are whole numbers ``(B, T)``."""
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.dtype not in _WHOLE:
+        raise ValueError(f"{name} must be int64 or int32 (sentences, tokens), not {_describe(ids)}")
+    _refuse_empty(name, ids)
+
+
+def check_not_negative(name: str, ids: Tensor) -> None:
+    """Check the values of symbols, which waits for a GPU."""
+    if bool((ids < 0).any()):
+        raise ValueError(
+            f"{name} hold {int(ids.min())}: symbols are numbers from 0 on; -100 is for labels alone"
+        )
+
+
+def check_embeds(name: str, embeds: Any, width: int) -> None:
+    """Check vectors ``(B, T, C)`` in place of symbols."""
+    if (
+        not isinstance(embeds, Tensor)
+        or embeds.dim() != 3
+        or embeds.size(2) != width
+        or not embeds.is_floating_point()
+    ):
+        raise ValueError(
+            f"{name} must be floats (sentences, tokens, {width}), not {_describe(embeds)}"
+        )
+    _refuse_empty(name, embeds)
+
+
+def check_mask(name: str, mask: Any, batch: int, length: int, inspect: bool) -> None:
+    """Check a mask ``(B, S)`` of ones, and zeros for padding."""
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.is_floating_point():
+        raise ValueError(
+            f"{name} must be bool or whole numbers (sentences, tokens), 0 for padding, not "
+            f"{_describe(mask)}: what else a query must not see is a part of the model"
+        )
+    if mask.size(0) != batch or mask.size(1) != length:
+        raise ValueError(
+            f"{name} is {_describe(mask)}, and must be {(batch, length)}: one number for each "
+            "token, those of a cache among them"
+        )
+    if inspect and bool(((mask != 0) & (mask != 1)).any()):
+        raise ValueError(f"{name} must hold 0 for padding and 1 elsewhere; {_PACKED}")
+
+
+def find_padding(ids: Optional[Tensor], mask: Optional[Tensor], symbol: int) -> Optional[Tensor]:
+    """Find padding, ``(B, S)`` of bool, by its symbol and by the mask; None if none is known."""
+    by_symbol = None if ids is None else ids.eq(symbol)
+    if mask is None:
+        return by_symbol
+    return mask.eq(0) if by_symbol is None else by_symbol | mask.eq(0)
+
+
+def check_labels(labels: Any, shape: torch.Size) -> None:
+    """Check labels: one for each score."""
+    if not isinstance(labels, Tensor) or labels.shape != shape or labels.dtype != torch.int64:
+        raise ValueError(f"labels must be int64 {tuple(shape)}, not {_describe(labels)}")
+
+
+def choose_cache(past_key_values: Any, cache: Any) -> Any:
+    """Choose the argument that is given; newer versions of transformers call it ``cache``."""
+    if cache is not None and past_key_values is not None:
+        raise ValueError("give past_key_values or cache, not both")
+    return past_key_values if cache is None else cache
+
+
+def check_cache(cache: Any, batch: int, windows: list[Optional[int]]) -> None:
+    """Refuse a cache that holds other keys than the layers need, or those of other sentences.
+
+    Args:
+        cache: of a decoder's own tokens, or of both attentions.
+        batch: number of sentences.
+        windows: how many tokens back each layer sees; None for all.
+    """
+    if isinstance(cache, EncoderDecoderCache):
+        check_cache(cache.self_attention_cache, batch, windows)
+        check_cache(cache.cross_attention_cache, batch, [None] * len(windows))
+        return
+    kinds = {type(layer).__name__ for layer in getattr(cache, "layers", ())}
+    if (
+        not isinstance(cache, DynamicCache)
+        or kinds - {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__}
+        or getattr(cache, "offloading", False)
+    ):
+        raise ValueError(
+            f"{type(cache).__name__} cannot be used: positions are read from how many keys are "
+            "kept, bit for bit and where the model is. Leave the cache out, or give "
+            "DynamicCache(config=model.config)"
+        )
+    for layer, window in zip(cache.layers, windows):
+        kept = getattr(layer, "sliding_window", None)
+        if kept is not None and (window is None or kept < window):
+            raise ValueError(
+                f"the cache keeps {kept} tokens where a layer sees {window or 'all'}: give "
+                "DynamicCache(config=model.config)"
+            )
+        keys = getattr(layer, "keys", None)
+        if keys is not None and keys.numel() and keys.size(0) != batch:
+            raise ValueError(
+                f"the cache is of {keys.size(0)} sentences, and {batch} are given: begin a new one"
+            )
+
+
+def check_decoder_cache(cache: Any, both: bool) -> None:
+    """Refuse the cache of another kind of model.
+
+    Args:
+        cache: of a call.
+        both: whether the model has attention to an encoder, too.
+    """
+    if isinstance(cache, EncoderDecoderCache) != both:
+        wanted = "EncoderDecoderCache(DynamicCache(), DynamicCache())" if both else "DynamicCache()"
+        raise ValueError(f"{type(cache).__name__} cannot be used: this model needs {wanted}")
+
+
+def _refuse_empty(name: str, x: Tensor) -> None:
+    if x.size(0) == 0 or x.size(1) == 0:
+        raise ValueError(f"{name} are empty, {tuple(x.shape)}: give at least one token")
+
+
+def _describe(value: Any) -> str:
+    """Describe a value: its type, and the shape of a tensor."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
