@@ -31,8 +31,12 @@ def start_resuming(path: Path, settings: DictConfig | None) -> None:
     changes = list_changes(state.get("cfg"), now)
     if changes:
         logger.info("%s goes on with other settings: %s", path, ", ".join(changes))
+    _refuse_other_average(path, state, settings)
     if state.get("last_optimizer_state") is not None and not checkpoint.reset_optimizer:
+        _refuse_other_classes(path, state.get("cfg"), now)
         _optimizers.append(path)
+    if not (checkpoint.reset_meters or checkpoint.reset_optimizer):
+        _refuse_other_metric(path, state.get("cfg"), now)
 
 
 def refuse_optimizer(resized: list[str]) -> None:
@@ -45,6 +49,75 @@ def refuse_optimizer(resized: list[str]) -> None:
         raise UserError(
             f"the optimizer's state in {_optimizers.pop()} is for other sizes: {resized[0]}; keep "
             "the lengths of the training, or train on with --reset-optimizer"
+        )
+
+
+def _refuse_other_classes(path: Path, before: Any, now: dict[str, Any]) -> None:
+    """Refuse to load a state into another kind of optimizer, schedule or criterion.
+
+    fairseq fails with a KeyError, takes a part of the state, or asks for the wrong option.
+
+    Raises:
+        UserError: names both, and the option that starts fresh.
+    """
+    if not isinstance(before, dict):
+        return
+    old, new = _flatten(before), _flatten(now)
+    kept = [("optimizer", "--reset-optimizer"), ("criterion", "--reset-optimizer")]
+    if not now["checkpoint"]["reset_lr_scheduler"]:
+        kept.append(("lr_scheduler", "--reset-lr-scheduler"))
+    for name, reset in kept:
+        if name in old and name in new and old[name] != new[name]:
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(
+                f"{path} was trained with {flag} {old[name]}, and its state is not one of "
+                f"{new[name]}: give {flag} {old[name]}, or go on with {reset}"
+            )
+    wrappers = [_describe_precision(_get_section(each, "common")) for each in (before, now)]
+    if wrappers[0] != wrappers[1]:
+        raise UserError(
+            f"{path} was trained {wrappers[0]}, and its optimizer's state is not one of a training "
+            f"{wrappers[1]}: give the precision of its training, or go on with --reset-optimizer"
+        )
+
+
+def _describe_precision(common: dict[str, Any]) -> str:
+    """Describe which of fairseq's optimizers keeps the weights of a training."""
+    if any(common.get(f"memory_efficient_{name}") for name in ("fp16", "bf16")):
+        return "with --memory-efficient-fp16 (or bf16)"
+    if common.get("fp16") or common.get("bf16"):
+        return "with --fp16 (or --bf16)"
+    return "with --amp" if common.get("amp") else "in float32"
+
+
+def _refuse_other_metric(path: Path, before: Any, now: dict[str, Any]) -> None:
+    """Refuse to compare a metric with the best value of another one.
+
+    Raises:
+        UserError: no checkpoint might ever be the best again.
+    """
+    old, new = _get_section(before or {}, "checkpoint"), _get_section(now, "checkpoint")
+    names = ("best_checkpoint_metric", "maximize_best_checkpoint_metric")
+    for name in names:
+        if name in old and old[name] != new[name]:
+            raise UserError(
+                f"{path} has the best {old[names[0]]} of its training, which --{name} {new[name]} "
+                "would be compared with: keep the metric, or go on with --reset-meters".replace(
+                    name, name.replace("_", "-")
+                )
+            )
+
+
+def _refuse_other_average(path: Path, state: dict[str, Any], settings: DictConfig) -> None:
+    """Refuse ``--store-ema`` for a checkpoint without an average: fairseq fails with a KeyError.
+
+    Raises:
+        UserError: says so.
+    """
+    if settings.ema.store_ema and "ema" not in (state.get("extra_state") or {}):
+        raise UserError(
+            f"{path} has no average of its weights, and --store-ema can begin one only with a new "
+            "training: leave it out"
         )
 
 

@@ -13,11 +13,24 @@ from fairseq_posenc.checkpoints.recovery import LAST, restore_last
 from fairseq_posenc.checkpoints.resuming import start_resuming
 from fairseq_posenc.checkpoints.safe_loading import is_torn
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.host.best_metric import check_direction, check_metric
+from fairseq_posenc.host.frames import find_call
+from fairseq_posenc.host.left_out import check_blocks, check_window, count_left_out
+from fairseq_posenc.host.packages import check_packages
+from fairseq_posenc.host.patience import keep_patience
+from fairseq_posenc.host.precision import check_precision
+from fairseq_posenc.host.processes import check_alone
 from fairseq_posenc.host.save_dir_lock import lock_save_dir
+from fairseq_posenc.host.training_data import check_data
+from fairseq_posenc.host.whole_words import prepare_whole_words
 
 TRAINER = "fairseq.trainer"
 WRITER = "fairseq.checkpoint_utils"
+_TASK = "fairseq.tasks.fairseq_task"
+_CLI = "fairseq_cli"
 _COMMANDS = ["train", "generate", "interactive", "eval_lm", "validate"]
+_LONG_SAMPLES = "samples have invalid sizes"
+_BLOCKS = " examples"  # of fairseq-eval-lm, when it has the model and the data
 logger = logging.getLogger(__name__)
 _LOADED = re.compile(r"Loaded checkpoint (.+) \(epoch \d+ @ (\d+) updates\)", re.DOTALL)
 
@@ -35,20 +48,55 @@ class _CheckpointGuard(logging.Filter):
         self._settings: DictConfig | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
+        command = record.name.partition(f"{_CLI}.")[2]
         if isinstance(record.msg, DictConfig):
-            self._settings = record.msg
-            lock_save_dir(record.msg)
-            # This is the configuration itself, no copy. Else rank 0 alone reads a checkpoint, and
-            # sends it to the others in classes of fairseq's that torch loads only where a file may
-            # run code: no training of several ranks could go on.
-            record.msg.checkpoint.load_checkpoint_on_all_dp_ranks = True
+            # This is the configuration itself, no copy: what is changed here is what fairseq does.
+            # But fairseq-validate logs that of the checkpoint's training.
+            if command in _COMMANDS and command != "validate":
+                self._begin(record.msg, command)
+        elif command:
+            self._check_command(record, command)
         elif record.name == TRAINER:
             self._check_message(record.getMessage())
+        elif record.name == _TASK and _LONG_SAMPLES in str(record.msg):
+            count_left_out(record)
         elif record.name == WRITER and record.getMessage().startswith("Traceback"):
             return False  # fairseq raises it as well, and the hook prints one line
         # The guard needs INFO; LOGLEVEL decides what the user sees.
         package = logging.getLogger(record.name.partition(".")[0])
         return record.levelno >= package.getEffectiveLevel()
+
+    def _begin(self, settings: DictConfig, command: str) -> None:
+        """Check the settings of a command before it does anything."""
+        self._settings = settings
+        check_alone(settings.distributed_training.distributed_world_size, os.environ)
+        check_precision(settings.common)
+        check_data(settings, command)
+        if command == "eval_lm":
+            check_window(settings)
+        if command != "train":
+            return
+        check_direction(settings.checkpoint)
+        check_packages(settings)
+        lock_save_dir(settings)
+        # Else rank 0 alone reads a checkpoint, and sends it to the others in classes of fairseq's
+        # that torch loads only where a file may run code: no training of several ranks could go on.
+        settings.checkpoint.load_checkpoint_on_all_dp_ranks = True
+
+    def _check_command(self, record: logging.LogRecord, command: str) -> None:
+        """Check what a command has built so far, by the message that follows."""
+        message = str(record.msg)
+        if command == "eval_lm" and message.endswith(_BLOCKS):
+            check_blocks()
+        elif command == "train" and message.startswith("task: "):
+            call = find_call("fairseq_cli/train.py", "main")
+            if call and self._settings is not None:
+                task = call.f_locals["task"]
+                prepare_whole_words(task, self._settings.bpe)
+                counter = call.f_globals["should_stop_early"]
+                keep_patience(task, self._settings.checkpoint, counter)
+        elif command == "train" and message.startswith("begin dry-run validation"):
+            check_metric()
 
     def _check_message(self, message: str) -> None:
         missing = message.partition("No existing checkpoint found ")[2]
@@ -140,7 +188,7 @@ def install_log_guard() -> None:
     if any(isinstance(f, _CheckpointGuard) for f in trainer.filters):
         return
     guard = _CheckpointGuard()
-    for name in (TRAINER, WRITER, *(f"fairseq_cli.{command}" for command in _COMMANDS)):
+    for name in (TRAINER, WRITER, _TASK, *(f"{_CLI}.{command}" for command in _COMMANDS)):
         source_logger = logging.getLogger(name)
         source_logger.setLevel(logging.INFO)
         source_logger.addFilter(guard)

@@ -17,8 +17,10 @@ from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes
 from fairseq_posenc.host.audit_hook import audit_fairseq
 from fairseq_posenc.host.data_bins import audit_data_bins
 from fairseq_posenc.host.divergence import explain_divergence
+from fairseq_posenc.host.explanations import explain_failure
 from fairseq_posenc.host.log_guard import install_log_guard
 from fairseq_posenc.host.numpy_compat import install_numpy_names
+from fairseq_posenc.host.processes import check_command_line
 
 
 def prepare() -> None:
@@ -30,6 +32,7 @@ def prepare() -> None:
     install_log_guard()
     install_excepthook()
     share_temporary_folder()
+    check_command_line()
     if HydraConfig.initialized():
         # Else hydra prints an error itself and ends the program: the hook would not be called.
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -44,7 +47,7 @@ def install_excepthook() -> None:
     def hook(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> object:
-        message = find_message(error) or explain_divergence(error)
+        message = find_message(error) or explain_divergence(error) or explain_failure(error)
         if message is None:
             return previous(kind, error, trace)
         return print(f"fairseq-posenc: error: {message}", file=sys.stderr)

@@ -1,0 +1,61 @@
+"""``--best-checkpoint-metric``: checked before the first update, not after the first validation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairseq.logging import metrics
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.host.frames import find_call
+
+_BETTER_LOW = {"loss", "nll_loss", "ppl"}
+_BETTER_HIGH = {"accuracy", "bleu", "f1", "acc_and_f1", "mcc", "pearson", "spearman"}
+
+
+def check_direction(checkpoint: Any) -> None:
+    """Check that the best checkpoint is not the worst.
+
+    Raises:
+        UserError: the metric is better the other way.
+    """
+    metric, flag = checkpoint.best_checkpoint_metric, "--maximize-best-checkpoint-metric"
+    if metric in _BETTER_HIGH and not checkpoint.maximize_best_checkpoint_metric:
+        raise UserError(
+            f"--best-checkpoint-metric {metric} would keep the checkpoint with the lowest {metric} "
+            f"as the best: add {flag}"
+        )
+    if metric in _BETTER_LOW and checkpoint.maximize_best_checkpoint_metric:
+        raise UserError(
+            f"{flag} would keep the checkpoint with the highest {metric} as the best: leave it out"
+        )
+
+
+def check_metric() -> None:
+    """Check that validation will have the metric, by validating one batch with the model.
+
+    Called when fairseq is about to read a subset of validation for the first time. The loss is
+    always there, so that most trainings compute nothing here.
+
+    Raises:
+        UserError: names the metrics that there are.
+    """
+    call = find_call("fairseq_cli/train.py", "main")
+    if call is None or call.f_locals["cfg"].checkpoint.best_checkpoint_metric == "loss":
+        return
+    found = call.f_locals
+    settings, trainer, subset = found["cfg"], found["trainer"], found["subset"]
+    wanted = settings.checkpoint.best_checkpoint_metric
+    if wanted == "bleu" and getattr(settings.task, "eval_bleu", False):
+        return  # a new model may translate a batch to nothing, which has no BLEU
+    batches = trainer.get_valid_iterator(subset).next_epoch_itr(
+        shuffle=False, set_dataset_epoch=False
+    )
+    with metrics.aggregate(new_root=True) as measured:
+        trainer.valid_step(next(iter(batches)))
+    names = sorted(name for name in measured.get_smoothed_values() if not name.startswith("_"))
+    if wanted not in names:
+        raise UserError(
+            f"--best-checkpoint-metric {wanted}: validation on {subset!r} has no such figure; it "
+            f"has {', '.join(names)}"
+        )

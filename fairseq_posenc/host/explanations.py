@@ -1,0 +1,80 @@
+"""Errors of fairseq's own that a user can mend, each in one line that says how."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from omegaconf.errors import OmegaConfBaseException
+
+from fairseq_posenc.errors import chain, shortened
+from fairseq_posenc.host.frames import passed_through
+from fairseq_posenc.host.packages import NO_PLASMA
+
+_SIZE = re.compile(r"Size of sample #(\d+) is invalid \(=(.+?)\) since max_positions=(.+?), skip")
+
+
+def explain_failure(error: BaseException) -> str | None:
+    """Explain an error anywhere in an exception's chain; None if it is not known."""
+    for link in chain(error):
+        for explain in (_explain_size, _explain_setting, _explain_absence, _explain_launch):
+            if message := explain(link):
+                return message
+    return None
+
+
+def _explain_size(error: BaseException) -> str | None:
+    found = _SIZE.match(str(error))
+    if not found:
+        return None
+    return (
+        f"sample {found[1]} has {found[2]} tokens, and the model reads {found[3]}: give it more "
+        "positions, or leave such samples out by --skip-invalid-size-inputs-valid-test (the log "
+        "then counts them)"
+    )
+
+
+def _explain_setting(error: BaseException) -> str | None:
+    if not isinstance(error, OmegaConfBaseException):
+        return None
+    name = error.full_key or error.key
+    reason = shortened(" ".join(str(error).splitlines()[0].split()))
+    return f"the setting {name}: {reason}" if name else reason
+
+
+def _explain_absence(error: BaseException) -> str | None:
+    """Explain a file or a package that is not there."""
+    if isinstance(error, FileNotFoundError) and (
+        passed_through(error, "fairseq/data/dictionary.py")
+        or str(error).startswith("Dataset not found")
+    ):
+        path = error.filename or str(error).partition(": ")[2]
+        return f"the data have no {path}: name their folder, and a part that is there"
+    if "PlasmaStore" in str(error) or passed_through(error, "fairseq/data/plasma_utils.py"):
+        return NO_PLASMA
+    is_tpu = "torch_xla" in str(error) or "xla_device" in str(error)
+    if isinstance(error, (ImportError, AttributeError)) and is_tpu:
+        return (
+            "fairseq takes --bf16 on the command line for a TPU, and torch_xla is not installed: "
+            "fairseq-hydra-train with common.bf16=true trains on GPUs"
+        )
+    return None
+
+
+_LAUNCH: dict[tuple[str, str], Callable[[BaseException], bool]] = {
+    ("fairseq/distributed/utils.py", "_infer_torch_distributed_launch_init"): lambda error: (
+        isinstance(error, ZeroDivisionError)
+    ),
+    ("fairseq/distributed/utils.py", "_infer_single_node_init"): lambda error: isinstance(
+        error, AssertionError
+    ),
+}
+
+
+def _explain_launch(error: BaseException) -> str | None:
+    if any(passed_through(error, *place) and known(error) for place, known in _LAUNCH.items()):
+        return (
+            "--distributed-world-size is more than the GPUs that torch sees: give as many as there "
+            "are, or all options of docs/cluster.md for processes without GPUs"
+        )
+    return None

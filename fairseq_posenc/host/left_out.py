@@ -1,0 +1,112 @@
+"""Samples that are longer than a model reads: fairseq leaves them out, and its figures as well."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+from fairseq import utils
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.host.frames import find_call
+
+_TASK = "fairseq/tasks/fairseq_task.py"
+_DEFAULT_TOKENS = 36_000  # of a batch of fairseq-eval-lm
+
+
+def count_left_out(record: logging.LogRecord) -> None:
+    """Add to fairseq's warning of long samples how many of all they are, in samples and tokens.
+
+    Raises:
+        UserError: all are left out, and nothing would be trained or measured.
+    """
+    call = find_call(_TASK, "filter_indices_by_size")
+    if call is None:
+        return
+    found = call.f_locals
+    left, rest, dataset = found["ignored"], found["indices"], found["dataset"]
+    samples, longest = len(left) + len(rest), found["max_positions"]
+    if not len(rest):
+        raise UserError(
+            f"each of the {samples:,} samples is longer than {_describe(longest)}, so that none "
+            "is left: give a smaller --tokens-per-sample, or a larger --max-tokens, or a model "
+            "with more positions (--max-positions, --max-source-positions)"
+        )
+    share = f"{len(left):,} of {samples:,} samples"
+    if (tokens := _count_tokens(dataset, left)) is not None:
+        share += f" and {tokens:,} of {tokens + (_count_tokens(dataset, rest) or 0):,} tokens"
+    record.msg = f"{record.getMessage()}; left out are {share}: losses and scores are of the rest"
+    record.args = None
+
+
+def check_window(settings: Any) -> None:
+    """Check ``--context-window`` of fairseq-eval-lm, and keep its batches as small as without it.
+
+    fairseq counts the new tokens of a block only, so that a window of nearly the whole block makes
+    a batch of thousands of whole blocks.
+
+    Raises:
+        UserError: the window leaves no new token in a block.
+    """
+    block, window = settings.task.tokens_per_sample, settings.eval_lm.context_window
+    if not 0 <= window < block:
+        raise UserError(
+            f"--context-window {window} is part of the {block} tokens of --tokens-per-sample: give "
+            f"a number from 0 to {block - 1}"
+        )
+    if window:
+        new = block - window
+        tokens = settings.dataset.max_tokens or _DEFAULT_TOKENS
+        settings.dataset.max_tokens = max(new, tokens * new // block)
+
+
+def check_blocks() -> None:
+    """Refuse to measure a perplexity of blocks that the model does not read.
+
+    Called when fairseq-eval-lm has loaded both.
+
+    Raises:
+        UserError: says how many tokens would be left out.
+    """
+    call = find_call("fairseq_cli/eval_lm.py", "main")
+    if call is None:
+        return
+    found, settings = call.f_locals, call.f_locals["cfg"]
+    new, window = settings.task.tokens_per_sample, settings.eval_lm.context_window
+    longest = utils.resolve_max_positions(*[model.max_positions() for model in found["models"]])
+    sizes = np.asarray(found["dataset"].sizes)
+    cut = settings.task.sample_break_mode != "eos"  # else a block is a sentence, however long
+    left, tokens = sizes[sizes > longest].sum(), sizes.sum()
+    read = f"longer than the {longest:,} tokens that the model reads"
+    what = (
+        f"give --tokens-per-sample {longest}, or measure longer blocks with fairseq-posenc "
+        "lm-length"
+    )
+    if left and (left == tokens or (cut and new > longest)):
+        raise UserError(
+            f"--tokens-per-sample {new + window}: blocks are {read}, and {left:,} of {tokens:,} "
+            f"tokens would be left out; {what}"
+        )
+    if window and new + window > longest:
+        raise UserError(
+            f"--tokens-per-sample {new + window}: with --context-window {window} blocks are "
+            f"{read}; {what}"
+        )
+
+
+def _count_tokens(dataset: Any, indices: Any) -> int | None:
+    """Count the tokens of some samples, of pairs those of both sides; None if not known."""
+    sizes = getattr(dataset, "sizes", None)
+    if sizes is None:
+        return None
+    if isinstance(sizes, (list, tuple)) and len(sizes) == 1:  # one of several inputs
+        sizes = sizes[0]
+    table = np.asarray(sizes)
+    return int(table[indices].sum()) if len(table) == len(dataset) else None
+
+
+def _describe(longest: Any) -> str:
+    """Describe the number of positions, of one side or of two."""
+    numbers = longest if isinstance(longest, (tuple, list)) else [longest]
+    return " or ".join(f"{number:,}" for number in numbers) + " tokens"

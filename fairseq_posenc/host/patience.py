@@ -1,0 +1,69 @@
+"""The count of ``--patience``, kept in checkpoints.
+
+fairseq keeps it in memory only, so that a training that is stopped and started again ends later
+than an undisturbed one (fairseq #3531). Its checkpoints take what a task gives them, though.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fairseq.dataclass.configs import CheckpointConfig
+
+logger = logging.getLogger(__name__)
+_KEY = "patience"
+
+
+def keep_patience(task: Any, checkpoint: Any, counter: Any) -> None:
+    """Have a task put the count into checkpoints, and take it from the one that it goes on from.
+
+    Args:
+        task: of the training.
+        checkpoint: fairseq's section of that name.
+        counter: fairseq's function ``should_stop_early``, whose attributes are the count.
+    """
+    if checkpoint.patience <= 0:
+        return
+    task_state = getattr(task, "get_checkpoint_dict", lambda: {})
+    take_task_state = getattr(task, "set_checkpoint_dict", lambda state: None)
+    name = type(task).__name__
+    metric = checkpoint.best_checkpoint_metric
+
+    def get_checkpoint_dict() -> dict[str, Any]:
+        state = dict(task_state())
+        best = getattr(counter, "best", None)
+        if best is not None:
+            count = {"metric": metric, "best": float(best), "runs": counter.num_runs}
+            state[name] = {**state.get(name, {}), _KEY: count}
+        return state
+
+    def set_checkpoint_dict(state: dict[str, Any]) -> None:
+        take_task_state({key: value for key, value in state.items() if key != _KEY})
+        count = state.get(_KEY)
+        if not count or count["metric"] != metric or checkpoint.reset_meters:
+            return
+        counter.best = count["best"]
+        counter.num_runs = count["runs"]
+        if count["runs"] >= checkpoint.patience and _is_default(checkpoint):
+            logger.warning(
+                f"{checkpoint.save_dir}: validation has not improved for {count['runs']} times of "
+                f"--patience {checkpoint.patience}: the training is finished, and nothing was "
+                "changed"
+            )
+            raise SystemExit(0)
+
+    task.get_checkpoint_dict = get_checkpoint_dict
+    task.set_checkpoint_dict = set_checkpoint_dict
+
+
+def warn_of_lost_count(state: dict[str, Any], checkpoint: Any) -> None:
+    """Warn that the count begins at 0, if the checkpoint to go on from has none."""
+    extra = state.get("extra_state") or {}
+    counts = [x for x in extra.values() if isinstance(x, dict) and _KEY in x]
+    if checkpoint.patience > 0 and not counts:
+        logger.warning("the checkpoint has no count of --patience, which begins at 0")
+
+
+def _is_default(checkpoint: Any) -> bool:
+    return bool(checkpoint.restore_file == CheckpointConfig.restore_file)

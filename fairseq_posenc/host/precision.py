@@ -1,0 +1,54 @@
+"""Half precision: refused where there is no GPU, and bf16 kept from being taken for a TPU."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from fairseq_posenc.errors import UserError
+
+# The former imply the latter.
+_HALVES = ("memory_efficient_fp16", "memory_efficient_bf16", "fp16", "bf16", "amp")
+
+
+def check_precision(common: Any) -> None:
+    """Check the precision in fairseq's section ``common``.
+
+    fairseq's command line turns ``--bf16`` into a training on a TPU. Without torch_xla it would
+    fail, on a GPU as well, so the section is set back to a GPU.
+
+    Raises:
+        UserError: half precision on a processor, a TPU without torch_xla, or two precisions.
+    """
+    chosen = [name for name in _HALVES if getattr(common, name, False)]
+    kinds = {name.removeprefix("memory_efficient_") for name in chosen}
+    if len(kinds) > 1:
+        flags = " and ".join(f"--{name}" for name in sorted(kinds))
+        raise UserError(f"{flags} are two precisions of one training: give one of them")
+    if find_spec("torch_xla"):
+        return
+    forget_tpu(common)
+    if getattr(common, "tpu", False):
+        raise UserError("--tpu needs torch_xla, which is not installed: leave it out")
+    if not chosen:
+        return
+    flag, name = f"--{chosen[0].replace('_', '-')}", chosen[0]
+    if common.cpu:
+        raise UserError(
+            f"{flag} is for GPUs, and --cpu is given: leave one of them out (hydra: "
+            f"common.{name}=false or common.cpu=false)"
+        )
+    if not torch.cuda.is_available():
+        raise UserError(
+            f"{flag} is for GPUs, and torch sees none here: leave it out, and add --cpu (hydra: "
+            f"common.{name}=false common.cpu=true)"
+        )
+
+
+def forget_tpu(options: Any) -> None:
+    """Take back what ``--bf16`` set: its name for the precision is also fairseq's for a TPU."""
+    is_tpu = getattr(options, "bf16", False) and getattr(options, "tpu", False)
+    if is_tpu and not find_spec("torch_xla"):
+        options.tpu = False

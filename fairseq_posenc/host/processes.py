@@ -1,0 +1,130 @@
+"""Trainings of several processes without a GPU: refused unless they would find each other.
+
+fairseq asks for ranks, and starts processes, by the number of GPUs. Where there are none, two
+processes of torchrun each take themselves for rank 0, one with an address waits for others forever,
+and ``--distributed-world-size 2 --distributed-init-method env://`` starts no process at all and
+ends with exit code 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import torch
+
+from fairseq_posenc.errors import UserError
+
+_OF_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+_WITHOUT_GPUS = ("legacy_ddp", "no_c10d")  # the others expect a model on a GPU
+
+
+class Launch(NamedTuple):
+    """fairseq's options of how processes find each other; the defaults are fairseq's."""
+
+    world_size: int = 1
+    rank: int = 0
+    init_method: Optional[str] = None
+    no_spawn: bool = False
+    backend: str = "nccl"
+    ddp_backend: str = "pytorch_ddp"
+
+
+def check_command_line() -> None:
+    """Check this process's own command if it is one of fairseq's, before it joins the others."""
+    if Path(sys.argv[0]).name != "fairseq-posenc" and "fairseq" in sys.argv[0]:
+        gpus = torch.cuda.device_count()
+        check_launch(parse_launch(sys.argv[1:], gpus), os.environ, gpus)
+
+
+def parse_launch(words: Sequence[str], gpus: int) -> Launch:
+    """Read the options from the words of a command; all others are left out."""
+    default = Launch(world_size=max(1, gpus))
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    add = parser.add_argument
+    add("--distributed-world-size", dest="world_size", type=int)
+    add("--distributed-rank", dest="rank", type=int)
+    add("--distributed-init-method", dest="init_method")
+    add("--distributed-no-spawn", dest="no_spawn", action="store_true")
+    add("--distributed-backend", dest="backend")
+    add("--ddp-backend")
+    parser.set_defaults(**default._asdict())
+    try:
+        return Launch(**vars(parser.parse_known_args(list(words))[0]))
+    except (argparse.ArgumentError, SystemExit):
+        return default  # a wrong value, which fairseq reports
+
+
+def check_launch(launch: Launch, environment: Mapping[str, str], gpus: int) -> None:
+    """Refuse processes that would not find each other.
+
+    Args:
+        launch: the options.
+        environment: variables, among them those of torchrun.
+        gpus: number of GPUs that torch sees.
+
+    Raises:
+        UserError: names what is wrong, and the command that works.
+    """
+    started = count_torchrun(environment)
+    count = max(started, launch.world_size)
+    if gpus or (count == 1 and launch.init_method is None):
+        return check_alone(launch.world_size, environment)
+    on_slurm = {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"} & environment.keys()
+    if on_slurm and not started and launch.init_method is None:
+        return None  # fairseq asks Slurm
+    if count == 1 and not launch.no_spawn:
+        raise UserError(
+            "--distributed-init-method is for several processes, and without a GPU fairseq would "
+            "start none: leave it out"
+        )
+    lacking = []
+    if launch.world_size != count:
+        lacking.append(f"--distributed-world-size {count}")
+    if launch.init_method is None:
+        lacking.append("--distributed-init-method env://")
+    if not launch.no_spawn:
+        lacking.append("--distributed-no-spawn")
+    if launch.backend == "nccl":
+        lacking.append("--distributed-backend gloo")
+    if count > 1 and launch.ddp_backend not in _WITHOUT_GPUS:
+        lacking.append("--ddp-backend legacy_ddp")
+    if started and launch.rank != int(environment["RANK"]):
+        lacking.append("--distributed-rank of each process")
+    if lacking:
+        raise UserError(_describe(count, f"without a GPU they need {', '.join(lacking)}"))
+    return None
+
+
+def check_alone(world_size: int, environment: Mapping[str, str]) -> None:
+    """Refuse to train alone in one of several processes that torchrun started.
+
+    Raises:
+        UserError: each would train the same, and write the same checkpoints.
+    """
+    started = count_torchrun(environment)
+    if started > 1 and world_size == 1:
+        wrong = "with --distributed-world-size 1 each would train alone, as rank 0"
+        raise UserError(_describe(started, wrong))
+
+
+def count_torchrun(environment: Mapping[str, str]) -> int:
+    """Count the processes that torchrun started, this one among them; 0 without torchrun."""
+    if not all(environment.get(name, "") for name in _OF_TORCHRUN):
+        return 0
+    numbers = environment["WORLD_SIZE"], environment["RANK"]
+    return int(numbers[0]) if all(text.isdigit() for text in numbers) else 0
+
+
+def _describe(count: int, wrong: str) -> str:
+    return (
+        f"{count} processes of one training: {wrong}. What works: torchrun --nproc_per_node "
+        f'{count} --no-python sh -c \'exec fairseq-train "$@" --distributed-rank "$RANK"\' sh '
+        f"DATA OPTIONS --cpu --distributed-world-size {count} --distributed-no-spawn "
+        "--distributed-init-method env:// --distributed-backend gloo --ddp-backend legacy_ddp "
+        "(fairseq-hydra-train: the same names below distributed_training)"
+    )

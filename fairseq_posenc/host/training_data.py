@@ -1,0 +1,100 @@
+"""The folders of a command's data, checked before anything is loaded.
+
+fairseq opens a shard when its epoch begins, which may be days after the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fairseq import utils
+from omegaconf import OmegaConf
+
+from fairseq_posenc.errors import UserError
+
+_OF_TEXT = ("masked_lm", "language_modeling")  # tasks that read dict.txt
+_OF_PAIRS = ("translation",)  # tasks that read dict.LANGUAGE.txt
+_OF_QUESTIONS = '"windows":'  # in the manifest of SQuAD's data-bins alone
+
+
+def check_data(settings: Any, command: str) -> None:
+    """Check that the data of a command are there, whole, and of its task.
+
+    Args:
+        settings: fairseq's configuration.
+        command: ``train``, ``generate``, ``interactive`` or ``eval_lm``.
+
+    Raises:
+        UserError: names the folder, what it lacks, and what to do.
+    """
+    task = settings.task
+    if OmegaConf.is_config(task) and OmegaConf.is_missing(task, "data"):
+        raise UserError("no data: name their folder (fairseq-hydra-train: task.data=FOLDER)")
+    name, data = getattr(task, "_name", None), getattr(task, "data", None)
+    if not data or not isinstance(data, str) or "://" in data:
+        return
+    folders = [Path(part) for part in utils.split_paths(data)]
+    for folder in folders if command == "train" else folders[:1]:
+        if not folder.is_dir():
+            of = f", one of {len(folders)} shards" if len(folders) > 1 else ""
+            raise UserError(f"there is no folder {folder}{of}: correct its name, or make it")
+    if name in _OF_TEXT or name in _OF_PAIRS:
+        check_kind(folders[0], pairs=name in _OF_PAIRS, user=f"--task {name}")
+        _check_splits(folders, settings, command)
+
+
+def check_kind(folder: Path, pairs: bool, user: str) -> None:
+    """Check whether a folder has pairs of sentences, or running text.
+
+    Args:
+        folder: a data-bin.
+        pairs: whether the user needs pairs.
+        user: who reads it, in messages.
+
+    Raises:
+        UserError: it has the other, or neither.
+    """
+    text, languages = folder / "dict.txt", sorted(folder.glob("dict.*.txt"))
+    names = ", ".join(path.name for path in languages)
+    if pairs and not languages:
+        has = "dict.txt, data of language models" if text.exists() else "no dictionary"
+        raise UserError(f"{folder} has {has}: {user} reads pairs of sentences, with dict.LANG.txt")
+    if not pairs and not text.exists():
+        has = f"{names}, data of a translation" if languages else "no dict.txt: no data-bin"
+        raise UserError(f"{folder} has {has}: {user} reads running text, with dict.txt")
+    manifest = folder / "manifest.json"
+    if not pairs and manifest.is_file() and _OF_QUESTIONS in manifest.read_text("utf-8"):
+        raise UserError(f"{folder} has the questions of SQuAD: {user} reads running text")
+
+
+def _check_splits(folders: Sequence[Path], settings: Any, command: str) -> None:
+    """Check that all parts are there, and that the shards have one dictionary."""
+    dataset = settings.dataset
+    if command in ("generate", "eval_lm"):
+        return _check_split(folders[0], dataset.gen_subset, "--gen-subset")
+    if command != "train":
+        return None
+    if not dataset.disable_validation:
+        for subset in dataset.valid_subset.split(","):
+            _check_split(folders[0], subset, "--valid-subset")
+    for folder in folders:
+        _check_split(folder, dataset.train_subset, "--train-subset")
+        for own in sorted(folder.glob("dict*.txt")):
+            first = folders[0] / own.name
+            if not first.exists() or own.read_bytes() != first.read_bytes():
+                raise UserError(
+                    f"{own} is not the dictionary of {folders[0]}, with which fairseq would read "
+                    "its numbers: they mean other tokens; preprocess the shards with one dictionary"
+                )
+    return None
+
+
+def _check_split(folder: Path, split: str, option: str) -> None:
+    names = {path.name for path in folder.iterdir()}
+    if split not in names and not any(name.startswith(f"{split}.") for name in names):
+        parts = sorted({n.partition(".")[0] for n in names if n.endswith((".idx", ".bin"))})
+        raise UserError(
+            f"{folder} has no part {split!r} ({option}), but {', '.join(parts) or 'none at all'}"
+        )
