@@ -55,7 +55,7 @@ format: install ## rewrite the code in the project's style
 	$(BIN)/ruff format
 
 docs: install ## rewrite the generated parts of the documentation
-	$(BIN)/fairseq-posenc docs
+	$(BIN)/python -m docs.generate
 	$(BIN)/python -m tests.helpers.support
 	$(BIN)/python -m tests.helpers.vectors
 

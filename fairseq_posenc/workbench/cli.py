@@ -148,7 +148,6 @@ GROUPS: dict[str, dict[str, Command]] = {
     "maintain": {
         "doctor": Command("check and test this installation", ".doctor"),
         "user-dir": Command("print the path to give fairseq as --user-dir", "..user_dir"),
-        "docs": Command("write the generated parts of the documentation", ".reports.pages"),
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}

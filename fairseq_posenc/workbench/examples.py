@@ -122,6 +122,5 @@ EXAMPLES = {
         "fairseq-posenc import --from my-model --out start.pt",
         "fairseq-posenc import --from my-model --out start.pt --overwrite",
     ],
-    "docs": ["fairseq-posenc docs --check", "fairseq-posenc docs --root . --check"],
     "doctor": ["fairseq-posenc doctor"],
 }

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from docs.generate import choose, encodings, equations
+from docs.generate.__main__ import main
 from fairseq_posenc import registry
-from fairseq_posenc.analysis import catalogue, costs, equations
+from fairseq_posenc.analysis import catalogue, costs
 from fairseq_posenc.workbench import cli
-from fairseq_posenc.workbench.experiments.evidence import page as choosing
-from fairseq_posenc.workbench.reports import pages
 from tests.helpers import oracles
 from tests.helpers.commands import refused
 
@@ -22,25 +22,30 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_documentation_is_up_to_date():
-    assert cli.main(["docs", "--check", "--root", str(ROOT)]) == 0
+    assert main(["--check"]) == 0
+
+
+def test_the_package_does_not_need_what_writes_its_documentation():
+    for path in (ROOT / "fairseq_posenc").rglob("*.py"):
+        assert "docs.generate" not in path.read_text(encoding="utf-8"), path
 
 
 def test_an_outdated_file_is_noticed_and_mended(tmp_path, capsys):
     overview = tmp_path / "docs" / "encodings" / "README.md"
     overview.parent.mkdir(parents=True)
-    overview.write_text(f"before\n{pages.START}\nold\n{pages.END}\nafter\n")
-    choose = tmp_path / "docs" / "choose.md"
-    choose.write_text(f"{choosing.START}\nold\n{choosing.END}\n")
-    assert cli.main(["docs", "--check", "--root", str(tmp_path)]) == 2
+    overview.write_text(f"before\n{encodings.START}\nold\n{encodings.END}\nafter\n")
+    deciding = tmp_path / "docs" / "choose.md"
+    deciding.write_text(f"{choose.START}\nold\n{choose.END}\n")
+    assert main(["--check", "--root", str(tmp_path)]) == 2
     assert "README.md is out of date: run make docs" in capsys.readouterr().err
-    assert cli.main(["docs", "--root", str(tmp_path)]) == 0
+    assert main(["--root", str(tmp_path)]) == 0
     text = overview.read_text()
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
     assert "[`m4m`](m4m.md)" in text
     pages_there = {path.stem for path in overview.parent.glob("*.md")}
     assert pages_there == {"README", *registry.names()}
-    assert "| `m4m` |" in choose.read_text()
+    assert "| `m4m` |" in deciding.read_text()
 
 
 def test_every_encoding_has_its_page_and_picture():
@@ -142,8 +147,8 @@ def test_a_missing_marker_is_one_line(tmp_path, capsys):
     folder = tmp_path / "docs" / "encodings"
     folder.mkdir(parents=True)
     (folder / "README.md").write_text("nothing")
-    assert cli.main(["docs", "--root", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("fairseq-posenc: error: ")
+    assert main(["--root", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.finetuning.squad.command import ACTIONS
 from tests.helpers.commands import new_directory, trained
-from tests.helpers.documented import FILES, ROOT, run
+from tests.helpers.documented import FILES, run
 
 OWN = {"checkpoints": lambda: trained("masked_lm").save_dir}
-FROM_ROOT = ("docs",)  # which is about the files of a checkout
 
 
 def test_every_command_has_examples():
@@ -40,7 +39,7 @@ def folder():
 
 def run_examples(name: str, folder: Path) -> None:
     for line in EXAMPLES[name]:
-        printed = run(line, ROOT if name in FROM_ROOT else folder, {**FILES, **OWN})
+        printed = run(line, folder, {**FILES, **OWN})
         if "--json" in line:
             json.loads(printed)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.generate import choose
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.choose.answer import (
@@ -16,7 +17,7 @@ from fairseq_posenc.workbench.experiments.choose.answer import (
     choose_candidates,
     choose_column,
 )
-from fairseq_posenc.workbench.experiments.evidence import measured, page
+from fairseq_posenc.workbench.experiments.evidence import measured, tables
 from fairseq_posenc.workbench.experiments.evidence.measured import NOT_MEASURED, Column
 from fairseq_posenc.workbench.experiments.variants import FAMILIES
 from fairseq_posenc.workbench.results.differences import compare, find_worse
@@ -91,7 +92,7 @@ def test_the_least_multiple_that_is_as_far_decides(results, length, best, same, 
 
 
 def test_the_answer_names_all_of_the_family(results, monkeypatch):
-    monkeypatch.setattr(page, "list_columns", lambda family: [measured.at_trained_length(family)])
+    monkeypatch.setattr(tables, "list_columns", lambda family: [measured.at_trained_length(family)])
     said = answer_question(ChooseQuestion("causal-lm", 512, 128))
     assert said.startswith(
         "Measured: causal-lm models of 2 layers of width 64, trained for 300 updates at 128 tokens "
@@ -109,7 +110,7 @@ def test_beyond_all_that_was_read_nothing_is_said(results):
 
 
 def test_no_winner_is_named_for_a_length_of_training_that_was_not_measured(results, monkeypatch):
-    monkeypatch.setattr(page, "list_columns", lambda family: [measured.at_trained_length(family)])
+    monkeypatch.setattr(tables, "list_columns", lambda family: [measured.at_trained_length(family)])
     said = answer_question(ChooseQuestion("causal-lm", 1024, 512))
     assert said.startswith("Measured: causal-lm models of 2 layers of width 64")
     assert "best" not in said
@@ -143,7 +144,7 @@ def test_candidates_are_those_with_the_best_figures_then_those_of_one_seed(resul
     ],
 )
 def test_a_card_says_for_what_to_take_an_encoding(results, name, advice):
-    assert page.format_card(name).startswith(f"{advice}\n\n| figure | {name} |")
+    assert choose.format_card(name).startswith(f"{advice}\n\n| figure | {name} |")
 
 
 def test_of_bleu_the_highest_is_best(results):
@@ -222,9 +223,9 @@ def test_ranks_on_other_texts_are_correlated_with_those_on_the_first(results, mo
         record.write(results / name)
     found = [measured.at_trained_length("causal-lm"), *measured.on_another_text("causal-lm")]
     assert [each.title for each in found[1:]] == [f"perplexity on {text}" for text, _ in texts]
-    assert page._format_correlations(found) == []  # of three encodings
-    monkeypatch.setattr(page, "_FEW", 3)
-    (table,) = page._format_correlations(found)  # ranks 1, 2, 3 and 3, 2, 1
+    assert choose._format_correlations(found) == []  # of three encodings
+    monkeypatch.setattr(choose, "_FEW", 3)
+    (table,) = choose._format_correlations(found)  # ranks 1, 2, 3 and 3, 2, 1
     assert table.splitlines()[-1].endswith("| 3 | -1.00 |")
 
 
@@ -255,7 +256,7 @@ def test_one_seed_is_not_judged():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_tables_have_every_encoding_that_was_measured_in_a_family(family):
-    text = "\n".join(page._format_family(family))
+    text = "\n".join(choose._format_family(family))
     names = set(measured.encoding_names(family))
     if family == "encoder-decoder":
         names = (
@@ -270,7 +271,7 @@ def test_the_tables_have_every_encoding_that_was_measured_in_a_family(family):
 def test_a_page_without_a_place_is_an_error(tmp_path):
     (tmp_path / "choose.md").write_text("nothing")
     with pytest.raises(UserError, match="has no line"):
-        page.fill_page(tmp_path / "choose.md")
+        choose.fill_page(tmp_path / "choose.md")
 
 
 def test_a_column_ranks_no_number_last():
@@ -298,8 +299,8 @@ def test_what_is_behind_the_best_is_corrected_for_all_comparisons():
 
 
 def test_a_picture_for_each_family(tmp_path):
-    page.draw(tmp_path)
-    names = {page._name_pictures(family)[0] for family in FAMILIES}
+    choose.draw(tmp_path)
+    names = {choose._name_pictures(family)[0] for family in FAMILIES}
     assert {each.name for each in tmp_path.iterdir()} == {*names, "choose_masked_lm_fine_tuned.png"}
     for name in names:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

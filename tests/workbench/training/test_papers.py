@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from docs.generate import papers
 from fairseq_posenc.analysis.catalogue import count_at_base_size
 from fairseq_posenc.workbench.cli import COMMANDS, main
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes import TABLES, papers
+from fairseq_posenc.workbench.training.recipes import TABLES
 from tests.workbench.reports.test_report import (
     TRANSLATION,
     bleu,

@@ -19,11 +19,11 @@ from fairseq import options
 from fairseq.dataclass.initialize import add_defaults, hydra_init
 from omegaconf import OmegaConf
 
+from docs.generate import yaml_files
 from fairseq_posenc import specs
 from fairseq_posenc.transformer.options import resolve
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes import yaml_files
 from fairseq_posenc.workbench.training.recipes.composing import compose_file
 from tests.helpers.commands import (
     USER_DIR,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple, Optional
 
-from fairseq_posenc.workbench.experiments.evidence import measured, page
+from fairseq_posenc.workbench.experiments.evidence import measured, tables
 from fairseq_posenc.workbench.experiments.evidence.measured import Column
 
 _FEW = 8  # candidates to train where a user names none
@@ -74,7 +74,7 @@ def answer_question(question: ChooseQuestion) -> str:
         f"To know it for your text, {_advise_training(question)}",
     ]
     return "\n".join(
-        [*lines, "", page.format_table(question.family, [best, *same, *behind, *unread])]
+        [*lines, "", tables.format_table(question.family, [best, *same, *behind, *unread])]
     )
 
 

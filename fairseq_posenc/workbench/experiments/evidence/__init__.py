@@ -1,5 +1,5 @@
-"""The tables and pictures of ``docs/choose.md``, made of the records in ``docs/results``.
+"""The evidence of ``choose``, made of the records in ``docs/results``.
 
-``measured`` reads the figures; ``page`` writes the tables, ``picture`` draws them. A figure that no
-record has is "not measured".
+``measured`` reads the figures, ``tables`` sets them side by side. A figure that no record has is
+"not measured".
 """

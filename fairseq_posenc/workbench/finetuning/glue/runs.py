@@ -25,8 +25,7 @@ from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.running.stages import STAMP, Stage, read_inputs
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes.composing import compose_file
-from fairseq_posenc.workbench.training.recipes.yaml_files import config_name
+from fairseq_posenc.workbench.training.recipes.composing import compose_file, config_name
 
 CONFIGS = shipped("finetune_configs") / "glue"
 RESULT = "result.json"  # written last

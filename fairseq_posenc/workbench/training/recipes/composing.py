@@ -12,6 +12,8 @@ from pathlib import Path
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
+from fairseq_posenc.tasks.glue.definitions import Task
+
 try:
     from hydra import compose, initialize_config_dir
 
@@ -37,3 +39,8 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
         warnings.simplefilter("ignore")  # hydra's, about how fairseq uses it
         with initialize_config_dir(str(path.parent.resolve()), **_HYDRA_VERSION):
             return compose(path.stem, list(overrides))
+
+
+def config_name(protocol: str, task: Task) -> str:
+    """Name the file of a task of GLUE, without its ending."""
+    return f"{protocol}_{task.name.lower().replace('-', '')}"

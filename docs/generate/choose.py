@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fairseq_posenc.workbench.experiments.evidence import measured, picture
+from docs.generate import forest_plots
+from fairseq_posenc.workbench.experiments.evidence import measured, tables
 from fairseq_posenc.workbench.experiments.evidence.measured import Column
 from fairseq_posenc.workbench.experiments.variants import FAMILIES
 from fairseq_posenc.workbench.results import markdown
@@ -31,33 +32,6 @@ def fill_page(path: Path) -> str:
     return markdown.fill_page(path, START, "\n\n".join(["", *parts, *_format_costs(), ""]), END)
 
 
-def list_columns(family: str) -> list[Column]:
-    """Collect the table columns of a family: results of models, then costs and parameters."""
-    return [
-        *list_result_columns(family, measured.multiples(family)),
-        *filter(None, [measured.probe_ranks(family)]),
-        *measured.layer_costs(),
-        measured.parameter_counts(),
-    ]
-
-
-def list_result_columns(family: str, multiples: Iterable[int]) -> list[Column]:
-    """Collect the columns of models' results; ``multiples`` of the length of training."""
-    columns = [
-        measured.at_trained_length(family),
-        *(measured.at_multiple(family, times) for times in multiples if times > 1),
-        *measured.on_another_text(family),
-        *measured.fine_tuned(family),
-        measured.after_switch(family),
-    ]
-    return [column for column in columns if column and column.figures]
-
-
-def format_table(family: str, names: Sequence[str]) -> str:
-    """Format the columns of a family for some encodings as a Markdown table."""
-    return _format_table(list_columns(family), names)
-
-
 def format_card(name: str) -> str:
     """Format an encoding's figures beside the best ones as a table; "" if it has none.
 
@@ -66,7 +40,7 @@ def format_card(name: str) -> str:
     columns = [
         (family, column)
         for family in FAMILIES
-        for column in list_result_columns(family, measured.multiples(family)[-1:])
+        for column in tables.list_result_columns(family, measured.multiples(family)[-1:])
         if name in column.figures
     ]
     rows = [
@@ -118,15 +92,6 @@ def _format_cell(column: Column, name: str) -> str:
     return f"{text}, {'not ' if name in same else ''}significantly different"
 
 
-def _format_table(columns: Sequence[Column], names: Iterable[str]) -> str:
-    header = ["encoding", *(column.title for column in columns)]
-    rows = [
-        [f"`{name}`", *(column.show(name) if name in column.figures else "-" for column in columns)]
-        for name in names
-    ]
-    return markdown.table(header, rows)
-
-
 def draw(folder: Path) -> None:
     """Draw the columns of each family that have seeds into a PNG file in a folder.
 
@@ -136,14 +101,14 @@ def draw(folder: Path) -> None:
         for columns, name in zip(_split_columns(family), _name_pictures(family)):
             shown = [each for each in columns if each.by_seed and len(each.figures) >= _FEW]
             if shown:
-                picture.draw(shown, folder / name)
+                forest_plots.draw(shown, folder / name)
 
 
 def _split_columns(family: str) -> tuple[list[Column], list[Column]]:
     """Collect the columns of models, and those of the models that were fine-tuned from them."""
     tuned = measured.fine_tuned(family)
     titles = {column.title for column in tuned}
-    columns = list_result_columns(family, measured.multiples(family)[-1:])
+    columns = tables.list_result_columns(family, measured.multiples(family)[-1:])
     return [column for column in columns if column.title not in titles], tuned
 
 
@@ -195,4 +160,4 @@ def _format_part(columns: Sequence[Column], names: Iterable[str]) -> list[str]:
         f"[{name}](results/{name})" if "*" not in name else f"`results/{name}`"
         for name in sorted({name for column in columns for name in column.source.split(", ")})
     ]
-    return [_format_table(columns, names), f"Records: {', '.join(links)}."]
+    return [tables.format_columns(columns, names), f"Records: {', '.join(links)}."]

@@ -22,6 +22,7 @@ from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS, Task
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import TRANSLATION, Recipe, largest_share
+from fairseq_posenc.workbench.training.recipes.composing import config_name
 
 MISSING = "???"
 _REGISTRIES = {
@@ -134,11 +135,6 @@ def format_all_files(root: Path) -> dict[Path, str]:
         **format_files(finetuning, others),
         **format_files(finetuning / "glue", glue),
     }
-
-
-def config_name(protocol: str, task: Task) -> str:
-    """Name the file of a task of GLUE, without its ending."""
-    return f"{protocol}_{task.name.lower().replace('-', '')}"
 
 
 def _configure_training(recipe: Recipe, folder: str) -> Configuration:

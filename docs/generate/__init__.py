@@ -1,0 +1,1 @@
+"""Writes what is generated of the documentation: tables, pages, YAML files and pictures."""

@@ -1,0 +1,68 @@
+"""``make docs``: writes the generated parts of the documentation, or checks them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from docs.generate import choose, encodings, papers, yaml_files
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.files import write_whole
+
+ROOT = Path(__file__).parents[2]
+
+
+def format_files(root: Path) -> dict[Path, str]:
+    """Format every text that is generated, by its file.
+
+    Raises:
+        UserError: a page has no place for it.
+    """
+    docs = root / "docs"
+    return {
+        **encodings.format_files(docs / "encodings"),
+        docs / "papers.md": papers.format_page(),
+        docs / "choose.md": choose.fill_page(docs / "choose.md"),
+        **yaml_files.format_all_files(root),
+    }
+
+
+def check(root: Path) -> None:
+    """Check that no file is out of date.
+
+    Raises:
+        UserError: one is.
+    """
+    for path, text in format_files(root).items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            raise UserError(f"{path} is out of date: run make docs")
+
+
+def write(root: Path) -> None:
+    """Write all files, and the pictures of ``docs/choose.md``."""
+    for path, text in format_files(root).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
+    pictures = root / "docs" / "results"
+    pictures.mkdir(exist_ok=True)
+    choose.draw(pictures)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write, or with ``--check`` compare; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m docs.generate", description=__doc__)
+    parser.add_argument("--root", type=Path, default=ROOT, help="folder of docs/")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if out of date")
+    args = parser.parse_args(argv)
+    try:
+        (check if args.check else write)(args.root)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
