@@ -106,8 +106,9 @@ class Positions(NamedTuple):
             return cls(tokens, counted, padding_idx, eos_idx, tgt_len, True, True, tokens.size(1))
         ids = torch.arange(tokens.size(1), device=tokens.device).unsqueeze(0)  # [1, S]
         moved = real & counted.ne(ids)
+        longest = counted.amax() + 1 if tokens.numel() else counted.sum()
         # One wait for all layers.
-        counts = torch.stack([(~real).sum(), moved.sum(), counted.amax() + 1])
+        counts = torch.stack([(~real).sum(), moved.sum(), longest])
         missing, left, longest = counts.tolist()
         padded = missing > 0
         ids = counted if padded else ids

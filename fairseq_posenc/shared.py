@@ -15,6 +15,7 @@ from fairseq_posenc.encodings.base import Encoding, Encodings
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
 
@@ -31,6 +32,7 @@ class Shared(NamedTuple):
         cache: of values that the first layer computes for all.
         kinds: where layers differ, the state of each kind of them (see :meth:`of_kind`).
         compute_terms: computes ``terms``, with a graph of their own.
+        stack: spec and sizes of the stack, which layers compare with their own.
     """
 
     positions: Positions
@@ -42,6 +44,7 @@ class Shared(NamedTuple):
     cache: PerForwardCache | None = None
     kinds: tuple[Shared, ...] = ()
     compute_terms: Callable[[], Terms] | None = None
+    stack: object = None
 
     @classmethod
     def compute(
@@ -94,6 +97,23 @@ class Shared(NamedTuple):
     def of_kind(self, kind: int) -> Shared:
         """Select the state of a kind of layer (see :class:`~fairseq_posenc.specs.Spec`)."""
         return self.kinds[kind] if self.kinds else self
+
+    def check_stack(self, stack: object) -> None:
+        """Refuse to serve a layer of another stack (see :attr:`stack`)."""
+        if self.stack is not stack and self.stack != stack:
+            raise UserError(
+                "`shared` was computed by the positions of another stack: give a layer what the "
+                "StackPositions that it was built with returned"
+            )
+
+    def check_input(self, x: Tensor) -> None:
+        """Refuse the input of a layer, ``(batch, tgt_len, embed_dim)``, of another batch."""
+        batch, tgt_len = self.positions.tokens.size(0), self.positions.tgt_len
+        if x.dim() != 3 or x.size(0) != batch:
+            raise UserError(
+                f"x {tuple(x.shape)} must be ({batch}, {tgt_len}, width): `shared` was computed "
+                f"for a batch of {batch}"
+            )
 
     def layer_terms(self) -> Terms:
         """Select the terms for a layer.

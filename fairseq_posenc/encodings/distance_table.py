@@ -29,7 +29,10 @@ class DistanceTable(nn.Module):
     ) -> None:
         super().__init__()
         if max_distance < 1:
-            raise UserError(f"max_distance must be at least 1, not {max_distance}")
+            raise UserError(
+                f"max_distance must be at least 1, not {max_distance}: a model of one position has "
+                "no distances; raise max_positions, or set max_distance"
+            )
         self.max_distance = max_distance
         vector = () if width is None else (width,)
         self.weight = nn.Parameter(torch.empty(groups, 2 * max_distance + 1, *vector))

@@ -81,7 +81,7 @@ class Rope(Encoding):
         """Compute the rotation at positions ``ids``, ``(B or 1, T)``, in float32."""
         frequencies = self.frequencies.to(ids.device, non_blocking=True)
         angles = ids[:, None, :, None] * frequencies  # [B or 1, 1, T, rotated/2]
-        gains = torch.full_like(angles, self.scaling.gain(self.dims))
+        gains = torch.full_like(angles, self.gain)
         return PairRotation(torch.polar(gains, angles), self.layout == "half")
 
     def order(self) -> Tensor:
@@ -93,3 +93,4 @@ class Rope(Encoding):
 
     def _compute_frequencies(self) -> None:
         self.frequencies = self.scaling.frequencies(self.base, self.rotated, self.dims)
+        self.gain = self.scaling.gain(self.dims)

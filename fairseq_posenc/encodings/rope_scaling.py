@@ -111,6 +111,16 @@ class ScalingSettings(NamedTuple):
                 f"{name}(scaling={self.kind}:{self.factor:g}) slows all pairs of coordinates but "
                 "the first, and here a head has one: rotate at least 4 coordinates"
             )
+        if self.kind == "llama3" and self.settings["low"] >= self.settings["high"]:
+            raise UserError(
+                f"{name}(scaling=llama3): low={self.settings['low']:g} must be below "
+                f"high={self.settings['high']:g}"
+            )
+        if self.kind == "yarn" and self.settings["beta_fast"] < self.settings["beta_slow"]:
+            raise UserError(
+                f"{name}(scaling=yarn): beta_fast={self.settings['beta_fast']:g} must be at least "
+                f"beta_slow={self.settings['beta_slow']:g}"
+            )
         for each in ("short", "long"):
             if self.kind == "longrope" and len(self.settings[each]) != rotated // 2:
                 raise UserError(
@@ -163,6 +173,11 @@ class ScalingSettings(NamedTuple):
         if (given := self.settings["attention_factor"]) is not None:
             return float(given)
         if self.kind == "longrope":
+            if self._trained_length(dims) == 1:
+                raise UserError(
+                    "rope(scaling=longrope): a trained length of 1 gives no factor; set length or "
+                    "attention_factor"
+                )
             growth = math.log(self.factor) / math.log(self._trained_length(dims))
             return math.sqrt(1 + growth)
         scales = self.settings["mscale"], self.settings["mscale_all_dim"]

@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fairseq_posenc.errors import UserError
+
 
 def is_exporting() -> bool:
     """Check whether the model is being exported to another format.
@@ -35,14 +37,28 @@ class PairRotation(NamedTuple):
         half: coordinate t is paired with t + pairs, else 2t with 2t + 1.
         decay: what each coordinate of a query is multiplied by, and of a key divided by,
             ``(B or 1, 1, T, D)``; None for 1.
+        decay_bits: how many powers of 2 the largest of these factors has.
     """
 
     phases: Tensor
     half: bool = False
     decay: Tensor | None = None
+    decay_bits: float = 0.0
 
     def rotate_queries(self, query: Tensor) -> Tensor:
-        """See :class:`Rotation`."""
+        """See :class:`Rotation`.
+
+        Raises:
+            UserError: the type of the queries cannot hold the decay.
+        """
+        limit = 12 if query.dtype == torch.float16 else 110  # the rest is for the queries' own size
+        if self.decay_bits > limit:
+            name = str(query.dtype).removeprefix("torch.")
+            raise UserError(
+                f"xpos: at these positions factors reach 2^{self.decay_bits:.0f}, and {name} holds "
+                f"2^{limit} beside the numbers that they scale: read shorter inputs, or set a "
+                f"larger scale_base{' or take bfloat16' if limit == 12 else ''}"
+            )
         rotated = self._rotate(query)
         return rotated if self.decay is None else _clamp_as(rotated * self.decay, query)
 
@@ -69,8 +85,7 @@ class PairRotation(NamedTuple):
         width = 2 * self.phases.size(-1)
         if width == x.size(-1):
             return self._rotate_pairs(x)
-        # Complex views need even strides, which a slice of a head of odd size has not.
-        rotated = self._rotate_pairs(x[..., :width].contiguous())
+        rotated = self._rotate_pairs(x[..., :width])
         return torch.cat([rotated, x[..., width:]], dim=-1)
 
     def _rotate_pairs(self, x: Tensor) -> Tensor:
@@ -81,7 +96,7 @@ class PairRotation(NamedTuple):
             pairs = torch.complex(*exact.chunk(2, dim=-1)) * self.phases  # [B, H, T, D/2]
             rotated = torch.cat([pairs.real, pairs.imag], dim=-1)  # [B, H, T, D]
         else:
-            pairs = torch.view_as_complex(exact.view(*exact.shape[:-1], -1, 2)) * self.phases
+            pairs = torch.view_as_complex(_split_pairs(exact)) * self.phases  # [B, H, T, D/2]
             rotated = torch.view_as_real(pairs).flatten(-2)  # [B, H, T, D]
         return rotated.to(x.dtype)
 
@@ -92,6 +107,14 @@ class PairRotation(NamedTuple):
         first, second = x.unflatten(-1, (2, -1) if self.half else (-1, 2)).unbind(place)
         pairs = (first * cos - second * sin, first * sin + second * cos)
         return torch.stack(pairs, dim=place).flatten(-2)  # [B, H, T, D]
+
+
+def _split_pairs(x: Tensor) -> Tensor:
+    """Split the last dimension into pairs ``(..., D/2, 2)``, laid out as complex numbers are."""
+    *others, last = x.stride()
+    if last != 1 or x.storage_offset() % 2 or any(stride % 2 for stride in others):
+        x = x.clone(memory_format=torch.contiguous_format)
+    return x.view(*x.shape[:-1], x.size(-1) // 2, 2)
 
 
 def _clamp_as(x: Tensor, like: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Rotary position embedding with exponential decay (xPos)."""
 
+import math
 from typing import Literal
 
 import torch
@@ -9,6 +10,9 @@ from fairseq_posenc.encodings.base import Dims, register
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.rope_scaling import Scaling
 from fairseq_posenc.encodings.rotation import PairRotation
+from fairseq_posenc.positions import syncs
+
+GAMMA = 0.4  # g
 
 
 @register("xpos")
@@ -47,13 +51,24 @@ class XPos(Rope):
 
     def rotation(self, ids: Tensor) -> PairRotation:
         """Compute the rotation, and its decay, at positions ``ids``, ``(B or 1, T)``."""
-        return super().rotation(ids)._replace(decay=self.decay(ids))
+        bits = self._count_bits(ids)
+        return super().rotation(ids)._replace(decay=self.decay(ids), decay_bits=bits)
+
+    def _count_bits(self, ids: Tensor) -> float:
+        """Count the powers of 2 of the largest factor; 0 where ids are not known."""
+        if torch.compiler.is_compiling() or ids.is_meta or not ids.numel():
+            return 0.0
+        # A GPU is not waited for: without padding, ids of a full pass are those of its tokens.
+        middle, gpu = self.dims.trained_length // 2, syncs(ids.device)
+        first, last = (0, ids.size(1) - 1) if gpu else torch.stack(ids.aminmax()).tolist()
+        if gpu and ids.size(1) == 1:
+            return 0.0
+        return max(middle - first, last - middle) / self.scale_base * math.log2((1 + GAMMA) / GAMMA)
 
     def decay(self, ids: Tensor) -> Tensor:
         """Compute the factor of each coordinate of a query, ``(B or 1, 1, T, D)``."""
-        gamma = 0.4
         pairs = torch.arange(0, self.rotated, 2, dtype=torch.float32, device=ids.device)
-        base = (pairs / self.rotated + gamma) / (1 + gamma)
+        base = (pairs / self.rotated + GAMMA) / (1 + GAMMA)
         steps = ids[..., None] - self.dims.trained_length // 2  # [B or 1, T, 1]
         scale = base ** (steps.float() / self.scale_base)  # [B or 1, T, rotated/2]
         if self.layout == "half":

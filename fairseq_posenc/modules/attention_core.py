@@ -90,7 +90,7 @@ def make_projections(
     dims: Dims, num_key_value_heads: int | None, bias: bool, source_dim: int
 ) -> Iterator[nn.Linear]:
     """Make the projections to queries, keys and values, and that of the output."""
-    kv_heads = num_key_value_heads or dims.num_heads
+    kv_heads = dims.num_heads if num_key_value_heads is None else num_key_value_heads
     if kv_heads < 1 or dims.num_heads % kv_heads:
         raise UserError(
             f"num_key_value_heads={kv_heads} must divide the {dims.num_heads} heads of the queries"
@@ -100,3 +100,10 @@ def make_projections(
     yield nn.Linear(source_dim, kv_dim, bias)
     yield nn.Linear(source_dim, kv_dim, bias)
     yield nn.Linear(dims.heads_dim, dims.embed_dim, bias)
+
+
+def check_dropout(probability: float) -> float:
+    """Return the probability of dropping a weight; refuse one outside of 0 to below 1."""
+    if not 0 <= probability < 1:
+        raise UserError(f"dropout={probability:g} must be at least 0 and below 1")
+    return probability

@@ -1,13 +1,23 @@
 """Attention of a decoder's layer to the output of an encoder."""
 
+import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.modules.attention_core import AttentionCore, Cache, make_projections
-from fairseq_posenc.modules.stack_positions import StackPositions
+from fairseq_posenc.modules.attention_core import (
+    AttentionCore,
+    Cache,
+    check_dropout,
+    make_projections,
+)
+from fairseq_posenc.modules.stack_positions import (
+    StackPositions,
+    check_embeddings,
+    check_mask,
+)
 from fairseq_posenc.shared import Shared
 
 
@@ -40,9 +50,10 @@ class CrossAttention(AttentionCore, nn.Module):
     ) -> None:
         super().__init__()
         dims, spec = positions.assembly.dims, positions.assembly.spec
-        self.num_heads, self.head_dim, self.dropout = dims.num_heads, dims.head_dim, dropout
+        self.num_heads, self.head_dim = dims.num_heads, dims.head_dim
+        self.dropout, self.stack = check_dropout(dropout), positions.assembly
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = make_projections(
-            dims, num_key_value_heads, bias, source_dim or dims.embed_dim
+            dims, num_key_value_heads, bias, dims.embed_dim if source_dim is None else source_dim
         )
         self.kind = spec.layer_kind(layer)
         self.rotates = spec.select_layers([layer]).rotates_source
@@ -50,7 +61,7 @@ class CrossAttention(AttentionCore, nn.Module):
     def forward(
         self,
         x: Tensor,
-        source: Tensor,
+        source: Tensor | None,
         shared: Shared,
         source_padding_mask: Tensor | None = None,
         cache: Cache | None = None,
@@ -60,7 +71,8 @@ class CrossAttention(AttentionCore, nn.Module):
 
         Args:
             x: ``(batch, tgt_len, embed_dim)``.
-            source: output of the encoder, ``(batch, src_len, source_dim)``.
+            source: output of the encoder, ``(batch, src_len, source_dim)``; with a cache that is
+                filled it may be None.
             shared: what the decoder's positions returned for this forward pass.
             source_padding_mask: True for padding, ``(batch, src_len)``.
             cache: of this layer and source, empty at the first step of a generation; filled.
@@ -71,8 +83,11 @@ class CrossAttention(AttentionCore, nn.Module):
             None.
 
         Raises:
-            UserError: keys are to be rotated, and the positions know of no source.
+            UserError: keys are to be rotated, and the positions know of no source; a mask, a batch
+                or a cache that does not fit.
         """
+        shared.check_stack(self.stack)
+        shared.check_input(x)
         shared = shared.of_kind(self.kind)
         query = self.split_heads(self.q_proj(x))
         if self.rotates:
@@ -83,15 +98,43 @@ class CrossAttention(AttentionCore, nn.Module):
                 )
             query = shared.rotation.rotate_queries(query)
         if cache:
+            self._check_source(source, cache, shared)
             key, value = cache["key"], cache["value"]
+        elif source is None:
+            raise UserError("the cache is empty: give the encoder's output as source")
         else:
-            key, value = (self.split_heads(p(source)) for p in (self.k_proj, self.v_proj))
-            if self.rotates and shared.source is not None:
-                key = shared.source.rotate_keys(key)
+            check_embeddings("source", source, self.k_proj.in_features)
+            key = self._project_source(source, shared)
+            value = self.split_heads(self.v_proj(source))
             if cache is not None:
-                cache.update(key=key, value=value)
+                cache.update(key=key, value=value, source=source)
+        if key.size(0) != x.size(0):
+            raise UserError(f"x is of a batch of {x.size(0)}, and its source of {key.size(0)}")
+        check_mask("source_padding_mask", source_padding_mask, key.size(0), key.size(2))
         mask = Mask(key_padding=source_padding_mask)
         dropout = self.dropout if self.training else 0.0
         key, value = self.repeat_heads(key), self.repeat_heads(value)
         attended, weights = attend(query, key, value, Terms(), mask, dropout, need_weights)
         return self.merge_heads(attended), weights
+
+    def _project_source(self, source: Tensor, shared: Shared) -> Tensor:
+        """Project the source to keys, rotated where they are to be, ``(B, H, S, D)``."""
+        key = self.split_heads(self.k_proj(source))
+        return shared.source.rotate_keys(key) if self.rotates and shared.source is not None else key
+
+    def _check_source(self, source: Tensor | None, cache: Cache, shared: Shared) -> None:
+        """Refuse a cache of another source, unless it is left out."""
+        if source is None or source is cache.get("source"):
+            return
+        key = cache["key"]
+        lengths = (key.size(0), key.size(2))
+        same = source.dim() == 3 and source.shape[:2] == lengths
+        if same and not torch.compiler.is_compiling():  # rows of both may have been reordered
+            with torch.no_grad():
+                again = self._project_source(source, shared)
+            same = torch.allclose(again.float(), key.float(), rtol=1e-2, atol=1e-2)
+        if not same:
+            raise UserError(
+                f"the cache holds keys of another source, of the batch and length {lengths}: begin "
+                "a generation with an empty cache"
+            )

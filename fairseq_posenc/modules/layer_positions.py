@@ -44,7 +44,7 @@ class LayerPositions(nn.Module):
     def __init__(self, positions: StackPositions, layer: int = 0) -> None:
         super().__init__()
         spec = positions.assembly.spec
-        self.kind = spec.layer_kind(layer)
+        self.stack, self.kind = positions.assembly, spec.layer_kind(layer)
         terms = positions.assembly.check("auto")[self.kind]
         changes_softmax = terms.has_temperature or terms.sink is not None
         has_vectors = any(terms.given("table", "values")) or terms.channel_gain is not None
@@ -92,6 +92,7 @@ class LayerPositions(nn.Module):
         return build_score_mod(self._compute_terms(shared), *sizes, positions.tokens.device)
 
     def _compute_terms(self, shared: Shared) -> Terms:
+        shared.check_stack(self.stack)
         positions = shared.positions
         span = Span.from_lengths(
             positions.tgt_len, positions.tokens.size(1), positions.tokens.device

@@ -6,6 +6,7 @@ from torch import Tensor
 from fairseq_posenc.backends import attend, reference
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.modules.attention_core import check_dropout
 from fairseq_posenc.modules.stack_positions import StackPositions, positions_from_padding
 from fairseq_posenc.positions import Span
 from fairseq_posenc.shared import Shared
@@ -88,7 +89,7 @@ class PositionEncoding(StackPositions):
         """
         query, key, terms, shared = self._prepare(query, key, key_padding_mask, inputs)
         mask = shared.mask(direction or ("lr" if self.assembly.dims.causal else "both"))
-        return attend(query, key, value, terms, mask, dropout, requested=backend)[0]
+        return attend(query, key, value, terms, mask, check_dropout(dropout), requested=backend)[0]
 
     @torch.no_grad()
     def distance_curve(self, reach: int, samples: int = 64, seed: int = 0) -> Tensor:

@@ -6,7 +6,12 @@ from torch import Tensor, nn
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.mask import DIRECTIONS
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.modules.attention_core import AttentionCore, Cache, make_projections
+from fairseq_posenc.modules.attention_core import (
+    AttentionCore,
+    Cache,
+    check_dropout,
+    make_projections,
+)
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.shared import Shared
@@ -47,7 +52,8 @@ class SelfAttention(AttentionCore, nn.Module):
         dims = positions.assembly.dims
         positions.assembly.check(backend)
         self.num_heads, self.head_dim = dims.num_heads, dims.head_dim
-        self.dropout, self.backend = dropout, backend
+        self.dropout, self.backend = check_dropout(dropout), backend
+        self.stack = positions.assembly
         self.direction = direction or ("lr" if dims.causal else "both")
         if self.direction not in DIRECTIONS or (dims.causal and self.direction != "lr"):
             raise UserError(
@@ -77,8 +83,11 @@ class SelfAttention(AttentionCore, nn.Module):
             None.
 
         Raises:
-            UserError: the positions are of other tokens than those in the cache and ``x``.
+            UserError: the positions are of another stack or batch, or of other tokens than those in
+                the cache and ``x``.
         """
+        shared.check_stack(self.stack)
+        shared.check_input(x)
         shared = shared.of_kind(self.kind)
         positions = shared.positions
         query, key, value = self.project(x, shared)
@@ -128,4 +137,9 @@ class SelfAttention(AttentionCore, nn.Module):
             raise UserError(
                 f"{cached} tokens are in the cache and {tgt_len} are new, but their positions were "
                 f"made for past={past} and {positions.tgt_len} new: positions(embeddings, past=...)"
+            )
+        if cache and cache["key"].size(0) != positions.tokens.size(0):
+            raise UserError(
+                f"the cache is of a batch of {cache['key'].size(0)}, and the positions are of "
+                f"{positions.tokens.size(0)}"
             )

@@ -64,7 +64,8 @@ class StackPositions(nn.Module):
             key_padding_mask: True for padding, on either side, ``(batch, past + tgt_len)``; it
                 never shifts a position.
             past: number of earlier tokens, whose keys and values are in the caches.
-            position_ids: the position of each of these tokens, ``(batch or 1, tgt_len)``; by
+            position_ids: the position of each of these tokens, ``(batch or 1, tgt_len)``, or of
+                earlier ones, too, ``(batch or 1, past + tgt_len)``, as ``chunk`` needs them; by
                 default tokens are counted from 0.
             document_ids: for a spec with ``documents``, the number of the document of each token,
                 earlier ones included, ``(batch, past + tgt_len)``.
@@ -72,9 +73,12 @@ class StackPositions(nn.Module):
                 rotates its keys; they are counted from 0.
 
         Raises:
-            UserError: ids that do not fit; position ids beside encodings of the scores; document
-                ids without ``documents``, or the other way round.
+            UserError: embeddings, masks or ids of another shape or type; position ids beside
+                encodings of the scores; document ids without ``documents``, or the other way round.
         """
+        check_embeddings("embeddings", embeddings, self.assembly.dims.embed_dim)
+        if past < 0:
+            raise UserError(f"past={past}: the number of earlier tokens cannot be negative")
         batch, tgt_len = embeddings.shape[:2]
         positions = positions_from_padding(
             batch, past + tgt_len, tgt_len, key_padding_mask, embeddings.device
@@ -87,7 +91,7 @@ class StackPositions(nn.Module):
             vectors = encoding.embed(positions)
             if vectors is not None:
                 embeddings = embeddings + vectors.type_as(embeddings)
-        shared = Shared.compute(self.shared, positions)
+        shared = Shared.compute(self.shared, positions)._replace(stack=self.assembly)
         if source_length is not None:
             ids = torch.arange(source_length, device=embeddings.device)
             shared = shared.with_source(self.shared, ids[None])
@@ -104,18 +108,25 @@ class StackPositions(nn.Module):
             )
         if ids is None:
             return positions
+        check_integers("document_ids", ids)
         if ids.shape != positions.tokens.shape:
             raise UserError(
-                f"document_ids {tuple(ids.shape)} must be {tuple(positions.tokens.shape)}"
+                f"document_ids {tuple(ids.shape)} must be {tuple(positions.tokens.shape)}: batch, "
+                "and all tokens, earlier ones included"
             )
         return positions.begin_documents(F.pad(ids.diff(dim=1).ne(0), (1, 0)))
 
     def _replace_ids(self, positions: Positions, ids: Tensor) -> Positions:
         """Replace the position of each token by a caller's ids."""
-        batch, src_len = positions.tokens.shape
-        if ids.dim() != 2 or ids.size(0) not in (1, batch) or ids.size(1) != positions.tgt_len:
+        check_integers("position_ids", ids)
+        (batch, src_len), tgt_len = positions.tokens.shape, positions.tgt_len
+        if ids.dim() != 2 or ids.size(0) not in (1, batch) or ids.size(1) not in (tgt_len, src_len):
+            lengths = f"{tgt_len}" if tgt_len == src_len else f"{tgt_len} or {src_len}"
+            raise UserError(f"position_ids {tuple(ids.shape)} must be ({batch} or 1, {lengths})")
+        if ids.size(1) < src_len and any(item.name == "chunk" for item in self.assembly.spec.items):
             raise UserError(
-                f"position_ids {tuple(ids.shape)} must be ({batch} or 1, {positions.tgt_len})"
+                f"position_ids {tuple(ids.shape)}: chunk also needs those of the earlier tokens, "
+                f"({batch} or 1, {src_len})"
             )
         for item in self.assembly.spec.items:
             if get(item.name).acts_on == "scores":
@@ -123,16 +134,57 @@ class StackPositions(nn.Module):
                     f"position_ids: {item.name} acts on the distances of tokens in their order, "
                     "which ids do not change; leave them out"
                 )
-        # Where no look is allowed, a table refuses by itself what lies beyond it.
-        longest = int(ids.max()) + 1 if may_sync(ids.device) else 0
-        ids = F.pad(ids, (src_len - positions.tgt_len, 0))
+        longest = 0
+        if may_sync(ids.device) and ids.numel():  # elsewhere a table's own check finds them
+            least, most = torch.stack(ids.aminmax()).tolist()
+            if least < 0:
+                raise UserError(f"position_ids: {least} is below 0; positions count from 0")
+            longest = most + 1
+        ids = F.pad(ids, (src_len - ids.size(1), 0))
         return positions._replace(ids=ids, left_padded=True, longest=longest)
+
+
+def check_embeddings(name: str, x: Tensor, width: int) -> None:
+    """Refuse what is not a batch of vectors, ``(batch, length, width)``, of at least one token."""
+    if x.dim() != 3 or x.size(2) != width:
+        raise UserError(f"{name} {tuple(x.shape)} must be (batch, length, {width})")
+    if not x.is_floating_point():
+        raise UserError(f"{name} must be floating-point vectors, not {_name_type(x)}")
+    if x.size(1) == 0:
+        raise UserError(f"{name} {tuple(x.shape)} hold no token")
+
+
+def check_mask(name: str, mask: Tensor | None, batch: int, src_len: int) -> None:
+    """Refuse a mask that is not True or False for each of all tokens, ``(batch, src_len)``."""
+    if mask is None:
+        return
+    if mask.dtype != torch.bool:
+        raise UserError(
+            f"{name} must be of bool, True for padding, not {_name_type(mask)}; of a mask with 1 "
+            "for tokens and 0 for padding take mask.eq(0)"
+        )
+    if mask.shape != (batch, src_len):
+        raise UserError(
+            f"{name} {tuple(mask.shape)} must be ({batch}, {src_len}): the batch, and all tokens, "
+            "those in a cache included"
+        )
+
+
+def check_integers(name: str, ids: Tensor) -> None:
+    """Refuse ids that are not whole numbers."""
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise UserError(f"{name} must be whole numbers (torch.long), not {_name_type(ids)}")
+
+
+def _name_type(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
 
 
 def positions_from_padding(
     batch: int, src_len: int, tgt_len: int, padding: Tensor | None, device: torch.device
 ) -> Positions:
     """Compute the positions of ``(batch, src_len)`` tokens from their padding alone."""
+    check_mask("key_padding_mask", padding, batch, src_len)
     tokens = torch.full((batch, src_len), TOKEN, device=device)
     if padding is not None:
         tokens = tokens.masked_fill(padding.to(device), PADDING)

@@ -59,7 +59,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
     query, key, value, terms, mask, dropout, _ = call
-    if query.size(2) == 1:
+    if query.size(2) == 1 or not query.numel():
         return reference.attend(call)
     if torch.is_autocast_enabled(query.device.type):
         with torch.autocast(query.device.type, enabled=False):

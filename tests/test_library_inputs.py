@@ -1,0 +1,257 @@
+"""What the library is given is looked at: shapes, types and fit, each mistake in one line."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from fairseq_posenc import registry
+from fairseq_posenc.api import CrossAttention, LayerPositions, SelfAttention, StackPositions
+from fairseq_posenc.errors import UserError
+from tests.helpers.formulas import awake
+from tests.helpers.tiny_models import COMPOSITIONS
+
+X = torch.randn(2, 5, 16)
+LATER = torch.randn(2, 1, 16)
+BOOL = torch.zeros(2, 5, dtype=torch.bool)
+
+
+def stack(spec: str = "rope", **sizes: int) -> StackPositions:
+    return StackPositions(spec, 16, 2, causal=True, **sizes)
+
+
+MASKS = {
+    "one column": (BOOL[:, :1], r"\(2, 1\) must be \(2, 5\)"),
+    "one row": (BOOL[:1], r"\(1, 5\) must be \(2, 5\)"),
+    "one dimension": (BOOL[0], r"\(5,\) must be \(2, 5\)"),
+    "longer": (torch.zeros(2, 6, dtype=torch.bool), r"\(2, 6\) must be \(2, 5\)"),
+    "four dimensions": (BOOL[:, None, None], r"\(2, 1, 1, 5\) must be \(2, 5\)"),
+    "whole numbers": (torch.ones(2, 5).long(), "of bool, True for padding, not int64"),
+    "bytes": (torch.ones(2, 5).byte(), "of bool, True for padding, not uint8"),
+    "floats": (torch.zeros(2, 5), "of bool, True for padding, not float32"),
+}
+
+
+@pytest.mark.parametrize("case", MASKS)
+def test_masks_of_another_shape_or_type_are_refused(case):
+    mask, message = MASKS[case]
+    positions = stack()
+    with pytest.raises(UserError, match=f"key_padding_mask .*{message}"):
+        positions(X, mask)
+    layer = CrossAttention(positions)
+    with pytest.raises(UserError, match=f"source_padding_mask .*{message}"):
+        layer(X, X, positions(X)[1], mask)
+
+
+@pytest.mark.parametrize("past", [1, 3])
+def test_a_mask_of_the_new_tokens_alone_is_refused_in_a_cached_step(past):
+    message = rf"key_padding_mask \(2, 1\) must be \(2, {past + 1}\): .* in a cache included"
+    with pytest.raises(UserError, match=message):
+        stack()(LATER, BOOL[:, :1], past=past)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (torch.randn(5, 16), r"embeddings \(5, 16\) must be \(batch, length, 16\)"),
+        (torch.randn(2, 5, 8), r"embeddings \(2, 5, 8\) must be \(batch, length, 16\)"),
+        (torch.randn(2, 5, 4, 4), "must be"),
+        (torch.ones(2, 5, 16).long(), "must be floating-point vectors, not int64"),
+        (torch.randn(2, 0, 16), "hold no token"),
+    ],
+)
+def test_embeddings_that_do_not_fit_are_refused(given, message):
+    with pytest.raises(UserError, match=message):
+        stack()(given)
+
+
+@pytest.mark.parametrize("spec", [*registry.names(), *COMPOSITIONS])
+def test_an_empty_batch_gives_an_empty_result(spec):
+    for length in (3, 60):
+        positions = stack(spec, max_positions=64)
+        x = torch.randn(0, length, 16)
+        assert SelfAttention(positions)(*positions(x))[0].shape == x.shape
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (torch.tensor([[0, 1, -1, 2, 3]]), "-1 is below 0"),
+        (torch.rand(1, 5), "must be whole numbers .*, not float32"),
+        (torch.ones(1, 5, dtype=torch.bool), "must be whole numbers .*, not bool"),
+        (torch.arange(5), r"\(5,\) must be \(2 or 1, 5\)"),
+        (torch.arange(5).expand(3, -1), r"\(3, 5\) must be \(2 or 1, 5\)"),
+    ],
+)
+@pytest.mark.parametrize("spec", ["rope", "learned", "sinusoidal"])
+def test_position_ids_that_mean_nothing_are_refused(spec, ids, message):
+    with pytest.raises(UserError, match=message):
+        stack(spec)(X, position_ids=ids)
+
+
+@pytest.mark.parametrize(
+    "ids", [torch.zeros(2, 5), torch.zeros(1, 5).long(), torch.zeros(5).long()]
+)
+def test_document_ids_that_do_not_fit_are_refused(ids):
+    with pytest.raises(UserError, match="document_ids"):
+        stack("rope+documents")(X, document_ids=ids)
+
+
+def test_what_lies_before_the_first_token_is_refused():
+    with pytest.raises(UserError, match="past=-1: the number of earlier tokens cannot be negative"):
+        stack()(X, past=-1)
+
+
+@pytest.mark.parametrize("spec", ["rope+chunk(size=4)", "learned+chunk(size=3)"])
+def test_position_ids_place_cached_tokens_in_their_chunks(spec):
+    positions = awake(stack(spec, max_positions=24)).eval()
+    layer = awake(SelfAttention(positions)).eval()
+    ids = torch.tensor([[2, 3, 4, 5, 9, 10, 11, 12], [0, 1, 2, 3, 4, 5, 6, 7]])
+    x = torch.randn(2, 8, 16)
+    full = layer(*positions(x, position_ids=ids))[0]
+    cache: dict = {}
+    for i in range(8):
+        given = {"past": i, "position_ids": ids[:, : i + 1]}
+        step = layer(*positions(x[:, i : i + 1], **given), cache)[0]
+        torch.testing.assert_close(step[:, 0], full[:, i], rtol=1e-5, atol=1e-5)
+    with pytest.raises(UserError, match="chunk also needs those of the earlier tokens"):
+        positions(x[:, :1], past=3, position_ids=ids[:, 3:4])
+
+
+SPECS = [*registry.names(), *COMPOSITIONS, "m4m(max_distance=4)", "rope+window(size=4)"]
+
+
+def test_a_layer_refuses_what_another_stack_computed():
+    stacks = {spec: stack(spec, max_positions=12) for spec in SPECS}
+    layers = {spec: SelfAttention(positions) for spec, positions in stacks.items()}
+    computed = {spec: positions(X)[1] for spec, positions in stacks.items()}
+    for ours, theirs in itertools.permutations(SPECS, 2):
+        with pytest.raises(UserError, match="the positions of another stack"):
+            layers[ours](X, computed[theirs])
+    with pytest.raises(UserError, match="the positions of another stack"):
+        CrossAttention(stacks["rope"])(X, X, computed["alibi"])
+    with pytest.raises(UserError, match="the positions of another stack"):
+        LayerPositions(stacks["rope"]).bias(computed["alibi"])
+
+
+@pytest.mark.parametrize("sizes", [{"max_positions": 24}, {"head_dim": 4}])
+def test_a_layer_refuses_the_state_of_other_sizes(sizes):
+    with pytest.raises(UserError, match="the positions of another stack"):
+        SelfAttention(stack("m4m"))(X, stack("m4m", **sizes)(X)[1])
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_layer_refuses_another_batch(batch):
+    positions = stack()
+    shared, x = positions(X)[1], torch.randn(batch, 5, 16)
+    with pytest.raises(UserError, match="computed for a batch of 2"):
+        SelfAttention(positions)(x, shared)
+    with pytest.raises(UserError, match="computed for a batch of 2"):
+        CrossAttention(positions)(x, x, shared)
+
+
+def test_a_cache_of_another_batch_is_refused():
+    positions = stack()
+    layer, cache = SelfAttention(positions), {}
+    layer(*positions(X), cache)
+    with pytest.raises(UserError, match="the cache is of a batch of 2, and the positions are of 3"):
+        layer(*positions(torch.randn(3, 1, 16), past=5), cache)
+
+
+@pytest.mark.parametrize("spec", ["none", "rope(cross_attention=true)"])
+def test_a_cache_of_another_source_is_refused(spec):
+    positions = stack(spec)
+    layer = CrossAttention(positions).eval()
+    source, cache = torch.randn(2, 7, 16), {}
+
+    def step(past: int, source: Tensor | None, x: Tensor = LATER) -> Tensor:
+        attended: Tensor = layer(
+            x, source, positions(x, past=past, source_length=7)[1], None, cache
+        )[0]
+        return attended
+
+    first = step(0, source)
+    torch.testing.assert_close(step(0, None), first)
+    torch.testing.assert_close(step(0, source.clone()), first)
+    for other in (source.roll(1, 1), source[:, :6], source[:1], torch.randn(2, 7, 16), source[0]):
+        with pytest.raises(UserError, match="keys of another source"):
+            step(1, other)
+    with pytest.raises(UserError, match="x is of a batch of 3, and its source of 2"):
+        step(1, None, torch.randn(3, 1, 16))
+    order = torch.tensor([1, 0])  # as a beam search reorders both
+    cache.update({name: cache[name][order] for name in ("key", "value")})
+    torch.testing.assert_close(step(0, source[order], LATER[order]), first[order])
+    cache.clear()
+    with pytest.raises(UserError, match="the cache is empty"):
+        step(0, None)
+
+
+@pytest.mark.parametrize("dropout", [1.5, -0.5, 1.0, float("nan")])
+def test_dropout_that_is_not_a_probability_is_refused(dropout):
+    for build in (SelfAttention, CrossAttention):
+        with pytest.raises(UserError, match="must be at least 0 and below 1"):
+            build(stack(), dropout=dropout)
+
+
+@pytest.mark.parametrize("heads", [0, -1, 3])
+def test_key_value_heads_that_do_not_divide_are_refused(heads):
+    for build in (SelfAttention, CrossAttention):
+        with pytest.raises(UserError, match=f"num_key_value_heads={heads} must divide"):
+            build(stack(), num_key_value_heads=heads)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("rope(scaling=longrope:4:short=1/1/1/1:long=2/2/2/2:length=1)", "a trained length of 1"),
+        ("rope(scaling=llama3:4:low=8:high=2)", "low=8 must be below high=2"),
+        ("rope(scaling=llama3:4:low=4:high=4)", "low=4 must be below high=4"),
+        ("rope(scaling=yarn:4:beta_fast=1:beta_slow=32)", "beta_fast=1 must be at least beta_slow"),
+        ("xpos(scaling=yarn:4:beta_fast=1:beta_slow=32)", "xpos.* beta_fast=1 must be at least"),
+    ],
+)
+def test_scalings_without_a_meaning_are_refused(spec, message):
+    with pytest.raises(UserError, match=message):
+        stack(spec)
+
+
+@pytest.mark.parametrize("spec", [name for name in registry.names() if name != "none"])
+def test_a_model_of_one_position_works_or_says_why_not(spec):
+    try:
+        positions = stack(spec, max_positions=1)
+    except UserError as refused:
+        assert "a model of one position has no distances" in str(refused)  # noqa: PT017
+        return
+    assert SelfAttention(positions)(*positions(X[:, :1]))[0].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "length", "fits"),
+    [
+        *((torch.float16, 512, True), (torch.float16, 3500, True), (torch.float16, 4000, False)),
+        *((torch.bfloat16, 30_000, True), (torch.float32, 30_000, True)),
+        *((torch.bfloat16, 40_000, False), (torch.float32, 40_000, False)),
+    ],
+)
+def test_xpos_scores_are_right_as_far_as_types_hold_them(dtype, length, fits):
+    """The last queries and keys: their score is that of the first ones, or it is refused."""
+    encoding = stack("xpos").shared.as_list()[0]
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, 1, 4, 8).to(dtype)
+    ids = torch.arange(length - 4, length)[None]
+    if not fits:
+        with pytest.raises(UserError, match=r"xpos: at these positions factors reach 2\^"):
+            encoding.rotation(ids).rotate_queries(query)
+        return
+
+    def score(ids: Tensor) -> Tensor:
+        rotation = encoding.rotation(ids)
+        q, k = rotation.rotate_queries(query), rotation.rotate_keys(key)
+        return (q.float() @ k.float().transpose(-1, -2)).tril()
+
+    near = score(torch.arange(4)[None])
+    allowed = {torch.float16: 2e-2, torch.bfloat16: 0.15, torch.float32: 2e-2}[dtype]
+    torch.testing.assert_close(score(ids), near, rtol=0, atol=allowed)
