@@ -88,7 +88,7 @@ class Vocabulary(NamedTuple):
                 f"{name}, line 1: begins with a byte-order mark, which fairseq takes for a part of "
                 "the first word; save it as UTF-8 without one"
             )
-        if split := [symbol for symbol in dictionary.symbols if len(symbol.split()) != 1]:
+        if split := [symbol for symbol in dictionary.symbols if symbol.split() != [symbol]]:
             count = f"{len(split):,} of its words have white space in them, as {split[0]!r}"
             say(f"warning: {name}: {count}: no token of a text is one of these")
         return dictionary
