@@ -151,13 +151,6 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
-# Old name -> new name; the old ones go on for one release.
-RENAMED = {
-    ("curves",): ("learning-curves",),
-    ("train",): ("train-recipe",),
-    ("init",): ("swap",),
-    ("plot", "curves"): ("plot", "scores"),
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -166,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    words = _read_words() if argv is None else _rename(argv)
+    words = _read_words() if argv is None else list(argv)
     chosen = next((word for word in words if not word.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS and _COMPLETING not in os.environ:
         raise UserError(_explain_unknown(chosen))
@@ -220,17 +213,4 @@ def _read_words() -> list[str]:
     """Read the words after the program's name; in completion, those typed so far."""
     if _COMPLETING in os.environ:
         return os.environ["COMP_LINE"].split()[1:]
-    return _rename(sys.argv[1:])
-
-
-def _rename(words: Sequence[str]) -> list[str]:
-    """Replace an old name of a command by today's, with a warning."""
-    for old, new in RENAMED.items():
-        if tuple(words[: len(old)]) == old:
-            print(
-                f"fairseq-posenc: warning: '{' '.join(old)}' is now '{' '.join(new)}'; the old "
-                "name works until the next release",
-                file=sys.stderr,
-            )
-            return [*new, *words[len(old) :]]
-    return list(words)
+    return sys.argv[1:]

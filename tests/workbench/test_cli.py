@@ -273,17 +273,6 @@ def test_endless_arguments_are_one_short_line(command, text, capsys, monkeypatch
         assert len(refused(capsys, *command, text)) < 1000
 
 
-@pytest.mark.parametrize("old", cli.RENAMED, ids=" ".join)
-def test_an_old_name_is_a_warning_and_the_new_command(old, capsys):
-    new = cli.RENAMED[old]
-    with pytest.raises(SystemExit, match="0"):
-        cli.main([*old, "--help"])
-    shown = capsys.readouterr()
-    assert shown.out.startswith(f"usage: fairseq-posenc {' '.join(new)} ")
-    (line,) = shown.err.splitlines()
-    assert f"'{' '.join(old)}' is now '{' '.join(new)}'" in line
-
-
 @pytest.mark.parametrize("words", [["--help"], ["user-dir"], ["list"]], ids=lambda words: words[0])
 def test_what_needs_no_torch_starts_at_once(words):
     def seconds():

@@ -275,15 +275,14 @@ run_files = st.one_of(
 @made_up
 @given(
     run_files,
-    st.sampled_from(["run.json", "stamp.json"]),
+    st.booleans(),
     values,
     st.one_of(values, st.dictionaries(st.just("metrics"), values)),
 )
-def test_what_glue_goes_on_from(run, name, nested, result):
+def test_what_glue_goes_on_from(run, whole, nested, result):
     folder = RUN.folder(written("").parent)
     folder.mkdir(parents=True)
-    stamp = {"inputs": run} if name == "stamp.json" and run != nested else run
-    (folder / name).write_text(json.dumps(stamp))
+    (folder / "stamp.json").write_text(json.dumps({"inputs": run} if whole else nested))
     (folder / RESULT).write_text(json.dumps(result))
     with result_or_line():
         assert read_run(folder)._fields == GlueRun._fields

@@ -22,7 +22,7 @@ from fairseq_posenc.workbench.training.recipes import TABLES
 
 Runs = dict[tuple[Path, str], OwnRun]  # runs that may belong to a paper's row, by file and name
 Records = dict[Path, Record]  # records of all commands, by file
-_STATE = ("stamp.json", "run.json", "result.json")  # states from which commands continue
+_STATE = ("stamp.json", "result.json")  # states from which commands continue
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

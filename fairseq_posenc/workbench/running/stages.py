@@ -126,23 +126,12 @@ class Stage:
 
 
 def read_inputs(folder: Path) -> Any:
-    """Read a folder's inputs from its stamp, or from what earlier versions wrote instead.
+    """Read a folder's inputs from its stamp; None without one.
 
     Raises:
         UserError: the file is damaged.
     """
-    if (stamp := folder / STAMP).exists():
-        content = read_json(stamp)
-        return content.get("inputs") if isinstance(content, dict) else None
-    if (run := folder / "run.json").exists():  # glue's
-        return read_json(run)
-    if (config := folder / "finetune.yaml").exists():  # squad's
-        from omegaconf import OmegaConf
-
-        return OmegaConf.to_container(OmegaConf.load(config))
-    if (note := folder / "run.txt").exists():  # train-recipe's
-        recipe, *lines = (note.read_text(encoding="utf-8") or "\n").splitlines()
-        facts = {name: value for name, _, value in (line.partition(" ") for line in lines)}
-        names = {name: facts.pop(name, "") for name in ("encoding", "data", "model")}
-        return {"recipe": recipe.strip(), **names, "changes": facts}
-    return None
+    if not (stamp := folder / STAMP).exists():
+        return None
+    content = read_json(stamp)
+    return content.get("inputs") if isinstance(content, dict) else None

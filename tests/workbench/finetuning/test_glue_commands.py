@@ -274,9 +274,8 @@ def validations(log: str) -> list[dict[str, float]]:
 @pytest.mark.usefixtures("cluster")
 def test_runs_on_a_cluster_give_the_same_results(tmp_path, capsys):
     given = arguments("m4m", *RATE, "--out", tmp_path, *LONG)
-    assert main([*given, "--submitit", "slurm_partition=main", "timeout_min=10"]) == 0
+    assert main([*given, "--on", "slurm", "partition=main", "time=10"]) == 0
     said = capsys.readouterr().err
-    assert "warning: --submitit is now --on slurm partition=main time=10" in said
     assert "CoLA, learning rate 0.003, seed 1: DONE [1 of 1 ended]" in said
     ours, whole = (out / "CoLA" / "lr0.003-seed1" / "result.json" for out in (tmp_path, finished()))
     assert read(ours) == read(whole)
@@ -341,7 +340,7 @@ def test_what_diverged_at_the_usual_rates_is_offered_smaller_ones(
             ["--tasks", "RTE"],
             "RTE is not there: make it with fairseq-posenc preprocess glue --tasks RTE",
         ),
-        (["--submitit", "gpu"], "--on slurm gpu: write it as key=value, as in partition=gpu"),
+        (["--on", "slurm", "gpu"], "--on slurm gpu: write it as key=value, as in partition=gpu"),
     ],
 )
 def test_wrong_options_are_told(tmp_path, capsys, more, message):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -269,12 +268,10 @@ def test_the_report_has_both_sets_of_mnli():
     assert "| Absolute, `learned`, table 2 | 81.25 |  |" in text
 
 
-def test_runs_of_earlier_versions_go_on_and_refuse_others(tmp_path):
-    """Their plan is run.json, which a stamp has replaced."""
+def test_runs_that_have_begun_go_on_and_refuse_others(tmp_path):
     run = GlueRun("m4m", "RTE", 1e-5, 1, "accuracy", 9, "data", "model.pt", 0, ["train", "a=1"])
     folder = run.folder(tmp_path)
-    folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps(run._asdict()))
+    assert claim_runs([run], tmp_path) == [run]  # which writes the stamp
     (folder / "result.json").touch()
     assert read_run(folder) == run
     assert list_runs(tmp_path, like=run) == [run]
@@ -282,7 +279,7 @@ def test_runs_of_earlier_versions_go_on_and_refuse_others(tmp_path):
     for _ in range(2):
         with pytest.raises(UserError, match=r"\(command: \['a=1'\], not \['a=2'\]\)"):
             claim_runs([other], tmp_path)
-        assert claim_runs([run], tmp_path) == [run]  # which writes the stamp
+        assert claim_runs([run], tmp_path) == [run]
     (folder / "result.json").unlink()
     assert claim_runs([other], tmp_path) == [other]
     assert read_run(folder) == other

@@ -322,7 +322,8 @@ def log(folder, nats, perplexities=(), script=None):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "train.log").write_text("\n".join(text), encoding="utf-8")
     if script:
-        (folder / "run.txt").write_text(f"{script}\nencoding none\n", encoding="utf-8")
+        stamp = {"inputs": {"recipe": script, "encoding": "none"}}
+        (folder / "stamp.json").write_text(json.dumps(stamp), encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -533,7 +534,7 @@ def test_files_that_are_no_record_are_named_and_passed_over(name, tmp_path, caps
 def test_strays_of_one_kind_are_a_line(tmp_path, capsys):
     for number in range(30):
         (tmp_path / f"{number:02}.json").write_text("{}")
-    for name in ("stamp.json", "run.json", "result.json"):  # which are for other commands
+    for name in ("stamp.json", "result.json"):  # which are for other commands
         (tmp_path / name).write_text("{}")
     glue(tmp_path / "whole.json")
     assert main(["report", str(tmp_path)]) == 0

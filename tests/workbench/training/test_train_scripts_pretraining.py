@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shlex
 import shutil
@@ -25,6 +26,7 @@ from fairseq_posenc.transformer.options import resolve
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.composing import compose_file
+from fairseq_posenc.workbench.training.train.identity import RunIdentity
 from tests.helpers.commands import (
     USER_DIR,
     kill_in_training,
@@ -377,23 +379,6 @@ def test_a_folder_is_named_by_all_that_makes_another_run(words, folder):
     assert found[found.index("--save-dir") + 1] == expected
 
 
-def test_a_folder_with_commas_is_gone_on_with_and_no_new_one_has_them(tmp_path):
-    """Commas separate paths in other commands; older versions wrote them into names."""
-    change = ["--", "--lr", "2e-4", "--dropout", 0.2]
-    parent = tmp_path / "checkpoints" / "b_lm" / sentences().name
-    old, new = parent / "none,dropout=0.2,lr=2e-4", parent / "none--dropout=0.2--lr=2e-4"
-
-    def save_dir() -> Path:
-        words, _ = dry_run("b_lm", "none", "--device", "cpu", *change, cwd=tmp_path)
-        return tmp_path / words[words.index("--save-dir") + 1]
-
-    assert save_dir() == new
-    old.mkdir(parents=True)
-    assert save_dir() == old
-    new.mkdir()
-    assert save_dir() == new
-
-
 def test_many_changes_make_a_short_name_of_their_own():
     folders = set()
     for lr in ("1e-4", "2e-4"):
@@ -409,7 +394,8 @@ def test_a_folder_goes_on_with_its_own_run_only(tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "checkpoint_last.pt").touch()
-    (folder / "run.txt").write_text(f"b_small\nencoding learned\ndata {data.name}\nmodel bert\n")
+    begun = RunIdentity("b_small", "learned", data.name, "bert", {})
+    (folder / "stamp.json").write_text(json.dumps({"inputs": begun._asdict()}))
     same = ["--out", folder]
     call(*words, *same, cwd=tmp_path)
     more_steps = ["--", "--max-update", 7, "--log-interval", 1, "--num-workers", 0]

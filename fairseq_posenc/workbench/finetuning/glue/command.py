@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
-from typing import Any
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, parse_tasks
@@ -54,24 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_out(parser, computed_default="glue-NAME-PROTOCOL")
     add_jobs(parser, "one on each GPU")
     add_place(parser)
-    add("--submitit", nargs="+", action=_Submitit, dest="on", help=argparse.SUPPRESS)
     text = "folder of the YAML configurations (default: the project's)"
     add("--configs", type=Path, default=CONFIGS, help=text)
     add("--dry-run", action="store_true", help="print the commands without running them")
     add_computing(parser)
     add_set(parser, "model.dropout=0.2")
     add_json(parser)
-
-
-class _Submitit(argparse.Action):
-    """``--submitit``, the old name of ``--on slurm``, with submitit's names of options."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        names = {"timeout_min": "time", "cluster": "clusters"}
-        pairs = [word.removeprefix("slurm_").partition("=") for word in values]
-        words = [names.get(name, name) + equals + value for name, equals, value in pairs]
-        namespace.on = ["slurm", *words]
-        say(f"warning: --submitit is now --on {' '.join(namespace.on)}")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -254,9 +254,7 @@ def list_runs(out: Path, like: GlueRun) -> list[GlueRun]:
         UserError: a run that has begun is of another model or protocol.
     """
     runs = []
-    stamps = (STAMP, "run.json")  # the latter in folders of earlier versions
-    folders = {path.parent for name in stamps for path in out.glob(f"*/*/{name}")}
-    for folder in sorted(folders):
+    for folder in sorted(path.parent for path in out.glob(f"*/*/{STAMP}")):
         run = read_run(folder)
         names = ("protocol", "checkpoint", "modified")
         other = [name for name in names if getattr(run, name) != getattr(like, name)]

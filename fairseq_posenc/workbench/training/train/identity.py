@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.host.data_kind import check_kind
 
 _LONGEST_NAME = 100  # characters, of the 255 that a file's name may have
 _IN_FILE_NAMES = str.maketrans({**dict.fromkeys("(:,/", "-"), "*": "x", ")": None, " ": None})
@@ -31,12 +32,16 @@ class DataBins(NamedTuple):
     name: str  # name of the folder
 
 
-def find_data(given: str) -> DataBins:
+def find_data(given: str, pairs: bool = False) -> DataBins:
     """Find the data of a training: a data-bin, several joined by colons, or a folder of shards.
 
+    Args:
+        given: the user's word.
+        pairs: whether the training is a translation, which reads pairs of sentences.
+
     Raises:
-        UserError: there is no such folder, or one that is not a data-bin, not finished, or of
-            another dictionary than the first; or shards are missing.
+        UserError: there is no such folder, or one that is not a data-bin, not finished, of another
+            task, or of another dictionary than the first; or shards are missing.
     """
     if ":" in given and Path(given).is_dir():
         raise UserError(f"{given}: fairseq splits names at ':'; rename the folder")
@@ -45,23 +50,25 @@ def find_data(given: str) -> DataBins:
     if shards := sorted(path for path in folders[0].glob("shard*") if path.is_dir()):
         folders = shards
     for folder in folders:
-        _check_data_bin(folder, folders[0])
+        _check_data_bin(folder, folders[0], pairs)
         whole = folder.name.rpartition("-of-")[2]  # shard00-of-16 is one of 16
         if whole.isdigit() and int(whole) != len(folders):
             raise UserError(f"{folder} is one of {whole} shards, and {len(folders)} are given")
     return DataBins(":".join(map(str, folders)), name)
 
 
-def _check_data_bin(folder: Path, first: Path) -> None:
+def _check_data_bin(folder: Path, first: Path, pairs: bool) -> None:
     if folder.suffix == ".partial":
         raise UserError(f"{folder} is not finished: start its preprocessing again")
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
     if not any(folder.glob("dict*.txt")):
         raise UserError(f"{folder} is not a data-bin folder: it has no dict.txt")
-    own, others = folder / "dict.txt", first / "dict.txt"
-    if own.exists() and own.read_bytes() != others.read_bytes():
-        raise UserError(f"{own} is not that of {first}: its numbers mean other tokens")
+    check_kind(folder, pairs, "this recipe")
+    for own in sorted(folder.glob("dict*.txt")):
+        others = first / own.name
+        if not others.exists() or own.read_bytes() != others.read_bytes():
+            raise UserError(f"{own} is not that of {first}: its numbers mean other tokens")
 
 
 class RunIdentity(NamedTuple):
@@ -81,10 +88,8 @@ class RunIdentity(NamedTuple):
         if len(",".join(changes)) > _LONGEST_NAME:
             digest = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]
             changes = [f"{len(changes)}-changes-{digest}"]
-        parent = Path("checkpoints", self.recipe, self.data)
-        new, old = (parent / separator.join([name, *changes]) for separator in ("--", ","))
-        # Older folders have commas, which separate paths in other commands.
-        return old if old.exists() and not new.exists() else new
+        # Not commas, which separate paths in other commands.
+        return Path("checkpoints", self.recipe, self.data, "--".join([name, *changes]))
 
 
 def parse_options(words: Sequence[str]) -> dict[str, str]:
