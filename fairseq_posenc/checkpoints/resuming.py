@@ -63,15 +63,16 @@ def _refuse_other_classes(path: Path, before: Any, now: dict[str, Any]) -> None:
     if not isinstance(before, dict):
         return
     old, new = _flatten(before), _flatten(now)
-    kept = [("optimizer", "--reset-optimizer"), ("criterion", "--reset-optimizer")]
+    kept = {"optimizer": "Optimizer", "criterion": "Criterion"}
     if not now["checkpoint"]["reset_lr_scheduler"]:
-        kept.append(("lr_scheduler", "--reset-lr-scheduler"))
-    for name, reset in kept:
+        kept["lr_scheduler"] = "LR scheduler"
+    for name, title in kept.items():
         if name in old and name in new and old[name] != new[name]:
-            flag = f"--{name.replace('_', '-')}"
+            what = name.replace("_", "-") if name == "lr_scheduler" else "optimizer"
             raise UserError(
-                f"{path} was trained with {flag} {old[name]}, and its state is not one of "
-                f"{new[name]}: give {flag} {old[name]}, or go on with {reset}"
+                f"{title} does not match; please reset the {what} (--reset-{what}), or give "
+                f"--{name.replace('_', '-')} {old[name]}: {path} was trained with that, and its "
+                f"state is not one of {new[name]}"
             )
     wrappers = [_describe_precision(_get_section(each, "common")) for each in (before, now)]
     if wrappers[0] != wrappers[1]:
@@ -97,14 +98,13 @@ def _refuse_other_metric(path: Path, before: Any, now: dict[str, Any]) -> None:
         UserError: no checkpoint might ever be the best again.
     """
     old, new = _get_section(before or {}, "checkpoint"), _get_section(now, "checkpoint")
-    names = ("best_checkpoint_metric", "maximize_best_checkpoint_metric")
-    for name in names:
+    metric = "best_checkpoint_metric"
+    for name in (metric, f"maximize_{metric}"):
         if name in old and old[name] != new[name]:
             raise UserError(
-                f"{path} has the best {old[names[0]]} of its training, which --{name} {new[name]} "
-                "would be compared with: keep the metric, or go on with --reset-meters".replace(
-                    name, name.replace("_", "-")
-                )
+                f"{path} has the best {old[metric]} of its training, which is not comparable under "
+                f"--{name.replace('_', '-')} {new[name]}: keep the metric, or go on with "
+                "--reset-meters"
             )
 
 

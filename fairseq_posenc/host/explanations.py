@@ -9,7 +9,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_posenc.errors import chain, shortened
 from fairseq_posenc.host.frames import passed_through
-from fairseq_posenc.host.packages import NO_PLASMA
 
 _SIZE = re.compile(r"Size of sample #(\d+) is invalid \(=(.+?)\) since max_positions=(.+?), skip")
 
@@ -50,8 +49,6 @@ def _explain_absence(error: BaseException) -> str | None:
     ):
         path = error.filename or str(error).partition(": ")[2]
         return f"the data have no {path}: name their folder, and a part that is there"
-    if "PlasmaStore" in str(error) or passed_through(error, "fairseq/data/plasma_utils.py"):
-        return NO_PLASMA
     is_tpu = "torch_xla" in str(error) or "xla_device" in str(error)
     if isinstance(error, (ImportError, AttributeError)) and is_tpu:
         return (

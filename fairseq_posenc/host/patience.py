@@ -25,8 +25,8 @@ def keep_patience(task: Any, checkpoint: Any, counter: Any) -> None:
     """
     if checkpoint.patience <= 0:
         return
-    task_state = getattr(task, "get_checkpoint_dict", lambda: {})
-    take_task_state = getattr(task, "set_checkpoint_dict", lambda state: None)
+    task_state: Any = getattr(task, "get_checkpoint_dict", lambda: {})
+    take_task_state: Any = getattr(task, "set_checkpoint_dict", lambda state: None)
     name = type(task).__name__
     metric = checkpoint.best_checkpoint_metric
 

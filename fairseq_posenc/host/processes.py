@@ -18,6 +18,7 @@ from typing import NamedTuple, Optional
 import torch
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.host.packages import NO_PLASMA
 
 _OF_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 _WITHOUT_GPUS = ("legacy_ddp", "no_c10d")  # the others expect a model on a GPU
@@ -37,6 +38,8 @@ class Launch(NamedTuple):
 def check_command_line() -> None:
     """Check this process's own command if it is one of fairseq's, before it joins the others."""
     if Path(sys.argv[0]).name != "fairseq-posenc" and "fairseq" in sys.argv[0]:
+        if "--use-plasma-view" in sys.argv:
+            raise UserError(NO_PLASMA)  # fairseq-train starts its server before all else
         gpus = torch.cuda.device_count()
         check_launch(parse_launch(sys.argv[1:], gpus), os.environ, gpus)
 

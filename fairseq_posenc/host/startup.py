@@ -32,10 +32,11 @@ def prepare() -> None:
     install_log_guard()
     install_excepthook()
     share_temporary_folder()
-    check_command_line()
     if HydraConfig.initialized():
         # Else hydra prints an error itself and ends the program: the hook would not be called.
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    else:
+        check_command_line()
 
 
 def install_excepthook() -> None:

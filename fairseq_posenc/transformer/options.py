@@ -92,15 +92,29 @@ def resolve(args: Any) -> PositionOptions:
         for name in PositionConfig.__dataclass_fields__
         if name != "_name"
     }
+    for name in ("position_encoding", "position_encoding_decoder", "attention_directions"):
+        _check_text(name, values[name], optional=name != "position_encoding")
     encoder = parse(values["position_encoding"])
     decoder = values["position_encoding_decoder"]
     return PositionOptions(
         encoder=encoder,
         decoder=parse(decoder) if decoder else encoder,
         directions=_parse_directions(values["attention_directions"] or ""),
-        backend=values["position_backend"],
+        backend=values["position_backend"] or defaults.position_backend,
         init_positions=bool(values["init_positions"]),
     )
+
+
+def _check_text(name: str, value: Any, optional: bool) -> None:
+    """Refuse what hydra lets through: null, a number, a list."""
+    if not isinstance(value, str) and not (optional and value is None):
+        flag = f"--{name.replace('_', '-')}"
+        given = "null" if value is None else shortened(str(value))
+        raise UserError(
+            f"{flag} {given}: give a text, as in rope or learned+m4m"
+            if name != "attention_directions"
+            else f"{flag} {given}: give a text, as in 'lr,rl'"
+        )
 
 
 def _parse_directions(text: str) -> tuple[str, ...]:

@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tasks", default="all", help="tasks, separated by commas (default: all eight)")
     add("--learning-rates", help="peak learning rates, as in 1e-5,2e-5 (default: the paper's)")
     add_seeds(parser, "the paper's; one for m4m")
-    add("--name", help="name of the model in the report (default: the checkpoint's folder)")
+    text = "name of the model in the report (default: the checkpoint's folder, and its file)"
+    add("--name", help=text)
     add_out(parser, computed_default="glue-NAME-PROTOCOL")
     add_jobs(parser, "one on each GPU")
     add_place(parser)
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     cluster = parse_place(args)
     pretrained = read_pretrained(args.checkpoint, "--checkpoint", for_fairseq=True)
     pretrained = pretrained._replace(path=pretrained.path.resolve())
-    name = args.name or pretrained.path.parent.name
+    name = args.name or _name_model(pretrained.path)
     out = (args.out or Path(f"glue-{name}-{args.protocol}")).resolve()
     request = GlueRequest(
         protocol=args.protocol,
@@ -103,6 +104,12 @@ def run(args: argparse.Namespace) -> int:
     if missing := complete_submission(out / "submission", args.data):
         say(f"not in the submission yet, and wanted by GLUE's site: {', '.join(missing)}")
     return 0
+
+
+def _name_model(path: Path) -> str:
+    """Name a model by its folder, and by its file as well unless that is fairseq's best."""
+    folder = path.parent.name
+    return folder if path.name == "checkpoint_best.pt" else f"{folder}-{path.stem}"
 
 
 def _warn_of_divergence(protocol: str, model: Pretrained) -> None:

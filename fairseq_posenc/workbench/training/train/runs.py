@@ -15,7 +15,7 @@ from fairseq_posenc.workbench.running.programs import find_command
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Stage
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes import Recipe
+from fairseq_posenc.workbench.training.recipes import TRANSLATION, Recipe
 from fairseq_posenc.workbench.training.train.devices import Devices, choose_devices, share_batch
 from fairseq_posenc.workbench.training.train.identity import (
     DataBins,
@@ -50,7 +50,10 @@ class RecipeTraining:
     """
 
     def __init__(self, recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> None:
-        spec, self.data = str(specs.parse(encoding)), find_data(args.data)
+        spec, self.data = (
+            str(specs.parse(encoding)),
+            find_data(args.data, recipe.name == TRANSLATION),
+        )
         self.passed = parse_options(args.after_dashes)
         _check_options(recipe, args, self.passed)
         self.recipe, self.encoding, self.args, self.model = recipe, encoding, args, model
