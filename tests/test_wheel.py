@@ -111,12 +111,14 @@ def test_the_records_are_at_hand():
 
 
 def test_a_recipe_trains_with_the_plugin_of_the_wheel():
-    words = shlex.split(far("train", "a_small", "m4m", sentences(), "--gpus", 2, "--dry-run"))
+    words = shlex.split(
+        far("train-recipe", "a_small", "m4m", sentences(), "--gpus", 2, "--dry-run")
+    )
     assert words[words.index("--user-dir") + 1] == str(installed() / "fairseq_posenc")
     tiny = ["--decoder-layers", 1, "--decoder-embed-dim", 8, "--decoder-ffn-embed-dim", 8]
     tiny += ["--decoder-attention-heads", 2, "--tokens-per-sample", 16, "--max-update", 1]
     said = far(
-        "train", "b_lm", "rope", sentences(), "--device", "cpu", "--out", "here", "--", *tiny
+        "train-recipe", "b_lm", "rope", sentences(), "--device", "cpu", "--out", "here", "--", *tiny
     )
     assert "position encoding: rope" in said
 

@@ -162,7 +162,9 @@ COMMANDS = {
     "translate": ours("translate", "--checkpoint", "CHECKPOINT", "--data", pairs, "w1"),
     "bleu": ours("bleu", "a=CHECKPOINT", "--data", pairs, "--out", "out"),
     "lm-length": ours("lm-length", "--data", sentences, "--lengths", 64, "a=CHECKPOINT"),
-    "init": ours("init", "--from", "CHECKPOINT", "--arch", "roberta_m4m", "--out", "start.pt"),
+    "swap by --arch": ours(
+        *("swap", "--checkpoint", "CHECKPOINT", "--arch", "roberta_m4m", "--out", "start.pt")
+    ),
     "swap": ours(
         *("swap", "--checkpoint", "CHECKPOINT", "--position-encoding", "alibi"),
         *("--out", "start.pt"),

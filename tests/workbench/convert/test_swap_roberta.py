@@ -284,12 +284,12 @@ def test_the_right_name_is_told_for_a_size_that_has_one(stock, tmp_path, capsys)
     assert "write --arch decbert_diff_tiny" in capsys.readouterr().err
 
 
-def test_the_old_command_line_writes_the_same(source, monkeypatch):
-    new = initialise(source, "roberta_m4m")["model"]
+def test_without_out_the_architecture_names_the_file(source, monkeypatch):
+    named = initialise(source, "roberta_m4m")["model"]
     monkeypatch.chdir(source.parent)
-    assert main(["init", "--from", str(source), "--arch", "roberta_m4m"]) == 0
-    old = torch.load("roberta_m4m.pt")["model"]
-    assert all(torch.equal(old[name], tensor) for name, tensor in new.items())
+    assert main(["swap", "--checkpoint", str(source), "--arch", "roberta_m4m"]) == 0
+    found = torch.load("roberta_m4m.pt")["model"]
+    assert all(torch.equal(found[name], tensor) for name, tensor in named.items())
 
 
 @pytest.mark.parametrize(

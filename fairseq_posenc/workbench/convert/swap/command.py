@@ -37,8 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
     what = "a trained RoBERTa, causal language model or translation model, fairseq's or ours"
-    # --from is its name in `init`, the command of 0.1
-    add("--checkpoint", "--from", type=Path, required=True, metavar="FILE", help=what)
+    add("--checkpoint", type=Path, required=True, metavar="FILE", help=what)
     add(
         "--arch",
         metavar="NAME",
