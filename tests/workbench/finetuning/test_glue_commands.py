@@ -336,6 +336,17 @@ def test_what_diverged_at_the_usual_rates_is_offered_smaller_ones(
     ("more", "message"),
     [
         (["--learning-rates", "1e-5,1e-5"], "--learning-rates 1e-5,1e-5: a number is given twice"),
+        *(
+            ([f"--learning-rates={rates}"], f"--learning-rates {rates}: {message}")
+            for rates, message in [
+                ("nan", "must be a finite number, not 'nan'"),
+                ("1e-5,inf", "must be a finite number, not 'inf'"),
+                ("1e-5,", "must be a finite number, not ''"),
+                ("", "must be a finite number, not ''"),
+                ("0", "give numbers above 0"),
+                ("1e-5,-1e-5", "give numbers above 0"),
+            ]
+        ),
         (
             ["--tasks", "RTE"],
             "RTE is not there: make it with fairseq-posenc preprocess glue --tasks RTE",

@@ -255,8 +255,18 @@ def test_windows_hold_the_whole_context_and_each_token_has_one_best(seed):
 
 def test_limits_that_lose_tokens_are_refused():
     Limits(40, 6, 30).check()
-    for limits in (Limits(40, 7, 30), Limits(10, 1, 10), Limits(64, 0, 10), Limits(64, 5, 0)):
-        with pytest.raises(UserError, match=r"--max-length \d+ leaves \d+ tokens of context"):
+    Limits(6, 1, 1).check()
+    for limits, wrong in (
+        (Limits(40, 7, 30), "--stride 7: give 1 to 6, as --max-length 40 leaves 6 tokens of cont"),
+        (Limits(10, 1, 10), "--max-question 10: give 1 to 5, as --max-length 10 leaves 6 tokens"),
+        (Limits(64, 0, 10), "--stride 0: give 1 to 50, as --max-length 64 leaves 50 tokens"),
+        (Limits(64, -5, 10), "--stride -5: give 1 to 50"),
+        (Limits(64, 5, 0), "--max-question 0: give 1 to 59, as --max-length 64 leaves 60 tokens"),
+        (Limits(64, 5, -1), "--max-question -1: give 1 to 59"),
+        (Limits(5, 1, 1), "--max-length 5: give 6 or more"),
+        (Limits(-5, 0, 0), "--max-length -5: give 6 or more"),
+    ):
+        with pytest.raises(UserError, match=wrong):
             limits.check()
 
 
@@ -279,6 +289,7 @@ def test_targets_point_at_the_answer_and_what_is_lost_is_counted(tmp_path):
         Question("moved", "which word", context, (Answer("w7", 0),)),
         Question("second", "which word", context, (Answer("w99", 0), Answer("w8", 24))),
         Question("lost", "which word", context, (Answer("w99", 0),)),
+        Question("blank", "which word", context, (Answer("", 5), Answer(" ", 2))),
         Question("none", "which word", context, ()),
         Question("wide", "which word", context, (Answer(context, 0),)),
         Question("cut", "which word " * 20, context, (Answer("w0", 0),)),
@@ -289,7 +300,8 @@ def test_targets_point_at_the_answer_and_what_is_lost_is_counted(tmp_path):
     encoder = WindowMaker(tokenizer, dictionary, Limits(80, 20, 12))
     squad = Squad(Path("x.json"), "2.0", questions)
     counts = write_split(squad, encoder, len(dictionary), tmp_path / "train")
-    assert (counts["questions"], counts["questions_left_out"], counts["questions_cut"]) == (7, 1, 1)
+    assert (counts["questions"], counts["questions_left_out"], counts["questions_cut"]) == (8, 2, 1)
+    assert (counts["questions_without_answer"], counts["unknown_tokens"]) == (1, 0)
     assert (counts["answers_moved"], counts["answers_in_no_window"]) == (1, 1)
 
     from fairseq.data import data_utils

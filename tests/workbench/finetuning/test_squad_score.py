@@ -278,6 +278,10 @@ def test_an_unanswered_question_of_1_1_scores_0_and_is_named(files, tmp_path, ca
         ("1.1", {"q1": None}, None, "the value of q1 is not a text"),
         ("1.1", ["q1"], None, "answers.json: must be a JSON object from ids to a text"),
         ("v2.0", {"q1": "x", "q2": ""}, {"q1": "x"}, "odds.json: the value of q1 is not a num"),
+        *(
+            ("v2.0", {"q1": "x", "q2": ""}, {"q1": 0, "q2": value}, "the value of q2 is not a num")
+            for value in (math.nan, math.inf, -math.inf, True, None, [0])
+        ),
     ],
 )
 def test_bad_input_is_told_in_one_line(
@@ -289,6 +293,80 @@ def test_bad_input_is_told_in_one_line(
     status, out, err = score(capsys, *arguments)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        *((f"={n}", f"must be a finite number, not '{n}'") for n in ("nan", "NaN", "inf", "-inf")),
+        ("=1e999", "must be a finite number, not '1e999'"),
+        ("=", "must be a finite number, not ''"),
+        ("=-1", "--na-prob-thresh: give --na-prob-file, whose odds it is compared with"),
+        ("=0", "--na-prob-thresh: give --na-prob-file, whose odds it is compared with"),
+    ],
+)
+def test_a_threshold_that_means_nothing_is_told(files, tmp_path, capsys, value, message):
+    predictions = write(tmp_path / "answers.json", {"q1": "x", "q2": ""})
+    status, out, err = score(capsys, files["v2.0"], predictions, f"--na-prob-thresh{value}")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+@pytest.mark.parametrize("name", ["optimization.lr=[nan]", "model.dropout=NaN", "a=[1,-nan]"])
+@pytest.mark.parametrize("command", ["squad train", "glue --protocol m4m"])
+def test_no_setting_is_nan(capsys, command, name):
+    given = [*command.split(), "--checkpoint", "c", "--data", "d", "--out", "o", "--set", name]
+    assert cli.main(given) == 2
+    assert f"argument --set: {name}: NaN is no setting" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("version", "entry", "message"),
+    [
+        ("v2.0", {"answers": ["the cat"], "is_impossible": True}, "is true, but it has 1 answers"),
+        ("v2.0", {"answers": [], "is_impossible": False}, "is false, but it has no answer; corr"),
+        ("v2.0", {"answers": ["the cat"], "is_impossible": "no"}, "must be true or false"),
+        ("v2.0", {"answers": ["the cat"], "is_impossible": 0}, "must be true or false"),
+        ("v2.0", {"answers": []}, ()),
+        ("v2.0", {"answers": [], "is_impossible": True}, ()),
+        ("v2.0", {"is_impossible": True}, ()),
+        ("v2.0", {"answers": ["the cat"], "is_impossible": False}, ("the cat",)),
+        ("v2.0", {}, "question q2 has no 'answers', and others have; in SQuAD 2.0 an empty list"),
+        ("v2.0", {"is_impossible": False}, "question q2 has no 'answers', and others have"),
+        ("1.1", {"answers": []}, "question q2 has no answer, unlike SQuAD 1.1; leave it out, or"),
+        ("1.1", {"answers": [], "is_impossible": True}, "question q2 has no answer, unlike SQuAD"),
+        ("1.1", {"answers": ["the cat"], "is_impossible": True}, "is true, but it has 1 answers"),
+        ("1.1", {"answers": ["the cat"], "is_impossible": False}, ("the cat",)),
+        (None, {"answers": []}, ()),
+    ],
+)
+def test_whether_a_question_has_an_answer_is_said_once(tmp_path, version, entry, message):
+    """A file that contradicts itself is refused by the question, for training and for scoring."""
+    found = [{"text": text, "answer_start": 0} for text in entry.get("answers", ())]
+    entry = {
+        "id": "q2",
+        "question": "who?",
+        **entry,
+        **({"answers": found} if "answers" in entry else {}),
+    }
+    first = {"id": "q1", "question": "?", "answers": [{"text": "the cat", "answer_start": 0}]}
+    content = {"data": [{"paragraphs": [{"context": "the cat sat", "qas": [first, entry]}]}]}
+    path = write(tmp_path / "dev.json", {**content, **({"version": version} if version else {})})
+    if isinstance(message, str):
+        with pytest.raises(UserError) as refused:
+            read_squad(path)
+        assert message in str(refused.value)
+        assert f"{path}" in str(refused.value)
+        assert "question q2" in str(refused.value)
+    else:
+        question = read_squad(path).questions[1]
+        assert tuple(answer.text for answer in question.answers) == message
+
+
+def test_a_test_set_has_no_answers_at_all(tmp_path):
+    entries = [{"id": name, "question": "?"} for name in "ab"]
+    content = {"data": [{"paragraphs": [{"context": "c", "qas": entries}]}], "version": "v2.0"}
+    assert not read_squad(write(tmp_path / "test.json", content)).answered
 
 
 def test_files_that_are_no_squad_are_told_with_the_place(tmp_path):
