@@ -151,6 +151,16 @@ class _Stand(dict[Any, Any]):
         return self is other
 
 
+class _Hungry:
+    """Stands in a trial for a class that would take as much memory as it is told.
+
+    A pickle may name it, as the type of a storage, but not build it.
+    """
+
+    def __new__(cls, *given: Any) -> Any:
+        raise UserError("it builds a buffer or a tensor without its numbers: no checkpoint does so")
+
+
 def _encode(text: Any = "", encoding: Any = "latin1") -> bytes:
     """Stand in for ``_codecs.encode``, by which Python pickles bytes, and with one encoding only.
 
@@ -182,9 +192,8 @@ class _Trial(pickle._Unpickler):  # Python's own, in Python
         """Return the stand-in for a class or function."""
         if (module, name) == ("_codecs", "encode"):
             return _encode
-        if name in _HUNGRY or (module.startswith("torch") and name.endswith("Tensor")):
-            raise UserError(f"it builds {module}.{name}, which no checkpoint of fairseq does")
-        return _Stand
+        hungry = name in _HUNGRY or (module.startswith("torch") and name.endswith("Tensor"))
+        return _Hungry if hungry else _Stand
 
     def persistent_load(self, pid: Any) -> Any:
         """Return the stand-in for a storage: a mark, its type, its key, its device, its length."""

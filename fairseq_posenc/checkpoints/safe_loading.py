@@ -19,31 +19,34 @@ import torch
 from fairseq_posenc.checkpoints.error_messages import describe_damage
 from fairseq_posenc.checkpoints.file_checks import check_file
 from fairseq_posenc.checkpoints.trusted_settings import check_settings, is_name
-from fairseq_posenc.checkpoints.weights import describe_form
+from fairseq_posenc.checkpoints.weights import describe_form, refuse_large_weights
 from fairseq_posenc.errors import UserError
 
 _PICKLE = b"\x80"  # how a checkpoint of torch before 1.6 begins, which is not an archive
 _DEEPEST = 64  # mappings in mappings; an optimizer's state is 6 deep
 
 
-def open_mapped(path: Path, checksums: bool = False) -> dict[str, Any]:
+def open_mapped(path: Path, for_weights: bool = False) -> dict[str, Any]:
     """Load a checkpoint with its tensors mapped into memory: they are read when they are used.
 
     Args:
         path: its file.
-        checksums: compare those of the weights, which reads all of the file; see
-            :func:`~fairseq_posenc.checkpoints.file_checks.check_file`.
+        for_weights: the weights are about to be used. Their checksums are compared, which reads
+            all of the file, and none may be too large to compute with; see
+            :func:`~fairseq_posenc.checkpoints.file_checks.check_file` for what this costs.
 
     Raises:
         Exception: no checkpoint, or one that would run code; the type depends on the file.
     """
-    check_file(path, checksums)
+    check_file(path, checksums=for_weights)
     mapped = zipfile.is_zipfile(path)  # not before torch 1.6
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     if not isinstance(state, dict):
         raise TypeError(f"a {type(state).__name__} in the place of a mapping")
     _refuse_strange_weights(state.get("model"))
     _refuse_expanded_tensors(state)
+    if for_weights:
+        refuse_large_weights(state.get("model"))
     check_settings(state)
     return state
 

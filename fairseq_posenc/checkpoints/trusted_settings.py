@@ -31,11 +31,15 @@ OPENED = {
     *("encoder_embed_path", "decoder_embed_path", "pretrained_checkpoint"),
     *("pretrained_mlm_checkpoint", "pretrained_xlm_checkpoint", "w2v_path", "seq2seq_path"),
     *("load_pretrained_encoder_from", "load_pretrained_decoder_from", "speaker_emb_path"),
+    *("load_pretrained_aux_decoder_from", "sampling_weights_from_file", "label_dir"),
+    "post_save_script",  # a program, which a task of speech starts
     *("lang_dict", "source_dict", "target_dict", "fixed_dictionary"),
     *("lang_to_offline_shard_ratio", "gpt2_encoder_json", "gpt2_vocab_bpe", "bpe_codes"),
     *("bpe_vocab_file", "bpe_vocab", "bpe_merges", "sentencepiece_model"),
     *("sentencepiece_model_path", "save_predictions", "wer_kenlm_model", "wer_lexicon"),
 }
+# Name a file of the data's folder, as config.yaml: where they name another one, they are refused.
+IN_DATA = {"config_yaml", "multitask_config_yaml"}
 _LAYERS = ("encoder_layers_to_keep", "decoder_layers_to_keep")
 _MAPPINGS = ("common", "task", "model", "dataset", "optimization", "checkpoint")
 _BUILT_OF = ("task", "model", "criterion")  # the sections that are read, the others only kept
@@ -204,6 +208,7 @@ def _list_files(state: Any) -> list[_Setting]:
         read = start == "args" or rest.partition(".")[0] in _BUILT_OF
         # Tokenizers stand in older checkpoints' one list, too, and are not read from there.
         whose = each.name in OPENED and not (start == "args" and "bpe" in each.name)
+        whose |= each.name in IN_DATA and "/" in str(each.value)
         if read and whose and each.value not in (None, ""):
             files.append(each)
     return files

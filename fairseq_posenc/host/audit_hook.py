@@ -78,8 +78,8 @@ def _is_plain(value: Any) -> bool:
 def refuse_broken(path: Path) -> None:
     """Refuse a checkpoint that is damaged, would run code, or names files to open.
 
-    Nothing of it stays in memory, and of its tensors nothing is read.
+    Nothing of it stays in memory. Its tensors are read once for their checksums.
     """
     if path.is_file():
         with readable_errors(str(path)):
-            refuse_files(open_mapped(path, checksums=True))
+            refuse_files(open_mapped(path, for_weights=True))

@@ -72,7 +72,7 @@ KEPT_OUT = {
     "literal": "only literals pass (host/audit_hook.py)",
     "checkpoint": "a checkpoint: read by load_checkpoint_to_cpu, which is checked; or written",
     "command line": "the user's own command line names it",
-    "own": "fairseq's own modules, by a listing of their folder",
+    "own": "fairseq's own modules, by a listing of their folder, and programs that fairseq itself names",
     "data": "a file of the data's folder, or one that the user's program names; read as data",
     "write": "a file of results, of preprocessing or of a cache",
     "program": "a Python program that calls fairseq names it",

@@ -23,6 +23,10 @@ _OPENS = {
     *("cached_path", "safe_load", "load_archive_file"),
 }
 _LOADS = {"torch.load", "np.load", "numpy.load", "pickle.load", "pickle.loads", "yaml.load"}
+_STARTS = {
+    *("subprocess.call", "subprocess.run", "subprocess.Popen", "subprocess.check_call"),
+    *("subprocess.check_output", "subprocess.getoutput", "os.system", "os.popen"),
+}
 COVERED: dict[str, str] = json.loads(
     Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
 )
@@ -70,5 +74,5 @@ def _calls(tree: ast.Module) -> Iterator[ast.Call]:
         owner, _, last = name.rpartition(".")
         evaluates = last in EVALUATES and owner in ("", "utils", "options", "builtins")
         loads = name in _LOADS or (last == "load" and "ictionary" in owner)
-        if evaluates or loads or last in _IMPORTS | _OPENS:
+        if evaluates or loads or name in _STARTS or last in _IMPORTS | _OPENS:
             yield node

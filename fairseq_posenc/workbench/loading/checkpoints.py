@@ -15,7 +15,6 @@ from fairseq import checkpoint_utils
 from fairseq_posenc.checkpoints.recovery import newest_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_mapped, readable_errors
 from fairseq_posenc.checkpoints.trusted_settings import forget_files, refuse_files
-from fairseq_posenc.checkpoints.weights import refuse_large_weights
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 from fairseq_posenc.workbench.running.files import written_whole
@@ -38,8 +37,7 @@ def load_state(path: Path, what: str, for_fairseq: bool = False) -> State:
         raise UserError(f"{what} {path}: no such file")
     with readable_errors(f"{what} {path}"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra's, about fairseq's configuration
-        state = open_mapped(path, checksums=True)
-        refuse_large_weights(state.get("model"))
+        state = open_mapped(path, for_weights=True)
         (refuse_files if for_fairseq else forget_files)(state)
         upgraded = _upgrade_settings({**state, "last_optimizer_state": None, "model": {}})
         upgraded.update({name: state.get(name) for name in _TENSORS})
