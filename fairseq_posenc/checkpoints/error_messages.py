@@ -12,8 +12,8 @@ from fairseq_posenc.errors import RunError, UserError, chain, printable_lines, s
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
 _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
-# Libraries in Rust, as safetensors and tokenizers, say it in words alone.
-_RUST = {code: f"(os error {code})" for code in (*DISK_FULL, *_TOO_MANY_FILES)}
+# Libraries in C++ and Rust, as torch, safetensors and tokenizers, say it in words alone.
+_WORDS = {code: os.strerror(code) for code in (*DISK_FULL, *_TOO_MANY_FILES)}
 _RANK = re.compile(r"^fairseq_posenc\.errors\.(?:User|Run)Error: (.+)$", re.MULTILINE)
 _MISFIT = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
 _MISSING = "Model file not found: "
@@ -114,7 +114,7 @@ def _find_code(error: BaseException) -> int:
     if isinstance(error, OSError):
         return error.errno or 0
     text = str(error)
-    return next((code for code, words in _RUST.items() if words in text), 0)
+    return next((code for code, words in _WORDS.items() if words in text), 0)
 
 
 def _runs_code(error: BaseException) -> bool:

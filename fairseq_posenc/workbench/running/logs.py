@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
+from fairseq_posenc.errors import UserError, shortened
+
 # `--log-format json` writes lines such as `DATE | INFO | valid | {"valid_loss": "6.97", ...}`,
 # the other formats `DATE | INFO | valid | epoch 001 | valid on 'valid' subset | loss 6.97 | ...`
 # and `DATE | INFO | train_inner | epoch 001: 12 / 133 loss=9.1, ups=2.5, ...`. Under hydra they
@@ -29,6 +31,8 @@ _MACHINE_FACTS = re.compile(
     r"|rank +0: .*total memory = (?P<gpu_total>[\d.]+) GB ; name = (?P<gpu>.+?) *$"
     r"|writing took (?P<checkpoint_seconds>[\d.]+) seconds"
 )
+
+_MOST_UPDATES = 10**15
 
 
 class Line(NamedTuple):
@@ -200,6 +204,19 @@ def read_curve(lines: Iterable[str]) -> Curve:
 
 
 def read_curve_file(log: Path) -> Curve:
-    """Read the log file of one training."""
+    """Read the log file of one training.
+
+    Raises:
+        UserError: a number is one that no training logs.
+    """
     with open(log, encoding="utf-8", errors="replace") as lines:
-        return read_curve(lines)
+        curve = read_curve(lines)
+    for entry in (*curve.entries, *curve.training):
+        if max(abs(entry.updates), abs(entry.epoch)) >= _MOST_UPDATES:
+            what = f"epoch {entry.epoch}, update {entry.updates}"
+        elif entry.is_finite and entry.perplexity == 0:  # of a loss far below 0
+            what = f"a loss of {entry.loss:g} at update {entry.updates:,}"
+        else:
+            continue
+        raise UserError(f"{log} has {shortened(what)}: it is damaged, or not of fairseq-train")
+    return curve

@@ -97,7 +97,10 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
 def run_import(options: argparse.Namespace) -> int:
     """Write a start checkpoint, and say how a training goes on from it."""
     _require("hf", "safetensors")
-    from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import read_folder
+    from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import (
+        read_folder,
+        refuse_odd_values,
+    )
     from fairseq_posenc.workbench.convert.exchange.importing import build_model, load_weights
     from fairseq_posenc.workbench.convert.start_checkpoint import (
         refuse_existing_output,
@@ -107,8 +110,9 @@ def run_import(options: argparse.Namespace) -> int:
 
     refuse_existing_output("--out", options.out, options.overwrite)
     folder = read_folder(options.source)
-    built = build_model(folder)
-    weights = load_weights(folder, built)
+    with refuse_odd_values(folder):
+        built = build_model(folder)
+        weights = load_weights(folder, built)
     write_start_checkpoint(built.settings, weights, options.out)
     stacks = [f"{name} {stack.identity.describe()}" for name, stack in list_stacks(built.model)]
     print(f"wrote {options.out}: {len(folder.weights):,} tensors; {'; '.join(stacks)}")

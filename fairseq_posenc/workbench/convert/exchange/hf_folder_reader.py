@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import CONFIG, FAIRSEQ, WEIGHTS
 
 _OLDER = "fairseq.json"  # older exports keep fairseq's options here, not in config.json
 _MOST_TENSORS = 50_000
 _LARGEST_HEADER = 20_000_000  # bytes
 _LARGEST_SETTINGS = 10_000_000
+# What building a model of odd values raises; ImportError where they choose fairseq's xformers.
+_ODD = (
+    *(TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError),
+    ImportError,
+)
+_TEXTS = ("model_type", "hidden_act", "head_activation", "transformers_version")  # of config.json
 
 
 class HFFolder(NamedTuple):
@@ -43,8 +51,44 @@ def read_folder(path: Path) -> HFFolder:
     if not path.is_dir():
         raise UserError(f"--from {path}: no such folder")
     config, older = _read_json(path / CONFIG), path / _OLDER
+    _check_kinds(path / CONFIG, config)
     settings = config.get(FAIRSEQ) or (_read_json(older) if older.exists() else None)
     return HFFolder(path, config, settings, _read_weights(path / WEIGHTS))
+
+
+@contextmanager
+def refuse_odd_values(folder: HFFolder) -> Iterator[None]:
+    """Turn what goes wrong inside, where a configuration is read, into one line.
+
+    A configuration has many values, of which any may be of another kind than transformers writes.
+
+    Raises:
+        UserError: names the file.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except _ODD as e:
+        reason = shortened(f"{type(e).__name__}: {' '.join(str(e).split())}")
+        raise UserError(
+            f"{folder.source}: has a value of another kind than transformers writes ({reason}); "
+            "export the model again, or mend the file"
+        ) from e
+
+
+def _check_kinds(path: Path, config: dict[str, Any]) -> None:
+    """Refuse values of another kind where nearly all else depends on them."""
+    for name in _TEXTS:
+        if not isinstance(config.get(name, ""), (str, type(None))):
+            raise UserError(f"{path}: {name} is {_show(config[name])}, which is not a text")
+    classes = config.get("architectures") or []
+    if not isinstance(classes, list) or not all(isinstance(each, str) for each in classes):
+        raise UserError(f"{path}: architectures is {_show(classes)}, not a list of classes")
+
+
+def _show(value: Any) -> str:
+    return shortened(json.dumps(value))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
