@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_posenc.errors import chain, shortened
@@ -34,6 +35,8 @@ def _explain_size(error: BaseException) -> str | None:
 
 
 def _explain_setting(error: BaseException) -> str | None:
+    if isinstance(error, HydraException):
+        return shortened(" ".join(str(error).partition("Config search path")[0].split()))
     if not isinstance(error, OmegaConfBaseException):
         return None
     name = error.full_key or error.key

@@ -52,7 +52,9 @@ class _CheckpointGuard(logging.Filter):
         if isinstance(record.msg, DictConfig):
             # This is the configuration itself, no copy: what is changed here is what fairseq does.
             # But fairseq-validate logs that of the checkpoint's training.
-            if command in _COMMANDS and command != "validate":
+            if command == "validate":
+                _check_validation()
+            elif command:
                 self._begin(record.msg, command)
         elif command:
             self._check_command(record, command)
@@ -111,6 +113,15 @@ class _CheckpointGuard(logging.Filter):
             start_resuming(Path(source), self._settings)
         if (loaded := _LOADED.fullmatch(message)) and self._settings is not None:
             _end_if_finished(Path(loaded[1]), int(loaded[2]), self._settings)
+
+
+def _check_validation() -> None:
+    """Check the settings of fairseq-validate when it has loaded the model."""
+    call = find_call("fairseq_cli/validate.py", "main")
+    if call is not None:
+        settings, saved = call.f_locals["cfg"], call.f_locals["saved_cfg"]
+        check_precision(settings.common)
+        prepare_whole_words(call.f_locals["task"], settings.bpe or saved.bpe)
 
 
 def _is_default_restore(path: Path, settings: DictConfig | None) -> bool:

@@ -13,12 +13,14 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.packages import NO_PLASMA
+from fairseq_posenc.host.precision import forget_tpu
 
 _OF_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 _WITHOUT_GPUS = ("legacy_ddp", "no_c10d")  # the others expect a model on a GPU
@@ -37,11 +39,21 @@ class Launch(NamedTuple):
 
 def check_command_line() -> None:
     """Check this process's own command if it is one of fairseq's, before it joins the others."""
-    if Path(sys.argv[0]).name != "fairseq-posenc" and "fairseq" in sys.argv[0]:
+    is_fairseq = "fairseq" in sys.argv[0] and Path(sys.argv[0]).name != "fairseq-posenc"
+    if is_fairseq and not HydraConfig.initialized():  # hydra's words are no options
         if "--use-plasma-view" in sys.argv:
             raise UserError(NO_PLASMA)  # fairseq-train starts its server before all else
         gpus = torch.cuda.device_count()
         check_launch(parse_launch(sys.argv[1:], gpus), os.environ, gpus)
+
+
+def check_parsed(options: Any) -> None:
+    """Check a command that has been parsed, as fairseq shows it to the function of an architecture.
+
+    ``--bf16`` then no longer stands for a TPU as well.
+    """
+    forget_tpu(options)
+    check_command_line()
 
 
 def parse_launch(words: Sequence[str], gpus: int) -> Launch:

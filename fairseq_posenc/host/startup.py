@@ -35,8 +35,7 @@ def prepare() -> None:
     if HydraConfig.initialized():
         # Else hydra prints an error itself and ends the program: the hook would not be called.
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    else:
-        check_command_line()
+    check_command_line()
 
 
 def install_excepthook() -> None:

@@ -20,7 +20,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerL
 from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints, is_position_parameter
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.precision import forget_tpu
+from fairseq_posenc.host.processes import check_parsed
 from fairseq_posenc.specs import parse
 from fairseq_posenc.transformer.document_ends import check_document_ends
 from fairseq_posenc.transformer.dropout import RetainedDropout
@@ -187,7 +187,7 @@ def _register(name: str, **defaults: Any) -> None:
     config = make_dataclass(f"Config_{name}", fields, bases=(PositionalLMConfig,))
     model = type(name, (PositionalLM,), {"__doc__": PositionalLM.__doc__, "__module__": __name__})
     globals()[name] = register_model(name, dataclass=config)(model)  # where pickle looks for it
-    ARCH_CONFIG_REGISTRY[name] = forget_tpu  # of ours; fairseq has put in a function for nothing
+    ARCH_CONFIG_REGISTRY[name] = check_parsed  # of ours; fairseq has put in a function for nothing
 
 
 for _encoding in registry.names():

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fairseq_posenc import registry
 from fairseq_posenc.backends.mask import DECBERT
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
-from fairseq_posenc.host.precision import forget_tpu
+from fairseq_posenc.host.processes import check_parsed
 from fairseq_posenc.transformer.document_ends import check_document_ends
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.forward_context import set_context
@@ -169,7 +169,7 @@ def _register(
         def architecture(args: Any, set_size: Callable[[Any], None] = SIZES[suffix]) -> None:
             args.position_encoding = getattr(args, "position_encoding", spec)
             args.attention_directions = getattr(args, "attention_directions", directions)
-            forget_tpu(args)
+            check_parsed(args)
             set_size(args)
 
         register_model_architecture("positional_roberta", f"{name}{suffix}")(architecture)

@@ -11,7 +11,7 @@ from torch import nn
 
 from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
-from fairseq_posenc.host.precision import forget_tpu
+from fairseq_posenc.host.processes import check_parsed
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import (
     add_position_args,
@@ -83,7 +83,7 @@ def _register(name: str, spec: str) -> None:
 
         def architecture(args: Any, set_size: Any = set_size) -> None:
             args.position_encoding = getattr(args, "position_encoding", spec)
-            forget_tpu(args)
+            check_parsed(args)
             set_size(args)
 
         register_model_architecture("positional_transformer", f"{name}{suffix}")(architecture)

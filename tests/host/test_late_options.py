@@ -1,0 +1,228 @@
+"""Options of fairseq that failed after hours, or did nothing, are refused at the start."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+import torch
+
+from tests.helpers.commands import (
+    SENTENCES,
+    USER_DIR,
+    new_directory,
+    pairs,
+    run,
+    sentences,
+    train,
+    trained,
+)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "said"),
+    [
+        ("causal_lm", ["--fp16"], "--fp16 is for GPUs, and --cpu is given"),
+        ("masked_lm", ["--bf16"], "--bf16 is for GPUs"),
+        ("translation", ["--bf16"], "common.bf16=false"),
+        ("causal_lm", ["--amp"], "--amp is for GPUs"),
+        ("masked_lm", ["--memory-efficient-fp16"], "--memory-efficient-fp16 is for GPUs"),
+        ("causal_lm", ["--memory-efficient-bf16"], "--memory-efficient-bf16 is for GPUs"),
+        ("causal_lm", ["--fp16", "--amp"], "are two precisions"),
+        ("causal_lm", ["--tpu"], "--tpu needs torch_xla"),
+        ("causal_lm", ["--use-plasma-view"], "pyarrow.plasma"),
+        ("masked_lm", ["--use-plasma-view"], "pyarrow.plasma"),
+        ("causal_lm", ["--write-checkpoints-asynchronously"], "checkpoint_last.pt"),
+        ("causal_lm", ["--best-checkpoint-metric", "bleu"], "add --maximize"),
+        ("causal_lm", ["--maximize-best-checkpoint-metric"], "highest loss"),
+        ("causal_lm", ["--best-checkpoint-metric", "nothing"], "it has bsz, loss, ppl, "),
+        ("masked_lm", ["--best-checkpoint-metric", "nll_loss"], "it has bsz, loss, ppl, "),
+        ("causal_lm", ["--max-tokens", 4], "each of the 16 samples is longer than 4 tokens"),
+        ("causal_lm", ["--distributed-world-size", 2], "torchrun --nproc_per_node 2"),
+        ("causal_lm", ["--distributed-init-method", "env://"], "would start none"),
+        ("masked_lm", ["--max-positions", 12, "--tokens-per-sample", 16], "13 tokens, and the"),
+        ("masked_lm", ["--mask-whole-words"], "without --bpe"),
+        ("masked_lm", ["--mask-whole-words", "--bpe", "subword_nmt"], "--bpe subword_nmt does not"),
+        ("masked_lm", ["--bpe", "characters"], "Could not find 'bpe/characters' Available"),
+    ],
+)
+def test_refused_at_the_start(family, options, said):
+    done = train(family, "--max-epoch", 1, *options, fails=True)
+    assert said in done.run.error()
+    assert not [*done.save_dir.glob("*.pt")]
+
+
+def test_a_metric_that_is_there_is_taken_and_changes_no_weight():
+    usual = train("causal_lm", "--max-epoch", 2)
+    other = train("causal_lm", "--max-epoch", 2, "--best-checkpoint-metric", "ppl")
+    assert (other.save_dir / "checkpoint_best.pt").exists()
+    weights = [each.checkpoint()["model"] for each in (usual, other)]
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--lr-scheduler", "reduce_lr_on_plateau"], "LR scheduler does not match"),
+        (["--lr-scheduler", "inverse_sqrt"], "--reset-lr-scheduler"),
+        (["--optimizer", "sgd"], "Optimizer does not match; please reset the optimizer"),
+        (["--criterion", "label_smoothed_cross_entropy"], "Criterion does not match"),
+        (["--store-ema"], "no average of its weights"),
+        (["--best-checkpoint-metric", "ppl"], "go on with --reset-meters"),
+    ],
+)
+def test_a_state_of_another_class_is_not_loaded(options, said):
+    done = train("causal_lm", "--max-epoch", 9, *options, save_dir=_copied("causal_lm"), fails=True)
+    assert said in done.run.error()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--lr-scheduler", "reduce_lr_on_plateau", "--reset-lr-scheduler"],
+        ["--optimizer", "sgd", "--reset-optimizer"],
+        ["--criterion", "label_smoothed_cross_entropy", "--reset-optimizer"],
+        ["--best-checkpoint-metric", "ppl", "--reset-meters"],
+    ],
+)
+def test_it_goes_on_with_the_option_that_the_line_names(options):
+    done = train("causal_lm", "--max-epoch", 5, *options, save_dir=_copied("causal_lm"))
+    assert done.checkpoint()["extra_state"]["train_iterator"]["epoch"] >= 5
+
+
+def _copied(family):
+    folder = new_directory() / "run"
+    shutil.copytree(trained(family).save_dir, folder)
+    return folder
+
+
+def _shard(name):
+    folder = new_directory() / name
+    shutil.copytree(sentences(), folder)
+    return folder
+
+
+def _damaged(kind):
+    folder = _shard("b")
+    if kind == "absent":
+        shutil.rmtree(folder)
+    elif kind == "without its part":
+        (folder / "train.idx").unlink()
+        (folder / "train.bin").unlink()
+    elif kind == "of another dictionary":
+        (folder / "dict.txt").write_text("other 1\n", encoding="utf-8")
+    elif kind == "without a dictionary":
+        (folder / "dict.txt").unlink()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("absent", "there is no folder {folder}, one of 2 shards"),
+        ("without its part", "{folder} has no part 'train' (--train-subset), but test, valid"),
+        ("of another dictionary", "{folder}/dict.txt is not the dictionary of"),
+    ],
+)
+@pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
+def test_all_shards_are_looked_at(family, kind, said):
+    folder = _damaged(kind)
+    data = f"{sentences()}:{folder}"
+    assert said.format(folder=folder) in _train_on(data, family).error()
+
+
+@pytest.mark.parametrize(
+    ("family", "data", "said"),
+    [
+        ("masked_lm", pairs, "dict.tgt.txt, data of a translation: --task masked_lm"),
+        ("causal_lm", pairs, "data of a translation: --task language_modeling"),
+        ("translation", sentences, "dict.txt, data of language models: --task translation"),
+        ("causal_lm", lambda: _damaged("without a dictionary"), "no dict.txt: no data-bin"),
+        ("causal_lm", lambda: _damaged("absent"), "there is no folder"),
+    ],
+)
+def test_data_of_another_task(family, data, said):
+    assert said in _train_on(data(), family).error()
+
+
+def _train_on(data, family):
+    tasks = {
+        "masked_lm": ["--task", "masked_lm", "--arch", "roberta_m4m_tiny"],
+        "causal_lm": ["--task", "language_modeling", "--arch", "transformer_lm_rope_tiny"],
+        "translation": ["--arch", "transformer_rope_tiny"],
+    }
+    return run(
+        "fairseq-train",
+        *(data, "--user-dir", USER_DIR, *tasks[family], "--optimizer", "adam", "--cpu"),
+        *("--batch-size", 4, "--max-epoch", 1, "--no-save"),
+        fails=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "numbers"),
+    [
+        ("masked_lm", ["--sample-break-mode", "eos", "--max-positions", 13], r"\d of 16 samples"),
+        ("translation", ["--max-source-positions", 11], r"\d+ of 16 samples and \d+ of \d+ tokens"),
+    ],
+)
+def test_a_training_says_what_it_left_out(family, options, numbers):
+    more = ["--max-epoch", 1, "--no-save", "--skip-invalid-size-inputs-valid-test"]
+    log = train(family, *options, *more).run.log
+    lines = [line for line in log.splitlines() if "samples have invalid sizes" in line]
+    assert any(re.search(rf"left out are {numbers}", line) for line in lines), lines
+    assert any(f"of {SENTENCES['valid']} samples" in line for line in lines), lines
+    assert all(line.endswith("losses and scores are of the rest") for line in lines)
+
+
+def _eval_lm(*options, fails=False):
+    path = trained("causal_lm").save_dir / "checkpoint_last.pt"
+    return run(
+        "fairseq-eval-lm",
+        *(sentences(), "--user-dir", USER_DIR, "--path", path),
+        *("--required-batch-size-multiple", 1, *options),
+        fails=fails,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], r"--tokens-per-sample 1024: .* (\d+) of \1 tokens would be left out; .*lm-length"),
+        (["--tokens-per-sample", 17], r"32 of \d+ tokens would be left out|\d+ of \d+ tokens"),
+        (["--tokens-per-sample", 512, "--sample-break-mode", "complete"], "512: blocks are longer"),
+        (["--tokens-per-sample", 16, "--context-window", 16], "give a number from 0 to 15"),
+        (["--tokens-per-sample", 16, "--context-window", 400], "--context-window 400"),
+        (["--tokens-per-sample", 16, "--context-window", -1], "--context-window -1"),
+        (["--tokens-per-sample", 24, "--context-window", 12], "with --context-window 12 blocks"),
+        (["--tokens-per-sample", 16, "--gen-subset", "none"], "no part 'none' (--gen-subset)"),
+        (["--tokens-per-sample", 16, "--fp16", "--cpu"], "--fp16 is for GPUs"),
+    ],
+)
+def test_eval_lm_refuses(options, said):
+    error = _eval_lm(*options, fails=True).error()
+    assert re.search(said.replace("(--gen", r"\(--gen").replace("subset)", r"subset\)"), error)
+
+
+def _perplexity(done):
+    (found,) = re.findall(r"Perplexity: (\S+)", done.log)
+    return float(found)
+
+
+def test_a_window_of_nearly_the_whole_block_makes_small_batches():
+    """A batch has no more tokens with a window than without; the perplexity is the same."""
+    options = ["--tokens-per-sample", 16, "--context-window", 15]
+    limited = _eval_lm(*options, "--max-tokens", 32)
+    assert _perplexity(limited) == _perplexity(_eval_lm(*options, "--batch-size", 1))
+    shown = re.search(r"'max_tokens': (\d+)", _eval_lm(*options).log)
+    assert shown
+    assert int(shown[1]) == 36_000 // 16
+
+
+def test_eval_lm_says_what_it_left_out_of_sentences():
+    log = _eval_lm("--sample-break-mode", "eos", "--tokens-per-sample", 16).log
+    assert "Perplexity" in log
+    assert "left out are" not in log  # no sentence of the test is longer than the model reads
