@@ -11,9 +11,29 @@ from fairseq_posenc import specs
 from fairseq_posenc.analysis.catalogue import count_at_base_size
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.reports.deviations import list_differences
-from fairseq_posenc.workbench.reports.own_runs import OwnRun
+from fairseq_posenc.workbench.reports.own_runs import TRANSLATION, OwnRun
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.training.recipes import TABLES, Figure, Reported, reported
+
+# Settings of a training that say which of several alike it is, and where it lies.
+_OF_ONE_RUN = {
+    "seed",
+    "save_dir",
+    "restore_file",
+    "tensorboard_logdir",
+    "log_file",
+    "wandb_project",
+}
+# What the best of several trainings is found by, where the paper reports that one.
+_BEST_BY = {"valid loss": min, "BLEU": max}
+
+
+class BestRun(NamedTuple):
+    """The best of trainings that differ by seed alone, as the paper reports it."""
+
+    model: list[OwnRun]  # its runs
+    trainings: int  # number of them
+    column: str  # what it is the best by
 
 
 class PaperRow(NamedTuple):
@@ -25,6 +45,7 @@ class PaperRow(NamedTuple):
     texts: dict[str, str]  # the paper's cells that are text, by column
     computed: dict[str, float]  # our figures that need no run, by column
     models: list[list[OwnRun]]  # runs of each of our models
+    best: list[BestRun]  # of trainings that differ by seed, where the paper reports the best
 
 
 class PaperTable(NamedTuple):
@@ -84,8 +105,32 @@ def _build_table(paper: Reported, runs: Sequence[OwnRun]) -> PaperTable:
             if figure[0] == "parameters"
         }
         texts = row.get("texts", {})
-        rows.append(PaperRow(row["name"], spec, row["values"], texts, computed, models))
+        best = _find_best(paper, models) if paper.recipe == TRANSLATION else []
+        rows.append(PaperRow(row["name"], spec, row["values"], texts, computed, models, best))
     return PaperTable(paper, rows)
+
+
+def _find_best(paper: Reported, models: Sequence[list[OwnRun]]) -> list[BestRun]:
+    """Find the best of each group of trainings that differ by seed alone."""
+    groups: dict[str, list[list[OwnRun]]] = {}
+    for model in models:
+        training = next((run.training for run in model if run.training is not None), None)
+        if training is not None:
+            known = {k: v for k, v in training.settings.items() if k not in _OF_ONE_RUN}
+            groups.setdefault(repr(sorted(known.items(), key=str)), []).append(model)
+    found = []
+    for group in groups.values():
+        column = next(
+            (name for name in _BEST_BY if all(_figure(paper, each, name) for each in group)), None
+        )
+        if len(group) > 1 and column is not None:
+            best = _BEST_BY[column](group, key=lambda each: _figure(paper, each, column) or 0.0)
+            found.append(BestRun(best, len(group), column))
+    return found
+
+
+def _figure(paper: Reported, model: Sequence[OwnRun], column: str) -> Optional[float]:
+    return PaperTable(paper, []).select_figures(model).get(column)
 
 
 def _group_by_model(
@@ -148,8 +193,10 @@ def build_report(
 
 
 def _build_row(table: PaperTable, row: PaperRow) -> dict[str, Any]:
+    best = {id(each.model): each for each in row.best}
     ours = [
         {
+            **({"best_of": best[id(model)].trainings} if id(model) in best else {}),
             "runs": [_describe_run(run) for run in model],
             "values": table.select_figures(model),
             "differences": list_differences(model, model[0].recipe),

@@ -44,14 +44,17 @@ def _format_table(table: PaperTable) -> str:
     header = ["", "our run", *table.paper.columns, *(f"{name}, the paper's" for name in texts)]
     rows = []
     for row in table.rows:
-        for model in row.models or [[]]:
+        named = [(_join_names(model), model) for model in row.models or [[]]]
+        for best, count, column in row.best:
+            named.append((f"best of {count} runs, by {column}: {_join_names(best)}", best))
+        for name, model in named:
             ours = {**row.computed, **table.select_figures(model)}
             cells = [
                 " / ".join(_format_number(each.get(column), digits) for each in (ours, row.paper))
                 for column, digits in table.paper.digits.items()
             ]
             words = [row.texts.get(name, "-") for name in texts]
-            name = _join_names(model) or (f"`{row.encoding}`, counted" if row.computed else "-")
+            name = name or (f"`{row.encoding}`, counted" if row.computed else "-")
             rows.append([row.name, name, *cells, *words])
     lines = markdown.table(header, rows, f"ll{'r' * len(table.paper.columns)}l")
     title = f"## Table {table.paper.id}: {table.paper.title}"

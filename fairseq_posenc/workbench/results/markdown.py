@@ -14,8 +14,9 @@ from fairseq_posenc.errors import UserError, printable
 
 _RULES = {"l": "---", "r": "---:"}
 _BAR = re.compile(r"(?<!\\)\|")  # it would end a cell
-# What begins HTML, a link, a picture or code, after backslashes that would make it plain text.
-_ACTIVE = re.compile(r"(\\*)([<\[\]`])")
+# What begins HTML or code, or makes a link, a picture or a reference of what stands before it;
+# and the backslashes before that, which would take an escape away.
+_ACTIVE = re.compile(r"(\\*)(<|`|\](?=[(\[:]))")
 _TICKS = re.compile("`+")
 
 

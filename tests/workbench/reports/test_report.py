@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import statistics
 from argparse import Namespace
+from html.parser import HTMLParser
 from pathlib import Path
 
+import markdown
 import pytest
 import torch
 
 from fairseq_posenc import specs
+from fairseq_posenc.errors import CONTROL
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.finetuning.glue.report import build_record as glue_record
 from fairseq_posenc.workbench.finetuning.squad.command import build_record as squad_record
 from fairseq_posenc.workbench.finetuning.squad.data import Squad
+from fairseq_posenc.workbench.results.html_page import convert_to_html
 from fairseq_posenc.workbench.results.record import Record, read
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import TABLES
@@ -418,6 +423,123 @@ def test_a_translation_model_and_its_bleu_share_a_line(tmp_path, capsys):
     assert f"| RoPE | `rope` | {cells} |" in text
     assert "- `rope`, greedy: What you fear is never as severe as you can imagine" in text
     assert "  - beam search, 4.8646: What you're never care about." in text
+
+
+SEEDS = {1: (10.0, 0.35), 2: (9.0, 0.34), 3: (11.0, 0.36)}  # validation perplexity, BLEU
+
+
+@pytest.mark.parametrize(
+    ("with_logs", "column", "best"), [(True, "valid loss", 2), (False, "BLEU", 3)]
+)
+def test_the_best_of_trainings_that_differ_by_seed_stands_beside_them(
+    with_logs, column, best, tmp_path, capsys
+):
+    rows = []
+    for seed, (perplexity, score) in SEEDS.items():
+        folder = tmp_path / f"rope-{seed}"
+        path = checkpoint(folder, **TRANSLATION, seed=seed, save_dir=str(folder))
+        rows.append((f"rope-{seed}", str(path), 1, 33.0 + seed, 50.0, score))
+        if with_logs:
+            log(folder, [4.0, 2.0], [12.0, perplexity])
+    other = checkpoint(tmp_path / "wide", **{**TRANSLATION, "dropout": 0.5}, seed=1)
+    rows.append(("wide", str(other), 1, 40.0, 60.0, 0.9))  # not one of the three
+    bleu(tmp_path / "bleu" / "bleu.json", *rows)
+    text = as_markdown(capsys, tmp_path)
+    lines = [line for line in text.splitlines() if line.startswith("| RoPE | ")]
+    named = [line.split(" | ")[1] for line in lines]
+    assert named == ["`rope-1`", "`rope-2`", "`rope-3`", "`wide`", named[-1]]
+    assert named[-1] == f"best of 3 runs, by {column}: `rope-{best}`"
+    assert lines[-1].split(" | ")[2:] == lines[best - 1].split(" | ")[2:]
+    (table,) = report(capsys, tmp_path)["tables"]
+    models = next(row["ours"] for row in table["rows"] if row["name"] == "RoPE")
+    assert [model.get("best_of") for model in models] == [
+        3 if number == best else None for number in (1, 2, 3, 4)
+    ]
+
+
+HOSTILE = {
+    "html": "<script>alert(1)</script>",
+    "picture": '<img src=x onerror="alert(1)">',
+    "link": "[here](javascript:alert(1))",
+    "picture of a link": "![here](javascript:alert(1))",
+    "reference": "[here]: javascript:alert(1)",
+    "automatic link": "<javascript:alert(1)>",
+    "end of code": "a`<b onclick=alert(1)>`b",
+    "two ends of code": "``<b onclick=alert(1)>``",
+    "escaped bracket": "\\[here](javascript:alert(1))",
+    "many backslashes": "\\\\\\[here](javascript:alert(1))",
+    "cell": "a | <script>alert(1)</script> | b",
+    "colour": "a\x1b[31mred\x1b[0m",
+    "title of the terminal": "\x1b]0;owned\x07",
+    "one-byte command": "\x9b31mred",
+    "line": "a\n# <script>alert(1)</script>\n",
+    "overwritten": "failed\rpassed",
+    "right to left": "\u202egnp.exe",
+}
+
+
+def hostile_record(folder: Path, text: str) -> Path:
+    rows = [{"system": text, text: 1.0, "words": text}]
+    data = {"text": text, text: 2}
+    record = Record(f"kind {text}", {"rows": rows}, data, spec=text, command=f"run {text}")
+    record.write(folder / "hostile.json")
+    return folder / "hostile.json"
+
+
+class Active(HTMLParser):
+    """Collects what a browser would run or load of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("script", "img", "b", "a"):
+            self.found.append(f"{tag} {attrs}")
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=list(HOSTILE))
+def test_nothing_of_a_record_is_active(text, tmp_path, capsys):
+    told = as_markdown(capsys, hostile_record(tmp_path, text))
+    assert not CONTROL.search(told.replace("\n", ""))
+    for extensions in (["tables", "fenced_code"], []):
+        reader = Active()
+        reader.feed(markdown.markdown(told, extensions=extensions))
+        assert reader.found == []
+    page = convert_to_html(told, tmp_path)
+    reader = Active()
+    reader.feed(page)
+    assert reader.found == []
+
+
+@pytest.mark.parametrize(
+    ("link", "stays"),
+    [
+        ("javascript:alert(1)", False),
+        ("JaVaScRiPt:alert(1)", False),
+        ("&#106;avascript:alert(1)", False),
+        ("data:text/html,x", False),
+        ("vbscript:x", False),
+        ("https://example.org/a:b", True),
+        ("report.md#a", True),
+        ("#part", True),
+    ],
+)
+def test_a_page_has_no_links_that_run(link, stays, tmp_path):
+    page = convert_to_html(f"# Title\n\n[here]({link}) ![there]({link})\n", tmp_path)
+    assert (f'href="{link}"' in page) == stays
+    assert (f'src="{link}"' in page) == stays
+    assert ">here</a>" in page
+
+
+def test_a_page_takes_pictures_from_its_folder_alone(tmp_path):
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "own.png").write_bytes(b"own")
+    text = "# Title\n\n![a](own.png) ![b](../secret.png) ![c](/etc/hostname)\n"
+    page = convert_to_html(text, tmp_path / "out")
+    assert page.count("data:image/png;base64,") == 1
+    assert base64.b64encode(b"own").decode() in page
 
 
 def test_a_translation_of_another_text_is_in_no_row(tmp_path, capsys):
