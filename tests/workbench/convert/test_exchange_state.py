@@ -131,7 +131,7 @@ def test_a_model_that_is_saved_and_read_is_the_same_bit_for_bit(spec, dtype):
     other = type(model).from_pretrained(out, dtype=dtype).eval()
     assert {weight.dtype for weight in other.parameters()} == {dtype}
     state, read = model.state_dict(), other.state_dict()
-    assert list(state) == list(read)
+    assert state.keys() == read.keys()
     assert all(torch.equal(state[name], read[name]) for name in state)
     # Sums over memory that begins elsewhere may be rounded otherwise.
     torch.testing.assert_close(scores(other, head), scores(model, head))

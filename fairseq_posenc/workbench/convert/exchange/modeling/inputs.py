@@ -168,8 +168,8 @@ def check_cache(cache: Any, batch: int, windows: list[Optional[int]]) -> None:
         or getattr(cache, "offloading", False)
     ):
         raise ValueError(
-            f"{type(cache).__name__} cannot be used: positions are read from how many keys are "
-            "kept, bit for bit and where the model is. Leave the cache out, or give "
+            f"a {type(cache).__name__} of this kind cannot be used: it may pad, round, drop or move "
+            "keys, and positions are counted by the keys. Leave the cache out, or give "
             "DynamicCache(config=model.config)"
         )
     for layer, window in zip(cache.layers, windows):
