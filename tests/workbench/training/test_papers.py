@@ -144,6 +144,22 @@ def test_the_counts_stand_beside_the_papers_with_the_reason():
         assert f"{count_at_base_size(tied):,}" in part
 
 
+def test_the_storage_of_table_1_stands_beside_what_was_measured():
+    """In blocks that of table rows grows with the length, written out with its square."""
+    lines = [line.strip("| ").split(" | ") for line in section("A1: ").splitlines()]
+    found = {line[0].strip("`"): line[1:] for line in lines if line[1:] and line[1][:2] == "`O"}
+    rows = {
+        row["position_encoding"]: row["texts"] for row in DATA["reported"]["m4m_table1"]["rows"]
+    }
+    assert {name: cells[0].strip("`") for name, cells in found.items()} == {
+        name: texts["complexity"] for name, texts in rows.items()
+    }
+    for name in ("shaw", "m4", "m4m", "deberta"):
+        _, half, whole, _, half_blocked, whole_blocked = map(float, found[name][1:])
+        assert whole / half == pytest.approx(4, rel=0.05)
+        assert whole_blocked / half_blocked == pytest.approx(2, rel=0.05)
+
+
 def run_of(row, entry, folder):
     """Write all that the training and the evaluations of a row leave behind."""
     recipe = row.get("recipe", entry["recipe"])
