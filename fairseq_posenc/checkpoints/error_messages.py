@@ -16,6 +16,11 @@ _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 _WORDS = {code: os.strerror(code) for code in (*DISK_FULL, *_TOO_MANY_FILES)}
 _RANK = re.compile(r"^fairseq_posenc\.errors\.(?:User|Run)Error: (.+)$", re.MULTILINE)
 _MISFIT = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
+# What fairseq, torch and omegaconf raise where a setting has another type or value than it may.
+UNBUILDABLE = (
+    *(TypeError, ValueError, AttributeError, LookupError, AssertionError, ArithmeticError),
+    *(SyntaxError, NameError, NotImplementedError, RecursionError),
+)
 _MISSING = "Model file not found: "
 _OTHER_PARAMETERS = "loaded state dict "  # how messages of torch's optimizers begin
 _BARE = "Neither args nor cfg exist"
@@ -26,9 +31,11 @@ _EXTRA = {
 }
 # The functions of fairseq that read checkpoints, and their local variable with the path.
 _OPENS = "load_checkpoint_to_cpu"  # any error in it, or below it, is the file's fault
+_BUILDS = "load_model_ensemble_and_task"  # sets up the task of a checkpoint, and its model
+_CHECKPOINTS = "fairseq/checkpoint_utils.py"
 _READERS = {
-    ("fairseq/checkpoint_utils.py", _OPENS): "path",
-    ("fairseq/checkpoint_utils.py", "load_model_ensemble_and_task"): "filename",
+    (_CHECKPOINTS, _OPENS): "path",
+    (_CHECKPOINTS, _BUILDS): "filename",
     ("fairseq/trainer.py", "load_checkpoint"): "filename",
 }
 
@@ -40,7 +47,7 @@ def find_message(error: BaseException) -> str | None:
     chain. Control characters of what it quotes are written out.
     """
     links = list(chain(error))
-    messages = [_get_user_message(link) for link in links]
+    messages = [_name_file(link, _get_user_message(link)) for link in links]
     # For a checkpoint, the first error says most.
     messages += [_describe_unreadable(link) for link in reversed(links)]
     found = next((message for message in messages if message), None)
@@ -121,16 +128,28 @@ def _runs_code(error: BaseException) -> bool:
     return isinstance(error, pickle.UnpicklingError) and "Weights only load failed" in str(error)
 
 
+def _name_file(error: BaseException, message: str | None) -> str | None:
+    """Put the checkpoint before a mistake that fairseq found while it built the model of it."""
+    for frame, _ in traceback.walk_tb(error.__traceback__ if message else None):
+        if _locate(frame) == (_CHECKPOINTS, _BUILDS):
+            path = str(frame.f_locals.get("filename"))
+            return message if path in str(message) else f"{path}: {message}"
+    return message
+
+
 def _describe_unreadable(error: BaseException) -> str | None:
     """Describe the fault of the checkpoint that fairseq was reading, None if it was not."""
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for frame in frames:
+    for frame in reversed(frames):  # what opens a file is called by what builds its model
         place = _locate(frame)
         if place in _READERS:
             path = frame.f_locals.get(_READERS[place])
-            wrong = _describe_fault(error, opening=place[1] == _OPENS, here=frame is frames[-1])
+            here = frame is frames[-1]
+            wrong = _describe_fault(error, opening=place[1] == _OPENS, here=here)
+            if wrong is None and place[1] == _BUILDS and not here:
+                wrong = _describe_unbuildable(error)
             if wrong:
                 return f"{path}: {wrong}"
     return describe_damage(error) if _runs_code(error) else None
@@ -158,6 +177,19 @@ def _describe_fault(error: BaseException, opening: bool, here: bool) -> str | No
         return shortened(text)  # another optimizer or criterion
     lacks = isinstance(error, (KeyError, TypeError, AttributeError)) or text.startswith(_BARE)
     return describe_damage(error) if opening or (here and lacks) else None
+
+
+def _describe_unbuildable(error: BaseException) -> str | None:
+    """Describe an error in building the task or model of a checkpoint from its settings."""
+    if not isinstance(error, UNBUILDABLE):
+        return None
+    return f"no model can be built of its settings: {quote_error(error)}"
+
+
+def quote_error(error: BaseException) -> str:
+    """Quote an error whose text alone may say nothing, as the name that a KeyError is about."""
+    reason = shortened(" ".join(str(error).split()))
+    return f"{type(error).__name__}{': ' if reason else ''}{reason}"
 
 
 def _locate(frame: FrameType) -> tuple[str, str]:

@@ -49,6 +49,7 @@ class PositionCheckpoints(nn.Module):
         """Rename what fairseq's own models call their positions, and drop copies, in place."""
         for key in filter(is_copy, list(state_dict)):
             del state_dict[key]
+        _refuse_flat_tables(state_dict)
         self._read = dict(state_dict)
         super().upgrade_state_dict_named(state_dict, name)  # type: ignore[misc]
         for key in [key for key in state_dict if key.endswith(STOCK_TABLE)]:
@@ -100,7 +101,10 @@ class PositionCheckpoints(nn.Module):
                 continue
             for parameter, _ in module.named_parameters():
                 key = f"{name}.{parameter}"
-                if key not in state_dict:
+                if (
+                    key not in state_dict
+                    or state_dict[key].dim() != module.get_parameter(parameter).dim()
+                ):
                     continue
                 longer = module.extend(parameter, state_dict[key])
                 if longer.shape != state_dict[key].shape:
@@ -162,9 +166,21 @@ def _read_identity(state_dict: dict[str, Any], stack: str, own: Identity) -> Ide
     return own if own.positions == "learned" and stack + LEARNED_TABLE in state_dict else None
 
 
+def _refuse_flat_tables(state_dict: dict[str, Any]) -> None:
+    """Refuse fairseq's learned positions where they are no table."""
+    for key in [key for key in state_dict if key.endswith(STOCK_TABLE)]:
+        if state_dict[key].dim() != 2:
+            raise UserError(
+                f"the checkpoint is damaged: {key} is not a table, but has the shape "
+                f"{tuple(state_dict[key].shape)}"
+            )
+
+
 def _refuse_other_dictionary(state_dict: dict[str, Any], own: dict[str, Tensor]) -> None:
     """Refuse token embeddings of another number of symbols; the names are not in a checkpoint."""
     for key in [key for key in state_dict if key.endswith("embed_tokens.weight") and key in own]:
+        if state_dict[key].dim() != own[key].dim():
+            continue  # torch says so
         theirs, ours = (each[key].size(0) for each in (state_dict, own))
         if theirs != ours:
             raise UserError(

@@ -21,7 +21,7 @@ from fairseq_cli import eval_lm, generate, interactive, train, validate
 from fairseq_posenc.checkpoints.error_messages import find_message
 from fairseq_posenc.workbench.cli import main
 from tests.checkpoints.test_checkpoints import BROKEN, saved
-from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, pairs, sentences
+from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, pairs, sentences, trained
 from tests.workbench.finetuning import test_glue_commands as glue
 from tests.workbench.finetuning import test_squad_commands as squad
 
@@ -201,3 +201,88 @@ def test_it_is_told_in_one_line_and_runs_nothing(command, fault, tmp_path, monke
     assert len(told) < 1000
     assert not (tmp_path / TRACE).exists()
     assert path.read_bytes() == content
+
+
+def float8(weight: torch.Tensor) -> torch.Tensor:
+    return weight.to(torch.float8_e4m3fn)
+
+
+def quantized(weight: torch.Tensor) -> torch.Tensor:
+    return torch.quantize_per_tensor(weight.float(), 0.1, 0, torch.quint8)
+
+
+# Weights that are none for fairseq, or have no number for each of the model's.
+FORMS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "float8": float8,
+    "complex": lambda weight: weight.to(torch.complex64),
+    "meta": lambda weight: weight.to("meta"),
+    "sparse": lambda weight: weight.to_sparse(),
+    "compressed": lambda weight: weight.to_sparse_csr(),
+    "quantized": quantized,
+    "one number": lambda weight: weight.flatten()[0].clone(),
+    "flat": lambda weight: weight.flatten().clone(),
+    "deep": lambda weight: weight[None].clone(),
+    "no rows": lambda weight: weight[:0].clone(),
+    "whole numbers": lambda weight: weight.long(),
+    "flags": lambda weight: weight > 0,
+    "a list": lambda weight: weight.tolist(),
+    "text": lambda weight: "weights",
+    "a mapping": lambda weight: {"weight": weight},
+    "nothing": lambda weight: None,
+    "huge": lambda weight: torch.full_like(weight, 3e38),
+    "huge in double precision": lambda weight: torch.full_like(weight.double(), 1e300),
+    "no numbers": lambda weight: torch.full_like(weight, float("nan")),
+}
+READERS = {
+    **dict.fromkeys(("inspect", "swap", "export", "plot", "lm-length", "eval-lm"), "causal_lm"),
+    "generate": "translation",
+}
+
+
+@pytest.mark.parametrize("name", ["embed_tokens.weight", "layers.0.fc1.weight"])
+@pytest.mark.parametrize("command", READERS)
+def test_weights_of_other_forms_are_one_line_that_names_the_parameter(
+    command, name, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "file.pt"
+    state = torch.load(trained(READERS[command]).save_dir / "checkpoint_last.pt")
+    state["last_optimizer_state"] = None
+    (parameter, *_) = [key for key in state["model"] if key.endswith(name)]
+    for form, change in FORMS.items():
+        model = {**state["model"], parameter: change(state["model"][parameter])}
+        torch.save({**state, "model": model}, path)
+        told = COMMANDS[command](path, capsys, monkeypatch)
+        assert told, form
+        assert str(path) in told, form
+        assert parameter in told or " symbols" in told, form  # of the dictionary, and its file
+        assert "\n" not in told, form
+
+
+BAD_SETTINGS: dict[str, Any] = {
+    "_name": "no_such_model",
+    "decoder_layers": "many",
+    "decoder_embed_dim": [1, 2],
+    "decoder_attention_heads": 0,
+    "activation_fn": "no-such-function",
+    "decoder_ffn_embed_dim": None,
+}
+
+
+@pytest.mark.parametrize("setting", BAD_SETTINGS)
+@pytest.mark.parametrize("command", READERS)
+def test_settings_that_no_model_can_be_built_of_are_one_line(
+    command, setting, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    state = torch.load(trained(READERS[command]).save_dir / "checkpoint_last.pt")
+    model = state["cfg"]["model"]
+    values = vars(model) if isinstance(model, Namespace) else model
+    values[setting] = BAD_SETTINGS[setting]
+    if setting == "_name":
+        values["arch"] = values["_name"]
+    torch.save({**state, "last_optimizer_state": None}, tmp_path / "file.pt")
+    told = COMMANDS[command](tmp_path / "file.pt", capsys, monkeypatch)
+    assert told
+    assert str(tmp_path / "file.pt") in told or command == "swap"  # it names the setting
+    assert "\n" not in told

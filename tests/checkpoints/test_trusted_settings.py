@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import sys
 from argparse import Namespace
 from collections.abc import Iterable
@@ -72,7 +73,7 @@ KEPT_OUT = {
     "literal": "only literals pass (host/audit_hook.py)",
     "checkpoint": "a checkpoint: read by load_checkpoint_to_cpu, which is checked; or written",
     "command line": "the user's own command line names it",
-    "own": "fairseq's own modules, by a listing of their folder, and programs that fairseq itself names",
+    "own": "fairseq's own modules, by a listing of their folder, or a program that fairseq names",
     "data": "a file of the data's folder, or one that the user's program names; read as data",
     "write": "a file of results, of preprocessing or of a cache",
     "program": "a Python program that calls fairseq names it",
@@ -270,6 +271,52 @@ def test_what_fairseq_evaluates_has_to_be_a_literal(secret):
         utils.eval_str_list(PAYLOAD, int)
 
 
+class Text(str):
+    """Is another text for whoever asks it."""
+
+    def __str__(self) -> str:
+        return "1"
+
+
+class Bytes(bytes):
+    """Is another text for whoever asks it."""
+
+    def decode(self, *how: Any) -> str:
+        return "1"
+
+
+RUN = {
+    "text": PAYLOAD,
+    "bytes": PAYLOAD.encode(),
+    "a buffer": bytearray(PAYLOAD.encode()),
+    "a view": memoryview(PAYLOAD.encode()),
+    "UTF-7": f"#coding:utf-7\n[1#+AAo-,{PAYLOAD}]".encode(),
+    "UTF-7 on the second line": f"\n# vim: fileencoding=utf-7\n[1#+AAo-,{PAYLOAD}]".encode(),
+    "a mark of UTF-8": b"\xef\xbb\xbf" + PAYLOAD.encode(),
+    "a kind of text": Text(PAYLOAD),
+    "a kind of bytes": Bytes(PAYLOAD.encode()),
+    "code": compile(PAYLOAD, "setting", "eval"),
+    "code without names": compile("(lambda: 1)()", "setting", "eval"),
+    "a tree": ast.parse(PAYLOAD, mode="eval"),
+}
+EVALUATE = """
+def evaluate(x): return eval(x)
+def execute(x): return exec(x)
+def compile_and_run(x): return eval(compile(x, "setting", "eval"))
+"""
+
+
+@pytest.mark.parametrize("form", RUN)
+@pytest.mark.parametrize("how", ["evaluate", "execute", "compile_and_run"])
+def test_nothing_but_literals_is_evaluated_in_any_form(how, form, secret):
+    fairseqs: dict[str, Any] = {"__name__": "fairseq.tasks.new"}
+    exec(EVALUATE, fairseqs)
+    is_code, is_tree = (form.startswith(kind) for kind in ("code", "a tree"))
+    other = (is_code and how == "compile_and_run") or (is_tree and how != "compile_and_run")
+    with pytest.raises(TypeError if other else UserError):
+        fairseqs[how](RUN[form])
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -286,7 +333,9 @@ def test_literals_are_taken(text):
     [
         *(PAYLOAD, "f()", "x", "[x for x in (1, 2)]", "1 if 2 else 3", "(1).real", "lambda: 1"),
         *("f'{1}'", "[1] * 10 ** 9", "[1] * 99999999", "[[1] * 9999] * 9999", "[1] @ [2]", "[1"),
-        *("(y := 1)", "[*range(3)]", "-x", "1" * 200_000, "(" * 9_000 + ")" * 9_000, "\0"),
+        *("(y := 1)", "[*range(3)]", "-x", "1" * 200_000, "#coding:utf-7\n1",
+        *("[" + "1," * 4_000 + "] * 9_999", "[1] * 9_999 + " * 9 + "[1]"),
+        *( "(" * 9_000 + ")" * 9_000, "\0"),
     ],
 )
 def test_what_is_no_literal_is_refused(text):

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from fairseq import checkpoint_utils
 
+from fairseq_posenc.checkpoints.error_messages import UNBUILDABLE, quote_error
 from fairseq_posenc.checkpoints.recovery import newest_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_mapped, readable_errors
 from fairseq_posenc.checkpoints.trusted_settings import forget_files, refuse_files
-from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 from fairseq_posenc.workbench.running.files import written_whole
 
@@ -61,8 +62,8 @@ def refuse_unusable_settings(place: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (TypeError, ValueError, AttributeError, KeyError, AssertionError) as error:
-        reason = shortened(" ".join(str(error).split()))
+    except UNBUILDABLE as error:
+        reason = quote_error(error)
         raise UserError(f"{place}: no model can be built of its settings: {reason}") from error
 
 

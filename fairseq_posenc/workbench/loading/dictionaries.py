@@ -110,7 +110,23 @@ def _list_files(settings: Any, folder: Path) -> list[str]:
 
 def _describe_trained(path: Path, state: State, stack: str, file: Path) -> TrainedDictionary:
     weights = {name: each for name, each in state["model"].items() if name.startswith(stack)}
-    sizes = [weights[name].size(0) for name in weights if name.endswith(EMBEDDINGS)]
+    sizes = count_symbols(weights, path)
     identities = [Identity.from_tensor(weights[name]) for name in weights if is_identity(name)]
     known = next((each.weight_settings.dictionary for each in identities), None)
-    return TrainedDictionary(path, sizes[0] if sizes else None, known, file)
+    return TrainedDictionary(path, next(iter(sizes.values()), None), known, file)
+
+
+def count_symbols(weights: dict[str, Any], path: Path) -> dict[str, int]:
+    """Count the rows of each table of token embeddings of a checkpoint, by its name.
+
+    Raises:
+        UserError: one is not a table.
+    """
+    tables = {name: weight for name, weight in weights.items() if name.endswith(EMBEDDINGS)}
+    for name, table in tables.items():
+        if table.dim() != 2:
+            raise UserError(
+                f"{path}: the checkpoint is damaged: {name} is not a table, but has the shape "
+                f"{tuple(table.shape)}"
+            )
+    return {name: table.size(0) for name, table in tables.items()}

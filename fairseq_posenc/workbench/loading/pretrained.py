@@ -15,8 +15,8 @@ from fairseq_posenc.checkpoints.state_dict_adapter import STOCK_OFFSET, STOCK_SP
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import Spec, parse
 from fairseq_posenc.transformer.options import as_namespace, resolve
-from fairseq_posenc.workbench.loading.checkpoints import load_state
-from fairseq_posenc.workbench.loading.dictionaries import EMBEDDINGS, TrainedDictionary
+from fairseq_posenc.workbench.loading.checkpoints import load_state, refuse_unusable_settings
+from fairseq_posenc.workbench.loading.dictionaries import TrainedDictionary, count_symbols
 from fairseq_posenc.workbench.loading.families import (
     Family,
     architecture,
@@ -114,27 +114,30 @@ def read_pretrained(
             f"{option} {path}: a model of the architecture {arch}, not a RoBERTa (roberta_... or "
             f"decbert_...){kinds and ', '}{kinds}"
         )
-    sizes = {name: each.size(0) for name, each in weights.items() if name.endswith(EMBEDDINGS)}
+    sizes = count_symbols(weights, path)
     if not sizes:
         raise UserError(f"{option} {path}: holds no token embeddings")
-    ARCH_CONFIG_REGISTRY[arch](args)  # old checkpoints lack options that came later
-    data = settings.task.get("data")
-    identities = [
-        Identity.from_tensor(weights[name]) for name in sorted(filter(is_identity, weights))
-    ]
-    return Pretrained(
-        path=path,
-        settings=settings,
-        args=args,
-        arch=arch,
-        family=family,
-        specs=_read_specs(args, arch, family),
-        positions=_count_positions(args, settings, family, weights),
-        sizes=[sizes[name] for name in sorted(sizes, reverse=True)],  # encoder before decoder
-        dictionary=Path(str(data).split(":")[0], DICTIONARY) if data else None,
-        fingerprint=identities[-1].weight_settings.dictionary if identities else None,  # encoder's
-        weights=weights if with_weights else {},
-    )
+    with refuse_unusable_settings(f"{option} {path}"):
+        ARCH_CONFIG_REGISTRY[arch](args)  # old checkpoints lack options that came later
+        data = settings.task.get("data")
+        identities = [
+            Identity.from_tensor(weights[name]) for name in sorted(filter(is_identity, weights))
+        ]
+        return Pretrained(
+            path=path,
+            settings=settings,
+            args=args,
+            arch=arch,
+            family=family,
+            specs=_read_specs(args, arch, family),
+            positions=_count_positions(args, settings, family, weights),
+            sizes=[sizes[name] for name in sorted(sizes, reverse=True)],  # encoder before decoder
+            dictionary=Path(str(data).split(":")[0], DICTIONARY) if data else None,
+            fingerprint=identities[-1].weight_settings.dictionary
+            if identities
+            else None,  # encoder's
+            weights=weights if with_weights else {},
+        )
 
 
 def _read_specs(args: Namespace, arch: str, family: Family) -> dict[str, Spec]:
@@ -156,7 +159,11 @@ def _count_positions(
     for side, option in family.positions.items():
         # The oldest RoBERTas have their encoder under the decoder's name.
         start = f"{side}." if family.name != "masked_lm" else ""
-        tables = [n for n in weights if n.startswith(start) and n.endswith(STOCK_TABLE)]
+        tables = [
+            name
+            for name, weight in weights.items()
+            if name.startswith(start) and name.endswith(STOCK_TABLE) and weight.dim()
+        ]
         in_table = weights[tables[0]].size(0) - STOCK_OFFSET if tables else 0
         rows = in_table or getattr(args, option, None)
         counts[side] = int(rows or settings.task.tokens_per_sample)

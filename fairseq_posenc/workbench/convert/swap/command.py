@@ -28,6 +28,7 @@ from fairseq_posenc.workbench.convert.swap.weights import (
     transfer_weights,
     with_default_layouts,
 )
+from fairseq_posenc.workbench.loading.checkpoints import refuse_unusable_settings
 from fairseq_posenc.workbench.loading.families import list_stacks
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.options import add_count, build_settings
@@ -76,7 +77,9 @@ def run(options: argparse.Namespace) -> int:
     source = read_pretrained(
         options.checkpoint, "--checkpoint", with_weights=True, any_family=not options.arch
     )
-    return _write_start(choice if options.arch else choice.fill_from(source), source, options, out)
+    with refuse_unusable_settings(f"--checkpoint {options.checkpoint}"):
+        choice = choice if options.arch else choice.fill_from(source)
+        return _write_start(choice, source, options, out)
 
 
 def _write_start(choice: Choice, source: Pretrained, options: argparse.Namespace, out: Path) -> int:
