@@ -18,6 +18,8 @@ from fairseq_posenc.errors import RunError
 Mark = TypeVar("Mark")
 Result = TypeVar("Result")
 _AHEAD = 3  # chunks for each worker that may be waiting or done
+# What ends the main process, and its workers with it.
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Pool:
@@ -43,7 +45,7 @@ class Pool:
         pending: deque[tuple[Mark, Future[Any]]] = deque()
         try:
             for mark, data in chunks:
-                pending.append((mark, self._executor.submit(_call, data)))
+                pending.append((mark, self._submit(data)))
                 if len(pending) >= self._ahead:
                     mark, future = pending.popleft()
                     yield mark, future.result()
@@ -55,6 +57,17 @@ class Pool:
                 "a worker process was ended from outside, often for lack of memory; "
                 "start the same command again, perhaps with fewer --workers, to go on"
             ) from None
+
+    def _submit(self, data: bytes) -> Future[Any]:
+        """Submit a chunk; the first starts the workers.
+
+        Signals wait until they are started: in a fork Python ignores a KeyboardInterrupt.
+        """
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+        try:
+            return self._executor.submit(_call, data)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def __enter__(self) -> Pool:
         return self
@@ -74,6 +87,7 @@ def _start_worker(function: Callable[..., Any], arguments: tuple[Any, ...]) -> N
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # by which Slurm tells a job that its time is up
     for number in (signal.SIGTERM, signal.SIGHUP):  # the main process handles them like Ctrl-C
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _task = (function, arguments)
 

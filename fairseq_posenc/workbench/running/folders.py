@@ -75,7 +75,7 @@ class Folder:
                 self._compare(saved.get("plan"), self.partial)
             elif saved.get("plan") != self.plan:
                 self._empty()
-                self.save({})
+                _write(self.partial / _PROGRESS, {"plan": self.plan, "done": {}})
             try:
                 yield done
             except UserError as error:
