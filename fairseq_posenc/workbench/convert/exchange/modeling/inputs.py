@@ -168,7 +168,7 @@ def check_cache(cache: Any, batch: int, windows: list[Optional[int]]) -> None:
         or getattr(cache, "offloading", False)
     ):
         raise ValueError(
-            f"a {type(cache).__name__} of this kind cannot be used: it may pad, round, drop or move "
+            f"such a {type(cache).__name__} cannot be used: it may pad, round, drop or move "
             "keys, and positions are counted by the keys. Leave the cache out, or give "
             "DynamicCache(config=model.config)"
         )
