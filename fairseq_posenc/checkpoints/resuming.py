@@ -32,6 +32,8 @@ def start_resuming(path: Path, settings: DictConfig | None) -> None:
     if changes:
         logger.info("%s goes on with other settings: %s", path, ", ".join(changes))
     _refuse_other_average(path, state, settings)
+    if checkpoint.patience > 0 and not _has_patience(state):
+        logger.warning("%s has no count of --patience, which begins at 0", path)
     if state.get("last_optimizer_state") is not None and not checkpoint.reset_optimizer:
         _refuse_other_classes(path, state.get("cfg"), now)
         _optimizers.append(path)
@@ -119,6 +121,12 @@ def _refuse_other_average(path: Path, state: dict[str, Any], settings: DictConfi
             f"{path} has no average of its weights, and --store-ema can begin one only with a new "
             "training: leave it out"
         )
+
+
+def _has_patience(state: dict[str, Any]) -> bool:
+    """Check whether a checkpoint has the count (:mod:`fairseq_posenc.host.patience`)."""
+    parts = (state.get("extra_state") or {}).values()
+    return any(isinstance(part, dict) and "patience" in part for part in parts)
 
 
 def list_changes(before: Any, now: Any) -> list[str]:

@@ -57,13 +57,5 @@ def keep_patience(task: Any, checkpoint: Any, counter: Any) -> None:
     task.set_checkpoint_dict = set_checkpoint_dict
 
 
-def warn_of_lost_count(state: dict[str, Any], checkpoint: Any) -> None:
-    """Warn that the count begins at 0, if the checkpoint to go on from has none."""
-    extra = state.get("extra_state") or {}
-    counts = [x for x in extra.values() if isinstance(x, dict) and _KEY in x]
-    if checkpoint.patience > 0 and not counts:
-        logger.warning("the checkpoint has no count of --patience, which begins at 0")
-
-
 def _is_default(checkpoint: Any) -> bool:
     return bool(checkpoint.restore_file == CheckpointConfig.restore_file)

@@ -226,3 +226,38 @@ def test_eval_lm_says_what_it_left_out_of_sentences():
     log = _eval_lm("--sample-break-mode", "eos", "--tokens-per-sample", 16).log
     assert "Perplexity" in log
     assert "left out are" not in log  # no sentence of the test is longer than the model reads
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("++model.position_encoding=null", "position"),
+        ("++model.position_encoding=3", "3"),
+        ("++model.position_encoding=[rope]", "rope"),
+        ("++model.attention_directions=[lr,rl]", "lr"),
+        ("++model.position_encoding_decoder=7", "7"),
+        ("common.fp16=true", "common.fp16=false"),
+        ("common.bf16=true", "common.bf16=false"),
+        ("common.use_plasma_view=true", "pyarrow.plasma"),
+        ("dataset.train_subset=none", "no part 'none'"),
+    ],
+)
+@pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
+def test_hydra_settings_are_refused_in_a_line(family, change, said):
+    task, arch = {
+        "masked_lm": ("masked_lm", "roberta_m4m_tiny"),
+        "causal_lm": ("language_modeling", "transformer_lm_rope_tiny"),
+    }[family]
+    done = run(
+        "fairseq-hydra-train",
+        *(f"common.user_dir={USER_DIR}", "common.cpu=true", f"task={task}"),
+        *(f"task.data={sentences()}", "task.tokens_per_sample=16", "dataset.batch_size=4"),
+        *("optimizer=adam", "optimization.max_epoch=1", "checkpoint.no_save=true"),
+        *(f"criterion={'masked_lm' if family == 'masked_lm' else 'cross_entropy'}",),
+        *(f"+model._name={arch}", change),
+        fails=True,
+    )
+    assert done.status
+    (line,) = [x for x in done.err.splitlines() if x.startswith("fairseq-posenc: error: ")]
+    assert said in line
+    assert "Traceback" not in done.err

@@ -1,0 +1,62 @@
+"""fairseq's ``from_pretrained`` loads our models, with the plugin by name or by our classes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers.commands import FAMILIES, USER_DIR, new_directory, trained
+from tests.helpers.programs import true_start
+
+pytestmark = pytest.mark.slow
+CLASSES = {
+    "masked_lm": ("fairseq.models.roberta", "RobertaModel"),
+    "causal_lm": ("fairseq.models.transformer_lm", "TransformerLanguageModel"),
+    "translation": ("fairseq.models.transformer", "TransformerModel"),
+}
+OWN = {
+    "masked_lm": ("fairseq_posenc.models.masked_lm", "PositionalRoberta"),
+    "causal_lm": ("fairseq_posenc.models.causal_lm", "PositionalLM"),
+    "translation": ("fairseq_posenc.models.translation", "PositionalTransformer"),
+}
+PROGRAM = """
+{first}
+from {module} import {name} as Model
+hub = Model.from_pretrained({folder!r}, "checkpoint_last.pt", {data!r}{more})
+tokens = hub.task.source_dictionary.encode_line("w1 w2 w3", add_if_not_exist=False).long()
+model = hub.models[0] if hasattr(hub, "models") else hub.model
+print(any("position_encoding" in name or "self_attn" in name for name, _ in model.named_modules()))
+if hasattr(hub, "generate"):
+    print(len(hub.generate(tokens, beam=2)[0]["tokens"]) > 0)
+else:
+    print(hub.extract_features(tokens).shape[-1] > 0)
+"""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("way", ["name", "path", "imported before", "own class"])
+def test_from_pretrained(family, way):
+    module, name = (OWN if way == "own class" else CLASSES)[family]
+    user_dir = {"name": "fairseq_posenc", "path": str(USER_DIR)}.get(way, "fairseq_posenc")
+    more = "" if way == "own class" else f", user_dir={user_dir!r}"
+    if family == "masked_lm":
+        more += ", bpe=None"  # RoBERTa's is GPT-2's, which is fetched
+    text = PROGRAM.format(
+        first="import fairseq_posenc" if way == "imported before" else "",
+        module=module,
+        name=name,
+        folder=str(trained(family).save_dir),
+        data=str(FAMILIES[family].data()),
+        more=more,
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=new_directory(),
+        env=true_start(),
+    )
+    assert done.stdout.splitlines()[-2:] == ["True", "True"], done.stderr[-2000:]
