@@ -60,7 +60,9 @@ def refuse_unusable_settings(place: str) -> Iterator[None]:
     """Turn what goes wrong inside, where fairseq builds something of settings, into one line."""
     try:
         yield
-    except UserError:
+    except UserError as error:
+        if str(error).startswith("the checkpoint"):  # of code that does not know its file
+            raise UserError(f"{place}: {error}") from error
         raise
     except UNBUILDABLE as error:
         reason = quote_error(error)
