@@ -270,3 +270,21 @@ def test_ctrl_c_while_modules_are_imported_is_a_line(tmp_path, program, library)
         _, told = process.communicate()
     assert (process.returncode, told) == (STOPPED, "fairseq-posenc: stopped\n")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_workers_are_started_is_not_lost():
+    """In the callbacks of a fork Python prints a KeyboardInterrupt, and goes on."""
+    code = f"""
+import os, signal, sys
+sys.path.insert(0, {str(PROGRAMS)!r})
+from binarize.pool import Pool
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
+try:
+    with Pool(2, len) as pool:
+        print(list(pool.map([(0, b"a")])))
+except KeyboardInterrupt:
+    print("stopped")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("stopped\n", "")
