@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
         opened = open_model(path, args.data)
         inspections.append(inspect_model(opened, read_text(opened, args.text, args.target)))
     text = render_page(inspections, own_command())
-    say(f"{args.out}: {len(text) / 1e6:.2f} MB, {' and '.join(map(_format_shape, inspections))}")
     write_whole(args.out, text)
+    say(f"{args.out}: {len(text) / 1e6:.2f} MB, {' and '.join(map(_format_shape, inspections))}")
     return 0
 
 

@@ -526,3 +526,59 @@ def test_a_folder_of_an_older_export_has_its_options_in_a_file_of_their_own():
     path.write_text(json.dumps(config))
     before, after = (load_state(path, "it")["model"] for path in (trained.path, import_(folder)))
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+ODD = [3.5, ["x"], {"x": {"y": [{}]}}, 10**30, "\x1b[31mred"]
+ODD_KEYS = ["model_type", "architectures", "hidden_act", "head_activation", "auto_map"]
+ODD_KEYS += ["transformers_version", "vocab_size", "max_position_embeddings", "layer_norm_eps"]
+ODD_KEYS += ["rope_parameters", "rope_scaling", "pos_att_type", "encoder_stack", "decoder_stack"]
+ODD_KEYS += ["fairseq", "fairseq.model", "fairseq.task", "fairseq.head", "fairseq.meanings"]
+ODD_KEYS += ["fairseq.trained_lengths", "fairseq.model.encoder_ffn_embed_dim"]
+ODD_KEYS += ["fairseq.model.decoder_xformers_att_config", "encoder_stack.positions"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ODD_KEYS)
+@pytest.mark.parametrize(
+    ("family", "spec", "has_options"),
+    [
+        *(("masked_lm", "m4m", True), ("masked_lm", "learned", False)),
+        ("causal_lm", "rope(layout=half,fraction=0.5)", True),
+    ],
+    ids=["own code", "RoBERTa of others", "GPT-NeoX"],
+)
+def test_values_of_another_kind_are_a_line_or_without_effect(
+    family, spec, has_options, key, capsys
+):
+    path = export(checkpoint(family, spec)) / "config.json"
+    config = json.loads(path.read_text())
+    if not has_options:
+        del config["fairseq"]
+    *parents, last = key.split(".")
+    for value in ODD:
+        changed = json.loads(json.dumps(config))
+        place = changed
+        for parent in parents:
+            place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                return
+        place[last] = value
+        path.write_text(json.dumps(changed))
+        code = main(["import", "--from", str(path.parent), "--out", str(path.parent / "start.pt")])
+        told = capsys.readouterr()
+        assert code in (0, 2)
+        assert "\x1b" not in told.out + told.err
+        if code:
+            (line,) = (each for each in told.err.splitlines() if not each.startswith("INFO:"))
+            assert line.startswith("fairseq-posenc: error: ")
+        (path.parent / "start.pt").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("value", [value for value in ODD if not isinstance(value, str)])
+@pytest.mark.parametrize("key", ["model_type", "hidden_act", "transformers_version"])
+def test_a_text_that_is_none_is_named(key, value, capsys):
+    path = export(checkpoint("masked_lm", "m4m")) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    assert f"{path}: {key} is {json.dumps(value)}, which is not a text" in refused(
+        path.parent, capsys
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from pathlib import Path
@@ -21,6 +22,7 @@ from fairseq_posenc.workbench.running.logs import (
     read_curve_file,
 )
 from fairseq_posenc.workbench.training import recipes
+from tests.helpers.commands import refused
 
 JSON = [
     '2026 | INFO | train_inner | {"epoch": 1, "loss": "9.1", "wps": "1234", "num_updates": "50"}',
@@ -451,3 +453,48 @@ def test_names_with_dollar_signs_are_drawn_as_they_are(tmp_path, capsys):
     assert main(words) == 0
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert r"`$\nope$`" in capsys.readouterr().out
+
+
+DIGITS = "1234567890123456789012"
+STRANGE = {
+    "update": ("num_updates", DIGITS, f"has epoch 1, update {int(float(DIGITS))}"),
+    "negative update": ("num_updates", f"-{DIGITS}", f"update -{int(float(DIGITS))}"),
+    "update of 300 digits": ("num_updates", "1e300", "characters): it is damaged"),
+    "epoch": ("epoch", DIGITS, f"has epoch {DIGITS}"),
+    "loss": ("loss", f"-{DIGITS}", "has a loss of -1.23457e+21 at update 3"),
+}
+
+
+def strange_log(path: Path, key: str, value: str) -> Path:
+    """Write a log whose last lines have a strange number."""
+    lines = []
+    for update in (1, 2, 3):
+        figures = {"epoch": "1", "loss": "5", "ppl": "32", "wps": "9", "num_updates": str(update)}
+        figures |= {key: value} if update == 3 else {}
+        for kind, prefix in (("train_inner", ""), ("valid", "valid_")):
+            shown = {name if name == "epoch" else prefix + name: v for name, v in figures.items()}
+            shown["epoch"] = int(shown["epoch"])
+            lines.append(f"2024-01-01 00:00:00 | INFO | {kind} | {json.dumps(shown)}\n")
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("key", "value", "says"), STRANGE.values(), ids=list(STRANGE))
+def test_numbers_that_no_training_logs_are_a_line(key, value, says, tmp_path, capsys):
+    log = strange_log(tmp_path / "train.log", key, value)
+    told = refused(capsys, "learning-curves", f"a={log}", "--out", tmp_path / "out")
+    assert told.startswith(f"{log} has ")
+    assert says in told
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("wps", DIGITS), ("ppl", DIGITS), ("loss", DIGITS), ("loss", "1e308"), ("loss", "nan")),
+        *(("num_updates", "9" * 400), ("num_updates", "x"), ("loss", "inf")),
+    ],
+)
+def test_other_large_numbers_are_drawn_or_passed_over(key, value, tmp_path, capsys):
+    log = strange_log(tmp_path / "train.log", key, value)
+    words = [f"a={log}", f"b={log},{log}", "--out", str(tmp_path / "out")]
+    assert main(["learning-curves", *words]) == 0

@@ -1,0 +1,255 @@
+"""Where commands write: links, pipes, devices, odd names, full disks, and the terminal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.running.options import Parser
+from fairseq_posenc.workbench.running.progress import say
+from tests.helpers.commands import refused, sentences, trained
+
+LOG = "".join(
+    f'2024-01-01 00:00:00 | INFO | {kind} | {{"epoch": 1, "{name}loss": "{9 - update}", '
+    f'"{name}ppl": "30", "{name}wps": "1000", "{name}num_updates": "{update}"}}\n'
+    for update in range(1, 5)
+    for kind, name in (("train_inner", ""), ("valid", "valid_"))
+)
+PLOT = ["plot", "table", "--encoding", "learned", "--out"]
+
+
+def checkpoint() -> Path:
+    return trained("causal_lm").save_dir / "checkpoint_last.pt"
+
+
+FILES = {  # commands that write a file, but for its name, and the suffix
+    "plot png": (lambda: PLOT, ".png"),
+    "plot svg": (lambda: PLOT, ".svg"),
+    "inspect": (
+        lambda: ["inspect", "--checkpoint", checkpoint(), "--text", "w1 w2", "--out"],
+        ".html",
+    ),
+    "swap": (
+        lambda: [
+            *("swap", "--checkpoint", checkpoint(), "--position-encoding", "learned+alibi"),
+            *("--overwrite", "--out"),
+        ],
+        ".pt",
+    ),
+}
+each_file = pytest.mark.parametrize(("command", "suffix"), FILES.values(), ids=list(FILES))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "train.log").write_text(LOG, encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+@pytest.mark.slow
+@each_file
+def test_a_link_is_replaced_and_its_target_stays(command, suffix, folder):
+    for number, content in enumerate([b"mine", None]):
+        target, link = folder / f"target{number}", folder / f"link{number}{suffix}"
+        if content:
+            target.write_bytes(content)
+        link.symlink_to(target)
+        assert main([*map(str, command()), str(link)]) == 0
+        assert not link.is_symlink()
+        assert link.stat().st_size > 100
+        assert target.exists() == bool(content)
+        assert not content or target.read_bytes() == content
+
+
+@pytest.mark.slow
+@each_file
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder of devices", "link to a device"])
+def test_what_is_no_file_is_not_written(kind, command, suffix, folder, capsys):
+    out = folder / f"out{suffix}"
+    if kind == "pipe":
+        os.mkfifo(out)
+    elif kind == "folder of devices":
+        out = Path(f"/dev/out{suffix}")
+    elif kind == "device":
+        os.mknod(out, 0o600 | 0o020000, os.makedev(1, 3)) if os.geteuid() == 0 else os.mkfifo(out)
+    else:
+        out.symlink_to("/dev/null")
+    told = refused(capsys, *command(), out)
+    assert f"--out {out}: is a device, a pipe or a socket; name a file" in told
+    assert out.exists() == (kind != "folder of devices")
+
+
+FOLDERS = {
+    "learning-curves": lambda: ["learning-curves", "a=../train.log"],
+    "lm-length": lambda: [
+        *("lm-length", f"a={checkpoint()}", "--data", sentences(), "--lengths", 8, "--stride", 8)
+    ],
+    "export": lambda: ["export", "--checkpoint", checkpoint(), "--to", "hf", "--tokens", "words"],
+    "compare": lambda: ["compare", "--encodings", "none,rope"],
+    "probe": lambda: ["probe", "--encodings", "none,rope"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", FOLDERS.values(), ids=list(FOLDERS))
+@pytest.mark.parametrize("target", ["empty", "full", "missing"])
+def test_a_link_in_place_of_a_folder_is_refused(target, command, folder, capsys):
+    elsewhere = folder.parent / "elsewhere"
+    if target != "missing":
+        elsewhere.mkdir()
+    if target == "full":
+        (elsewhere / "thesis.tex").write_text("precious")
+    (folder / "out").symlink_to(elsewhere)
+    told = refused(capsys, *command(), "--out", "out")
+    assert f"--out out: is a link to {elsewhere}; name that folder itself" in told
+    found = os.listdir(elsewhere) if elsewhere.exists() else []
+    assert found == (["thesis.tex"] if target == "full" else [])
+    assert os.listdir(folder) == ["out"]
+
+
+# ---------------------------------------------------------------------------- names with a dash
+
+
+@pytest.mark.parametrize("words", [["--out=-a.png"], ["--out", "./-a.png"]])
+def test_a_name_that_begins_with_a_dash_can_be_written(words, folder):
+    assert main([*PLOT[:-1], *words]) == 0
+    assert os.listdir(folder) == ["-a.png"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--out", "-a.png"], "a value that begins with a dash is written --out=-a.png"),
+        (["--out", "--a.png"], "a value that begins with a dash is written --out=--a.png"),
+        (["--out"], "argument --out: expected one argument (see"),
+        (["--out", "--layer", "1"], "argument --out: expected one argument (see"),
+    ],
+)
+def test_a_value_that_argparse_takes_for_an_option(words, says, folder, capsys):
+    assert says in refused(capsys, *PLOT[:-1], *words)
+    assert os.listdir(folder) == []
+
+
+def test_no_program_takes_such_a_path_for_an_option(folder):
+    parser = Parser(prog="x")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("more", type=Path, nargs="*")
+    given = parser.parse_args(["--data=-bin", "a", "--", "-b"])
+    assert given.data == folder / "-bin"
+    assert given.more == [Path("a"), folder / "-b"]
+
+
+# -------------------------------------------------------------------------------- full disks
+
+
+FULL = {
+    **{name: (command, f"out{suffix}") for name, (command, suffix) in FILES.items()},
+    "export": (lambda: [*FOLDERS["export"](), "--out"], "out"),
+    "learning-curves": (lambda: [*FOLDERS["learning-curves"](), "--out"], "out/curves.json"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "name"), FULL.values(), ids=list(FULL))
+def test_a_full_disk_is_a_line_and_leaves_nothing(command, name, folder, small_disk, capsys):
+    (small_disk / "others").write_bytes(bytes(16_384 - 8192))
+    (small_disk / "more").write_bytes(bytes(4096))  # one block is left: a page of the system
+    out = small_disk / name
+    folder_out = out.parent if out.parent != small_disk else out
+    before = set(os.listdir(small_disk))
+    told = refused(capsys, *command(), folder_out, code=1)
+    assert "could not be written (No space left on device)" in told
+    assert told.startswith(f"{small_disk}/out")
+    left = set(os.listdir(small_disk)) - before
+    assert left <= {"out"}
+    assert not [path for path in small_disk.rglob("*.posenc-*")]
+    assert not left or out.parent != small_disk
+
+
+def program(*words: str, **streams: Any) -> subprocess.CompletedProcess[bytes]:
+    code = "import sys; from fairseq_posenc.workbench.cli import main; sys.exit(main())"
+    return subprocess.run([sys.executable, "-c", code, *words], check=False, **streams)
+
+
+@pytest.fixture
+def full() -> Iterator[Any]:
+    with open("/dev/full", "wb") as file:
+        yield file
+        file.raw.close()
+
+
+@pytest.mark.parametrize(
+    "words", [["list"], ["describe", "rope"], ["count", "--encoding", "rope"], ["user-dir"]]
+)
+def test_an_output_that_cannot_be_written_is_a_line(words, full):
+    done = program(*words, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines()[-1] == (
+        "fairseq-posenc: error: standard output could not be written: No space left on device"
+    )
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("words", "code"), [(["list"], 0), (["lits"], 2)])
+def test_an_error_output_that_cannot_be_written_changes_no_exit_code(words, code, full):
+    assert program(*words, stdout=subprocess.PIPE, stderr=full).returncode == code
+
+
+# ------------------------------------------------------------------------------------ terminals
+
+
+TEXT = "a\x1b[31mb\x9b1mc\x07d\x08e\x7ff"
+
+
+def test_only_printable_text_reaches_the_screen():
+    code = (
+        "import sys\n"
+        "from fairseq_posenc.workbench.running.exit_codes import run_main\n"
+        f"def work(): print({TEXT!r}, 'ä\\t😀 א‎'); print({TEXT!r}, file=sys.stderr)\n"
+        "sys.exit(run_main(work))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    shown = "a\\u001b[31mb\\u009b1mc\\u0007d\\u0008e\\u007ff"
+    assert done.stdout.decode() == f"{shown} ä\t😀 א\u200e\n"
+    assert done.stderr.decode() == f"{shown}\n"
+
+
+@pytest.mark.parametrize("text", [TEXT, "a\rb", "a\u2028b", "a\u202eb"])
+def test_messages_write_control_characters_out(text, capsys):
+    assert str(UserError(text)).isprintable()
+    say(text)
+    assert capsys.readouterr().err.removesuffix("\n").isprintable()
+    assert refused(capsys, text).removesuffix("\n").isprintable()
+
+
+# ------------------------------------------------------------------------------ file descriptors
+
+
+def test_too_few_file_descriptors_are_a_line(tmp_path):
+    code = (
+        "import os, resource, sys\n"
+        "from fairseq_posenc.workbench.cli import main\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))\n"
+        "while True:\n"
+        "    try: os.open('/dev/null', os.O_RDONLY)\n"
+        "    except OSError: break\n"
+        "sys.exit(main())"
+    )
+    words = ["report", str(tmp_path)]
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"x")
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, check=False, text=True
+    )
+    assert done.returncode in (1, 2)
+    assert "Too many open files" in done.stderr
+    assert "Traceback" not in done.stderr
