@@ -16,6 +16,12 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'fairseq-po
 pytest.importorskip("onnxscript", reason="pip install 'fairseq-posenc[onnx]'")
 
 
+SIZES = [
+    *(("left", 4, 20), ("right", 3, 11), ("left", 1, 7), ("right", 2, 5), ("left", 6, 40)),
+    *(("right", 1, 1), ("right", 3, 2), ("left", 2, 3), ("right", 5, 40)),
+]
+
+
 def graph(trained, code=0):
     """Export a graph; return its folder."""
     out = new_directory() / "out"
@@ -37,11 +43,14 @@ def ours(trained, tokens):
 
 
 def difference(folder, trained):
-    """Return the largest difference at two lengths, none of them the exporter's example's."""
+    """Return the largest difference at several sizes: the exporter's, smaller and larger ones.
+
+    The example has five tokens: no window may be lost because it reaches over them.
+    """
     session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
     found = []
-    for side, rows, longest in (("left", 4, 20), ("right", 3, 11), ("left", 1, 7)):
-        tokens, real = padded(side, rows, longest)
+    for side, rows, longest in SIZES:
+        tokens, real = (x[:, :longest] for x in padded(side, rows, longest))
         given = {"input_ids": tokens.numpy(), "attention_mask": real.long().numpy()}
         theirs = torch.from_numpy(session.run(None, given)[0])
         found.append((theirs - ours(trained, tokens))[real].abs().max().item())
@@ -55,10 +64,13 @@ def difference(folder, trained):
         ("masked_lm", "rope(scaling=yarn:4)+m4(reset=true)", {"attention_directions": "lr,rl"}),
         ("translation", "rope(layout=half)+t5", {}),
         ("masked_lm", "t5+window(size=5)+sink,fox", {}),
+        ("masked_lm", "rope+window(size=14),none+ssmax", {}),
+        ("masked_lm", "m4m+chunk(size=6)", {}),
     ],
 )
 def test_a_graph_is_the_model_at_any_length(family, spec, more):
-    trained = checkpoint(family, spec, **more)
+    size = {"max_source_positions": 48} if family == "translation" else {"max_positions": 48}
+    trained = checkpoint(family, spec, **size, **more)
     folder = graph(trained)
     assert difference(folder, trained) < 1e-5
     names = {"README.md", "model.onnx", "tokenizer.json", "tokenizer_config.json"}

@@ -194,3 +194,45 @@ def test_version_5_reads_the_same(family, spec):
         check=True,
     )
     torch.testing.assert_close(torch.load(place / "out"), scores(model.eval(), family))
+
+
+class Scores(torch.nn.Module):
+    """A model whose output is a tensor."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens, mask):
+        return self.model(tokens, attention_mask=mask).logits
+
+
+def draw_batch(rows, length, side):
+    tokens = torch.randint(4, 44, (rows, length))
+    if rows > 1 and length > 2:
+        tokens[1, -2:] = 1
+    tokens = tokens.flip(1) if side == "left" else tokens
+    return tokens, tokens.ne(1).long()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("head", "spec"),
+    [
+        ("masked_lm", "rope+window(size=14),none+ssmax"),
+        ("causal_lm", "xpos+window(size=8)+ssmax"),
+        ("causal_lm", "rope(scaling=dynamic:2)+chunk(size=6)"),
+    ],
+)
+def test_an_exported_program_is_the_model_at_any_size(head, spec):
+    """Traced at seven tokens, over which the windows reach; fewer, one, and eight times as many."""
+    model = Scores(exported_model(head, spec, max_positions=64)).eval()
+    dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    example = draw_batch(2, 7, "right")
+    program = torch.export.export(model, example, dynamic_shapes=(dynamic, dynamic)).module()
+    for length in (1, 2, 3, 7, 8, 15, 56):
+        for rows in (1, 2, 5):
+            for side in ("left", "right"):
+                tokens, mask = draw_batch(rows, length, side)
+                found, wanted = program(tokens, mask), model(tokens, mask)
+                torch.testing.assert_close(found[mask.bool()], wanted[mask.bool()])
