@@ -148,7 +148,7 @@ def _describe_unreadable(error: BaseException) -> str | None:
             path = frame.f_locals.get(_READERS[place])
             here = frame is frames[-1]
             wrong = _describe_fault(error, opening=place[1] == _OPENS, here=here)
-            if wrong is None and place[1] == _BUILDS and not here:
+            if wrong is None and place[1] == _BUILDS and _builds_model(frames):
                 wrong = _describe_unbuildable(error)
             if wrong:
                 return f"{path}: {wrong}"
@@ -177,6 +177,14 @@ def _describe_fault(error: BaseException, opening: bool, here: bool) -> str | No
         return shortened(text)  # another optimizer or criterion
     lacks = isinstance(error, (KeyError, TypeError, AttributeError)) or text.startswith(_BARE)
     return describe_damage(error) if opening or (here and lacks) else None
+
+
+def _builds_model(frames: list[FrameType]) -> bool:
+    """Check whether fairseq was setting up a task or building a model of settings."""
+    return not {
+        ("tasks/__init__.py", "setup_task"),
+        ("models/__init__.py", "build_model"),
+    }.isdisjoint(map(_locate, frames))
 
 
 def _describe_unbuildable(error: BaseException) -> str | None:
