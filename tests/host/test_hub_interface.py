@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -60,3 +61,24 @@ def test_from_pretrained(family, way):
         env=true_start(),
     )
     assert done.stdout.splitlines()[-2:] == ["True", "True"], done.stderr[-2000:]
+
+
+def test_the_example_of_the_page():
+    page = (USER_DIR.parent / "docs" / "fairseq.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```text\n(from fairseq\.models.+?)```", page, re.DOTALL)
+    here = new_directory()
+    for name, target in {
+        "checkpoints/lm": trained("causal_lm").save_dir,
+        "data-bin/wiki": FAMILIES["causal_lm"].data(),
+    }.items():
+        (here / name).parent.mkdir()
+        (here / name).symlink_to(target)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=here,
+        env=true_start(),
+    )
+    assert "tensor([-" in done.stdout, done.stderr[-2000:]
