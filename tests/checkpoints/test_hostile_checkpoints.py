@@ -129,7 +129,7 @@ def ours(*words: Any) -> Callable[[Path, Any, Any], Any]:
         if code == 0:
             assert not lines
             return None
-        assert code == 2
+        assert code == 2, printed
         (told,) = lines
         return told.removeprefix("fairseq-posenc: error: ")
 
