@@ -28,7 +28,7 @@ class Alibi(Encoding):
         the authors' code, also where the number of heads is not a power of two.
     Differs:
         the paper is about causal models. ``mode=symmetric`` (default in encoders) penalises later
-        keys as it does earlier ones; ``mode=asymmetric`` gives them the slopes of the heads in
+        keys like earlier ones; ``mode=asymmetric`` gives them the slopes of the heads in
         reverse order; ``mode=causal`` (default in decoders) insists on a causal model.
     """
 

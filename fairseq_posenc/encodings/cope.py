@@ -1,4 +1,4 @@
-"""Contextual position encoding: positions count what a query finds relevant."""
+"""Contextual position encoding: positions count the tokens that a query finds relevant."""
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from fairseq_posenc.positions import Positions, Span
 
 @register("cope")
 class Cope(Encoding):
-    """The distance of a key is the sum of gates between it and the query, which say what counts.
+    """A key's distance is a sum of gates; each gate says how much a token in between counts.
 
     Equation:
         e_ij = z_ij + (1 - f) (q_i.a_p) + f (q_i.a_u), where z_ij = q_i.k_j / sqrt(d); the gates

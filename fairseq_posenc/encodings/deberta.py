@@ -24,7 +24,7 @@ class Deberta(DistanceEncoding):
         m * ((2K+1) * d + 2 * d^2)
     Source:
         He et al. (2021), "DeBERTa", arXiv:2006.03654, in the form of Huang et al. (2021),
-        arXiv:2109.12788, equation 13. ``deberta_v2`` is what Hugging Face's DebertaV2 computes.
+        arXiv:2109.12788, equation 13. ``deberta_v2`` equals Hugging Face's DebertaV2.
     Differs:
         Huang et al. count one projection; ``tie_projections`` (W_T = W_R) gives their number.
     """

@@ -20,7 +20,7 @@ class DebertaV2(Encoding):
 
     Equation:
         e_ij = (q_i.k_j + q_i.(W_K p_b) + k_j.(W_Q p_b)) / sqrt(c d), where c = 3, b is the bucket
-        of i - j (a distance each up to buckets/2, then logarithmic up to the trained length), and
+        of i - j (one distance each up to buckets/2, then logarithmic up to the trained length), and
         W_Q and W_K are the layer's own projections.
     Shapes:
         table ``(2 * buckets, C)`` and its layer norm ``(C,)``, one for all layers.
@@ -30,8 +30,8 @@ class DebertaV2(Encoding):
         He et al. (2021), "DeBERTaV3", arXiv:2111.09543; Hugging Face's DebertaV2 with
         ``pos_att_type = c2p|p2c``, ``share_att_key`` and ``norm_rel_ebd = layer_norm``.
     Differs:
-        nothing with the default sizes. For a few others Hugging Face's float32 puts a distance or
-        two one bucket lower.
+        nothing with the default sizes. With some others, Hugging Face's float32 puts one or two
+        distances one bucket lower.
     """
 
     acts_on = "scores"

@@ -9,7 +9,7 @@ from fairseq_posenc.positions import Positions
 
 @register("documents")
 class Documents(Encoding):
-    """Positions start anew with each document of a block, and attention stays inside it.
+    """Positions restart in each document of a block, and attention stays inside it.
 
     Equation:
         key j is visible to query i only if both are of one document; p_i counts the real tokens
@@ -22,11 +22,11 @@ class Documents(Encoding):
         Krell et al. (2021), "Efficient Sequence Packing without Cross-contamination",
         arXiv:2107.02027, sections 3.2.2 and 3.2.3.
     Differs:
-        ends are found in the tokens. ``end=eos``: every end of a sentence, ``</s>``.
-        ``end=empty``: the ``</s>`` of an empty line, so one that follows another. An end is the
-        last token of its document in an encoder, in a causal model the first of the next, as
-        fairseq's blocks put it before the token that it predicts. An end that a masked LM masks
-        ends a document only if it is trained with ``include_target_tokens``.
+        tokens mark the ends of documents: every ``</s>`` with ``end=eos``; with ``end=empty`` a
+        ``</s>`` that follows another one (an empty line). In an encoder, the end is the last token
+        of its document; in a causal model it is the first token of the next one, because fairseq
+        puts it before the token that it predicts. A masked ``</s>`` ends a document only in models
+        trained with ``include_target_tokens``.
     """
 
     acts_on = "mask"

@@ -14,8 +14,8 @@ class Drope(Temperature):
     """All scores are multiplied by a factor that grows with the logarithm of the length.
 
     Equation:
-        w_ij = softmax_j((1 + b ln(max(n / L, 1))) * e_ij), where n is the number of positions that
-        the model has room for, L the trained length, and b was fitted on held-out text.
+        w_ij = softmax_j((1 + b ln(max(n / L, 1))) * e_ij), where n is the model's maximum
+        number of positions, L the trained length, and b was fitted on held-out text.
     Shapes:
         no tensors.
     Parameters:
@@ -24,8 +24,8 @@ class Drope(Temperature):
         Gelberg et al. (2025), "Extending the Context of Pretrained LLMs by Dropping Their
         Positional Embeddings", arXiv:2512.12167, appendix C.
     Differs:
-        n is the model's limit, not the length of an input, so that neither neighbours nor padding
-        change a sentence and decoding equals the full pass.
+        n is the model's limit, not the length of an input, so neither other sentences nor padding
+        change a result, and decoding equals the full pass.
     """
 
     def __init__(self, dims: Dims, *, b: Signed = Signed(0.1)) -> None:  # noqa: B008  (immutable)

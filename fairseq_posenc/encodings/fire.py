@@ -10,7 +10,7 @@ from fairseq_posenc.positions import Positions, Span
 
 @register("fire")
 class Fire(Encoding):
-    """A small network reads how far back a key lies, relative to how far it could lie.
+    """A small network turns a key's distance, relative to the largest possible one, into a bias.
 
     Equation:
         e_ij = q_i.k_j / sqrt(c d) + f(log(1 + g (i - j)) / log(1 + g max(i, L))), where f has a

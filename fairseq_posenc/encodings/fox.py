@@ -1,4 +1,4 @@
-"""Forgetting attention: each token says how much of what came before is kept."""
+"""Forgetting attention: each token's gate says how much of the earlier tokens to keep."""
 
 from torch import Tensor, nn
 
@@ -8,21 +8,21 @@ from fairseq_posenc.encodings.terms import Cost
 
 @register("fox")
 class Fox(Encoding):
-    """A penalty that grows with what the tokens between query and key say is to be forgotten.
+    """The forget gates of the tokens between key and query lower the score.
 
     Equation:
         e_ij = q_i.k_j / sqrt(d) + sum_t log(f_t), where t runs from j + 1 to i,
         f_t = sigmoid(w_h.x_t + b_h), and x is the input of the layer.
     Shapes:
-        w ``(H, C)`` and b ``(H,)`` in each layer. An encoder has twice as many: the others are for
-        later keys, where t runs from i + 1 to j.
+        w ``(H, C)`` and b ``(H,)`` in each layer. An encoder has a second set for later
+        keys, where t runs from i + 1 to j.
     Parameters:
         2 * m * h * (C + 1); half of it in a causal model
     Source:
         Lin et al. (2025), "Forgetting Transformer", arXiv:2503.02130, section 3.
     Differs:
-        the paper is about causal models. b starts at ``start``. Padding forgets nothing, and the
-        logarithms are added up in float64.
+        the paper is about causal models. b starts at ``start``. Padding does not forget, and
+        logarithms are summed in float64.
     """
 
     acts_on = "scores"

@@ -12,7 +12,7 @@ SMALLEST = 1e-2  # keeps the kernel's parameters positive, as in the authors' co
 
 @register("kerple")
 class Kerple(Encoding):
-    """A penalty that grows with the logarithm of the distance, at a trained rate, is subtracted.
+    """A trained penalty that grows with the logarithm of the distance is subtracted.
 
     Equation:
         e_ij = q_i.k_j / sqrt(c d) - r1 * log(1 + r2 * abs(j - i)), where r1 and r2 are

@@ -21,8 +21,8 @@ class Learned(Encoding):
     Source:
         Devlin et al. (2018), "BERT", arXiv:1810.04805; fairseq's LearnedPositionalEmbedding.
     Differs:
-        fairseq's table has padding_idx + 1 unused rows before position 0; they are cut off when
-        one of its checkpoints is loaded.
+        fairseq's table has padding_idx + 1 unused rows before position 0; loading one of its
+        checkpoints cuts them off.
     """
 
     acts_on = "input"

@@ -12,7 +12,7 @@ from fairseq_posenc.positions import Positions, Span
 
 @register("m1")
 class M1(Encoding):
-    """The dot product is multiplied by a trained number for each distance, whatever its sign.
+    """The dot product is multiplied by a trained number for each unsigned distance.
 
     Equation:
         e_ij = (q_i.k_j) * a_s / sqrt(c d), where s = min(abs(j - i), K) and a_s is a number.
@@ -24,7 +24,7 @@ class M1(Encoding):
         Huang et al. (2020), "Improve Transformer Models with Better Relative Position Embeddings",
         arXiv:2009.13658, method 1.
     Differs:
-        the numbers start at 1, that is, from plain attention; the paper gives no start.
+        the numbers start at 1, which is plain attention; the paper gives no initial values.
     """
 
     acts_on = "scores"

@@ -18,7 +18,7 @@ class M2(DistanceEncoding):
         Huang et al. (2020), "Improve Transformer Models with Better Relative Position Embeddings",
         arXiv:2009.13658, method 2.
     Differs:
-        the numbers start at 1, that is, from plain attention; the paper gives no start.
+        the numbers start at 1, which is plain attention; the paper gives no initial values.
     """
 
     vectors = False

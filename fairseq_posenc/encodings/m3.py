@@ -18,8 +18,8 @@ class M3(DistanceEncoding):
         Huang et al. (2020), "Improve Transformer Models with Better Relative Position Embeddings",
         arXiv:2009.13658, method 3.
     Differs:
-        the vectors start at 1, that is, from plain attention; the paper gives no start. The form
-        takes no matrix product, so it costs D passes over the scores.
+        the vectors start at 1, which is plain attention; the paper gives no initial values. No
+        matrix product computes this form, so it costs D passes over the scores.
     """
 
     start = 1.0

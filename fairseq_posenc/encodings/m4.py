@@ -1,4 +1,4 @@
-"""Relative vectors that meet both the query and the key, added (Huang's method 4)."""
+"""Relative vectors: their products with query and key, added (Huang's method 4)."""
 
 from fairseq_posenc.encodings.base import register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
@@ -6,7 +6,7 @@ from fairseq_posenc.encodings.distance_table import DistanceEncoding
 
 @register("m4")
 class M4(DistanceEncoding):
-    """A trained vector for each signed distance is compared with the query and with the key.
+    """The dot products of query and key with a trained vector for the signed distance are added.
 
     Equation:
         e_ij = (q_i.k_j + q_i.a_r + k_j.a_r) / sqrt(c d), where r = clip(j - i, -K, K).

@@ -1,4 +1,4 @@
-"""Relative vectors that meet both the query and the key, multiplied (M4M)."""
+"""Relative vectors: their products with query and key, multiplied (M4M)."""
 
 from fairseq_posenc.encodings.base import register
 from fairseq_posenc.encodings.m4 import M4

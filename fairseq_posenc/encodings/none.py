@@ -5,7 +5,7 @@ from fairseq_posenc.encodings.base import Encoding, register
 
 @register("none")
 class NoEncoding(Encoding):
-    """Nothing is added: the model sees a bag of words, unless its layers look one way only.
+    """Nothing is added: the model sees a bag of words, unless its layers are causal or directed.
 
     Equation:
         x_i = w_i, where w_i is the token embedding.

@@ -13,11 +13,11 @@ from fairseq_posenc.errors import UserError
 
 
 class PolarRotation(NamedTuple):
-    """Coordinates as lengths, and positions as angles: queries and keys of twice the width.
+    """Queries and keys of twice the width: coordinates as lengths, positions as angles.
 
     Attributes:
         angles: ``(B or 1, 1, T, D)`` in float32.
-        phases: less of the angles of queries, ``(H, 1, D)``.
+        phases: subtracted from the angles of queries, ``(H, 1, D)``.
     """
 
     angles: Tensor
@@ -41,7 +41,7 @@ def _lift(x: Tensor, angles: Tensor) -> Tensor:
 
 @register("pope")
 class Pope(Encoding):
-    """Coordinates of queries and keys are lengths, and only positions make the angles between them.
+    """Coordinates of queries and keys are lengths; positions alone set the angles between them.
 
     Equation:
         e_ij = sum_t s_it u_jt cos((j - i) base^(-t/d) + a_t) / sqrt(d), where s and u are the

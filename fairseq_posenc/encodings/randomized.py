@@ -1,4 +1,4 @@
-"""Randomized positions: tokens stand at numbers that are drawn, in their order."""
+"""Randomized positions: tokens take sorted random numbers as positions."""
 
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -19,7 +19,7 @@ class Randomized(Encoding):
 
     Equation:
         p_i is the i-th of n numbers drawn without replacement from 0 .. ``limit`` - 1, where n is
-        the number of positions that the model has room for.
+        the model's maximum number of positions.
     Shapes:
         no tensors; the table of ``learned`` gets ``limit`` rows.
     Parameters:
@@ -28,10 +28,9 @@ class Randomized(Encoding):
         Ruoss et al. (2023), "Randomized Positional Encodings Boost Length Generalization of
         Transformers", arXiv:2305.16843, section 3.
     Differs:
-        n is the model's limit, not the length of an input, so that neither neighbours nor padding
-        change a sentence and decoding equals the full pass. In training each batch draws anew; in
-        evaluation the same numbers are always taken: drawn once, or with ``evaluation=even`` spread
-        evenly.
+        n is the model's limit, not the length of an input, so neither other sentences nor padding
+        change a result, and decoding equals the full pass. Each training batch draws new numbers;
+        evaluation always takes the same ones, or evenly spread ones with ``evaluation=even``.
     """
 
     acts_on = "positions"

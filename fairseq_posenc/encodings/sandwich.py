@@ -1,4 +1,4 @@
-"""Sinusoids compared with sinusoids, as a bias (Sandwich)."""
+"""Dot products of sinusoids as a bias (Sandwich)."""
 
 import math
 

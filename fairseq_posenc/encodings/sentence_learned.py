@@ -1,4 +1,4 @@
-"""Learned absolute positions that start again with every sentence of a packed block."""
+"""Learned absolute positions that restart in every sentence of a packed block."""
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -10,11 +10,11 @@ from fairseq_posenc.positions import Positions
 
 @register("sentence_learned")
 class SentenceLearned(Learned):
-    """As ``learned``, but positions count from the last end of sentence inside the block.
+    """As ``learned``, but positions restart after each end of sentence in a block.
 
     Equation:
         x_i = w_i + p_s, where s is the position of token i in its sentence, from 1; the first token
-        of a row, its ``<s>``, stands at 0.
+        of a row, its ``<s>``, is at 0.
     Shapes:
         table ``(n, C)``; adds ``(B, T, C)``.
     Parameters:
@@ -23,9 +23,9 @@ class SentenceLearned(Learned):
         Huang et al. (2021), "Multiplicative Position-aware Transformer Models for Language
         Understanding", arXiv:2109.12788, section 5.2 ("real absolute positions").
     Differs:
-        ends of sentences are read from the input. A masked ``</s>`` (about one in eight) counts
-        only with ``include_target_tokens``, as in the recipe ``a_none``. A row without ``<s>``, as
-        a source in translation, has its first token at 0.
+        the input marks the ends of sentences. A masked ``</s>`` (about one in eight) counts only
+        with ``include_target_tokens``, as in the recipe ``a_none``. In a row without ``<s>``, such
+        as a source in translation, the first token is at 0.
     """
 
     def embed(self, positions: Positions) -> Tensor:

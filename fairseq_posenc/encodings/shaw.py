@@ -1,4 +1,4 @@
-"""Relative vectors that meet the query (Shaw et al.)."""
+"""Relative vectors: their products with the query (Shaw et al.)."""
 
 from fairseq_posenc.encodings.base import register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
@@ -6,7 +6,7 @@ from fairseq_posenc.encodings.distance_table import DistanceEncoding
 
 @register("shaw")
 class Shaw(DistanceEncoding):
-    """A trained vector for each signed distance is compared with the query.
+    """The dot product of the query with a trained vector for the signed distance is added.
 
     Equation:
         e_ij = (q_i.k_j + q_i.a_r) / sqrt(c d), where r = clip(j - i, -K, K).

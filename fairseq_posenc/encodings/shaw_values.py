@@ -1,4 +1,4 @@
-"""Relative vectors on the side of the values (the other half of Shaw et al.)."""
+"""Relative vectors added to the values (the other half of Shaw et al.)."""
 
 from typing import Optional
 
@@ -10,7 +10,7 @@ from fairseq_posenc.positions import Positions, Span
 
 @register("shaw_values")
 class ShawValues(DistanceEncoding):
-    """A trained vector for each signed distance is added to the value that is attended to.
+    """A trained vector for each signed distance is added to the value of the key.
 
     Equation:
         z_i = sum_j w_ij (v_j + a_r), where w_ij are the attention weights and

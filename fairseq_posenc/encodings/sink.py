@@ -1,4 +1,4 @@
-"""Attention sinks: a score in the denominator of the softmax that attends to nothing."""
+"""Attention sinks: an extra score in the denominator of the softmax."""
 
 from typing import Optional
 
@@ -12,7 +12,7 @@ from fairseq_posenc.positions import Positions, Span
 
 @register("sink")
 class Sink(Encoding):
-    """A score of each head takes part in the softmax, and its weight is dropped.
+    """Each head adds one score to the softmax and drops its weight.
 
     Equation:
         w_ij = exp(e_ij) / (exp(s_h) + sum_t exp(e_it)), where s_h is trained for each head and

@@ -12,7 +12,7 @@ from fairseq_posenc.positions import Positions, Span
 
 @register("ssmax")
 class Ssmax(Encoding):
-    """All scores of a query are multiplied by a trained factor and the logarithm of its keys.
+    """Scores of a query are multiplied by a trained factor and the log of its number of keys.
 
     Equation:
         w_ij = softmax_j(s * ln(n_i) * e_ij), where n_i is the number of real keys that query i may
@@ -25,7 +25,7 @@ class Ssmax(Encoding):
     Source:
         Nakanishi (2025), "Scalable-Softmax Is Superior for Attention", arXiv:2501.19399, eq. 2.
     Differs:
-        keys that are hidden by padding, windows or documents are not counted.
+        keys hidden by padding, windows or documents are not counted.
     """
 
     acts_on = "softmax"

@@ -17,8 +17,8 @@ class T5(Encoding):
 
     Equation:
         e_ij = q_i.k_j / sqrt(c d) + b_r, where r is the bucket of j - i, b_r is trained for each
-        head, half of the buckets hold a distance each, and half grow logarithmically up to
-        max_distance.
+        head, half of the buckets hold one distance each, the other half ranges that grow
+        logarithmically up to max_distance.
     Shapes:
         table ``(H, buckets)``, one for all layers.
     Parameters:

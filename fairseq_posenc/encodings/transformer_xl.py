@@ -1,4 +1,4 @@
-"""Sinusoids of the distance, compared with the query (Transformer-XL)."""
+"""Sinusoids of the distance: their products with the query (Transformer-XL)."""
 
 import torch
 from torch import nn
@@ -11,11 +11,11 @@ from fairseq_posenc.positions import Positions, Span
 
 @register("transformer_xl")
 class TransformerXL(Encoding):
-    """A projected sinusoid of the distance is compared with the query; two trained queries help.
+    """The dot product of the query with a projected sinusoid of the distance is added.
 
     Equation:
         e_ij = ((q_i + u).k_j + (q_i + v).(W s_(i-j))) / sqrt(c d), where s is the sinusoid
-        of width C of a distance.
+        of width C of a distance; u and v are trained.
     Shapes:
         W ``(C, C)``, u and v ``(H, D)`` in each layer.
     Parameters:

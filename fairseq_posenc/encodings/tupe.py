@@ -1,4 +1,4 @@
-"""Positions compared with positions (TUPE as the M4M paper writes it)."""
+"""Dot products of positions (TUPE as in the M4M paper)."""
 
 from typing import Optional
 
@@ -14,7 +14,7 @@ from fairseq_posenc.positions import Positions, Span
 
 @register("tupe")
 class Tupe(DistanceEncoding):
-    """Trained absolute positions are compared among themselves, and a number added per distance.
+    """The dot product of trained absolute positions and a number per distance are added.
 
     Equation:
         e_ij = (q_i.k_j + (p_i U_Q).(p_j U_K)) / sqrt(c d) + b_r,

@@ -1,4 +1,4 @@
-"""Positions compared with positions, once for all layers (TUPE as in its authors' code)."""
+"""Dot products of positions, once for all layers (TUPE as in its authors' code)."""
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,11 @@ from fairseq_posenc.positions import Positions, Span
 
 @register("tupe_shared")
 class TupeShared(Encoding):
-    """Trained absolute positions are compared head by head, the same for every layer, plus buckets.
+    """Dot products of trained absolute positions and T5's buckets, the same in every layer.
 
     Equation:
         e_ij = (q_i.k_j + (W_Q p_i).(W_K p_j)) / sqrt(c d) + b_r, where r is T5's bucket of j - i,
-        c = 2, p_i went through a layer norm, and all but the buckets is split over the heads.
+        c = 2, p_i is the output of a layer norm, and all but the buckets is split over the heads.
     Shapes:
         positions ``(n+1, C)``, W_Q and W_K ``(C, C)`` with biases, layer norm ``(C,)``, buckets
         ``(H, buckets+1)``, one for all layers.
@@ -28,7 +28,7 @@ class TupeShared(Encoding):
         arXiv:2006.15595; ``tupe_shared+reset`` is the TUPE-R of the authors' code.
     Differs:
         written from the published description, not compared with the authors' code. Row 0 of the
-        positions serves the reset alone; tokens begin at row 1.
+        positions is for the reset only; tokens begin at row 1.
     """
 
     acts_on = "scores"

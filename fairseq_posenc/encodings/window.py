@@ -10,8 +10,8 @@ class Window(Encoding):
     """Each query sees only the keys of a window around it.
 
     Equation:
-        causal: key j is visible to query i if i - W < j <= i, so W keys with its own; in an
-        encoder: if abs(j - i) <= W // 2.
+        causal: key j is visible to query i if i - W < j <= i, that is, W keys with its own; in
+        an encoder: if abs(j - i) <= W // 2.
     Shapes:
         no tensors.
     Parameters:
@@ -20,7 +20,7 @@ class Window(Encoding):
         Beltagy et al. (2020), "Longformer", arXiv:2004.05150, section 3.1; the bounds are those of
         Mistral (causal) and of ModernBERT (encoders).
     Differs:
-        an encoder's layer with a direction has W keys on that side, itself among them.
+        a layer with a direction in an encoder sees W keys on that side, including its own.
     """
 
     acts_on = "mask"

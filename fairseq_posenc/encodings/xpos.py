@@ -17,7 +17,7 @@ GAMMA = 0.4  # g
 
 @register("xpos")
 class XPos(Rope):
-    """As ``rope``, and what lies back counts less, faster in the pairs that turn faster.
+    """As ``rope``, but scores decay with the distance, faster in pairs that turn faster.
 
     Equation:
         e_ij = (z^(i/w) R_i q_i).(z^(-j/w) R_j k_j) / sqrt(c d), where pair t of coordinates has
@@ -31,7 +31,7 @@ class XPos(Rope):
         w = ``scale_base`` = 512 as in the authors' code.
     Differs:
         for causal models only, as in the paper: a later key would be amplified. Exponents count
-        from half of the trained length, for fp16's sake; scores do not show it.
+        from half of the trained length, to suit fp16; scores do not change.
     """
 
     causal_only = "it would amplify keys after the query"
