@@ -187,9 +187,8 @@ class Positions(NamedTuple):
             start = self.document_starts
         ids = self.ids + start  # [B, S]
         ends = torch.where(self.tokens.eq(self.eos_idx), ids, start)
-        last_end = start.clone()  # before the token, or where the row begins
-        last_end[:, 1:] = torch.maximum(start[:, 1:], ends[:, :-1].cummax(1).values)
-        return ids - last_end
+        before = F.pad(ends.cummax(1).values, (1, 0))[:, :-1]
+        return ids - torch.maximum(start, before)  # the last end, or where the row begins
 
     def is_first(self) -> Tensor:
         """Mark the first real token of each row, ``(B or 1, S)`` of bool.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import nn
@@ -11,8 +13,17 @@ from fairseq_posenc.api import SelfAttention, StackPositions
 from tests.helpers.formulas import awake
 from tests.helpers.tiny_models import needs_causal
 
-LENGTHS = (3, 20, 60)  # below and above what the planner takes other backends for
-SPECS = [*registry.names(), "learned+m4m(reset=true)", "rope(layout=half)+shaw"]
+# Of one token and two, and below and above what the planner takes other backends for.
+LENGTHS = (1, 2, 3, 7, 20, 56)
+BATCHES = (1, 3)
+WINDOWS = ["rope+window(size=4)", "alibi+window(size=20)", "3*rope+window(size=30),none"]
+SPECS = [
+    *registry.names(),
+    *(f"rope+{name}" for name in registry.companion_names()),
+    *("learned+m4m(reset=true)", "rope(layout=half)+shaw", "m4m(max_distance=4)", *WINDOWS),
+    *("rope+ssmax+documents", "sentence_learned+documents", "alibi+randomized"),
+]
+DYNAMIC = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
 
 
 class Layer(nn.Module):
@@ -22,54 +33,62 @@ class Layer(nn.Module):
         self.positions = awake(StackPositions(spec, 16, 2, max_positions=64, causal=causal))
         self.attention = SelfAttention(self.positions)
         awake(self.attention.encodings)
+        self.packed = "documents" in spec
 
-    def forward(self, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
-        x, shared = self.positions(x, padding)
+    def forward(
+        self, x: torch.Tensor, padding: torch.Tensor, documents: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        x, shared = self.positions(x, padding, document_ids=documents)
         attended: torch.Tensor = self.attention(x, shared)[0]
         return attended
 
 
-def inputs(length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    padding = torch.zeros(2, length, dtype=torch.bool)
-    padding[0, -2:] = padding[1, :1] = True
-    return torch.randn(2, length, 16), padding
-
-
-def dynamic() -> tuple[dict, dict]:
-    return {1: torch.export.Dim.DYNAMIC}, {1: torch.export.Dim.DYNAMIC}
+def inputs(layer: Layer, length: int, batch: int = 2) -> tuple[torch.Tensor, ...]:
+    padding = torch.zeros(batch, length, dtype=torch.bool)
+    if length > 3:
+        padding[0, -2:] = padding[1:, :1] = True
+    x = torch.randn(batch, length, 16)
+    if not layer.packed:
+        return x, padding
+    documents = torch.arange(length).div(3, rounding_mode="floor").expand(batch, -1).contiguous()
+    return x, padding, documents
 
 
 @torch.no_grad()
-def check(layer: Layer, graph) -> None:
-    for length in LENGTHS:
-        given = inputs(length)
+def check(layer: Layer, graph, batches=BATCHES) -> None:
+    for length, batch in product(LENGTHS, batches):
+        given = inputs(layer, length, batch)
         real = ~given[1]
         torch.testing.assert_close(graph(*given)[real], layer(*given)[real], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("traced", [2, 7])
 @pytest.mark.parametrize("spec", SPECS)
-def test_an_exported_layer_takes_any_length(spec):
+def test_an_exported_layer_takes_any_length_and_batch(spec, traced):
     layer = Layer(spec).eval()
-    program = torch.export.export(layer, inputs(7), dynamic_shapes=dynamic())
-    check(layer, program.module())
+    given = inputs(layer, traced, 3)
+    shapes = (DYNAMIC,) * len(given)
+    check(layer, torch.export.export(layer, given, dynamic_shapes=shapes).module())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", ["none", "rope+alibi", "learned+m4m"])
+@pytest.mark.parametrize("spec", ["none", "rope+alibi", "learned+m4m", "rope+window(size=4)"])
 def test_a_layer_is_one_graph_when_compiled(spec):
     layer = Layer(spec).eval()
-    check(layer, torch.compile(layer, fullgraph=True, dynamic=True))
+    check(layer, torch.compile(layer, fullgraph=True, dynamic=True), batches=(2,))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", ["rope", "t5", "learned+m4m"])
+@pytest.mark.parametrize(
+    "spec", ["rope", "t5", "learned+m4m", "deberta_v2", "rope+ssmax", *WINDOWS]
+)
 def test_a_layer_becomes_an_onnx_graph(spec, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'fairseq-posenc[onnx]'")
     pytest.importorskip("onnxscript", reason="pip install 'fairseq-posenc[onnx]'")
     layer = Layer(spec).eval()
     path = str(tmp_path / "layer.onnx")
-    sizes = {"x": dynamic()[0], "padding": dynamic()[1]}
-    torch.onnx.export(layer, inputs(7), path, dynamic_shapes=sizes, dynamo=True, verbose=False)
+    sizes, given = {"x": DYNAMIC, "padding": DYNAMIC}, inputs(layer, 7, 3)
+    torch.onnx.export(layer, given, path, dynamic_shapes=sizes, dynamo=True, verbose=False)
     session = onnxruntime.InferenceSession(path)
 
     def graph(*given):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.terms import Terms
@@ -26,7 +27,8 @@ def expand_by_distance(
     if tgt_len == 1:
         pairs = table[:, None, :src_len]  # [G, 1, S]
     elif torch.compiler.is_compiling():  # it would compile `unfold` anew for each length
-        pairs = relative_shift(table[None, :, None].expand(-1, -1, tgt_len, -1), src_len)[0]
+        wider = pad_rows(table[..., None])[None, :, None, :, 0]  # [1, G, 1, R + 1]
+        pairs = relative_shift(wider.expand(-1, -1, tgt_len, -1), src_len)[0]
     else:
         # The last query's rows are the table's first, those of the one before begin one later.
         pairs = table.unfold(1, src_len, 1)[:, :tgt_len].flip(1)  # [G, T, S]
@@ -50,6 +52,14 @@ def relative_shift(products: Tensor, others: int) -> Tensor:
     tokens, rows = products.shape[2:]
     shifted = products.flatten(2)[..., tokens - 1 : tokens * rows - 1]  # [B, H, n * (R-1)]
     return shifted.unflatten(2, (tokens, rows - 1))[..., :others]  # [B, H, n, others]
+
+
+def pad_rows(table: Tensor) -> Tensor:
+    """Pad ``(G, R, D)`` with a row for :func:`relative_shift`, where a graph is made.
+
+    The graph then holds for a single token as well, whose R - 1 would be 0.
+    """
+    return F.pad(table, (0, 0, 0, 1)) if torch.compiler.is_compiling() else table
 
 
 def insert_reset(pairs: Tensor, here: Tensor | int, there: Tensor | int, first: Tensor) -> Tensor:

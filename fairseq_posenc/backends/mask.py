@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fairseq_posenc.backends.forward_cache import PerForwardCache
 from fairseq_posenc.encodings.locality import Locality
+from fairseq_posenc.encodings.rotation import is_exporting
 
 DIRECTIONS = ("both", "lr", "rl")
 # DecBERT's named settings: directions of the first layers, each with learned positions or without.
@@ -45,9 +46,12 @@ class Mask(NamedTuple):
         return self.cached("forbidden", deps, lambda: self._combine(tgt_len, src_len, device))
 
     def without_needless_window(self, src_len: int) -> Mask:
-        """Drop a window that reaches over all keys: plain attention may be faster."""
+        """Drop a window that reaches over all keys: plain attention may be faster.
+
+        A graph that is exported serves all lengths, and keeps it.
+        """
         reach = self.locality.reach(self.direction)
-        if reach is None or reach < src_len - 1:
+        if reach is None or is_exporting() or reach < src_len - 1:
             return self
         return self._replace(locality=self.locality._replace(window=None))
 
@@ -75,14 +79,15 @@ class Mask(NamedTuple):
     ) -> tuple[Tensor, Tensor] | None:
         """Compute the first and last key that each query may see, ``(B or 1, T)`` each.
 
-        Padding is left out of account. None where a segment's tokens do not stand together.
+        Padding is left out of account. None where the tokens of a segment do not stand together,
+        or may not: a graph cannot look.
         """
         here = torch.arange(src_len - tgt_len, src_len, device=device).unsqueeze(0)  # [1, T]
         low, high = torch.zeros_like(here), torch.full_like(here, src_len - 1)
         if (reach := self.locality.reach(self.direction)) is not None:
             low, high = (here - reach).clamp(min=0), (here + reach).clamp(max=src_len - 1)
         if (segments := self.locality.segments) is not None:
-            if bool((segments.diff(dim=1) < 0).any()):
+            if torch.compiler.is_compiling() or bool((segments.diff(dim=1) < 0).any()):
                 return None
             ours = segments[:, src_len - tgt_len :].contiguous()
             low = torch.maximum(low, torch.searchsorted(segments.contiguous(), ours))
@@ -112,7 +117,7 @@ class Mask(NamedTuple):
         low, high = ranges
         if self.key_padding is None:
             return high - low + 1
-        low, high = (each.expand(len(self.key_padding), -1) for each in ranges)  # [B, T]
+        low, high = (each.expand(self.key_padding.size(0), -1) for each in ranges)  # [B, T]
         real_before = F.pad((~self.key_padding).cumsum(1), (1, 0))  # [B, S + 1]
         return real_before.gather(1, high + 1) - real_before.gather(1, low)
 

@@ -16,6 +16,7 @@ from fairseq_posenc.backends.by_distance import (
     expand_by_distance,
     gather_rows,
     insert_reset,
+    pad_rows,
     relative_shift,
     row_index,
 )
@@ -137,14 +138,17 @@ def _compute_many_query_terms(
         content = ChannelGain.apply(query, key, at_least_fp32(terms.channel_gain), index)
     table_terms = []
     if terms.query_table is not None:
-        products = _multiply_rows(query, terms.query_table)
-        table_terms.append(
-            relative_shift(products, src_len) if index is None else gather_rows(products, index)
-        )
+        table = terms.query_table
+        if index is None:
+            by_query = relative_shift(_multiply_rows(query, pad_rows(table)), src_len)
+        else:
+            by_query = gather_rows(_multiply_rows(query, table), index)
+        table_terms.append(by_query)
     if terms.key_table is not None:
         if index is None:
             # By key, distances fall from query to query, so the rows come last one first.
-            by_key = relative_shift(_multiply_rows(key, terms.key_table.flip(1)), tgt_len)
+            reversed_rows = pad_rows(terms.key_table.flip(1))
+            by_key = relative_shift(_multiply_rows(key, reversed_rows), tgt_len)
         else:
             by_key = gather_rows(_multiply_rows(key, terms.key_table), index.transpose(1, 2))
         table_terms.append(by_key.transpose(2, 3))

@@ -90,7 +90,7 @@ class PairRotation(NamedTuple):
 
     def _rotate_pairs(self, x: Tensor) -> Tensor:
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
-        if is_exporting():  # to formats that have no complex numbers
+        if torch.compiler.is_compiling():  # for formats and compilers without complex numbers
             rotated = self._rotate_real(exact)
         elif self.half:
             pairs = torch.complex(*exact.chunk(2, dim=-1)) * self.phases  # [B, H, T, D/2]

@@ -114,7 +114,7 @@ class StackPositions(nn.Module):
                 f"document_ids {tuple(ids.shape)} must be {tuple(positions.tokens.shape)}: batch, "
                 "and all tokens, earlier ones included"
             )
-        return positions.begin_documents(F.pad(ids.diff(dim=1).ne(0), (1, 0)))
+        return positions.begin_documents(ids.ne(F.pad(ids, (1, 0))[:, :-1]))
 
     def _replace_ids(self, positions: Positions, ids: Tensor) -> Positions:
         """Replace the position of each token by a caller's ids."""
