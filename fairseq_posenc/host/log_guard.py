@@ -71,13 +71,13 @@ class _CheckpointGuard(logging.Filter):
     def _begin(self, settings: DictConfig, command: str) -> None:
         """Check the settings of a command before it does anything."""
         self._settings = settings
-        check_alone(settings.distributed_training.distributed_world_size, os.environ)
         check_precision(settings.common)
         check_data(settings, command)
         if command == "eval_lm":
             check_window(settings)
         if command != "train":
             return
+        check_alone(settings.distributed_training.distributed_world_size, os.environ)
         check_direction(settings.checkpoint)
         check_packages(settings)
         lock_save_dir(settings)

@@ -23,6 +23,7 @@ from fairseq_posenc.host.packages import NO_PLASMA
 from fairseq_posenc.host.precision import forget_tpu
 
 _OF_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+_TRAINS = ("fairseq-train", "train")  # fairseq's script, and its file in fairseq_cli/
 _WITHOUT_GPUS = ("legacy_ddp", "no_c10d")  # the others expect a model on a GPU
 
 
@@ -39,12 +40,15 @@ class Launch(NamedTuple):
 
 def check_command_line() -> None:
     """Check this process's own command if it is one of fairseq's, before it joins the others."""
-    is_fairseq = "fairseq" in sys.argv[0] and Path(sys.argv[0]).name != "fairseq-posenc"
+    program = Path(sys.argv[0])
+    is_fairseq = "fairseq" in sys.argv[0] and program.name != "fairseq-posenc"
     if is_fairseq and not HydraConfig.initialized():  # hydra's words are no options
         if "--use-plasma-view" in sys.argv:
             raise UserError(NO_PLASMA)  # fairseq-train starts its server before all else
-        gpus = torch.cuda.device_count()
-        check_launch(parse_launch(sys.argv[1:], gpus), os.environ, gpus)
+        # In the other programs --distributed-world-size also counts the shards of the data.
+        if program.stem in _TRAINS:
+            gpus = torch.cuda.device_count()
+            check_launch(parse_launch(sys.argv[1:], gpus), os.environ, gpus)
 
 
 def check_parsed(options: Any) -> None:

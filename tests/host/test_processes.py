@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.processes import Launch, check_alone, check_launch, parse_launch
+from fairseq_posenc.host.processes import (
+    Launch,
+    check_alone,
+    check_command_line,
+    check_launch,
+    parse_launch,
+)
 from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, new_directory, script
 from tests.helpers.programs import true_start
 
@@ -71,6 +77,20 @@ def test_taken(words, environment, gpus):
 def test_all_options_are_read():
     launch = parse_launch([*WORKS, "--distributed-rank", "1"], 0)
     assert launch == Launch(2, 1, "env://", True, "gloo", "legacy_ddp")
+
+
+@pytest.mark.parametrize("command", ["generate", "interactive", "eval-lm", "validate", "score"])
+@pytest.mark.parametrize("place", ["/bin/fairseq-{}", "/lib/fairseq_cli/{}.py"])
+def test_only_trainings_are_judged(command, place, monkeypatch):
+    """Elsewhere the options that count processes count the shards of the data."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    words = ["data", "--distributed-world-size", "4", "--distributed-rank", "1"]
+    file = place.format(command.replace("-", "_") if place.endswith(".py") else command)
+    monkeypatch.setattr("sys.argv", [file, *words])
+    check_command_line()
+    monkeypatch.setattr("sys.argv", [place.format("train"), *words])
+    with pytest.raises(UserError, match="4 processes of one training"):
+        check_command_line()
 
 
 def test_hydra_has_only_the_number_of_processes():
