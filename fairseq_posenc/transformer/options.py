@@ -31,8 +31,8 @@ class PositionConfig(FairseqDataclass):
     position_encoding: str = field(
         default="learned",
         metadata={
-            "help": "position encodings, joined by '+', options in brackets, as in "
-            "'learned+m4m(max_distance=128)'; 'none' for no positions; layers that differ joined "
+            "help": "position encodings, joined by '+', options in parentheses, as in "
+            "'learned+m4m(max_distance=128)'; 'none' for no positions; different layers, joined "
             "by ',', as in '3*rope+window(size=512),none'"
         },
     )
@@ -54,8 +54,8 @@ class PositionConfig(FairseqDataclass):
     init_positions: bool = field(
         default=False,
         metadata={
-            "help": "accept a checkpoint with other position parameters than the model's: the "
-            "model's start fresh, the others are dropped, and the log names each"
+            "help": "accept a checkpoint with other position parameters than the model's: start "
+            "the model's fresh, drop the checkpoint's, and name each in the log"
         },
     )
 

@@ -58,32 +58,30 @@ GROUPS: dict[str, dict[str, Command]] = {
     "look at encodings and models": {
         "list": Command("list the position encodings", "..analysis.listing"),
         "describe": Command(
-            "describe what an encoding computes and costs", "..analysis.catalogue", "describe"
+            "describe the formula and cost of an encoding", "..analysis.catalogue", "describe"
         ),
         "count": Command(
-            "count position parameters, on real modules", "..analysis.catalogue", "count"
+            "count the position parameters of a model", "..analysis.catalogue", "count"
         ),
-        "plot": Command(
-            "plot what positions do, in a checkpoint or from a spec alone", ".plots.command"
-        ),
+        "plot": Command("plot the positions of a checkpoint or of a spec", ".plots.command"),
         "inspect": Command(
-            "write the attention of every head for a text as one HTML page",
+            "write an HTML page with the attention of every head to a text",
             ".plots.inspect_command",
         ),
     },
     "compare encodings": {
         "choose": Command(
-            "recommend an encoding, from measurements or by training on a text",
+            "recommend an encoding, from measurements or by training on your text",
             ".experiments.choose.command",
             after_dashes="options for fairseq-train, as in -- --encoder-layers 6",
         ),
         "compare": Command(
-            "train models that differ only in their positions on a text, and report",
+            "train models that differ only in their positions, and compare them",
             ".experiments.compare.command",
             after_dashes="options for fairseq-train, as in -- --encoder-layers 6",
         ),
         "probe": Command(
-            "train on tasks with known answers, and test beyond the trained length",
+            "train on synthetic tasks, and test beyond the trained length",
             ".experiments.probe.command",
             after_dashes="options for fairseq-train, as in -- --decoder-layers 4",
         ),
@@ -94,24 +92,26 @@ GROUPS: dict[str, dict[str, Command]] = {
     "prepare and train": {
         "preprocess": Command("binarize texts for fairseq", ".preprocessing"),
         "plan": Command(
-            "estimate speed, memory and duration of a training from its first updates",
+            "estimate speed, memory and duration of a training from a short probe",
             ".training.plan.command",
-            after_dashes="a fairseq-train command, or options for what a script starts",
+            after_dashes="a fairseq-train command, or options that the script passes on",
         ),
         "train-recipe": Command(
-            "train a model of the papers' recipes, with any encoding",
+            "train a model by a recipe of the papers, with any encoding",
             ".training.train.command",
             after_dashes="options for fairseq-train, which override the recipe's",
         ),
         "ablation": Command(
-            "train the models of one of the papers' ablations",
+            "train all models of an ablation of the papers",
             ".training.train.command",
             "ablation",
             after_dashes="options for fairseq-train, which override the recipe's",
         ),
     },
     "fine-tune and evaluate": {
-        "glue": Command("fine-tune a masked LM on GLUE, and report", ".finetuning.glue.command"),
+        "glue": Command(
+            "fine-tune a masked LM on GLUE, and write the results", ".finetuning.glue.command"
+        ),
         "squad": Command(
             "fine-tune on SQuAD, predict answers, score them", ".finetuning.squad.command"
         ),
@@ -125,13 +125,13 @@ GROUPS: dict[str, dict[str, Command]] = {
             ".experiments.length.command",
         ),
         "report": Command(
-            "put results into the papers' tables, beside their numbers",
+            "print results next to the papers' figures",
             ".reports.report_command",
         ),
     },
     "convert": {
         "swap": Command(
-            "replace the positions of a trained model of any family",
+            "replace the position encoding of a trained model",
             ".convert.swap.command",
         ),
         "export": Command(
@@ -140,14 +140,14 @@ GROUPS: dict[str, dict[str, Command]] = {
             "export",
         ),
         "import": Command(
-            "make a start checkpoint from a model of Hugging Face's transformers",
+            "convert a model of Hugging Face's transformers to a start checkpoint",
             ".convert.exchange.command",
             "import",
         ),
     },
     "maintain": {
         "doctor": Command("check and test this installation", ".doctor"),
-        "user-dir": Command("print the path to give fairseq as --user-dir", "..user_dir"),
+        "user-dir": Command("print the path for fairseq's option --user-dir", "..user_dir"),
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}

@@ -20,7 +20,7 @@ FOLDER = shipped("preprocess")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the name of a program, and its options."""
     programs = sorted(path.stem for path in FOLDER.glob("*.py"))
-    what = "kind of text, one of those below; fairseq-posenc preprocess KIND --help has its options"
+    what = "kind of text, see below; fairseq-posenc preprocess KIND --help lists its options"
     parser.add_argument("program", choices=programs, metavar="KIND", help=what)
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help="options of KIND")
     width = max(map(len, programs))

@@ -83,20 +83,20 @@ def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:
         default=[],
         metavar="FILE",
         help="a masked LM, causal LM or translation model"
-        + ("; twice: the second is taken from the first" if kind.checkpoints == 2 else ""),
+        + ("; twice: the first minus the second" if kind.checkpoints == 2 else ""),
     )
     add_data(parser, "directory with its dictionaries (default: that of the training)")
     if kind.from_spec:
-        add("--encoding", metavar="SPEC", help="in place of a checkpoint: as before training")
+        add("--encoding", metavar="SPEC", help="draw an untrained SPEC instead of a checkpoint")
         for size, default in _SIZES.items():
             text = f"of the SPEC (default: {default})"
             add_count(parser, f"--{size.replace('_', '-')}", text)
-        add("--decoder", action="store_true", help="take the SPEC for that of a causal stack")
+        add("--decoder", action="store_true", help="the SPEC is that of a causal stack")
     if kind.text != "no":
-        add("--text", required=kind.text == "must", help="what the model reads")
+        add("--text", required=kind.text == "must", help="text that the model reads")
         add("--target", metavar="TEXT", help="the translation (default: the model's own)")
     stacks = ["encoder", "decoder", *(["cross"] if kind.text != "no" else [])]
-    add("--stack", choices=stacks, help="default: the first that there is")
+    add("--stack", choices=stacks, help="default: the first one of the model")
     for option in ("--layer", "--head"):
         add(option, type=int, nargs="+", metavar="N", help="counted from 1 (default: all)")
     if kind.reach:

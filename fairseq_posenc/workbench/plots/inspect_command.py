@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="FILE",
-        help="a masked LM, causal LM or translation model, ours or fairseq's own; twice for two "
-        "models side by side",
+        help="a masked LM, causal LM or translation model, also fairseq's own; give it twice for "
+        "two models side by side",
     )
     add("--text", required=True, help="text to read; the source of a translation")
     add("--target", metavar="TEXT", help="the translation (default: the model's own)")

@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "logs",
         nargs="+",
         metavar="NAME=LOG[,LOG...]",
-        help="what fairseq-train printed, in any --log-format; train.log of the training scripts; "
-        "with commas, trainings of the same with other seeds",
+        help="a log of fairseq-train, in any --log-format, or train.log of a training script; "
+        "commas join trainings of one model with different seeds",
     )
     text = "title of the picture (default: %(default)s)"
     add("--title", default="Validation perplexity", help=text)

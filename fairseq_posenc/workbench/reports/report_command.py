@@ -31,10 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="*",
         metavar="[RECIPE=]PATH",
-        help="results of any command, --save-dir of trainings, or folders that hold such; "
+        help="results of any command, a --save-dir, or a folder with such files; "
         "RECIPE, as in a_base=PATH, says which of the papers' set-ups they stand for",
     )
-    text = f"of {', '.join(TABLES)}, or all (default: those with a figure of ours)"
+    text = f"of {', '.join(TABLES)}, or all (default: those with a figure of yours)"
     parser.add_argument("--tables", metavar="LIST", help=text)
     add_json(parser)
 

@@ -192,8 +192,8 @@ def add_place(parser: _ActionsContainer, one_by_one: bool = False) -> None:
         nargs="+",
         default=["local"],
         metavar="WHERE",
-        help="local (default), or slurm and options of sbatch, as in slurm partition=gpu gpus=1 "
-        "time=12:00:00: a job for each run, --jobs of them at a time",
+        help="local (default), or slurm with options of sbatch, as in slurm partition=gpu gpus=1 "
+        "time=12:00:00; Slurm runs one job per run, at most --jobs at a time",
     )
     parser.add_argument(
         "--detach",
@@ -253,13 +253,13 @@ def add_set(parser: ArgumentParser, example: str) -> None:
         type=_setting,
         default=[],
         metavar="KEY=VALUE",
-        help=f"override a setting of fairseq's, as in {example}; can be repeated",
+        help=f"override a setting of fairseq, as in {example}; repeatable",
     )
 
 
 def add_json(parser: ArgumentParser) -> None:
     """Add ``--json``."""
-    parser.add_argument("--json", action="store_true", help="print the record, which is JSON")
+    parser.add_argument("--json", action="store_true", help="print the record as JSON")
 
 
 def build_settings(kind: type[Settings], args: Namespace, **computed: Any) -> Settings:

@@ -23,15 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="NAME=PATH[,PATH...]",
         help="a checkpoint (several, joined by ':', are an ensemble), a folder of checkpoints with "
-        "--average, or a text file with a translation a line; with commas, trainings of the same "
-        "with other seeds; the others are compared with the first",
+        "--average, or a text file with one translation per line; commas join trainings of "
+        "one model with different seeds; further models are compared with the first",
     )
     options.add_out(parser, "bleu")
     parser.add_argument(
         "--reference",
         type=Path,
         metavar="FILE",
-        help="untouched text of the test set in the target language, packed by gzip or not "
+        help="raw text of the test set in the target language, may be gzipped "
         "(default: SPLIT.raw.LANGUAGE in the data folder)",
     )
     text = "the same in the source language, for BLEU by length of the source"
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_split(parser, "test")
     options.add_computing(parser, bf16=False)  # fairseq-generate ignores it
     options.add_count(parser, "--average", "average the last N epochs' checkpoints")
-    parts = "parts of the test set; an interrupted evaluation goes on with the next"
+    parts = "parts of the test set; an interrupted evaluation resumes with the next"
     options.add_count(parser, "--num-shards", parts, 4)
     options.add_count(parser, "--max-tokens", "source tokens translated at a time", 12000)
     options.add_place(parser, one_by_one=True)

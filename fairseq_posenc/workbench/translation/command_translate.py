@@ -29,13 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("sentences", nargs="*", metavar="SENTENCE", help=text)
     text = "the model; several, joined by ':', are an ensemble"
     add("--checkpoint", required=True, metavar="FILE", help=text)
-    add("--input", type=Path, metavar="FILE", help="UTF-8 text, a sentence a line")
+    add("--input", type=Path, metavar="FILE", help="UTF-8 text, one sentence per line")
     text = "the French sentence of the report on IWSLT 2017, and its reference translation"
     add("--example", action="store_true", help=text)
     add_model_arguments(parser)
     add_computing(parser)
     add_count(parser, "--nbest", "hypotheses to show (default: 3)")
-    text = "print the best translation alone, a line for each line of input"
+    text = "print only the best translation, one line per line of input"
     add("--plain", action="store_true", help=text)
 
 
@@ -75,7 +75,7 @@ def _open_sentences(args: argparse.Namespace) -> Iterator[Iterator[Sequence[str]
         yield iter([args.sentences or [_find_example()["source"]]])
     elif args.input is None:
         if sys.stdin.isatty():
-            say("a sentence a line; Ctrl-D ends")
+            say("one sentence per line; Ctrl-D ends")
         yield arriving_lines(sys.stdin.fileno(), "standard input")
     else:
         try:

@@ -28,7 +28,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens",
         metavar="WHAT",
         help="tokenizer: a sentencepiece model, a folder with encoder.json and vocab.bpe, "
-        "words, characters, or none for no tokenizer (default: what lies in the data's folder)",
+        "words, characters, or none for no tokenizer (default: the one in the data folder)",
     )
     add(
         "--quantization",

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="architecture of the new model, for RoBERTa, as in roberta_m4m",
     )
-    defaults = "default: the --arch's, without one the old"
+    defaults = "default: those of --arch, or the old"
     add("--position-encoding", metavar="SPEC", help=f"new positions ({defaults} ones)")
     add(
         "--position-encoding-decoder",

@@ -49,9 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="30m",
         help="time for the trainings, as in 90s, 30m, 2h (default: %(default)s)",
     )
-    add(
-        "--encodings", help="candidates, separated by commas (default: those the records put first)"
-    )
+    add("--encodings", help="candidates, separated by commas (default: the best of the records)")
     options.add_seeds(parser, (1, 2, 3))
     options.add_count(parser, "--vocab-size", "number of sentencepieces", 512)
     options.add_jobs(parser, "one on each core, or on the GPU")

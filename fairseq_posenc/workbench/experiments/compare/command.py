@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     options.add_out(parser, computed_default="demo; compare-NAME for --text NAME.txt")
     parser.add_argument(
-        "--text", type=Path, help="UTF-8 text file (default: the documentation inside Python)"
+        "--text", type=Path, help="UTF-8 text file (default: Python's own documentation)"
     )
     parser.add_argument(
         "--family",

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, help="pre-trained masked LM")
-    add("--protocol", choices=PROTOCOLS, required=True, help="paper whose protocol is followed")
+    add("--protocol", choices=PROTOCOLS, required=True, help="protocol of which paper")
     add_data(parser, "directory made by fairseq-posenc preprocess glue", required=True)
     add("--tasks", default="all", help="tasks, separated by commas (default: all eight)")
     add("--learning-rates", help="peak learning rates, as in 1e-5,2e-5 (default: the paper's)")
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
     text = "folder of the YAML configurations (default: the project's)"
     add("--configs", type=Path, default=CONFIGS, help=text)
-    add("--dry-run", action="store_true", help="print the commands without running them")
+    add("--dry-run", action="store_true", help="print the commands and stop")
     add_computing(parser)
     add_set(parser, "model.dropout=0.2")
     add_json(parser)

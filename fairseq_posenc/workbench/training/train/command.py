@@ -27,8 +27,8 @@ from fairseq_posenc.workbench.training.train.runs import RecipeTraining, Trainin
 
 LOG = "train.log"
 _MORE = """
-The same command again goes on from the last checkpoint. Several GPUs run under torchrun, and
-several nodes: start it on each of them.
+Run the same command again to resume from the last checkpoint. Several GPUs run under torchrun; on
+several nodes, start the command on each of them.
 """
 
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = recipes.list_trainings()
     _list_names(parser, {name: entry["title"] for name, entry in known.items()})
     add = parser.add_argument
-    add("recipe", choices=known, metavar="RECIPE", help="one of those below")
+    add("recipe", choices=known, metavar="RECIPE", help="a recipe of the list below")
     add("encoding", metavar="ENCODING", help="position encoding, as in rope or learned+m4m")
     _add_common(parser)
     folder = "checkpoints/RECIPE/DATA/, then the encoding and what was changed"
@@ -52,7 +52,7 @@ def add_ablation_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``ablation``."""
     known = recipes.load()["ablations"]
     _list_names(parser, {name: entry["title"] for name, entry in known.items()})
-    parser.add_argument("name", choices=known, metavar="NAME", help="one of those below")
+    parser.add_argument("name", choices=known, metavar="NAME", help="an ablation of the list below")
     _add_common(parser)
     parser.set_defaults(out=None, init=None, seeds=None)
 
@@ -68,10 +68,10 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("data", metavar="DATA", help="a data-bin, several joined by colons, or a folder of shards")
     add_count(parser, "--gpus", "GPUs of this machine (default: all that are visible)")
-    add_count(parser, "--nodes", "number of machines (default: those of the Slurm step)")
+    add_count(parser, "--nodes", "number of machines (default: all of the Slurm step)")
     text = "address of the first machine (default: the Slurm step's first)"
     add("--head", metavar="HOST:PORT", help=text)
-    text = "a GPU's sequences (translation: tokens) at a time; the global batch stays as it is"
+    text = "sequences per GPU (translation: tokens); the global batch does not change"
     add_count(parser, "--per-gpu", text)
     add_computing(parser)
     add_place(parser, one_by_one=True)
