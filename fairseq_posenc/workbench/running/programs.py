@@ -9,10 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Optional, TypeVar
 
@@ -148,32 +146,6 @@ def raise_if_failed(failures: Sequence[str], runs: int) -> None:
         )
 
 
-class _Waves:
-    """Lets calls of a later wave begin beside an earlier wave only on free cores."""
-
-    def __init__(self, calls: int, wave: int) -> None:
-        self._wave, self._left = wave, set(range(calls))
-        self._running, self._changed = 0, threading.Condition()
-
-    @contextmanager
-    def wait_for_turn(self, number: int) -> Iterator[None]:
-        """Wait until a call, counted from 0, may begin; note its end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._may_begin(number))
-            self._running += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._running -= 1
-                self._left.remove(number)
-                self._changed.notify_all()
-
-    def _may_begin(self, number: int) -> bool:
-        is_first_wave = number // self._wave == min(self._left) // self._wave
-        return is_first_wave or self._running < cores()
-
-
 def run_parallel(
     calls: Sequence[Callable[[], Result]],
     jobs: int,
@@ -191,25 +163,28 @@ def run_parallel(
         wave: how many calls belong together, as the trainings of a seed. While one of them is left,
             later ones begin only on free cores, so that they do not delay it.
     """
-    waves = _Waves(len(calls), wave or len(calls) or 1)
+    wave = wave or len(calls) or 1
+    futures: list[Future[Result]] = []
+    running: set[Future[Result]] = set()
 
-    def run_in_turn(number: int) -> Result:
-        with waves.wait_for_turn(number):
-            return calls[number]()
+    def may_begin() -> bool:
+        number = len(futures)
+        first = next((n for n, future in enumerate(futures) if future in running), number)
+        at_a_time = jobs if number // wave == first // wave else min(jobs, cores())
+        return number < len(calls) and len(running) < at_a_time
 
     with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(run_in_turn, number) for number in range(len(calls))]
-        running = set(futures)
         try:
-            while running:
-                done, running = wait(running, _MOMENT, FIRST_EXCEPTION)
+            while running or len(futures) < len(calls):
+                while may_begin():
+                    futures.append(pool.submit(calls[len(futures)]))
+                    running.add(futures[-1])
+                done, running = wait(running, _MOMENT, FIRST_COMPLETED)
                 for future in done:
                     future.result()
                 if watch:
                     watch()
         finally:
-            for future in running:
-                future.cancel()
             while wait(running, _MOMENT).not_done:  # one may have been about to start another
                 _end_all_programs()
     return [future.result() for future in futures]
