@@ -5,7 +5,7 @@ import os
 from importlib import import_module
 from pathlib import Path
 
-from fairseq_posenc.checkpoints.error_messages import find_message
+from fairseq_posenc.error_messages import describe_mistake
 from fairseq_posenc.errors import UserError
 
 USER_DIR = Path(__file__).resolve().parent
@@ -25,7 +25,7 @@ def register() -> None:
         for name in MODULES:
             import_module(f"{__package__}.{name}")
     except ModuleNotFoundError as error:
-        if message := find_message(error):
+        if message := describe_mistake(error):
             raise UserError(message) from error
         raise
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from functools import cache
 from graphlib import TopologicalSorter
 from importlib.util import resolve_name
@@ -18,7 +20,8 @@ from fairseq_posenc.workbench.cli import COMMANDS, Command
 PACKAGE = Path(fairseq_posenc.__file__).resolve().parent
 PREPROCESS = PACKAGE.parent / "preprocess"
 LIBRARY = {
-    *("api", "assembly", "positions", "registry", "specs", "shared", "errors", "version"),
+    *("api", "assembly", "positions", "registry", "specs", "shared", "errors", "error_messages"),
+    *("user_dir", "version", "__init__"),
     *("encodings", "backends", "modules", "analysis"),
 }
 PLUGIN = {"transformer", "checkpoints", "host", "models", "tasks"}
@@ -74,18 +77,28 @@ def jobs_of(path: Path) -> set[str]:
 
 
 def test_the_rooms_are_there():
-    assert {*LIBRARY, *PLUGIN, "workbench", "user_dir", "__init__"} == TOP
+    assert {*LIBRARY, *PLUGIN, "workbench"} == TOP
 
 
 def test_arrows_run_down_only():
     for path, module in [(file, module) for file in FILES for module in imports(file)]:
         own, parts = room_of(path), module.split(".")
-        if own in ("__init__", "user_dir"):
-            continue  # they name the plugin's modules, and import none
         if parts[0] != "fairseq_posenc":
             assert wing(own) > 0 or parts[0] not in HOST, f"{path} imports {module}"
         elif len(parts) > 1 and parts[1] in TOP:
             assert wing(parts[1]) <= wing(own), f"{path} imports {module}, of a wing above"
+
+
+def test_the_library_is_imported_alone():
+    """Whatever imports stand in functions: what is loaded counts."""
+    program = "import sys, fairseq_posenc.api; print(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    loaded = [name.split(".") for name in run.stdout.split()]
+    rooms = {parts[1] for parts in loaded if parts[0] == "fairseq_posenc" and len(parts) > 1}
+    assert {"api", "modules", "backends"} <= rooms <= LIBRARY
+    assert not {parts[0] for parts in loaded} & {*HOST, "transformers"}
 
 
 def folder_of(path: Path) -> str | None:
@@ -134,7 +147,7 @@ def test_every_command_has_a_job():
 
 def test_the_library_names_no_options_of_a_command_line():
     for path in FILES:
-        if room_of(path) in LIBRARY - {"analysis"}:  # which has commands
+        if room_of(path) in LIBRARY - {"analysis", "user_dir", "__init__"}:  # commands, --user-dir
             for node in nodes(path):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     option = re.search(r"(?<![\w-])--[a-z]", node.value)

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Optional
 
-from fairseq_posenc.checkpoints.error_messages import choose_exit_code, find_message
+from fairseq_posenc.checkpoints.error_messages import find_message
+from fairseq_posenc.error_messages import choose_exit_code
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.standard_streams import outlive_readers
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.checkpoints.error_messages import find_full_disk
 from fairseq_posenc.checkpoints.leftovers import temporary_file
+from fairseq_posenc.error_messages import find_full_disk
 from fairseq_posenc.errors import UserError, shortened
 
 _BLOCK = 1 << 20  # bytes

@@ -22,9 +22,10 @@ import torch
 from fairseq import utils
 from torch import Tensor
 
-from fairseq_posenc.checkpoints.error_messages import choose_exit_code, find_message
+from fairseq_posenc.checkpoints.error_messages import find_message
 from fairseq_posenc.checkpoints.recovery import BEST, LAST, ensure_last_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_mapped
+from fairseq_posenc.error_messages import choose_exit_code
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.tasks.glue.data import open_data

@@ -1,0 +1,71 @@
+"""The user's mistakes and the machine's limits, by the errors that show them; exit codes."""
+
+import errno
+import os
+import re
+
+from fairseq_posenc.errors import RunError, UserError, chain, shortened
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
+_TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+# Libraries in C++ and Rust, as torch, safetensors and tokenizers, say it in words alone.
+_WORDS = {code: os.strerror(code) for code in (*DISK_FULL, *_TOO_MANY_FILES)}
+_RANK = re.compile(r"^fairseq_posenc\.errors\.(?:User|Run)Error: (.+)$", re.MULTILINE)
+# Modules that the extra `fairseq` installs; the library works without them.
+_EXTRA = {
+    *("argcomplete", "fairseq", "fairseq_cli", "hydra", "markdown", "omegaconf", "regex"),
+    *("sacrebleu", "scipy", "sentencepiece", "tiktoken", "tqdm", "zstandard"),
+}
+
+
+def choose_exit_code(error: BaseException) -> int:
+    """Choose the exit code of a command that reported an error in one line.
+
+    2 is a mistake that the user can mend before the run, 1 a failed run or a full disk.
+    """
+    cause = next((link for link in chain(error) if describe_mistake(link)), error)
+    return 1 if isinstance(cause, RunError) or _is_no_room(cause) else 2
+
+
+def find_full_disk(error: BaseException) -> int:
+    """Find the number of the system's error for a full disk in a chain; 0 if it has none."""
+    return next((_find_code(link) for link in chain(error) if _is_no_room(link)), 0)
+
+
+def describe_mistake(error: BaseException) -> str | None:
+    """Get the message of an error that is a user's mistake by its type."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in _EXTRA:
+        return f"needs {error.name}: pip install 'fairseq-posenc[fairseq]'"
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"{shortened(str(error.filename))}: the name is too long for a file"
+    if isinstance(error, OSError) and error.errno in _NOT_ALLOWED and error.filename:
+        return f"{error.filename}: {error.strerror}; change that, or name another place"
+    if _is_no_room(error):
+        name = getattr(error, "filename", None) or "a file"
+        return (
+            f"{name} could not be written ({os.strerror(_find_code(error))}); what was written "
+            "before, as earlier checkpoints, is whole. Make room and start the same command again."
+        )
+    if _find_code(error) in _TOO_MANY_FILES:
+        return (
+            f"{getattr(error, 'filename', None) or 'a file'} could not be opened: "
+            f"{os.strerror(_find_code(error))}; raise the limit with `ulimit -n 1024`"
+        )
+    # torch passes on an error of another process as text.
+    of_rank = _RANK.search(str(error)) if "Process" in type(error).__name__ else None
+    return of_rank[1] if of_rank else None
+
+
+def _is_no_room(error: BaseException) -> bool:
+    return _find_code(error) in DISK_FULL
+
+
+def _find_code(error: BaseException) -> int:
+    """Find the number of a full disk or of too many files in an error; 0 if it has none."""
+    if isinstance(error, OSError):
+        return error.errno or 0
+    text = str(error)
+    return next((code for code, words in _WORDS.items() if words in text), 0)
