@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from fairseq_posenc import registry, specs
 from fairseq_posenc.analysis import costs
 from fairseq_posenc.assembly import Assembly
-from fairseq_posenc.backends.mask import DECBERT
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.models.decbert import DECBERT
 
 HEADINGS = ("Equation", "Shapes", "Parameters", "Source", "Differs")
 BASE = Dims(embed_dim=768, num_heads=12, max_positions=512)  # RoBERTa-base

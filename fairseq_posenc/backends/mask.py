@@ -16,8 +16,6 @@ from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.rotation import is_exporting
 
 DIRECTIONS = ("both", "lr", "rl")
-# DecBERT's named settings: directions of the first layers, each with learned positions or without.
-DECBERT = {"decbert_same": "lr,lr", "decbert_diff": "lr,rl"}
 _T = TypeVar("_T")
 
 

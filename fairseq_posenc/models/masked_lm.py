@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from fairseq_posenc import registry
-from fairseq_posenc.backends.mask import DECBERT
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.host.processes import check_parsed
+from fairseq_posenc.models.decbert import DECBERT
 from fairseq_posenc.transformer.document_ends import check_document_ends
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.forward_context import set_context
