@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding
-from fairseq_posenc.encodings.rotation import is_exporting
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.exporting import is_exporting
 from fairseq_posenc.positions import Positions, Span
 
 

@@ -10,14 +10,6 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError
 
 
-def is_exporting() -> bool:
-    """Check whether the model is being exported to another format.
-
-    torch 2.6 has no such query: there every compiled graph counts as exported.
-    """
-    return bool(getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)())
-
-
 class Rotation(Protocol):
     """A map of queries and keys before their dot product, with an entry for each of T tokens."""
 
