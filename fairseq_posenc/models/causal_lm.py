@@ -20,9 +20,9 @@ from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerL
 from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints, is_position_parameter
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.host.document_ends import check_document_ends
 from fairseq_posenc.host.processes import check_parsed
 from fairseq_posenc.specs import parse
-from fairseq_posenc.transformer.document_ends import check_document_ends
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import (
     PositionConfig,

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
+from fairseq_posenc.host.document_ends import check_document_ends
 from fairseq_posenc.host.processes import check_parsed
 from fairseq_posenc.models.decbert import DECBERT
-from fairseq_posenc.transformer.document_ends import check_document_ends
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.forward_context import set_context
 from fairseq_posenc.transformer.heads import SpanHead
