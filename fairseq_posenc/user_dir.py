@@ -1,6 +1,5 @@
 """The package as a ``--user-dir`` of fairseq."""
 
-import argparse
 import os
 from importlib import import_module
 from pathlib import Path
@@ -44,13 +43,3 @@ class PackagePath(list[str]):
             return False
         register()
         return True
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: ``fairseq-posenc user-dir`` has no options."""
-
-
-def run(args: argparse.Namespace) -> int:
-    """Print the directory."""
-    print(USER_DIR)
-    return 0

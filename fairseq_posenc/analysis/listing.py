@@ -3,9 +3,7 @@
 A test compares what is read with the modules themselves.
 """
 
-import argparse
 import ast
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,25 +30,6 @@ def list_entries() -> list[Entry]:
         if (name := _read_registered_name(node))
     ]
     return sorted(entries)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``fairseq-posenc list``."""
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Print each encoding's name and what it is, a line each; or all of it as JSON."""
-    if args.json:
-        from fairseq_posenc.analysis.catalogue import collect_facts  # imports torch
-
-        print(json.dumps([collect_facts(entry.name) for entry in list_entries()], indent=2))
-        return 0
-    entries = list_entries()
-    width = max(len(entry.name) for entry in entries)
-    for name, acts_on, summary in entries:
-        print(f"{name:<{width}}  {acts_on:<8}  {summary.replace('``', '')}")
-    return 0
 
 
 def _read_registered_name(node: ast.ClassDef) -> str | None:

@@ -56,13 +56,11 @@ class Command(NamedTuple):
 # By what a user wants; the help lists them so.
 GROUPS: dict[str, dict[str, Command]] = {
     "look at encodings and models": {
-        "list": Command("list the position encodings", "..analysis.listing"),
+        "list": Command("list the position encodings", ".list_command", "list"),
         "describe": Command(
-            "describe the formula and cost of an encoding", "..analysis.catalogue", "describe"
+            "describe the formula and cost of an encoding", ".describe_command", "describe"
         ),
-        "count": Command(
-            "count the position parameters of a model", "..analysis.catalogue", "count"
-        ),
+        "count": Command("count the position parameters of a model", ".describe_command", "count"),
         "plot": Command("plot the positions of a checkpoint or of a spec", ".plots.command"),
         "inspect": Command(
             "write an HTML page with the attention of every head to a text",
@@ -147,7 +145,9 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "maintain": {
         "doctor": Command("check and test this installation", ".doctor"),
-        "user-dir": Command("print the path for fairseq's option --user-dir", "..user_dir"),
+        "user-dir": Command(
+            "print the path for fairseq's option --user-dir", ".list_command", "directory"
+        ),
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}

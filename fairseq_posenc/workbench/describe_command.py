@@ -1,0 +1,81 @@
+"""The commands ``describe`` and ``count``: an encoding in words, and parameters in numbers."""
+
+import argparse
+import json
+
+from fairseq_posenc import registry, specs
+from fairseq_posenc.analysis import catalogue, costs
+from fairseq_posenc.analysis.catalogue import BASE, BASE_LAYERS
+from fairseq_posenc.assembly import Assembly
+from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.models.decbert import DECBERT
+
+_DECBERT = """{name}: an architecture, not an encoding: `learned` positions, and two first layers
+that look one way each (DecBERT, Luo et al. 2022, arXiv:2204.08688)
+
+In fairseq-train  --arch {name}
+The same          --position-encoding learned --attention-directions {directions}
+The encoding      fairseq-posenc describe learned"""
+
+
+def add_describe_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the argument of ``fairseq-posenc describe``."""
+    parser.add_argument("name", help="name of an encoding, or of one of DecBERT's architectures")
+
+
+def run_describe(args: argparse.Namespace) -> int:
+    """Print an encoding's sections, options, costs, and number of parameters."""
+    if directions := DECBERT.get(args.name):
+        print(_DECBERT.format(name=args.name, directions=directions))
+        return 0
+    described = catalogue.parse_page(args.name)
+    rows = {heading: value for heading, value in zip(catalogue.HEADINGS, described[1:])}
+    rows["Options"] = ", ".join(map(str, registry.options(args.name).values())) or "none"
+    rows["Where"] = catalogue.name_families(args.name)
+    beyond = "in a layer, beyond plain attention:"
+    rows["Operations"] = f"{beyond} {costs.describe_operations(args.name)}"
+    rows["Numbers held"] = f"{beyond} {costs.describe_numbers(args.name)}"
+    rows["At base size"] = f"{catalogue.count_at_base_size(args.name):,} parameters"
+    print(f"{args.name}: {described.summary}\n")
+    for heading, value in rows.items():
+        print(f"{heading:<13} {value}")
+    return 0
+
+
+def add_count_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fairseq-posenc count``; the defaults are RoBERTa-base."""
+    parser.add_argument(
+        "--encoding",
+        required=True,
+        metavar="SPEC",
+        help="position-encoding spec, as in learned+m4m",
+    )
+    for name, default, meaning in (
+        ("--layers", BASE_LAYERS, "number of layers"),
+        ("--embed-dim", BASE.embed_dim, "width of the model"),
+        ("--heads", BASE.num_heads, "attention heads of a layer"),
+        ("--max-positions", BASE.max_positions, "longest input in tokens"),
+    ):
+        help = f"{meaning} (default: {default})"
+        parser.add_argument(name, type=int, default=default, metavar="N", help=help)
+    parser.add_argument("--decoder", action="store_true", help="count for a causal stack")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run_count(args: argparse.Namespace) -> int:
+    """Print the number of position parameters, in total and by name."""
+    spec = specs.parse(args.encoding)
+    dims = Dims(args.embed_dim, args.heads, args.max_positions, args.decoder)
+    if args.layers < 1:
+        raise UserError(f"--layers {args.layers}: must be at least 1")
+    spec.check_length(args.layers)
+    sizes = Assembly(spec, dims).parameters(args.layers)
+    total = sum(sizes.values())
+    if args.json:
+        print(json.dumps({"encoding": str(spec), "total": total, "parameters": sizes}, indent=2))
+        return 0
+    for name, size in sizes.items():
+        print(f"{size:>12,}  {name}")
+    print(f"{total:>12,}  {spec}")
+    return 0
