@@ -1,0 +1,37 @@
+"""The choice of a product has each value, and is the same each time; the whole can be asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers.products import product_of
+
+AXES = [
+    (["a", "b", "c"], range(17)),
+    (range(17), ["a", "b", "c"], [True, False]),
+    (["a", "b"], [1, 2]),
+    (["a"], [1]),
+]
+
+
+@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_each_value_of_each_axis_is_chosen(axes, times):
+    chosen = product_of(*axes, times=times, whole=False)
+    assert [set(column) for column in zip(*chosen)] == [set(axis) for axis in axes]
+    assert len(set(chosen)) == len(chosen) <= times * max(map(len, axes))
+    assert chosen == product_of(*axes, times=times, whole=False)
+    assert set(chosen) <= set(product_of(*axes, whole=True))
+
+
+def test_the_whole_is_the_product():
+    assert product_of("ab", [1, 2], whole=True) == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+
+
+def test_values_of_short_axes_are_not_bound_to_each_other():
+    chosen = product_of(range(40), [True, False], [True, False], whole=False)
+    assert {case[1:] for case in chosen} == {(a, b) for a in (True, False) for b in (True, False)}
+
+
+def test_tuples_are_several_arguments():
+    assert product_of([("a", 1), ("b", 2)], [3], whole=True) == [("a", 1, 3), ("b", 2, 3)]
