@@ -21,6 +21,7 @@ from tests.helpers.exchanged import (
     exported_model,
     head_of,
 )
+from tests.helpers.products import product_of
 from tests.workbench.convert.exchange_trainer import memory_of_nan
 from tests.workbench.convert.test_exchange import AUTO, exported_copy
 
@@ -94,8 +95,9 @@ def test_a_model_built_without_memory_is_the_same(head, spec):
     torch.testing.assert_close(scores(other, head), scores(model, head))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    ("spec", "dtype"), product_of(SPECS, [torch.float64, torch.bfloat16, torch.float16])
+)
 def test_torchs_default_type_changes_nothing(spec, dtype):
     head = head_of(spec)
     model = exported_model(head, spec)
@@ -107,8 +109,9 @@ def test_torchs_default_type_changes_nothing(spec, dtype):
     torch.testing.assert_close(found, scores(model, head))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    ("spec", "dtype"), product_of(SPECS, [torch.float16, torch.bfloat16, torch.float64])
+)
 def test_another_precision_is_near_this_one(spec, dtype):
     head = head_of(spec)
     model = exported_model(head, spec)
@@ -121,8 +124,10 @@ def test_another_precision_is_near_this_one(spec, dtype):
     assert gap < allowed * wanted[real].abs().max()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("spec", SOME)
+@pytest.mark.parametrize(
+    ("spec", "dtype"),
+    product_of(SOME, [torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+)
 def test_a_model_that_is_saved_and_read_is_the_same_bit_for_bit(spec, dtype):
     """And its constants are not of the type that transformers builds it in."""
     head, out = head_of(spec), new_directory() / "saved"
@@ -143,8 +148,7 @@ def test_a_model_that_is_saved_and_read_is_the_same_bit_for_bit(spec, dtype):
     ]
 
 
-@pytest.mark.parametrize("use_reentrant", [True, False])
-@pytest.mark.parametrize(("head", "spec"), MODELS)
+@pytest.mark.parametrize(("head", "spec", "use_reentrant"), product_of(MODELS, [True, False]))
 def test_both_kinds_of_checkpointing_have_the_gradients_of_none(head, spec, use_reentrant):
     model = exported_model(head, spec, dropout=0.1, attention_dropout=0.1)
     inputs = exported_inputs(head)
@@ -168,8 +172,10 @@ def test_both_kinds_of_checkpointing_have_the_gradients_of_none(head, spec, use_
             torch.testing.assert_close(after[name], gradient, msg=name)
 
 
-@pytest.mark.parametrize(("family", "spec"), FOLDERS)
-@pytest.mark.parametrize("options", [{}, {"low_cpu_mem_usage": True}, {"dtype": "auto"}])
+@pytest.mark.parametrize(
+    ("family", "spec", "options"),
+    product_of(FOLDERS, [{}, {"low_cpu_mem_usage": True}, {"dtype": "auto"}]),
+)
 def test_a_folder_is_read_as_it_was_written(family, spec, options):
     folder = exported_copy(family, spec)
     auto = getattr(transformers, AUTO[family])
