@@ -11,6 +11,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCa
 
 from fairseq_posenc.workbench.convert.exchange.config_json import ARCHITECTURES
 from tests.helpers.exchanged import SPECS, exported_inputs, exported_model, head_of
+from tests.helpers.products import product_of
 
 OF_ENDS = ("documents", "sentence_learned")
 DECODERS = ("causal_lm", "translation")
@@ -47,8 +48,7 @@ ARGUMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "make", "match"), ARGUMENTS)
-@pytest.mark.parametrize("head", ARCHITECTURES)
+@pytest.mark.parametrize(("head", "name", "make", "match"), product_of(ARCHITECTURES, ARGUMENTS))
 def test_an_argument_that_would_change_nothing_is_refused_by_name(head, name, make, match):
     inputs = exported_inputs(head)
     refused(
@@ -111,8 +111,7 @@ MASKS = [
 ]
 
 
-@pytest.mark.parametrize(("make", "match"), MASKS)
-@pytest.mark.parametrize("head", ARCHITECTURES)
+@pytest.mark.parametrize(("head", "make", "match"), product_of(ARCHITECTURES, MASKS))
 def test_masks_are_checked(head, make, match):
     inputs = exported_inputs(head)
     refused(model_of(head), match, **{**inputs, "attention_mask": make(inputs["attention_mask"])})
@@ -146,8 +145,7 @@ IDS = [
 ]
 
 
-@pytest.mark.parametrize(("make", "match"), IDS)
-@pytest.mark.parametrize("head", ARCHITECTURES)
+@pytest.mark.parametrize(("head", "make", "match"), product_of(ARCHITECTURES, IDS))
 def test_symbols_are_checked(head, make, match):
     inputs = exported_inputs(head)
     mask = inputs.pop("attention_mask")
@@ -209,14 +207,16 @@ def with_embeds(model, inputs):
     return given
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(
-    ("head", "spec"),
-    [
-        *((head_of(spec), spec) for spec in SPECS),
-        *((head, "rope+m4m") for head in ARCHITECTURES),
-        *(("translation", spec) for spec in ("learned+t5", "m4+rope(cross_attention=true)")),
-    ],
+    ("head", "spec", "side"),
+    product_of(
+        [
+            *((head_of(spec), spec) for spec in SPECS),
+            *((head, "rope+m4m") for head in ARCHITECTURES),
+            *(("translation", spec) for spec in ("learned+t5", "m4+rope(cross_attention=true)")),
+        ],
+        ["left", "right"],
+    ),
 )
 def test_vectors_in_place_of_symbols_compute_the_same(head, spec, side):
     """Only positions by the ends of sentences need the symbols, too."""
@@ -258,9 +258,7 @@ def test_vectors_are_trained_through_and_checked(head):
         refused(model, "not both", **inputs, decoder_inputs_embeds=vectors)
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("use_cache", [True, False])
-@pytest.mark.parametrize("spec", CACHED)
+@pytest.mark.parametrize(("spec", "use_cache", "beams"), product_of(CACHED, [True, False], [1, 3]))
 def test_generation_from_vectors_is_that_from_symbols(spec, use_cache, beams):
     model, inputs = exported_model("causal_lm", spec), exported_inputs("causal_lm", "left")
     search = {"max_new_tokens": 6, "num_beams": beams, "do_sample": False, "use_cache": use_cache}
