@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_posenc import registry
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.errors import UserError
 from tests.helpers.formulas import awake
+from tests.helpers.products import product_of
 from tests.helpers.tiny_models import COMPOSITIONS, PATTERNS, encoding_specs, needs_causal
 
 SCALINGS = [
@@ -114,9 +117,7 @@ def gradients(model: Model, length: int) -> dict[str, torch.Tensor]:
     return {**named, "x": x.grad}
 
 
-@pytest.mark.parametrize("length", [20, 60])
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("spec", ALL)
+@pytest.mark.parametrize(("spec", "reentrant", "length"), product_of(ALL, [True, False], [20, 60]))
 def test_layers_that_are_run_again_give_the_same_gradients(spec, reentrant, length):
     torch.manual_seed(0)
     model = awake(Model(spec)).double().train()
@@ -127,6 +128,49 @@ def test_layers_that_are_run_again_give_the_same_gradients(spec, reentrant, leng
     again = gradients(model, length)
     assert again.keys() == expected.keys()
     torch.testing.assert_close(again, expected)
+
+
+class Watch(TorchDispatchMode):
+    """Collects the operations whose results are in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor) and x.dtype in (torch.float64, torch.complex128):
+                self.found.add(str(func))
+        return result
+
+
+@pytest.mark.parametrize("length", [1, 20, 60])
+@pytest.mark.parametrize("spec", ALL)
+def test_nothing_is_computed_in_float64(spec, length):
+    """Devices such as Apple's have no float64."""
+    with Watch() as watch:
+        model = awake(Model(spec)).train()
+        model(*tokens(length)).square().mean().backward()
+        with torch.no_grad():
+            model.eval()(*tokens(length))
+    assert not watch.found
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("spec", ALL)
+def test_the_default_type_changes_nothing(spec, default):
+    torch.manual_seed(0)
+    built = awake(Model(spec)).eval()
+    given = tokens(60)
+    expected = built(*given)
+    torch.set_default_dtype(default)
+    try:
+        again = Model(spec).float().eval()
+        again.load_state_dict(built.state_dict())
+        torch.testing.assert_close(again(*given), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def outcome(compute: Callable[[], Any]) -> Any:
