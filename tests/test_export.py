@@ -11,6 +11,7 @@ from torch import nn
 from fairseq_posenc import registry
 from fairseq_posenc.api import SelfAttention, StackPositions
 from tests.helpers.formulas import awake
+from tests.helpers.products import product_of
 from tests.helpers.tiny_models import needs_causal
 
 # Of one token and two, and below and above what the planner takes other backends for.
@@ -62,8 +63,7 @@ def check(layer: Layer, graph, batches=BATCHES) -> None:
         torch.testing.assert_close(graph(*given)[real], layer(*given)[real], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("traced", [2, 7])
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(("spec", "traced"), product_of(SPECS, [2, 7]))
 def test_an_exported_layer_takes_any_length_and_batch(spec, traced):
     layer = Layer(spec).eval()
     given = inputs(layer, traced, 3)
