@@ -26,9 +26,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.results.markdown import fill_page, table
 from fairseq_posenc.workbench.results.record import Record
-from fairseq_posenc.workbench.running.files import write_whole
 from measuring.commands import new_parser
 from measuring.gpu_steps import LIMIT, SCRIPTS, TIMED, Step, steps
 from measuring.page import RESULTS

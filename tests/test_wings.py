@@ -20,8 +20,8 @@ from fairseq_posenc.workbench.cli import COMMANDS, Command
 PACKAGE = Path(fairseq_posenc.__file__).resolve().parent
 PREPROCESS = PACKAGE.parent / "preprocess"
 LIBRARY = {
-    *("api", "assembly", "positions", "registry", "specs", "shared", "exporting", "version"),
-    *("errors", "error_messages", "user_dir", "__init__"),
+    *("api", "assembly", "positions", "registry", "specs", "shared", "exporting"),
+    *("errors", "error_messages", "files", "user_dir", "version", "__init__"),
     *("encodings", "backends", "modules", "analysis"),
 }
 PLUGIN = {"transformer", "checkpoints", "host", "models", "tasks"}

@@ -14,8 +14,8 @@ import torch
 from training import FAMILIES
 
 import fairseq_posenc
+from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.running.devices import processor_name
-from fairseq_posenc.workbench.running.files import write_whole
 
 BY_HAND = "<!-- Below this line: written by hand, and kept when the report is made again. -->"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from docs.generate import choose, encodings, papers, yaml_files
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.files import write_whole
+from fairseq_posenc.files import write_whole
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,9 +10,9 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_posenc.checkpoints.leftovers import temporary_file
 from fairseq_posenc.checkpoints.safe_loading import is_torn, open_mapped
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.files import temporary_file
 
 logger = logging.getLogger(__name__)
 LAST, BEST = "checkpoint_last.pt", "checkpoint_best.pt"

@@ -12,7 +12,6 @@ from types import TracebackType
 from hydra.core.hydra_config import HydraConfig
 
 from fairseq_posenc.checkpoints.error_messages import find_message
-from fairseq_posenc.checkpoints.leftovers import share_temporary_folder
 from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes
 from fairseq_posenc.host.audit_hook import audit_fairseq
 from fairseq_posenc.host.data_bins import audit_data_bins
@@ -21,6 +20,7 @@ from fairseq_posenc.host.explanations import explain_failure
 from fairseq_posenc.host.log_guard import install_log_guard
 from fairseq_posenc.host.numpy_compat import install_numpy_names
 from fairseq_posenc.host.processes import check_command_line
+from fairseq_posenc.host.temporary_folders import share_temporary_folder
 
 
 def prepare() -> None:

@@ -12,7 +12,8 @@ from fairseq.data import Dictionary
 
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.files import checksum, written_whole
+from fairseq_posenc.files import written_whole
+from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.tokens.gpt2 import GPT2
 from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces

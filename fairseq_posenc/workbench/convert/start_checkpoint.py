@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.files import refuse_bad_place
 from fairseq_posenc.workbench.loading.checkpoints import write_state
-from fairseq_posenc.workbench.running.files import refuse_bad_place
 
 
 def refuse_existing_output(option: str, out: Path, overwrite: bool) -> None:

@@ -17,8 +17,8 @@ from fairseq_posenc.checkpoints.recovery import newest_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_mapped, readable_errors
 from fairseq_posenc.checkpoints.trusted_settings import forget_files, refuse_files
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.files import written_whole
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
-from fairseq_posenc.workbench.running.files import written_whole
 
 State = dict[str, Any]
 _TENSORS = ("model", "last_optimizer_state")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.files import refuse_bad_place
 from fairseq_posenc.workbench.plots import attention, distances, tables
 from fairseq_posenc.workbench.plots.stacks import (
     PlottedStack,
@@ -15,7 +16,6 @@ from fairseq_posenc.workbench.plots.stacks import (
     choose_numbers,
 )
 from fairseq_posenc.workbench.results import pictures
-from fairseq_posenc.workbench.running.files import refuse_bad_place
 from fairseq_posenc.workbench.running.options import add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
 

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.files import refuse_bad_place, write_whole
 from fairseq_posenc.transformer.capture_attention import CapturedAttention, capture_attention
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.plots import quantize
 from fairseq_posenc.workbench.plots.model_inputs import Reading, read_text
 from fairseq_posenc.workbench.results.record import own_command
-from fairseq_posenc.workbench.running.files import checksum, refuse_bad_place, write_whole
+from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.options import add_data
 from fairseq_posenc.workbench.running.progress import say
 

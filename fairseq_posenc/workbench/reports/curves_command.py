@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.reports.curve_tables import collect_figures, format_all_tables
 from fairseq_posenc.workbench.results import intervals, learning_curves
 from fairseq_posenc.workbench.results.markdown import escape
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.results.record import Record, make_folder, own_command
-from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
 from fairseq_posenc.workbench.running.options import add_json, add_out, parse_named, split_trainings
 from fairseq_posenc.workbench.running.progress import say

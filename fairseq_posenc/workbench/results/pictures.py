@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_posenc.workbench.running.files import written_whole
+from fairseq_posenc.files import written_whole
 
 # Okabe and Ito's colours, which colour-blind people can tell apart, without the pale ones.
 COLOURS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.workbench.running.files import refuse_link, write_whole
+from fairseq_posenc.files import write_whole
+from fairseq_posenc.workbench.running.files import refuse_link
 
 VERSION = 1  # version of the format
 _HEAD = 4096  # characters of a file in which its kind has to be named

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.files import sync, write_whole
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.files import sync, write_whole
 from fairseq_posenc.workbench.running.locks import LOCK, lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
 

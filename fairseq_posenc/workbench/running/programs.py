@@ -14,8 +14,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Optional, TypeVar
 
-from fairseq_posenc.checkpoints.leftovers import delete_temporary_folders
 from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.host.temporary_folders import delete_temporary_folders
 from fairseq_posenc.workbench.running.devices import cores
 from fairseq_posenc.workbench.running.die_with_parent import die_with_parent
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.files import read_json, write_whole
+from fairseq_posenc.files import write_whole
+from fairseq_posenc.workbench.running.files import read_json
 from fairseq_posenc.workbench.running.folders import list_differences, read_object
 
 Inputs = dict[str, Any]  # all that the result of a stage depends on, as JSON values

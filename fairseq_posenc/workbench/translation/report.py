@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.results.intervals import NOTE, Interval, interval
 from fairseq_posenc.workbench.results.markdown import code, table
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
-from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.translation.generate import Search
 from fairseq_posenc.workbench.translation.scores import METRICS, PIECE_BLEU, Difference, LengthGroup
 

@@ -17,10 +17,11 @@ from typing import ClassVar
 import pytest
 import torch
 
+from fairseq_posenc import files
 from fairseq_posenc.checkpoints.error_messages import find_message
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading import checkpoints
-from fairseq_posenc.workbench.running import files, locks, options, programs, progress, stages
+from fairseq_posenc.workbench.running import locks, options, programs, progress, stages
 from fairseq_posenc.workbench.running.devices import Computing, choose_device, hydra_words
 from fairseq_posenc.workbench.running.folders import Folder
 from tests.helpers.waiting import is_running, wait_until
@@ -151,7 +152,7 @@ def hold_file(path: Path) -> subprocess.Popen[str]:
     """Start a process that is writing a file and does not come to its end."""
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from fairseq_posenc.workbench.running import files\n"
+        "from fairseq_posenc import files\n"
         "with files.written_whole(Path(sys.argv[1])) as new:\n"
         "    new.write_text('half'); print(new.name, flush=True); time.sleep(60)"
     )
@@ -200,7 +201,7 @@ class TestFiles:
     def test_links_in_the_folder_of_devices_are_not_replaced(self, tmp_path: Path) -> None:
         with open(tmp_path / "out", "w", encoding="utf-8") as output:
             code = (
-                "from pathlib import Path; from fairseq_posenc.workbench.running import files\n"
+                "from pathlib import Path; from fairseq_posenc import files\n"
                 "files.write_whole(Path('/dev/stdout'), 'whole')"
             )
             done = subprocess.run(
@@ -580,7 +581,7 @@ class TestPrograms:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         code = (
             "import os, time; from multiprocessing import Process, util; "
-            "from fairseq_posenc.checkpoints.leftovers import share_temporary_folder; "
+            "from fairseq_posenc.host.temporary_folders import share_temporary_folder; "
             "share_temporary_folder(); worker = Process(target=util.get_temp_dir); worker.start(); "
             "worker.join(); print(*os.listdir(os.environ['TMPDIR']), flush=True); time.sleep(60)"
         )
@@ -598,7 +599,7 @@ class TestPrograms:
     def test_a_fork_of_a_fork_keeps_its_files(self, tmp_path: Path) -> None:
         """The first fork closes a lock, whose number its next file gets."""
         code = (
-            "import os; from fairseq_posenc.checkpoints.leftovers import share_temporary_folder\n"
+            "import os; from fairseq_posenc.host.temporary_folders import share_temporary_folder\n"
             "def fork(work):\n"
             "    if not (child := os.fork()):\n"
             "        os._exit(work())\n"

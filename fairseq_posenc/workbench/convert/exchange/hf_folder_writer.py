@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.files import errors_that_name
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.convert.exchange.config_json import parse_layers
 from fairseq_posenc.workbench.convert.exchange.standalone import (
@@ -21,7 +22,7 @@ from fairseq_posenc.workbench.convert.exchange.standalone import (
     build_standalone,
     load_module,
 )
-from fairseq_posenc.workbench.running.files import errors_that_name, refuse_link
+from fairseq_posenc.workbench.running.files import refuse_link
 from fairseq_posenc.workbench.running.folders import Folder
 
 WEIGHTS, CONFIG, CODE = "model.safetensors", "config.json", "modeling_fairseq_posenc.py"

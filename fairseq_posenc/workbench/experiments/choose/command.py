@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.experiments.choose import report
 from fairseq_posenc.workbench.experiments.choose.answer import (
     ChooseQuestion,
@@ -20,7 +21,6 @@ from fairseq_posenc.workbench.experiments.trials import default_jobs
 from fairseq_posenc.workbench.experiments.variants import BOTH, FAMILIES, MASKED, parse_variants
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import format_time, say
 

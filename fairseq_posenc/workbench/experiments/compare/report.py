@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Optional
 
+from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.experiments.compare.reproduce import format_commands, format_reruns
 from fairseq_posenc.workbench.experiments.compare.statements import derive_statements
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate
@@ -22,7 +23,6 @@ from fairseq_posenc.workbench.results.html_page import convert_to_html
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS, NOTE
 from fairseq_posenc.workbench.results.learning_curves import draw_lines
 from fairseq_posenc.workbench.results.pictures import can_draw
-from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.logs import Curve
 from fairseq_posenc.workbench.running.progress import format_time, say
 

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fairseq_posenc.files import write_whole
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length.checkpoint import NamedCheckpoint
 from fairseq_posenc.workbench.experiments.length.scoring import Score
 from fairseq_posenc.workbench.results import markdown, pictures
 from fairseq_posenc.workbench.results.pictures import GREY, PALE
 from fairseq_posenc.workbench.results.record import Record, own_command
-from fairseq_posenc.workbench.running.files import write_whole
 
 NON_OVERLAPPING, SLIDING = "non-overlapping", "sliding"
 MODES = (NON_OVERLAPPING, SLIDING)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
+from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.experiments.probe.data import DEPTHS, TEST_EXAMPLES
 from fairseq_posenc.workbench.experiments.probe.results import (
     TaskResults,
@@ -22,7 +23,6 @@ from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.differences import RULE, Scale, compare, explain_few_seeds
 from fairseq_posenc.workbench.results.intervals import NOTE
 from fairseq_posenc.workbench.results.record import Record, own_command
-from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.progress import format_time
 
 _SHARE = Scale("share of right answers", higher=True)

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.files import write_whole
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
-from fairseq_posenc.workbench.running.files import read_json, write_whole
+from fairseq_posenc.workbench.running.files import read_json
 from fairseq_posenc.workbench.training.recipes import Reported, reported
 
 _METRICS = {"f1": "F1", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}

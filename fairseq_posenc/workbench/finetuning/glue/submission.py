@@ -8,9 +8,9 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fairseq_posenc.files import write_whole
 from fairseq_posenc.tasks.glue.data import DataBin
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, SUBMISSION, WNLI, Task
-from fairseq_posenc.workbench.running.files import write_whole
 
 
 def write_submission(folder: Path, name: str, data: DataBin, split: str, outputs: Tensor) -> None:

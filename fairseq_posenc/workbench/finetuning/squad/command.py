@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.finetuning.squad.data import (
     V2,
@@ -24,7 +25,6 @@ from fairseq_posenc.workbench.results.record import Record, make_folder, own_com
 from fairseq_posenc.workbench.running.devices import Computing, hydra_words
 from fairseq_posenc.workbench.running.executor import run_work_items
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.files import write_whole
 from fairseq_posenc.workbench.running.options import (
     add_computing,
     add_count,

@@ -16,10 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from fairseq_posenc.checkpoints.recovery import ensure_last_checkpoint
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.files import write_whole
 from fairseq_posenc.tasks.squad.databin import DataBin, open_data_bin
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
-from fairseq_posenc.workbench.running.files import shipped, write_whole
+from fairseq_posenc.workbench.running.files import shipped
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.logs import format_progress
 from fairseq_posenc.workbench.running.programs import run_logged
