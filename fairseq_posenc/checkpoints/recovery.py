@@ -4,7 +4,6 @@ A checkpoint is *whole* if it can be loaded, and *torn* if the file ends too ear
 """
 
 import logging
-import os
 import re
 import shutil
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import NamedTuple
 
 from fairseq_posenc.checkpoints.safe_loading import is_torn, open_mapped
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.files import temporary_file
+from fairseq_posenc.files import written_whole
 
 logger = logging.getLogger(__name__)
 LAST, BEST = "checkpoint_last.pt", "checkpoint_best.pt"
@@ -55,9 +54,8 @@ def restore_last(last: Path) -> None:
             f"{last} {fault}, and no whole checkpoint of the training lies "
             "beside it: remove it to start from the beginning"
         )
-    with temporary_file(last.parent, last.name) as new:  # several processes may do this
+    with written_whole(last) as new:  # several processes may do this
         shutil.copyfile(newest.path, new)
-        os.replace(new, last)
     logger.warning(
         f"{last} {fault}; the training goes on from {newest.path.name}, "
         f"the newest whole checkpoint, of update {newest.updates:,}"
