@@ -15,6 +15,7 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.position_encoding import PositionEncoding
 from fairseq_posenc.registry import names
+from tests.helpers.products import product_of
 from tests.helpers.tiny_models import needs_causal
 
 LIMITS = ["none+window(size=6)", "m4m+window(size=6)", "t5+chunk(size=5)", "deberta+window(size=9)"]
@@ -65,8 +66,7 @@ def uncompiled(monkeypatch):
     monkeypatch.setattr(flex, "_compile_attention", lambda: flex_attention)
 
 
-@pytest.mark.parametrize("left", [False, True])
-@pytest.mark.parametrize(("spec", "causal"), MODELS)
+@pytest.mark.parametrize(("spec", "causal", "left"), product_of(MODELS, [False, True]))
 def test_functions_of_scores_and_masks(spec, causal, left, uncompiled):
     assert _largest_difference(_call(spec, 3, 19, causal, left)) < 1e-5
 

@@ -12,6 +12,7 @@ from fairseq import checkpoint_utils
 from fairseq_posenc.workbench.loading.pretrained import load_state
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint
+from tests.helpers.products import product_of
 from tests.workbench.convert import exchange_trainer
 from tests.workbench.convert.test_exchange import (
     OTHERS,
@@ -196,14 +197,16 @@ def test_every_attention_of_transformers_that_is_allowed_computes_the_same(famil
 
 
 @pytest.mark.parametrize(
-    ("family", "spec", "more"),
-    [
-        *HARD,
-        ("masked_lm", "m4m", {"untie_weights_roberta": True}),
-        ("causal_lm", "alibi", {"no_share_decoder_input_output_embed": True}),
-    ],
+    ("family", "spec", "more", "symbols"),
+    product_of(
+        [
+            *HARD,
+            ("masked_lm", "m4m", {"untie_weights_roberta": True}),
+            ("causal_lm", "alibi", {"no_share_decoder_input_output_embed": True}),
+        ],
+        [40, 60],
+    ),
 )
-@pytest.mark.parametrize("symbols", [40, 60])
 def test_resized_embeddings_are_saved_and_read(family, spec, more, symbols):
     folder = exported_copy(family, spec, **more)
     model = read(family, folder).eval()
