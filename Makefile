@@ -5,7 +5,7 @@
 BIN := .venv/bin
 # A process for each core and one more, up to eight; the tests of a file share what they set up, and files come
 # in the order that tests/conftest.py gives them.
-PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations=30
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-unit test-trust test-gpu matrix dist gpu lint format docs site clean
@@ -25,9 +25,10 @@ test: install ## all tests
 test-unit: install ## the fast tests
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-trust: install ## kill commands while they write, for hours, and make up inputs
+test-trust: install ## kill commands while they write, for hours, make up inputs, and combine all of them
 	$(BIN)/python -m tests.helpers.fault_runs $(ARGS)
 	TRUST_EXAMPLES=2000 $(BIN)/pytest --timeout 0 tests/workbench/test_inputs.py
+	WHOLE_PRODUCTS=1 $(PYTEST)
 
 test-gpu: install ## the tests that need a GPU
 	$(BIN)/pytest -m gpu $(ARGS)
