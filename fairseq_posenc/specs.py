@@ -127,7 +127,7 @@ class Spec(NamedTuple):
         if len(self.layers) > layers:
             raise UserError(
                 f"position encoding {shortened(str(self))!r} is a list of {len(self.layers)} "
-                f"layers, but the stack has {layers}: shorten it to what is repeated"
+                f"layers, but the stack has {layers}: shorten it to the part that repeats"
             )
 
     def __str__(self) -> str:
@@ -183,9 +183,9 @@ def _parse_layer(part: str, text: str) -> list[Item]:
         match = _ITEM.fullmatch(one)
         if match is None:
             raise UserError(
-                f"cannot read position encoding {shortened(text)!r}: expected names joined by '+', "
-                "each with options as in m4m(max_distance=128); layers that differ joined by ',' "
-                "as in 3*rope,none"
+                f"cannot read position encoding {shortened(text)!r}: expected names joined by "
+                "'+', each with options as in m4m(max_distance=128); different layers joined by "
+                "',' as in 3*rope,none"
             )
         name, written = match.groups()
         if name == "reset":
@@ -272,7 +272,12 @@ def _parse_value(name: str, key: str, value: str, kind: Any) -> Any:
         if value.lower() in ("true", "false"):
             return value.lower() == "true"
         raise UserError(f"{name}({key}={shortened(value)}): write true or false")
-    return _parse_number(name, key, value, kind) if kind in (int, float, Signed) else kind(value)
+    if kind in (int, float, Signed):
+        return _parse_number(name, key, value, kind)
+    try:
+        return kind.parse(value)
+    except UserError as error:
+        raise UserError(f"{name}({key}={shortened(value)}): {error}") from None
 
 
 def _parse_number(name: str, key: str, text: str, kind: type) -> float:

@@ -49,7 +49,7 @@ class Rope(Encoding):
         base: float = 10000.0,
         fraction: float = 1.0,
         layout: Literal["interleaved", "half"] = "interleaved",
-        scaling: Scaling = Scaling(),  # noqa: B008  (immutable)
+        scaling: Scaling = Scaling(),  # noqa: B008  (frozen)
         cross_attention: bool = False,  # for the decoder's layers, which build that attention
     ) -> None:
         super().__init__(dims)
@@ -63,7 +63,8 @@ class Rope(Encoding):
             raise UserError(f"{self.name}(base={base:g}): the base must be more than 1")
         self.layout = layout
         self.base = base
-        self.scaling = Scaling(scaling).read()  # configurations hold a plain text
+        # The configuration of an exported model holds its text.
+        self.scaling = Scaling.parse(scaling) if isinstance(scaling, str) else scaling
         self.scaling.check(self.name, self.rotated)
         self._compute_frequencies()
 

@@ -1,9 +1,15 @@
-"""Scalings of rotary positions, for inputs longer than those of the training."""
+"""Scalings of rotary positions, for inputs longer than those of the training.
+
+Each kind is a dataclass; :data:`KINDS` lists them by name. The text ``yarn:4:beta_fast=16`` of
+specs and checkpoints is read by :meth:`Scaling.parse` and written by ``str()``.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, ClassVar, Optional, get_type_hints
 
 import torch
 from torch import Tensor
@@ -12,250 +18,380 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError, shortened
 
 _MAX_FACTOR = 1_000_000  # no input is so many times as long as those of the training
-_LENGTH_RANGE = (1, 1_000_000_000)
-# The settings of each kind beside its factor, with their defaults; () is a list that must be given.
-# The kinds' sources are in the docstring of `Rope`.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "linear": {},
-    "ntk": {},
-    "dynamic": {"length": None},
-    "yarn": {
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "attention_factor": None,
-        "mscale": None,
-        "mscale_all_dim": None,
-        "truncate": True,
-        "length": None,
-    },
-    "llama3": {"low": 1.0, "high": 4.0, "length": None},
-    "longrope": {"short": (), "long": (), "attention_factor": None, "length": None},
-    "proportional": {"part": 1.0},  # share of the pairs that turn; the others have angle 0
-}
-# Kinds that change nothing at factor 1.
-_PLAIN_AT_ONE = ("linear", "ntk", "yarn", "llama3")
+_MAX_LENGTH = 1_000_000_000
+TRAINED_LENGTH = "original_max_position_embeddings"  # in transformers
 
 
-class Scaling(str):
-    """``none``, or ``KIND:FACTOR``, with settings behind: ``yarn:4:beta_fast=16:truncate=false``.
-
-    Numbers of a list are separated by slashes: ``longrope:4:short=1/1:long=1.5/4``.
-
-    Raises:
-        UserError: it is neither, or a setting is unknown or out of its range.
-    """
-
-    def __new__(cls, text: str = "none") -> Scaling:
-        """Normalise the text: ``yarn:4`` for ``yarn:4.0``, ``none`` for ``yarn:1``."""
-        if text == "none":
-            return super().__new__(cls, text)
-        kind, _, rest = text.partition(":")
-        number, *written = rest.split(":")
-        factor = _parse_number(number)
-        if kind not in SETTINGS or factor is None or not 1 <= factor <= _MAX_FACTOR:
-            raise UserError(
-                f"rope(scaling={shortened(text)}): write none or KIND:F, with a factor F of at "
-                f"least 1, at most {_MAX_FACTOR:,}, and one of these kinds: {', '.join(SETTINGS)}"
-            )
-        settings = dict(_parse_setting(kind, each, text) for each in written)
-        known = SETTINGS[kind]
-        for name, default in known.items():
-            if default == () and name not in settings:
-                raise UserError(f"rope(scaling={shortened(text)}): {kind} needs {name}")
-        parts = [f"{kind}:{factor:.15g}"]
-        parts += [
-            f"{name}={_format_value(settings[name])}"
-            for name, default in known.items()
-            if settings.get(name, default) != default
-        ]
-        plain = factor == 1 and kind in _PLAIN_AT_ONE and len(parts) == 1
-        return super().__new__(cls, "none" if plain else ":".join(parts))
-
-    def read(self) -> ScalingSettings:
-        """Split the text into kind, factor and settings, defaults included."""
-        kind, _, rest = self.partition(":")
-        if kind == "none":
-            return ScalingSettings(kind, 1.0, {})
-        number, *written = rest.split(":")
-        given = dict(_parse_setting(kind, each, self) for each in written)
-        return ScalingSettings(kind, float(number), {**SETTINGS[kind], **given})
+def _named_in_hf(name: str, default: Any = MISSING) -> Any:
+    """Make the field of a setting that has another name in transformers."""
+    return field(default=default, metadata={"hf": name})
 
 
-class ScalingSettings(NamedTuple):
-    """A scaling that was read.
+@dataclass(frozen=True)
+class Scaling:
+    """No scaling, and the base of all kinds.
 
-    The trained length L is that of the setting ``length``, or else the model's. What depends on the
-    length n of the input (``dynamic``, ``longrope``) takes the positions that the model has room
-    for, so that neither neighbours nor padding change a sentence, and decoding equals the full
+    The trained length L is that of the setting ``length``, or else the model's. The length n of the
+    input, on which ``dynamic`` and ``longrope`` depend, is the number of positions that the model
+    has room for: so neither neighbours nor padding change a sentence, and decoding equals the full
     pass.
-
-    Attributes:
-        kind: ``none`` or one of :data:`SETTINGS`.
-        factor: F.
-        settings: by name.
     """
 
-    kind: str
-    factor: float
-    settings: dict[str, Any]
+    kind: ClassVar[str] = "none"
+
+    @staticmethod
+    def parse(text: str) -> Scaling:
+        """Parse ``none``, or ``KIND:FACTOR`` with settings behind, in any order.
+
+        >>> Scaling.parse("llama3:8.0:high=3")
+        Llama3(factor=8.0, low=1.0, high=3.0, length=None)
+        >>> str(Scaling.parse("longrope:4:long=1.50/4:short=1/1"))  # lists are written with slashes
+        'longrope:4:short=1/1:long=1.5/4'
+
+        Raises:
+            UserError: it is neither, or a setting is missing, unknown, or out of its range.
+        """
+        if text == Scaling.kind:
+            return Scaling()
+        kind, _, rest = text.partition(":")
+        factor, *settings = rest.split(":")
+        number = _read_number(factor)
+        if kind not in KINDS or number is None:
+            raise UserError(_describe_form())
+        scaling = KINDS[kind](number, **KINDS[kind].parse_settings(settings))
+        return Scaling() if scaling in _CHANGING_NOTHING else scaling
+
+    def __str__(self) -> str:
+        return self.kind
 
     def check(self, name: str, rotated: int) -> None:
-        """Refuse widths that the kind cannot scale.
-
-        Args:
-            name: of the encoding.
-            rotated: coordinates of a head that are rotated.
-        """
-        if self.kind in ("ntk", "dynamic") and rotated == 2:
-            raise UserError(
-                f"{name}(scaling={self.kind}:{self.factor:g}) slows all pairs of coordinates but "
-                "the first, and here a head has one: rotate at least 4 coordinates"
-            )
-        if self.kind == "llama3" and self.settings["low"] >= self.settings["high"]:
-            raise UserError(
-                f"{name}(scaling=llama3): low={self.settings['low']:g} must be below "
-                f"high={self.settings['high']:g}"
-            )
-        if self.kind == "yarn" and self.settings["beta_fast"] < self.settings["beta_slow"]:
-            raise UserError(
-                f"{name}(scaling=yarn): beta_fast={self.settings['beta_fast']:g} must be at least "
-                f"beta_slow={self.settings['beta_slow']:g}"
-            )
-        for each in ("short", "long"):
-            if self.kind == "longrope" and len(self.settings[each]) != rotated // 2:
-                raise UserError(
-                    f"{name}(scaling=longrope): {each} has {len(self.settings[each])} numbers, and "
-                    f"{rotated // 2} pairs of coordinates are rotated"
-                )
+        """Refuse a number of rotated coordinates that the kind cannot scale, for an encoding."""
 
     def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
         """Compute the angle per position of each pair, ``(width / 2,)``, in float32 on the CPU."""
         with torch.device("cpu"):  # where it is the same on every machine
-            return self._compute_frequencies(base, width, dims)
-
-    def _compute_frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
-        exponents = torch.arange(0, width, 2, dtype=torch.float32) / width  # [width/2]
-        base = self.scaled_base(base, width, dims)
-        frequencies = base**-exponents
-        if self.kind == "linear":
-            return frequencies / self.factor
-        if self.kind in ("yarn", "llama3"):
-            if self.kind == "yarn":
-                kept_share = self._compute_yarn_ramp(base, width, dims)
-            else:
-                kept_share = self._compute_llama3_ramp(frequencies, dims)
-            return frequencies * kept_share + frequencies / self.factor * (1 - kept_share)
-        if self.kind == "longrope":
-            return frequencies / torch.tensor(self.divisors(dims), dtype=torch.float32)
-        if self.kind == "proportional":
-            turning = int(self.settings["part"] * width // 2)
-            return (frequencies / self.factor) * (torch.arange(width // 2) < turning)
-        return frequencies
+            exponents = torch.arange(0, width, 2, dtype=torch.float32) / width  # [width/2]
+            base = self.scaled_base(base, width, dims)
+            return self._scale(base**-exponents, base, dims)
 
     def scaled_base(self, base: float, width: int, dims: Dims) -> float:
-        """Compute the base of the frequencies, which ``ntk`` and ``dynamic`` raise."""
-        growth = 1.0
-        if self.kind == "ntk":
-            growth = self.factor
-        elif self.kind == "dynamic" and self._is_longer(dims):
-            length = self._trained_length(dims)
-            growth = self.factor * dims.max_positions / length - (self.factor - 1)
-        return base if growth == 1 else base * growth ** (width / (width - 2))
+        """Compute the base of the frequencies."""
+        return base
 
-    def divisors(self, dims: Dims) -> tuple[float, ...]:
-        """Select the list of ``longrope`` for the model's number of positions."""
-        return tuple(self.settings["long" if self._is_longer(dims) else "short"])
+    def _scale(self, frequencies: Tensor, base: float, dims: Dims) -> Tensor:
+        """Scale the frequencies ``(width / 2,)`` of the base."""
+        return frequencies
 
     def gain(self, dims: Dims) -> float:
-        """Compute what cosines and sines are multiplied by."""
-        if self.kind not in ("yarn", "longrope"):
-            return 1.0
-        if (given := self.settings["attention_factor"]) is not None:
-            return float(given)
-        if self.kind == "longrope":
-            if self._trained_length(dims) == 1:
+        """Compute the factor of cosines and sines."""
+        return 1.0
+
+    def to_hf(self, dims: Dims) -> dict[str, Any]:
+        """Describe it as ``rope_parameters`` of transformers; empty if the base is enough."""
+        return {}
+
+
+@dataclass(frozen=True)
+class _Scaled(Scaling):
+    """Base of the kinds, whose first setting is the factor F."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.factor <= _MAX_FACTOR:
+            raise UserError(_describe_form())
+
+    @classmethod
+    def parse_settings(cls, written: list[str]) -> dict[str, Any]:
+        """Parse settings, each written ``NAME=VALUE``, by the types of the fields."""
+        types = get_type_hints(cls)
+        known = {each.name: each.default for each in fields(cls) if each.name != "factor"}
+        settings: dict[str, Any] = {}
+        for setting in written:
+            name, _, value = setting.partition("=")
+            if name not in known:
                 raise UserError(
-                    "rope(scaling=longrope): a trained length of 1 gives no factor; set length or "
-                    "attention_factor"
+                    f"{cls.kind} has no setting {shortened(setting)!r}; its settings: "
+                    f"{', '.join(known) or 'none'}"
                 )
-            growth = math.log(self.factor) / math.log(self._trained_length(dims))
-            return math.sqrt(1 + growth)
-        scales = self.settings["mscale"], self.settings["mscale_all_dim"]
-        if None in scales:
-            scales = (1.0, 0.0)
-        dividend, divisor = (0.1 * scale * math.log(self.factor) + 1.0 for scale in scales)
-        return dividend / divisor
+            if name in settings:
+                raise UserError(f"{name} is set twice")
+            read, message = _READERS[types[name]]
+            settings[name] = read(value)
+            if settings[name] is None:
+                raise UserError(message.format(name=name, setting=shortened(setting)))
+        for name, default in known.items():
+            if default is MISSING and name not in settings:
+                raise UserError(f"{cls.kind} needs {name}")
+        return settings
 
-    def _is_longer(self, dims: Dims) -> bool:
-        return dims.max_positions > self._trained_length(dims)
+    def __str__(self) -> str:
+        settings = [
+            f"{each.name}={_format(value)}"
+            for each in fields(self)
+            if each.name != "factor" and (value := getattr(self, each.name)) != each.default
+        ]
+        return ":".join([self.kind, _format(self.factor), *settings])
 
-    def _trained_length(self, dims: Dims) -> int:
-        length: int | None = self.settings.get("length")
-        return length or dims.trained_length
+    @classmethod
+    def hf_names(cls) -> dict[str, str]:
+        """List the settings with their names in transformers."""
+        return {each.name: each.metadata.get("hf", each.name) for each in fields(cls)}
 
-    def _compute_yarn_ramp(self, base: float, width: int, dims: Dims) -> Tensor:
-        """Ramp from 1 for pairs that turn often within the trained length to 0 for slow ones."""
+    def to_hf(self, dims: Dims) -> dict[str, Any]:
+        """See :class:`Scaling`."""
+        described: dict[str, Any] = {"rope_type": self.kind}
+        for name, theirs in self.hf_names().items():
+            value = getattr(self, name)
+            if name == "length":
+                value = value or dims.trained_length
+            if value is not None:
+                described[theirs] = list(value) if isinstance(value, tuple) else value
+        return described
+
+
+@dataclass(frozen=True)
+class Linear(_Scaled):
+    """All frequencies are divided by F (Chen et al., 2023)."""
+
+    kind = "linear"
+
+    def _scale(self, frequencies: Tensor, base: float, dims: Dims) -> Tensor:
+        return frequencies / self.factor
+
+
+@dataclass(frozen=True)
+class Ntk(_Scaled):
+    """The base is raised by F^(d/(d-2)), so that the slowest pair turns F times as slowly."""
+
+    kind = "ntk"
+
+    def check(self, name: str, rotated: int) -> None:
+        """See :class:`Scaling`."""
+        if rotated == 2:
+            raise UserError(
+                f"{name}(scaling={self.kind}:{self.factor:g}) slows all pairs of coordinates but "
+                "the first, and here a head has one: rotate at least 4 coordinates"
+            )
+
+    def _growth(self, dims: Dims) -> float:
+        return self.factor
+
+    def scaled_base(self, base: float, width: int, dims: Dims) -> float:
+        """See :class:`Scaling`."""
+        growth = self._growth(dims)
+        return base if growth == 1 else base * growth ** (width / (width - 2))
+
+    def to_hf(self, dims: Dims) -> dict[str, Any]:
+        """See :class:`Scaling`."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Dynamic(Ntk):
+    """As ``ntk``, with a factor that grows with the length of the input: F n/L - (F - 1)."""
+
+    kind = "dynamic"
+    length: Optional[int] = _named_in_hf("max_position_embeddings", default=None)
+
+    def _growth(self, dims: Dims) -> float:
+        length = self.length or dims.trained_length
+        if dims.max_positions <= length:
+            return 1.0
+        return self.factor * dims.max_positions / length - (self.factor - 1)
+
+
+@dataclass(frozen=True)
+class Yarn(_Scaled):
+    """Slow pairs are divided by F, fast ones kept, with a ramp between (Peng et al., 2023).
+
+    Slow ones turn up to ``beta_slow`` times within the trained length, fast ones at least
+    ``beta_fast`` times; with ``truncate`` the ramp starts and ends at whole pairs. The gain is
+    ``attention_factor``, or else that of ``mscale`` divided by that of ``mscale_all_dim``.
+    """
+
+    kind = "yarn"
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: Optional[float] = None
+    mscale: Optional[float] = None
+    mscale_all_dim: Optional[float] = None
+    truncate: bool = True
+    length: Optional[int] = _named_in_hf(TRAINED_LENGTH, default=None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beta_fast < self.beta_slow:
+            fast, slow = f"beta_fast={self.beta_fast:g}", f"beta_slow={self.beta_slow:g}"
+            raise UserError(f"{fast} must be at least {slow}")
+
+    def _scale(self, frequencies: Tensor, base: float, dims: Dims) -> Tensor:
+        width, length = 2 * frequencies.numel(), self.length or dims.trained_length
 
         def find_pair(turns: float) -> float:
-            length = self._trained_length(dims) / (turns * 2 * math.pi)
-            return width * math.log(length) / (2 * math.log(base))
+            return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-        low, high = (find_pair(self.settings[name]) for name in ("beta_fast", "beta_slow"))
-        if self.settings["truncate"]:
+        low, high = find_pair(self.beta_fast), find_pair(self.beta_slow)
+        if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, width - 1)
         pairs = torch.arange(width // 2, dtype=torch.float32)
         ramp = (pairs - low) / max(high - low, 0.001)
-        return 1 - ramp.clamp(0, 1)
+        return _interpolate(frequencies, self.factor, 1 - ramp.clamp(0, 1))
 
-    def _compute_llama3_ramp(self, frequencies: Tensor, dims: Dims) -> Tensor:
-        """Ramp from 1 for pairs that turn ``high`` times in the trained length to 0 for ``low``."""
-        turns = frequencies * self._trained_length(dims) / (2 * math.pi)
-        low, high = self.settings["low"], self.settings["high"]
-        return ((turns - low) / (high - low)).clamp(0, 1)
-
-
-def _parse_setting(kind: str, written: str, text: str) -> tuple[str, Any]:
-    """Parse a ``name=value`` of the scaling ``text``: its name and its value."""
-    name, _, value = written.partition("=")
-    known = SETTINGS[kind]
-    where = f"rope(scaling={shortened(text)})"
-    if name not in known:
-        raise UserError(
-            f"{where}: {kind} has no setting {shortened(written)!r}; its settings: "
-            f"{', '.join(known) or 'none'}"
-        )
-    if name == "truncate":
-        if value not in ("true", "false"):
-            raise UserError(f"{where}: truncate is true or false")
-        return name, value == "true"
-    numbers = [_parse_number(each) for each in value.split("/")]
-    if None in numbers or (known[name] != () and len(numbers) > 1):
-        raise UserError(f"{where}: {shortened(written)!r} is not a number above 0")
-    if known[name] == ():
-        return name, tuple(numbers)
-    (number,) = numbers
-    assert number is not None
-    if name == "length":
-        least, most = _LENGTH_RANGE
-        if not number.is_integer() or not least <= number <= most:
-            raise UserError(f"{where}: length must be a whole number, at least {least}")
-        return name, int(number)
-    if name == "part" and number > 1:
-        raise UserError(f"{where}: part must be at most 1")
-    return name, number
+    def gain(self, dims: Dims) -> float:
+        """See :class:`Scaling`."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        scales = (1.0, 0.0)
+        if self.mscale is not None and self.mscale_all_dim is not None:
+            scales = (self.mscale, self.mscale_all_dim)
+        dividend, divisor = (0.1 * scale * math.log(self.factor) + 1.0 for scale in scales)
+        return dividend / divisor
 
 
-def _parse_number(text: str) -> float | None:
-    """Read a finite number above 0, or None."""
+@dataclass(frozen=True)
+class Llama3(_Scaled):
+    """Slow pairs are divided by F, fast ones kept, with a ramp between (Llama 3.1).
+
+    Slow ones turn up to ``low`` times within the trained length, fast ones at least ``high`` times.
+    """
+
+    kind = "llama3"
+    low: float = _named_in_hf("low_freq_factor", default=1.0)
+    high: float = _named_in_hf("high_freq_factor", default=4.0)
+    length: Optional[int] = _named_in_hf(TRAINED_LENGTH, default=None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low >= self.high:
+            raise UserError(f"low={self.low:g} must be below high={self.high:g}")
+
+    def _scale(self, frequencies: Tensor, base: float, dims: Dims) -> Tensor:
+        turns = frequencies * (self.length or dims.trained_length) / (2 * math.pi)
+        kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return _interpolate(frequencies, self.factor, kept)
+
+
+@dataclass(frozen=True)
+class LongRope(_Scaled):
+    """Each pair is divided by a number of its own (Ding et al., 2024).
+
+    The numbers are ``long`` in a model with room for more than the trained length, else ``short``.
+    ``attention_factor`` is the gain, in place of that of the factor.
+    """
+
+    kind = "longrope"
+    short: tuple[float, ...] = _named_in_hf("short_factor")
+    long: tuple[float, ...] = _named_in_hf("long_factor")
+    attention_factor: Optional[float] = None
+    length: Optional[int] = _named_in_hf(TRAINED_LENGTH, default=None)
+
+    def check(self, name: str, rotated: int) -> None:
+        """See :class:`Scaling`."""
+        for setting, numbers in (("short", self.short), ("long", self.long)):
+            if len(numbers) != rotated // 2:
+                raise UserError(
+                    f"{name}(scaling=longrope): {setting} has {len(numbers)} numbers, and "
+                    f"{rotated // 2} pairs of coordinates are rotated"
+                )
+
+    def _divisors(self, dims: Dims) -> tuple[float, ...]:
+        longer = dims.max_positions > (self.length or dims.trained_length)
+        return self.long if longer else self.short
+
+    def _scale(self, frequencies: Tensor, base: float, dims: Dims) -> Tensor:
+        return frequencies / torch.tensor(self._divisors(dims), dtype=torch.float32)
+
+    def gain(self, dims: Dims) -> float:
+        """See :class:`Scaling`."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        length = self.length or dims.trained_length
+        if length == 1:
+            raise UserError(
+                "rope(scaling=longrope): a trained length of 1 gives no factor; set length or "
+                "attention_factor"
+            )
+        return math.sqrt(1 + math.log(self.factor) / math.log(length))
+
+    def to_hf(self, dims: Dims) -> dict[str, Any]:
+        """See :class:`Scaling`. Transformers chooses a list for each input; here it is both."""
+        chosen, gain = self._divisors(dims), self.gain(dims)
+        fixed = replace(self, short=chosen, long=chosen, attention_factor=gain)
+        return super(LongRope, fixed).to_hf(dims)
+
+
+@dataclass(frozen=True)
+class Proportional(_Scaled):
+    """Only ``part`` of the pairs, the first, turn; others have angle 0 (Barbero et al., 2024)."""
+
+    kind = "proportional"
+    part: float = _named_in_hf("partial_rotary_factor", default=1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.part > 1:
+            raise UserError("part must be at most 1")
+
+    def _scale(self, frequencies: Tensor, base: float, dims: Dims) -> Tensor:
+        width = 2 * frequencies.numel()
+        turning = int(self.part * width // 2)
+        return (frequencies / self.factor) * (torch.arange(width // 2) < turning)
+
+    def to_hf(self, dims: Dims) -> dict[str, Any]:
+        """See :class:`Scaling`. The pairs that turn are only divided by the factor."""
+        return {"rope_type": "linear", "factor": self.factor}
+
+
+KINDS: dict[str, type[_Scaled]] = {
+    cls.kind: cls for cls in (Linear, Ntk, Dynamic, Yarn, Llama3, LongRope, Proportional)
+}
+_CHANGING_NOTHING = (Linear(1.0), Ntk(1.0), Yarn(1.0), Llama3(1.0))
+
+
+def _interpolate(frequencies: Tensor, factor: float, kept: Tensor) -> Tensor:
+    """Divide frequencies by a factor, but for the share of each that is kept."""
+    return frequencies * kept + frequencies / factor * (1 - kept)
+
+
+def _describe_form() -> str:
+    return (
+        f"write none or KIND:F, with a factor F of at least 1, at most {_MAX_FACTOR:,}, and one of "
+        f"these kinds: {', '.join(KINDS)}"
+    )
+
+
+def _read_number(text: str) -> float | None:
+    """Read a finite number above 0, with the 15 digits that it is written with, or None."""
     try:
-        number = float(text)
+        number = float(f"{float(text):.15g}")
     except ValueError:
         return None
     return number if 0 < number < math.inf else None
 
 
-def _format_value(value: Any) -> str:
+def _read_numbers(text: str) -> tuple[float | None, ...] | None:
+    numbers = tuple(_read_number(number) for number in text.split("/"))
+    return None if None in numbers else numbers
+
+
+def _read_length(text: str) -> int | None:
+    number = _read_number(text) or 0.5
+    return int(number) if number.is_integer() and number <= _MAX_LENGTH else None
+
+
+_NUMBER = "{setting!r} is not a number above 0"
+_READERS: dict[Any, tuple[Callable[[str], Any], str]] = {  # by type; they return None for others
+    float: (_read_number, _NUMBER),
+    Optional[float]: (_read_number, _NUMBER),
+    tuple[float, ...]: (_read_numbers, _NUMBER),
+    Optional[int]: (_read_length, "{name} must be a whole number, at least 1"),
+    bool: ({"true": True, "false": False}.get, "{name} is true or false"),
+}
+
+
+def _format(value: Any) -> str:
     """Format a flag, a number, or a list of numbers as it is written in a scaling."""
     if isinstance(value, bool):
         return str(value).lower()

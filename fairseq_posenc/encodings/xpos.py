@@ -43,7 +43,7 @@ class XPos(Rope):
         base: float = 10000.0,
         fraction: float = 1.0,
         layout: Literal["interleaved", "half"] = "interleaved",
-        scaling: Scaling = Scaling(),  # noqa: B008  (immutable)
+        scaling: Scaling = Scaling(),  # noqa: B008  (frozen)
         scale_base: float = 512.0,
     ) -> None:
         super().__init__(dims, base=base, fraction=fraction, layout=layout, scaling=scaling)

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import FrozenInstanceError
+
 import pytest
 import torch
 
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import Rope
+from fairseq_posenc.encodings.rope_scaling import (
+    KINDS,
+    Dynamic,
+    Linear,
+    Llama3,
+    LongRope,
+    Ntk,
+    Proportional,
+    Scaling,
+    Yarn,
+)
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import parse
 from tests.helpers import oracles
@@ -145,6 +159,163 @@ def test_scalings_have_one_canonical_form(written, canonical):
     assert str(parse("rope(scaling=yarn:1)")) == "rope"
 
 
+SCALINGS = [
+    ("none", Scaling()),
+    ("linear:4", Linear(4.0)),
+    ("linear:2.5", Linear(2.5)),
+    ("ntk:4", Ntk(4.0)),
+    ("dynamic:1", Dynamic(1.0)),  # its length may be below the model's number of positions
+    ("dynamic:2:length=512", Dynamic(2.0, length=512)),
+    ("yarn:1:length=9", Yarn(1.0, length=9)),
+    (
+        "yarn:4:beta_fast=16:mscale=0.707:mscale_all_dim=1:truncate=false",
+        Yarn(4.0, beta_fast=16.0, mscale=0.707, mscale_all_dim=1.0, truncate=False),
+    ),
+    ("yarn:4:attention_factor=1.25", Yarn(4.0, attention_factor=1.25)),
+    ("llama3:8:low=2:high=8:length=512", Llama3(8.0, low=2.0, high=8.0, length=512)),
+    ("longrope:4:short=1/1:long=1.5/4", LongRope(4.0, (1.0, 1.0), (1.5, 4.0))),
+    (
+        "longrope:1:short=1:long=2:attention_factor=1.5:length=9",
+        LongRope(1.0, (1.0,), (2.0,), attention_factor=1.5, length=9),
+    ),
+    ("proportional:1", Proportional(1.0)),
+    ("proportional:2:part=0.25", Proportional(2.0, part=0.25)),
+]
+
+
+@pytest.mark.parametrize(("text", "scaling"), SCALINGS)
+def test_a_text_is_a_dataclass_and_back(text, scaling):
+    assert Scaling.parse(text) == scaling
+    assert str(scaling) == text
+    assert hash(Scaling.parse(text)) == hash(scaling)
+    assert sum(scaling == other for _, other in SCALINGS) == 1
+
+
+def test_the_table_has_every_kind():
+    assert {scaling.kind for _, scaling in SCALINGS} == {"none", *KINDS}
+
+
+@pytest.mark.parametrize("kind", ["linear", "ntk", "yarn", "llama3"])
+def test_factor_one_is_none_unless_a_setting_is_changed(kind):
+    assert Scaling.parse(f"{kind}:1.0") == Scaling()
+    if kind in ("yarn", "llama3"):
+        assert str(Scaling.parse(f"{kind}:1:length=8")) == f"{kind}:1:length=8"
+
+
+def test_a_scaling_cannot_be_changed():
+    with pytest.raises(FrozenInstanceError):
+        Yarn(4.0).factor = 8.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "linear:2.7182818284590452353",
+        "yarn:4:beta_fast=32.000000000000007",  # the number after 32, which 15 digits do not tell
+        "longrope:2:short=1.0000000000000004/1:long=3.14159265358979312/0.30000000000000004",
+    ],
+)
+def test_numbers_have_the_digits_that_are_written(text):
+    scaling = Scaling.parse(text)
+    assert Scaling.parse(str(scaling)) == scaling
+    assert str(Scaling.parse(str(scaling))) == str(scaling)
+
+
+def formulas(base=10000.0, room=ROOM):
+    """Compute frequencies and gains by the formulas, in torch's float32."""
+    plain = base ** -(torch.arange(0, WIDTH, 2, dtype=torch.float32) / WIDTH)
+    raised = base * 4.0 ** (WIDTH / (WIDTH - 2))
+    longer = base * (2.0 * room / LENGTH - 1.0) ** (WIDTH / (WIDTH - 2))
+    pairs = torch.arange(WIDTH // 2, dtype=torch.float32)
+
+    def pair(turns):
+        return WIDTH * math.log(LENGTH / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = max(math.floor(pair(32.0)), 0), min(math.ceil(pair(1.0)), WIDTH - 1)
+    yarn = 1 - ((pairs - low) / (high - low)).clamp(0, 1)
+    llama = ((plain * LENGTH / (2 * math.pi) - 1.0) / 3.0).clamp(0, 1)
+    divisors = torch.tensor([1, 1, 1.5, 2, 3, 4, 4, 4])
+    return {
+        "none": (plain, 1.0),
+        "linear:3": (plain / 3.0, 1.0),
+        "ntk:4": (raised ** -(torch.arange(0, WIDTH, 2, dtype=torch.float32) / WIDTH), 1.0),
+        f"dynamic:2:length={LENGTH}": (
+            longer ** -(torch.arange(0, WIDTH, 2, dtype=torch.float32) / WIDTH),
+            1.0,
+        ),
+        f"yarn:4:length={LENGTH}": (
+            plain * yarn + plain / 4.0 * (1 - yarn),
+            0.1 * math.log(4.0) + 1.0,
+        ),
+        f"llama3:8:length={LENGTH}": (plain * llama + plain / 8.0 * (1 - llama), 1.0),
+        f"longrope:4:{LISTS}:length={LENGTH}": (
+            plain / divisors,
+            math.sqrt(1 + math.log(4.0) / math.log(LENGTH)),
+        ),
+        "proportional:2:part=0.7": (plain / 2.0 * (pairs < 5), 1.0),
+    }
+
+
+@pytest.mark.parametrize("base", [10000.0, 500.0, 500000.0])
+@pytest.mark.parametrize("scaling", formulas())
+def test_frequencies_are_those_of_the_formulas_bit_for_bit(scaling, base):
+    (item,) = parse(f"rope(base={base},scaling={scaling})").items
+    ours = Rope(Dims(2 * WIDTH, 2, ROOM), **dict(item.options))
+    expected, gain = formulas(base)[scaling]
+    assert torch.equal(ours.frequencies, expected)
+    assert ours.gain == gain
+
+
+@pytest.mark.parametrize("scaling", [each for each in THEIRS if "dynamic" not in each])
+def test_transformers_is_given_its_own_names(scaling):
+    described = Scaling.parse(scaling).to_hf(Dims(2 * WIDTH, 2, ROOM))
+    expected = dict(THEIRS[scaling])
+    if expected["rope_type"] != "linear":
+        expected["original_max_position_embeddings"] = LENGTH
+    if expected["rope_type"] == "longrope":  # the list of a model with more positions
+        expected["short_factor"] = expected["long_factor"]
+    assert described == {**described, **expected}
+    assert None not in described.values()
+
+
+@pytest.mark.parametrize("scaling", ["none", "ntk:4", "dynamic:2"])
+def test_where_the_base_is_enough_transformers_is_given_no_scaling(scaling):
+    assert Scaling.parse(scaling).to_hf(Dims(2 * WIDTH, 2, ROOM)) == {}
+
+
+def test_a_configuration_holds_the_text():
+    options = {"base": 500.0, "scaling": "yarn:4:beta_fast=16"}
+    ours = Rope(Dims(2 * WIDTH, 2, ROOM), **options)
+    assert ours.scaling == Yarn(4.0, beta_fast=16.0)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [("yarn:4:beta=3", "yarn has no setting 'beta=3'"), ("yarn", "write none or KIND:F")],
+)
+@pytest.mark.parametrize("name", ["rope", "xpos"])
+def test_a_mistake_names_the_encoding(name, scaling, message):
+    with pytest.raises(UserError) as refused:
+        parse(f"{name}(scaling={scaling})")
+    assert str(refused.value).startswith(f"{name}(scaling={scaling}): {message}")
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Linear(0.5),
+        lambda: Linear(math.nan),
+        lambda: Yarn(2_000_000.0),
+        lambda: Yarn(4.0, beta_fast=1.0, beta_slow=2.0),
+        lambda: Llama3(4.0, low=4.0),
+        lambda: Proportional(1.0, part=1.5),
+    ],
+)
+def test_a_dataclass_without_a_meaning_is_refused(build):
+    with pytest.raises(UserError):
+        build()
+
+
 @pytest.mark.parametrize(
     ("scaling", "message"),
     [
@@ -158,6 +329,13 @@ def test_scalings_have_one_canonical_form(written, canonical):
         ("proportional:1:part=1.5", "part must be at most 1"),
         ("longrope:4:short=1/1", "longrope needs long"),
         ("longrope:4:short=1/1:long=1/2", "short has 2 numbers, and 8 pairs"),
+        ("longrope:4:short=1/:long=1/2", "'short=1/' is not a number above 0"),
+        ("yarn:4:beta_fast=8:beta_fast=16", "beta_fast is set twice"),
+        ("yarn:4:beta_fast=1.7976931348623157e308", "is not a number above 0"),
+        ("yarn:4:beta_fast=1:beta_slow=2", "beta_fast=1 must be at least beta_slow=2"),
+        ("llama3:4:low=4", "low=4 must be below high=4"),
+        ("llama3:4:length=1e10", "length must be a whole number"),
+        ("none:2", "write none or KIND:F"),
     ],
 )
 def test_what_cannot_be_is_one_line(scaling, message):

@@ -9,6 +9,7 @@ from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.encodings.rope_scaling import Scaling
 from fairseq_posenc.positions import Positions, Span
 from tests.helpers import oracles
 from tests.helpers.tiny_models import needs_causal
@@ -74,12 +75,13 @@ def our_scores(built, query, key):
 def oracle_options(item, dims: Dims = DIMS) -> dict:
     """Return an item's options, and what the package takes from the model, for the oracles."""
     options = {"max_positions": dims.max_positions, "max_distance": dims.max_positions - 1}
+    own = {key: str(x) if isinstance(x, Scaling) else x for key, x in item.options}
     if "max_distance" in registry.options(item.name):
         default = registry.options(item.name)["max_distance"].default
         options["max_distance"] = options["max_distance"] if default is None else default
-    if item.name == "alibi" and dict(item.options).get("mode") == "auto":
-        return {**options, **dict(item.options), "mode": "symmetric"}
-    return {**options, **dict(item.options)}
+    if item.name == "alibi" and own.get("mode") == "auto":
+        return {**options, **own, "mode": "symmetric"}
+    return {**options, **own}
 
 
 def oracle_params(built, name: str) -> dict:

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fairseq_posenc.specs import Spec
+from fairseq_posenc.encodings.rope_scaling import Scaling
+from fairseq_posenc.specs import Item, Spec
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 ARCHITECTURES = {
@@ -121,8 +122,14 @@ def build_generation_config(trained: OpenModel) -> dict[str, Any]:
 def list_layer_options(spec: Spec) -> list[dict[str, dict[str, Any]]]:
     """List the options of the encodings of successive layers, by name; see ``StackConfig``."""
     return [
-        {item.name: dict(item.options) for item in (*spec.whole_stack, *x)} for x in spec.layers
+        {item.name: _describe_options(item) for item in (*spec.whole_stack, *layer)}
+        for layer in spec.layers
     ]
+
+
+def _describe_options(item: Item) -> dict[str, Any]:
+    """Describe an encoding's options as JSON: a scaling by its text."""
+    return {k: str(x) if isinstance(x, Scaling) else x for k, x in item.options}
 
 
 def parse_layers(stack: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:

@@ -14,7 +14,7 @@ from fairseq_posenc.encodings.deberta_v2 import EPSILON, DebertaV2
 from fairseq_posenc.encodings.distance_table import DistanceEncoding, repeat_row
 from fairseq_posenc.encodings.learned import Learned
 from fairseq_posenc.encodings.rope import Rope
-from fairseq_posenc.encodings.rope_scaling import SETTINGS
+from fairseq_posenc.encodings.rope_scaling import KINDS, TRAINED_LENGTH, Ntk, Scaling
 from fairseq_posenc.encodings.t5 import T5
 from fairseq_posenc.specs import Item, parse
 
@@ -63,22 +63,6 @@ def parse_positions(model: str, config: dict[str, Any]) -> tuple[Item, int] | No
 
 
 _GPT_NEOX = "GPTNeoXForCausalLM"
-_LENGTH = "original_max_position_embeddings"
-# The settings of rope's scalings, and their names in transformers. It has no ntk, which is a larger
-# base; its dynamic and longrope depend on the longest row of a batch, ours on `max_positions`.
-_SCALINGS: dict[str, dict[str, str]] = {
-    "linear": {},
-    "dynamic": {"length": "max_position_embeddings"},
-    "yarn": {**{name: name for name in SETTINGS["yarn"]}, "length": _LENGTH},
-    "llama3": {"low": "low_freq_factor", "high": "high_freq_factor", "length": _LENGTH},
-    "longrope": {
-        "short": "short_factor",
-        "long": "long_factor",
-        "attention_factor": "attention_factor",
-        "length": _LENGTH,
-    },
-    "proportional": {"part": "partial_rotary_factor"},
-}
 _ROBERTA = "RobertaForMaskedLM"
 _RELATIVE = {"relative_key": "shaw", "relative_key_query": "m4"}
 _OFFSET = 2  # rows before position 0, of fairseq's table as of these
@@ -181,7 +165,7 @@ def _is_plain_deberta(config: dict[str, Any]) -> bool:
 def _find_rope(encoding: Rope) -> list[HFClass]:
     """GPT-NeoX, and for the paper's rotation RoFormer, which has a table of all angles."""
     classes = [_gpt_neox(encoding)] if encoding.frequencies.any() else []
-    is_papers = encoding.layout == "interleaved" and encoding.scaling.kind == "none"
+    is_papers = encoding.layout == "interleaved" and encoding.scaling == Scaling()
     if not is_papers or encoding.base != 10000.0 or encoding.rotated != encoding.dims.head_dim:
         return classes
     rows = encoding.dims.max_positions
@@ -203,7 +187,7 @@ def _gpt_neox(encoding: Rope) -> HFClass:
     width = 2 * int(encoding.frequencies.count_nonzero())
     base = scaling.scaled_base(encoding.base, encoding.rotated, dims) ** (width / encoding.rotated)
     part = width / dims.head_dim
-    scaled = _scaling_to_hf(encoding)
+    scaled = scaling.to_hf(dims)
     config = {
         "max_position_embeddings": dims.max_positions,
         "rotary_emb_base": base,  # up to transformers 4, as the next two
@@ -221,27 +205,6 @@ def _gpt_neox(encoding: Rope) -> HFClass:
     return HFClass(_GPT_NEOX, config, order=order)
 
 
-def _scaling_to_hf(encoding: Rope) -> dict[str, Any]:
-    """Describe a scaling as GPT-NeoX's configuration does; empty where the base is enough."""
-    scaling, dims = encoding.scaling, encoding.dims
-    kind, factor, settings = scaling
-    if kind in ("none", "ntk", "dynamic"):
-        return {}
-    if kind == "proportional":  # its turning pairs are only divided by the factor
-        return {"rope_type": "linear", "factor": factor}
-    given = {**settings, "length": settings.get("length") or dims.trained_length}
-    if kind == "longrope":
-        # The class chooses a list by the length of an input, ours is chosen once: give it as both.
-        given |= {key: list(scaling.divisors(dims)) for key in ("short", "long")}
-        given["attention_factor"] = scaling.gain(dims)
-    renamed = {theirs: given[ours] for ours, theirs in _SCALINGS[kind].items()}
-    return {
-        "rope_type": kind,
-        "factor": factor,
-        **{name: value for name, value in renamed.items() if value is not None},
-    }
-
-
 def _parse_rope(config: dict[str, Any], size: int) -> Item | None:
     """Read the rotations of a GPT-NeoX; None for a scaling not known here."""
     rotation = config.get("rope_parameters")
@@ -249,13 +212,13 @@ def _parse_rope(config: dict[str, Any], size: int) -> Item | None:
         names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
         old = {name: config[theirs] for name, theirs in names.items() if theirs in config}
         rotation = {**old, **(config.get("rope_scaling") or {})}
-    length = config.get(_LENGTH) or rotation.get(_LENGTH) or size
+    length = config.get(TRAINED_LENGTH) or rotation.get(TRAINED_LENGTH) or size
     rotation = {
         "rope_theta": 10000.0,
         "partial_rotary_factor": 0.25,
         "factor": size / length if rotation.get("rope_type") == "longrope" else 1.0,
         **rotation,
-        _LENGTH: length,
+        TRAINED_LENGTH: length,
         "max_position_embeddings": size,
     }
     kind = rotation.get("rope_type", rotation.get("type", "default"))
@@ -263,13 +226,14 @@ def _parse_rope(config: dict[str, Any], size: int) -> Item | None:
     if kind != "proportional":
         text += f",fraction={rotation['partial_rotary_factor']}"
     if kind != "default":
-        if kind not in _SCALINGS:
+        if kind not in KINDS or KINDS[kind] is Ntk:  # of which transformers knows only the base
             return None
-        given = {ours: rotation.get(theirs) for ours, theirs in _SCALINGS[kind].items()}
+        given = {ours: rotation.get(theirs) for ours, theirs in KINDS[kind].hf_names().items()}
+        factor = given.pop("factor")
         if given.get("length") == size:  # the model's, as it is without
             del given["length"]
         settings = [f"{name}={_format(x)}" for name, x in given.items() if x is not None]
-        text += f",scaling={':'.join([kind, str(rotation['factor']), *settings])}"
+        text += f",scaling={':'.join([kind, str(factor), *settings])}"
     (item,) = parse(f"rope({text})").items
     return item
 
