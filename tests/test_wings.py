@@ -21,7 +21,7 @@ PACKAGE = Path(fairseq_posenc.__file__).resolve().parent
 PREPROCESS = PACKAGE.parent / "preprocess"
 LIBRARY = {
     *("api", "assembly", "positions", "registry", "specs", "shared", "exporting"),
-    *("errors", "error_messages", "files", "locks", "user_dir", "version", "__init__"),
+    *("errors", "error_messages", "files", "identity", "locks", "user_dir", "version", "__init__"),
     *("encodings", "backends", "modules", "analysis"),
 }
 PLUGIN = {"transformer", "checkpoints", "host", "models", "tasks"}

@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fairseq_posenc.checkpoints.identity import KEY, Identity
 from fairseq_posenc.checkpoints.resuming import refuse_optimizer
 from fairseq_posenc.checkpoints.weights import (
     format_load_report,
@@ -15,6 +14,7 @@ from fairseq_posenc.checkpoints.weights import (
 )
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.identity import KEY, Identity
 
 logger = logging.getLogger(__name__)
 OWN = ".encodings."  # marks the name of every position parameter, and of no other

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from fairseq_posenc.checkpoints.identity import KEY
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.identity import KEY
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)

@@ -17,8 +17,10 @@ from fairseq.utils import safe_getattr
 from omegaconf import OmegaConf
 
 from fairseq_posenc.backends.mask import DIRECTIONS
+from fairseq_posenc.checkpoints.dictionary import fingerprint
 from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
 from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.identity import WeightSettings
 from fairseq_posenc.specs import Spec, parse
 
 logger = logging.getLogger(__name__)
@@ -147,6 +149,18 @@ def build_stack_config(args: Any) -> TransformerConfig:
     config = TransformerConfig.from_namespace(plain)
     config.position = resolve(config)
     return config
+
+
+def read_weight_settings(cfg: Any, layers: Any, dictionary: Any) -> WeightSettings:
+    """Read the settings of a stack's weights from fairseq's configuration and its ``layers``."""
+    activation = str(cfg.activation_fn or "relu")
+    return WeightSettings(
+        heads=int(layers.attention_heads),
+        activation="gelu_accurate" if activation == "gelu_fast" else activation,  # an old name
+        norm="pre" if layers.normalize_before else "post",
+        embeddings="unscaled" if cfg.no_scale_embedding else "scaled",
+        dictionary=fingerprint(dictionary),
+    )
 
 
 def read_task_option(task: Any, name: str, default: Any = None) -> Any:

@@ -14,10 +14,10 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from torch import Tensor, nn
 
 from fairseq_posenc.assembly import Assembly
-from fairseq_posenc.checkpoints.identity import Identity, WeightSettings, format_directions
 from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.identity import Identity, WeightSettings, format_directions
 from fairseq_posenc.positions import Positions, Span, may_sync
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import IncrementalState
@@ -30,6 +30,7 @@ from fairseq_posenc.transformer.layers import (
     read_encoder_dims,
     wrap_layer,
 )
+from fairseq_posenc.transformer.options import read_weight_settings
 
 
 class InputPositions(nn.Module):
@@ -160,7 +161,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
         kept, assembly = _build_assembly(cfg, "encoder", read_encoder_dims(cfg))
         super().__init__(cfg, dictionary, embed_tokens, return_fc)
         self.layers_kept = kept
-        self.weight_settings = WeightSettings.from_config(cfg, cfg.encoder, dictionary)
+        self.weight_settings = read_weight_settings(cfg, cfg.encoder, dictionary)
         directions = cfg.position.directions
         if self.layers_kept is not None:
             named = dict(enumerate(directions))
@@ -195,7 +196,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         kept, assembly = _build_assembly(cfg, "decoder", read_decoder_dims(cfg))
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         self.layers_kept = kept
-        self.weight_settings = WeightSettings.from_config(cfg, cfg.decoder, dictionary)
+        self.weight_settings = read_weight_settings(cfg, cfg.decoder, dictionary)
         every_layer = ("lr",) * len(self.layers)
         self.install(assembly, dictionary.eos(), every_layer, cfg.position.backend)
         self.rotates_source = assembly.spec.rotates_source

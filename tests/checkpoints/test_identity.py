@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from fairseq_posenc.checkpoints.identity import Identity, WeightSettings, is_identity
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.identity import Identity, WeightSettings, is_identity
 from tests.helpers.commands import train
 from tests.helpers.tiny_models import make_model
 

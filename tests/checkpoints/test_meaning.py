@@ -15,8 +15,8 @@ import torch
 
 from fairseq_posenc.checkpoints import resuming
 from fairseq_posenc.checkpoints.dictionary import Placeholders, fingerprint
-from fairseq_posenc.checkpoints.identity import Identity, _decode_text, is_identity
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.identity import Identity, _decode_text, is_identity
 from fairseq_posenc.workbench.loading.families import list_stacks
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from fairseq_posenc.workbench.running.host import USER_DIR

@@ -13,7 +13,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATA
 from omegaconf import OmegaConf
 
 from fairseq_posenc import registry, specs
-from fairseq_posenc.checkpoints.identity import Identity, WeightSettings, is_identity
+from fairseq_posenc.identity import Identity, WeightSettings, is_identity
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 
 ARCHITECTURES = {

@@ -12,9 +12,9 @@ from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from fairseq_posenc import registry, specs
 from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.backends import triton
-from fairseq_posenc.checkpoints.identity import is_identity
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.identity import is_identity
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer import decoding

@@ -13,8 +13,8 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.utils import split_paths
 
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, fingerprint, load_dictionary
-from fairseq_posenc.checkpoints.identity import Identity, is_identity
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.identity import Identity, is_identity
 from fairseq_posenc.workbench.loading.checkpoints import State
 
 EMBEDDINGS = "embed_tokens.weight"

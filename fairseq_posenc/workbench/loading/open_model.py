@@ -13,9 +13,9 @@ from fairseq.data import Dictionary
 from fairseq.dataclass.utils import overwrite_args_by_name
 from torch import Tensor
 
-from fairseq_posenc.checkpoints.identity import override_positions
 from fairseq_posenc.checkpoints.weights import refuse_broken_weights
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.identity import override_positions
 from fairseq_posenc.specs import Spec
 from fairseq_posenc.workbench.loading import families
 from fairseq_posenc.workbench.loading.checkpoints import State, load_state, refuse_unusable_settings

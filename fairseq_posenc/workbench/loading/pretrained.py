@@ -10,9 +10,9 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import Tensor
 
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
-from fairseq_posenc.checkpoints.identity import Identity, is_identity
 from fairseq_posenc.checkpoints.state_dict_adapter import STOCK_OFFSET, STOCK_SPEC, STOCK_TABLE
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.identity import Identity, is_identity
 from fairseq_posenc.specs import Spec, parse
 from fairseq_posenc.transformer.options import as_namespace, resolve
 from fairseq_posenc.workbench.loading.checkpoints import load_state, refuse_unusable_settings

@@ -12,9 +12,9 @@ import torch
 from fairseq import checkpoint_utils
 from torch import Tensor
 
-from fairseq_posenc.checkpoints.identity import Identity, is_identity
 from fairseq_posenc.checkpoints.safe_loading import open_mapped
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.identity import Identity, is_identity
 from fairseq_posenc.workbench.loading.checkpoints import write_state
 from fairseq_posenc.workbench.translation.checkpoint import load_translation
 

@@ -24,8 +24,8 @@ from fairseq.logging import metrics
 from fairseq.models.roberta import RobertaModel
 
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
-from fairseq_posenc.checkpoints.identity import is_identity
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.identity import is_identity
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.tasks.squad.criterion import SquadCriterion
 from fairseq_posenc.tasks.squad.databin import Limits

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fairseq_posenc.checkpoints.identity import WeightSettings
 from fairseq_posenc.checkpoints.safe_loading import readable_errors
 from fairseq_posenc.checkpoints.trusted_settings import check_settings, refuse_files
 from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.identity import WeightSettings
 from fairseq_posenc.workbench.convert.exchange.config_json import list_layer_options, parse_layers
 from fairseq_posenc.workbench.convert.exchange.from_hf_config import (
     options_from_config,

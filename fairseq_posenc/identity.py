@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_posenc.checkpoints.dictionary import fingerprint
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import Spec, parse
 
@@ -48,18 +47,6 @@ class WeightSettings(NamedTuple):
     # in a translation model, the encoder's source or the decoder's target
     language: str | None = None
     dictionary: str | None = None  # hash of its symbols in their order
-
-    @classmethod
-    def from_config(cls, cfg: Any, layers: Any, dictionary: Any) -> WeightSettings:
-        """Read a stack's settings from fairseq's configuration and its part for ``layers``."""
-        activation = str(cfg.activation_fn or "relu")
-        return cls(
-            heads=int(layers.attention_heads),
-            activation="gelu_accurate" if activation == "gelu_fast" else activation,  # an old name
-            norm="pre" if layers.normalize_before else "post",
-            embeddings="unscaled" if cfg.no_scale_embedding else "scaled",
-            dictionary=fingerprint(dictionary),
-        )
 
     @classmethod
     def parse(cls, content: dict[str, Any]) -> WeightSettings:
