@@ -122,8 +122,8 @@ def _compute_decay(terms: Terms) -> Tensor:
     """Compute c_i - c_j, and that of later keys, ``(H or 1, T, S)``."""
     sides = [terms.decay, None if terms.later_decay is None else -terms.later_decay]
     earlier, later = (
-        torch.zeros(1, 1, 1) if c is None else c[0, :, :, None].cpu() - c[0, :, None].cpu()
-        for c in sides
+        torch.zeros(1, 1, 1) if c is None else c[:, :, None] - c[:, None]
+        for c in (None if c is None else c[0].cpu().double().sum(-1) for c in sides)
     )
     return earlier.tril() + later.triu() if terms.later_decay is not None else earlier
 

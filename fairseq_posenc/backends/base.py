@@ -57,7 +57,7 @@ class AttentionCall(NamedTuple):
         return by_count if factors is None else factors * by_count
 
     def decay(self) -> tuple[Tensor | None, Tensor | None]:
-        """Select the decay of earlier and of later keys, ``(B or 1, H, S)``, that a query sees.
+        """Select the decay of earlier and later keys, ``(B or 1, H, S, parts)``, that a query sees.
 
         Where there is one, it holds for all pairs: a score gets c of its query less c of its key.
         """

@@ -114,7 +114,9 @@ def _expand_decay(call: AttentionCall) -> Tensor | None:
     """Compute what forgetting adds to the scores, ``(B or 1, H, T, S)``, or None."""
     tgt_len, src_len = call.query.size(2), call.key.size(2)
     sides = [
-        None if c is None else c[:, :, src_len - tgt_len :, None] - c[:, :, None]
+        None
+        if c is None
+        else sum(part[:, :, src_len - tgt_len :, None] - part[:, :, None] for part in c.unbind(-1))
         for c in call.decay()
     ]
     earlier, later = sides

@@ -72,7 +72,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 def _append_decay(
     query: Tensor, key: Tensor, value: Tensor, terms: Terms, decay: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Terms]:
-    """Append the decay c, ``(B or 1, H, S)``, to queries and keys as two more channels.
+    """Append the decay c, ``(B or 1, H, S, parts)``, to queries and keys as two more channels.
 
     Its part c_i - c_j of the score is then one of the dot product: [q_i, c_i, 1].[k_j, 1, -c_j].
     In float32, whatever the precision: c falls by up to 1 with each token. Values get as wide, as
@@ -80,7 +80,7 @@ def _append_decay(
     """
     tgt_len, src_len = query.size(2), key.size(2)
     query, key, value = (at_least_fp32(x) for x in (query, key, value))
-    decay = decay.to(query.dtype).expand(*query.shape[:2], src_len)[..., None]  # [B, H, S, 1]
+    decay = decay.sum(-1).to(query.dtype).expand(*query.shape[:2], src_len)[..., None]
     one = torch.ones_like(decay)
     query = query * score_scale(terms, query.size(-1))
     query = torch.cat([query, decay[:, :, src_len - tgt_len :], one[:, :, :tgt_len]], -1)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
-from fairseq_posenc.encodings.precision import make_constant
+from fairseq_posenc.encodings.precision import make_constant, split_fixed, to_fixed
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
@@ -60,9 +60,11 @@ class Alibi(Encoding):
 
     def _penalise_drawn_positions(self, drawn: Tensor) -> Terms:
         """Penalise the distances of positions ``(B or 1, S)``, as what is forgotten from each."""
-        slopes = torch.tensor(head_slopes(self.dims.num_heads), device=drawn.device).double()
+        slopes = to_fixed(make_constant(head_slopes(self.dims.num_heads), drawn.device))  # [H]
         later = slopes.flip(0) if self.mode == "asymmetric" else slopes
-        decay, later_decay = (-x[:, None] * drawn[:, None] for x in (slopes, later))  # [B, H, S]
+        decay, later_decay = (
+            split_fixed(-x[:, None] * drawn[:, None]) for x in (slopes, later)
+        )  # [B, H, S, 2]
         return Terms(
             decay=decay,
             later_decay=None if self.dims.causal else later_decay,

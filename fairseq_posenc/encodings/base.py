@@ -22,7 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.locality import Locality
-from fairseq_posenc.encodings.precision import at_least_fp32
+from fairseq_posenc.encodings.precision import (
+    at_least_fp32,
+    join_fixed,
+    split_fixed,
+    to_fixed,
+)
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Cost, Terms
 from fairseq_posenc.errors import UserError
@@ -243,20 +248,30 @@ class Encodings(nn.ModuleDict):
         Args:
             x: input of the layer, ``(B, T, C)``.
             positions: of the tokens.
-            past: result of earlier steps, ``(B, G, S - T)``.
+            past: result of earlier steps, ``(B, G, S - T, 2)``.
 
         Returns:
-            ``(B, G, S)`` in float64, where G is H, and 2 H in an encoder.
+            ``(B, G, S, 2)``, two parts of each sum (see :func:`split_fixed`), where G is H, and 2 H
+            in an encoder.
         """
         all_gates = (encoding.forget_gates(x) for encoding in self.as_list())
         gates = next((gates for gates in all_gates if gates is not None), None)
         if gates is None:
             return None
-        logs = F.logsigmoid(at_least_fp32(gates)).double().transpose(1, 2)  # [B, G, T]
+        logs = F.logsigmoid(at_least_fp32(gates)).transpose(1, 2)  # [B, G, T]
         if (padding := positions.padding) is not None:
             logs = logs.masked_fill(positions.queries(padding)[:, None], 0.0)
         sums = logs.cumsum(-1)
-        return sums if past is None else torch.cat([past, past[..., -1:] + sums], -1)
+        if logs.dtype == torch.float64:
+            sums = sums if past is None else past[:, :, -1:, 0] + sums
+            parts = torch.stack([sums, torch.zeros_like(sums)], -1)
+        else:
+            fixed = to_fixed(logs.detach()).cumsum(-1)
+            if past is not None:
+                fixed = fixed + join_fixed(past[:, :, -1:].detach())
+            # The exact sums, with the gradient of those in float32.
+            parts = split_fixed(fixed) + F.pad((sums - sums.detach())[..., None], (0, 1))
+        return parts if past is None else torch.cat([past, parts], 2)
 
     def number(self, positions: Positions) -> Positions:
         """Number the tokens of a call (see :meth:`Encoding.number`)."""

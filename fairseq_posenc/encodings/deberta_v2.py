@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
+from fairseq_posenc.encodings.precision import make_constant
+from fairseq_posenc.encodings.t5 import find_firsts
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
@@ -43,6 +45,7 @@ class DebertaV2(Encoding):
             raise UserError(f"deberta_v2(buckets={buckets}): buckets must be at least 2")
         self.buckets = buckets
         self.scale_factor = scale_factor
+        self._find_firsts()
         self.table = nn.Parameter(torch.empty(2 * buckets, dims.embed_dim))
         self.norm_weight = nn.Parameter(torch.empty(dims.embed_dim))
         self.norm_bias = nn.Parameter(torch.empty(dims.embed_dim))
@@ -64,9 +67,22 @@ class DebertaV2(Encoding):
 
     def bucket(self, distances: Tensor) -> Tensor:
         """Compute the signed bucket of distances i - j."""
+        exact, steps = self.buckets // 2, distances.abs()
+        firsts = make_constant(self.firsts, steps.device, torch.long)
+        far = exact + torch.bucketize(steps, firsts, right=True)
+        return torch.where(steps <= exact, distances, far * distances.sign())
+
+    def trained_at(self, length: int) -> None:
+        """Set the length that the weights were trained at."""
+        super().trained_at(length)
+        self._find_firsts()
+
+    def _find_firsts(self) -> None:
+        """Find where each logarithmic bucket begins: ``length - 1`` ends the last but one."""
         exact = self.buckets // 2
-        steps = distances.abs().clamp(min=exact).double()
         reach = math.log((max(self.dims.trained_length, exact + 2) - 1) / exact)
-        logarithmic = exact + ((steps / exact).log() / reach * (exact - 1)).ceil()
-        far = (logarithmic * distances.sign()).long()
-        return torch.where(distances.abs() <= exact, distances, far)
+
+        def find_bucket(distance: int) -> int:
+            return math.ceil(math.log(distance / exact) / reach * (exact - 1))
+
+        self.firsts = find_firsts(find_bucket, exact, self.buckets - exact)

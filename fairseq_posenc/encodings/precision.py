@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+_FIXED_BITS = 32
+
 
 def at_least_fp32(x: Tensor) -> Tensor:
     """Cast to float32, unless it is float64: products of scores overflow fp16."""
@@ -20,6 +22,27 @@ def make_constant(
     It is made on the CPU and copied without waiting for the device.
     """
     return torch.tensor(numbers, dtype=dtype, device="cpu").to(device, non_blocking=True)
+
+
+def to_fixed(x: Tensor) -> Tensor:
+    """Round float32 numbers to int64, in units of 2^-32: sums of these lose nothing."""
+    # No weight of a softmax is left of a score that is lower by so much.
+    return (x.clamp(-1e5, 1e5) * 2.0**_FIXED_BITS).round().long()
+
+
+def split_fixed(fixed: Tensor) -> Tensor:
+    """Split numbers of :func:`to_fixed` to two in float32 whose sum they are, ``(..., 2)``.
+
+    Differences of large sums are then exact in the parts, without float64, which some devices lack.
+    """
+    coarse = fixed.float()
+    parts = torch.stack([coarse, (fixed - coarse.long()).float()], -1)
+    return parts * 2.0**-_FIXED_BITS
+
+
+def join_fixed(parts: Tensor) -> Tensor:
+    """Join the parts of :func:`split_fixed`, ``(..., 2)``, to the numbers in int64."""
+    return (parts * 2.0**_FIXED_BITS).long().sum(-1)
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:

@@ -5,6 +5,7 @@ import math
 import torch
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.precision import make_constant
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
@@ -42,10 +43,12 @@ class Sandwich(Encoding):
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the dot products as bias in float32, ``(H, R)``."""
         half = self.width // 2
-        steps = torch.arange(1, half + 1, device=span.device).double() / half
-        angles = span.distances().double()[:, None] * torch.exp(
-            -math.log(10000.0) * steps
-        )  # [R, w/2]
+        # Turns per position in whole units of 2^-40: their multiples are exact, and the rest after
+        # whole turns is a small angle, so no float64 is needed.
+        turns = [10000.0 ** -(step / half) / (2 * math.pi) for step in range(1, half + 1)]
+        units = make_constant([round(x * 2**40) for x in turns], span.device, torch.long)
+        rest = (span.distances()[:, None] * units).bitwise_and(2**40 - 1)  # [R, w/2]
+        angles = rest.float() * (2 * math.pi / 2**40)
         heads = torch.arange(1, self.dims.num_heads + 1, device=span.device)[:, None]
         bias = (angles.cos().sum(-1) - half) * self.dims.num_heads / (8 * heads)  # [H, R]
-        return Terms(bias=bias.float(), scale_factor=self.scale_factor)
+        return Terms(bias=bias, scale_factor=self.scale_factor)

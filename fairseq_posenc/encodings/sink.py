@@ -45,4 +45,6 @@ class Sink(Encoding):
         if self.value is None:
             return Terms(sink=self.score)
         device, heads = positions.tokens.device, self.dims.num_heads
-        return Terms(sink=torch.full((heads,), float(self.value), device=device))
+        return Terms(
+            sink=torch.full((heads,), float(self.value), dtype=torch.float32, device=device)
+        )

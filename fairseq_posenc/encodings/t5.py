@@ -1,14 +1,21 @@
 """A trained number for each bucket of distances, shared by all layers (T5)."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.precision import make_constant
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
+
+_FARTHEST = 2**40  # tokens: no input is so long
 
 
 @register("t5")
@@ -43,47 +50,83 @@ class T5(Encoding):
         scale_factor: float = 1.0,
     ) -> None:
         super().__init__(dims)
-        check_buckets(self.name, num_buckets, max_distance, not dims.causal)
-        self.num_buckets = num_buckets
-        self.max_distance = max_distance
+        self.num_buckets, self.max_distance = num_buckets, max_distance
+        self.buckets = Buckets.build(self.name, num_buckets, max_distance, not dims.causal)
         self.scale_factor = scale_factor
         self.table = nn.Parameter(torch.empty(dims.num_heads, num_buckets))
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Look up the buckets' numbers as bias, ``(H, R)``."""
-        index = bucket_distances(
-            span.distances(), self.num_buckets, self.max_distance, not self.dims.causal
-        )
+        index = self.buckets.find(span.distances())
         return Terms(bias=self.table[:, index], scale_factor=self.scale_factor)
 
 
-def check_buckets(name: str, buckets: int, max_distance: int, both_sides: bool) -> None:
-    """Refuse numbers for which :func:`bucket_distances` has no meaning."""
-    exact = buckets // (4 if both_sides else 2)
-    if buckets % 4 or not 0 < exact < max_distance:
-        raise UserError(
-            f"{name}(num_buckets={buckets},max_distance={max_distance}): num_buckets must be a "
-            f"multiple of 4, and max_distance more than the {exact} exact distances"
-        )
+class Buckets(NamedTuple):
+    """T5's buckets of distances: the near ones have one each, the far ones share them.
 
-
-def bucket_distances(
-    distances: Tensor, buckets: int, max_distance: int, both_sides: bool
-) -> Tensor:
-    """Compute T5's bucket of each signed distance j - i, of the same shape.
-
-    Args:
-        distances: int64, any shape.
-        buckets: their number.
-        max_distance: where the last one begins.
-        both_sides: give half of them to later keys, which otherwise count as distance 0.
+    Attributes:
+        exact: distances on a side that have a bucket of their own.
+        firsts: the distances at which the further buckets of a side begin, but the first of them.
+        both_sides: whether later keys have buckets, too, behind those of earlier keys.
     """
-    side = buckets // 2 if both_sides else buckets
-    steps = distances.abs() if both_sides else -distances.clamp(max=0)
-    exact = side // 2
-    # At least `exact` steps, so that the logarithm is of 1 or more.
-    grown = (steps.clamp(min=exact).double() / exact).log() / math.log(max_distance / exact)
-    # Where a bucket begins exactly, another library's logarithm may be a little less.
-    logarithmic = (exact + (grown * (side - exact) + 1e-6).long()).clamp(max=side - 1)
-    bucket = torch.where(steps < exact, steps, logarithmic)
-    return bucket + side * distances.gt(0) if both_sides else bucket
+
+    exact: int
+    firsts: tuple[int, ...]
+    both_sides: bool
+
+    @classmethod
+    def build(cls, name: str, buckets: int, max_distance: int, both_sides: bool) -> Buckets:
+        """Compute where buckets begin.
+
+        Args:
+            name: of the encoding.
+            buckets: their number.
+            max_distance: where the last one begins.
+            both_sides: give half of them to later keys, which otherwise count as distance 0.
+
+        Raises:
+            UserError: numbers that have no meaning.
+        """
+        side = buckets // 2 if both_sides else buckets
+        exact = side // 2
+        if buckets % 4 or not 0 < exact < max_distance:
+            raise UserError(
+                f"{name}(num_buckets={buckets},max_distance={max_distance}): num_buckets must be a "
+                f"multiple of 4, and max_distance more than the {exact} exact distances"
+            )
+
+        def find_bucket(distance: int) -> int:
+            grown = math.log(distance / exact) / math.log(max_distance / exact)
+            # Where a bucket begins exactly, another library's logarithm may be a little less.
+            return int(grown * (side - exact) + 1e-6)
+
+        return cls(exact, find_firsts(find_bucket, exact, side - exact - 1), both_sides)
+
+    def find(self, distances: Tensor) -> Tensor:
+        """Find the bucket of each signed distance j - i, int64 of any shape."""
+        steps = distances.abs() if self.both_sides else -distances.clamp(max=0)
+        firsts = make_constant(self.firsts, steps.device, torch.long)
+        far = self.exact + torch.bucketize(steps, firsts, right=True)
+        bucket = torch.where(steps < self.exact, steps, far)
+        side = self.exact + len(self.firsts) + 1
+        return bucket + side * distances.gt(0) if self.both_sides else bucket
+
+
+def find_firsts(find_bucket: Callable[[int], int], start: int, count: int) -> tuple[int, ...]:
+    """Find the first distance of each of the buckets 1 .. ``count``, from ``start`` on.
+
+    In whole numbers no rounding of a device moves a bucket. Buckets that no input reaches are left
+    out.
+    """
+    firsts, low = [], start
+    for number in range(1, count + 1):
+        high = 2 * low
+        while find_bucket(high) < number and high < _FARTHEST:
+            high *= 2
+        if high >= _FARTHEST:
+            break
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if find_bucket(middle) >= number else (middle + 1, high)
+        firsts.append(low)
+    return tuple(firsts)

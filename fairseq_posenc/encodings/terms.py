@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 
+import torch
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
@@ -96,8 +97,8 @@ class Terms(NamedTuple):
         product: combine by product in place of the sum.
         scale_factor: c of the scale 1/sqrt(c * D); None leaves it to the others (1 if none says).
         first: ``(B or 1, S)`` of bool, the first real token of each row; None means no reset.
-        decay: ``(B or 1, H, S)`` in float64, c; the scores of a query and its earlier keys get
-            c_i - c_j. Padding has the c of the token before it.
+        decay: ``(B or 1, H, S, parts)``, parts whose sum is c; the scores of a query and its
+            earlier keys get c_i - c_j. Padding has the c of the token before it.
         later_decay: c for later keys, whose scores get c_j - c_i; None where ``decay`` is for all.
         temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
         counted_table: ``(P, D)``, a; q_i.a_p is added to the score, where p is the sum of
@@ -182,7 +183,7 @@ class Terms(NamedTuple):
         return self._replace(content_rows=None) | tables
 
     def with_decay(self, decay: Tensor | None, num_heads: int) -> Terms:
-        """Add the decay of a layer's own, ``(B, G, S)``; further heads are those of later keys."""
+        """Add the decay of a layer's own, ``(B, G, S, 2)``; further heads are of later keys."""
         if decay is None:
             return self
         earlier, later = decay[:, :num_heads], decay[:, num_heads:]
@@ -196,9 +197,11 @@ class Terms(NamedTuple):
         for name, term, tensor in self.given():
             dim = tensor.dim() - 1 if term.rows is None else term.rows
             left[name] = tensor.narrow(dim, count, tensor.size(dim) - count)
-        for name in ("first", "decay", "later_decay"):
+        if self.first is not None:
+            left["first"] = self.first[:, count:]
+        for name in ("decay", "later_decay"):
             if (by_key := getattr(self, name)) is not None:
-                left[name] = by_key[..., count:]
+                left[name] = by_key[:, :, count:]
         return self._replace(**left)
 
     def unprojected(self, num_heads: int) -> Terms:
@@ -233,7 +236,10 @@ def _combine(name: str, ours: Any, theirs: Any) -> Any:
                 "set scale_factor of one of them"
             )
         return ours
-    if name in ("bias", "pair_bias", "decay", "later_decay"):
+    if name in ("bias", "pair_bias"):
         return ours + theirs
+    if name in ("decay", "later_decay"):
+        sizes = torch.broadcast_shapes(ours.shape[:-1], theirs.shape[:-1])
+        return torch.cat([x.expand(*sizes, -1) for x in (ours, theirs)], -1)
     term = "temperature" if name == "log_visible" else name.replace("_", " ")
     raise UserError(f"two encodings both bring a {term} to the scores: choose one of them")

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
-from fairseq_posenc.encodings.t5 import bucket_distances, check_buckets
+from fairseq_posenc.encodings.t5 import Buckets
 from fairseq_posenc.encodings.terms import Cost, Terms
 from fairseq_posenc.positions import Positions, Span
 
@@ -45,9 +45,8 @@ class TupeShared(Encoding):
         reset: bool = False,
     ) -> None:
         super().__init__(dims)
-        check_buckets(self.name, num_buckets, max_distance, both_sides=True)
+        self.distance_buckets = Buckets.build(self.name, num_buckets, max_distance, both_sides=True)
         self.num_buckets = num_buckets
-        self.max_distance = max_distance
         self.scale_factor = scale_factor
         self.reset = reset
         width = dims.embed_dim
@@ -89,7 +88,7 @@ class TupeShared(Encoding):
         key_rows = positions.common_ids().clamp(max=self.dims.max_positions - 1) + 1
         at_queries = queries[:, positions.queries(key_rows)].transpose(0, 1)  # [B or 1, H, T, D]
         at_keys = keys[:, key_rows].transpose(0, 1) * scale  # [B or 1, H, S, D]
-        index = bucket_distances(span.distances(), self.num_buckets, self.max_distance, True)
+        index = self.distance_buckets.find(span.distances())
         bias, first = self.buckets[:, index], None
         if self.reset:
             first = positions.is_first()  # nothing of its pairs is left but its own numbers

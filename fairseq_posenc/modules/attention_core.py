@@ -14,7 +14,8 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Span
 from fairseq_posenc.shared import Shared
 
-# Of a layer's earlier tokens: `key` (rotated) and `value`, both (B, H, S, D); `decay`, (B, G, S);
+# Of a layer's earlier tokens: `key` (rotated) and `value`, both (B, H, S, D); `decay`,
+# (B, G, S, 2);
 # and `tokens`, the number of all that were read: of keys that no later query sees none is kept.
 Cache = dict[str, Any]
 

@@ -98,7 +98,7 @@ class SelfAttention(AttentionCore, nn.Module):
             needed = shared.locality.needed_keys()
             key, value = self._extend(cache, key, value, needed)
             if decay is not None:
-                cache["decay"] = decay[..., -cache["key"].size(2) :]
+                cache["decay"] = decay[:, :, -cache["key"].size(2) :]
         dropped = src_len - key.size(2)  # no query sees them
         terms = self.terms(Span.from_lengths(tgt_len, src_len, x.device), shared)
         mask = shared.mask(self.direction)
@@ -140,6 +140,6 @@ class SelfAttention(AttentionCore, nn.Module):
             )
         if cache and cache["key"].size(0) != positions.tokens.size(0):
             raise UserError(
-                f"the cache is of a batch of {cache['key'].size(0)}, and the positions are of "
+                f"the cache has a batch size of {cache['key'].size(0)}, but the positions "
                 f"{positions.tokens.size(0)}"
             )

@@ -64,15 +64,14 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
     def __prepare_scriptable__(self) -> None:
         """Refuse ``torch.jit.script``, which asks this of every part of a model."""
         raise UserError(
-            "TorchScript is not supported: position encodings, and what computes them, are chosen "
-            "in Python"
+            "TorchScript is not supported: position encodings and backends are chosen in Python"
         )
 
     def _adaptive_prune_heads(self, reserve_head_index: list[tuple[int, int]]) -> None:
         """Refuse fairseq's pruning of heads, which knows nothing of what encodings keep a head."""
         raise UserError(
-            "heads cannot be pruned where position encodings are: fairseq cuts the projections "
-            "and leaves the tables, slopes and buckets of all heads"
+            "heads with position encodings cannot be pruned: fairseq cuts the projections, but "
+            "not the tables, slopes and buckets of the heads"
         )
 
     def forward(
@@ -181,7 +180,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             "prev_key_padding_mask": None if padding is None else padding[:, first:],  # [B, kept]
         }
         if decay is not None:
-            buffer["prev_decay"] = decay[..., first:]
+            buffer["prev_decay"] = decay[:, :, first:]
         self._set_input_buffer(incremental_state, buffer)
         return key, value, padding
 

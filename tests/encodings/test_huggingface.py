@@ -21,7 +21,7 @@ from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.backends.by_distance import expand_by_distance
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.deberta_v2 import DebertaV2
-from fairseq_posenc.encodings.t5 import bucket_distances
+from fairseq_posenc.encodings.t5 import Buckets
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.transformer.attention import PositionalAttention
 from tests.goldens import make_goldens as hf
@@ -232,7 +232,7 @@ def test_stored_examples_are_those_of_the_cases_and_small():
 def test_t5_buckets_equal_theirs_at_every_distance(both_sides, buckets, reach):
     hf_t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
     distances = torch.arange(-2000, 2001)
-    ours = bucket_distances(distances, buckets, reach, both_sides)
+    ours = Buckets.build("t5", buckets, reach, both_sides).find(distances)
     theirs = hf_t5.T5Attention._relative_position_bucket(distances, both_sides, buckets, reach)
     assert torch.equal(ours, theirs)
 

@@ -195,7 +195,7 @@ def test_refuses_what_has_no_meaning(spec, causal, message):
 @pytest.mark.parametrize("spec", ["fox", "pope", "cope"])
 def test_layers_of_others_get_no_part_of_it(spec):
     positions = StackPositions(spec, WIDTH, HEADS, 20, causal=True)
-    with pytest.raises(UserError, match="take a SelfAttention"):
+    with pytest.raises(UserError, match="use SelfAttention"):
         LayerPositions(positions)
 
 
@@ -213,3 +213,28 @@ def test_parameters_in_a_causal_model():
     for name, expected in {"fox": 3 * (24 + 1), "pope": 24, "cope": 64 * 8}.items():
         positions = PositionEncoding(name, 24, 3, 7, causal=True)
         assert sum(positions.parameter_counts().values()) == expected
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked", "sdpa", "auto"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_gates_and_their_gradients_in_float32_are_those_in_float64(backend, causal):
+    """Over 600 tokens that forget much: sums of thousands, whose differences count."""
+    if backend == "sdpa" and not causal:
+        backend = "auto"  # later keys have a decay of their own, which that backend refuses
+    torch.manual_seed(0)
+    positions = StackPositions("fox", 16, 2, max_positions=600, causal=causal)
+    layer = SelfAttention(positions, backend=backend)
+    torch.nn.init.normal_(layer.encodings["fox"].gate.weight, std=2.0)
+    torch.nn.init.constant_(layer.encodings["fox"].gate.bias, -3.0)
+    x = torch.randn(2, 600, 16)
+    found: dict[torch.dtype, list[torch.Tensor]] = {}
+    for dtype in (torch.float32, torch.float64):
+        layer, given = layer.to(dtype), x.to(dtype, copy=True).requires_grad_()
+        layer.zero_grad()
+        output = layer(*positions(given))[0]
+        output.square().mean().backward()
+        gates = [parameter.grad.double() for parameter in layer.encodings.parameters()]
+        found[dtype] = [output.double(), given.grad.double(), *gates]
+    for ours, exact in zip(found[torch.float32], found[torch.float64]):
+        allowed = 1e-3 if backend == "sdpa" else 1e-4  # there a sum is a channel of its own
+        assert (ours - exact).norm() < allowed * exact.norm()

@@ -64,8 +64,8 @@ class Operands(NamedTuple):
     sink: Tensor | None = None  # a score beside those of the keys, `(B, H, 1)`
     # Decay is a running sum c over the tokens: c_i - c_j is added to the score of query i and key
     # j. These two serve earlier keys or, unless the next two are given, all keys
-    query_decay: Tensor | None = None  # c_i, `(B, H, T)` in float64
-    key_decay: Tensor | None = None  # c_j, `(B, H, S)` in float64
+    query_decay: Tensor | None = None  # parts whose sum is c_i, `(B, H, T, parts)`
+    key_decay: Tensor | None = None  # parts whose sum is c_j, `(B, H, S, parts)`
     query_later: Tensor | None = None  # c_i for later keys, shaped as `query_decay`
     key_later: Tensor | None = None  # c_j of later keys, shaped as `key_decay`
     # where both kinds are given, True at the distances of later keys, `(1, R)` of bool
@@ -125,8 +125,8 @@ def lay_out_segments(geometry: Geometry, mask: Mask) -> dict[str, Tensor]:
     segments = mask.locality.segments
     if segments is None:
         return {}
-    queries, keys = _lay_out_tokens(geometry, segments[:, None])  # [B, H, T], [B, H, S]
-    return {"query_segments": queries, "key_segments": keys}
+    queries, keys = _lay_out_tokens(geometry, segments[:, None, :, None])
+    return {"query_segments": queries[..., 0], "key_segments": keys[..., 0]}
 
 
 def lay_out_decay(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor]:
@@ -143,11 +143,10 @@ def lay_out_decay(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor]:
 
 
 def _lay_out_tokens(geometry: Geometry, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Lay out ``(B or 1, G, S)`` as reversed queries ``(B, H, T)`` and keys ``(B, H, S)``."""
-    x = x.expand(geometry.batch, geometry.heads, -1)  # [B, H, S]
-    queries = x[..., geometry.src_len - geometry.tgt_len :].flip(-1)
-    missing = geometry.missing
-    return F.pad(queries, (0, missing[0])), F.pad(x, (0, missing[1]))
+    """Lay out ``(B or 1, G, S, n)`` as reversed queries ``(B, H, T, n)``, keys ``(B, H, S, n)``."""
+    x = x.expand(geometry.batch, geometry.heads, -1, -1)  # [B, H, S, n]
+    queries = reverse_queries(x[:, :, geometry.src_len - geometry.tgt_len :], geometry.missing[0])
+    return queries, F.pad(x, (0, 0, 0, geometry.missing[1]))
 
 
 def lay_out_softmax(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor]:
@@ -184,4 +183,5 @@ def find_fully_masked(mask: Mask, geometry: Geometry) -> Tensor | None:
 
 def _forbid(forbidden: Tensor) -> Tensor:
     """Turn a mask of bool into a bias: FORBIDDEN where it is True, else 0."""
-    return torch.zeros(forbidden.shape, device=forbidden.device).masked_fill(forbidden, FORBIDDEN)
+    zeros = torch.zeros(forbidden.shape, dtype=torch.float32, device=forbidden.device)
+    return zeros.masked_fill(forbidden, FORBIDDEN)

@@ -196,11 +196,11 @@ class Scores:
             earlier_grad = grad.masked_fill(is_later, 0.0)
             if totals.query_later is not None and totals.key_later is not None:
                 later_grad = grad - earlier_grad
-                totals.query_later[:, block.queries] += later_grad.sum(2)
-                totals.key_later[:, block.keys] -= later_grad.sum(1)
+                totals.query_later[:, block.queries] += later_grad.sum(2)[..., None]
+                totals.key_later[:, block.keys] -= later_grad.sum(1)[..., None]
         if totals.query_decay is not None and totals.key_decay is not None:
-            totals.query_decay[:, block.queries] += earlier_grad.sum(2)
-            totals.key_decay[:, block.keys] -= earlier_grad.sum(1)
+            totals.query_decay[:, block.queries] += earlier_grad.sum(2)[..., None]
+            totals.key_decay[:, block.keys] -= earlier_grad.sum(1)[..., None]
 
     def _add_table_gradients(
         self, block: Block, state: BlockState, grad: Tensor, totals: Operands
@@ -330,11 +330,11 @@ class Scores:
 
 
 def _subtract(query_sums: Tensor, key_sums: Tensor, dtype: torch.dtype) -> Tensor:
-    """Subtract float64 sums ``(c, W)`` from ``(c, M)`` to ``(c, M, W)`` in a narrower dtype.
+    """Subtract sums ``(c, W, parts)`` from ``(c, M, parts)`` to ``(c, M, W)``.
 
-    The first query's sum is subtracted from both before the cast: sums grow with the position, and
-    the cast of a large number would lose the small differences between neighbours.
+    The first query's sum is subtracted from both, part by part: sums grow with the position, and
+    the whole of a large one would lose the small differences between neighbours.
     """
-    anchor = query_sums[:, :1]  # [c, 1]
-    queries, keys = ((x - anchor).to(dtype) for x in (query_sums, key_sums))
+    anchor = query_sums[:, :1]  # [c, 1, parts]
+    queries, keys = ((x - anchor).sum(-1).to(dtype) for x in (query_sums, key_sums))
     return queries[:, :, None] - keys[:, None]  # [c, M, W]

@@ -73,14 +73,6 @@ def _look_up(x: Tensor, b: Tensor, h: Tensor, *places: Tensor) -> Tensor:
     return x[(index_or_zero(x, 0, b), index_or_zero(x, 1, h), *places)]
 
 
-def _split_in_two(decay: Tensor) -> tuple[Tensor, Tensor]:
-    """Split numbers in float64 into two in float32, whose differences lose nothing."""
-    coarse = decay.float()
-    rest = (decay - coarse).float()
-    mark_batch_dynamic(coarse, rest)
-    return coarse, rest
-
-
 def build_score_mod(
     terms: Terms,
     tgt_len: int,
@@ -103,7 +95,8 @@ def build_score_mod(
         query: ``(B, H, T, D)``, filled up to the kernel's length; for terms that have a table.
         key: ``(B, H, S, D)``, likewise.
         temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
-        decay: of earlier and later keys, ``(B or 1, H, S)`` each; see :class:`AttentionCall`.
+        decay: of earlier and later keys, ``(B or 1, H, S, parts)`` each; see
+            :class:`AttentionCall`.
     """
     queries = tgt_len if query is None else query.size(2)
     keys = src_len if key is None else key.size(2)
@@ -128,13 +121,12 @@ def build_score_mod(
     mark_batch_dynamic(by_query, by_key, pair_bias, temperature)
     offset = torch.tensor(src_len - tgt_len, device=device)
     earlier, later = (
-        None if c is None else _split_in_two(F.pad(c, (0, keys - src_len))) for c in decay
+        None if c is None else F.pad(c, (0, 0, 0, keys - src_len)).unbind(-1) for c in decay
     )
+    mark_batch_dynamic(*(earlier or ()), *(later or ()))
 
-    def compute_decay(
-        parts: tuple[Tensor, Tensor], b: Tensor, h: Tensor, i: Tensor, j: Tensor
-    ) -> Any:
-        """Compute c_i - c_j from both parts of c."""
+    def compute_decay(parts: tuple[Tensor, ...], b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Any:
+        """Compute c_i - c_j from the parts of c."""
         i = (i + offset).clamp(max=keys - 1)
         return sum(_look_up(c, b, h, i) - _look_up(c, b, h, j) for c in parts)
 

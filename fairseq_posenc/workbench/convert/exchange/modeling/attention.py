@@ -57,7 +57,7 @@ class Attention(AttentionCore, nn.Module):
         query, key, value = self.project(x, shared)
         if isinstance(cache, EncoderDecoderCache):
             cache = cache.self_attention_cache
-        decay = self.encodings.decay(x, shared.positions)
+        decay = self.encodings.decay(x, shared.positions, self._read_decay(cache, key.size(-1)))
         if cache is not None:
             key, value, decay = self._extend_cache(cache, key, value, decay)
         src_len = shared.positions.tokens.size(1)
@@ -77,14 +77,18 @@ class Attention(AttentionCore, nn.Module):
         """
         if decay is None:
             return *cache.update(key, value, self.layer), None  # [B, H, S, D]
-        layers, width, new = getattr(cache, "layers", ()), key.size(-1), key.size(2)
-        earlier = layers[self.layer].keys if self.layer < len(layers) else None
-        if earlier is not None and earlier.numel():
-            decay = decay + _decode_decay(earlier[:, :, -1:, width:])
-        bits = decay.detach()[..., None].view(key.dtype)  # [B, H, T, 8 bytes]
+        bits = decay[:, :, -key.size(2) :].detach().view(key.dtype)  # of 2 numbers
         keys, value = cache.update(torch.cat([key, bits], -1), value, self.layer)
-        decay = torch.cat([_decode_decay(keys[:, :, :-new, width:]), decay], -1)
-        return keys[..., :width], value, decay
+        return keys[..., : key.size(-1)], value, decay
+
+    def _read_decay(self, cache: Optional[Cache], width: int) -> Optional[Tensor]:
+        """Read the decay behind the ``width`` of keys in a cache, ``(B, H, S, 2)``, if there is."""
+        layers = getattr(cache, "layers", ())
+        keys = layers[self.layer].keys if self.layer < len(layers) else None
+        if keys is None or not keys.numel() or keys.size(-1) == width:
+            return None
+        bits = keys[..., width:].clone(memory_format=torch.contiguous_format)
+        return bits.view(torch.promote_types(keys.dtype, torch.float32))
 
     def attend(
         self,
@@ -101,11 +105,6 @@ class Attention(AttentionCore, nn.Module):
         attend = reference.attend if sdpa.refuses(terms, call.features) else sdpa.attend
         attended, weights = attend(call)
         return self.merge_heads(attended), weights
-
-
-def _decode_decay(bits: Tensor) -> Tensor:
-    """Read float64 numbers ``(B, H, S)`` from their bits in another type, the last dimension."""
-    return bits.clone(memory_format=torch.contiguous_format).view(torch.float64)[..., 0]
 
 
 class CrossAttention(Attention):
