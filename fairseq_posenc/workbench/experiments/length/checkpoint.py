@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Optional
 
 from fairseq.models import FairseqLanguageModel
 
-from fairseq_posenc.encodings.temperature import Temperature
+from fairseq_posenc.encodings.temperatures import Temperature
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.causal_lm import PositionalLM
 from fairseq_posenc.registry import get
@@ -47,7 +47,7 @@ def parse_checkpoints(texts: Sequence[str]) -> list[NamedCheckpoint]:
 
 def _parse_checkpoint(name: str, value: str) -> NamedCheckpoint:
     if not is_folder_name(name):
-        raise UserError(f"{name!r}: the name must be one that a folder can have")
+        raise UserError(f"{name!r}: the name must be a valid folder name")
     path, at, spec = value.rpartition("@")
     if not at or Path(value).exists():
         path, spec = value, ""
@@ -96,26 +96,26 @@ def _refuse_other_tasks(named: NamedCheckpoint, task: Any) -> None:
     name = task._name
     if name != TASK:
         raise UserError(
-            f"{named.name}: {named.path} was trained for the task {name}; causal language "
-            f"models, of the task {TASK}, are needed"
+            f"{named.name}: {named.path} was trained for the task {name}; give a causal language "
+            f"model (task {TASK})"
         )
     for option in _OTHER_TARGETS:
         if task.get(option):
             raise UserError(
-                f"{named.name}: {named.path} was trained with --{option.replace('_', '-')}"
-                ": only models that predict the next token, and nothing else, are supported"
+                f"{named.name}: {named.path} was trained with --{option.replace('_', '-')}: only "
+                "models that predict the next token alone are supported"
             )
 
 
 def _refuse_other_encodings(named: NamedCheckpoint, override: Spec, model: Any) -> None:
     """Allow changed options only: other encodings would give figures without a meaning."""
     if "position_encoding" not in model:
-        raise UserError(f"{named.name}: {named.path} is a model of fairseq's own: no @SPEC")
+        raise UserError(f"{named.name}: {named.path} is fairseq's own model, which takes no @SPEC")
     trained = resolve(model).decoder
     if _list_encodings_with_weights(override) != _list_encodings_with_weights(trained):
         raise UserError(
             f"{named.name}: {named.path} was trained with {trained}; {override} is another "
-            "encoding, and @SPEC can change the options of the trained one, and temperatures, only"
+            "encoding; @SPEC can change only options of the trained one, and temperatures"
         )
 
 

@@ -1,0 +1,106 @@
+"""Local attention: a query sees only keys of its window, its chunk, or its document."""
+
+from typing import Literal
+
+from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.locality import Locality
+from fairseq_posenc.positions import Positions
+
+
+@register("window")
+class Window(Encoding):
+    """Each query sees only the keys of a window around it.
+
+    Equation:
+        causal: key j is visible to query i if i - W < j <= i, that is, W keys with its own; in
+        an encoder: if abs(j - i) <= W // 2.
+    Shapes:
+        no tensors.
+    Parameters:
+        0
+    Source:
+        Beltagy et al. (2020), "Longformer", arXiv:2004.05150, section 3.1; the bounds are those of
+        Mistral (causal) and of ModernBERT (encoders).
+    Differs:
+        a layer with a direction in an encoder sees W keys on that side, including its own.
+    """
+
+    acts_on = "mask"
+    shared = True
+
+    def __init__(self, dims: Dims, *, size: int = 512) -> None:
+        super().__init__(dims)
+        self.size = size
+
+    def locality(self, positions: Positions) -> Locality:
+        """Limit the distance of keys. Padding lies outside of sentences and moves no token."""
+        return Locality(window=self.size)
+
+
+@register("chunk")
+class Chunk(Encoding):
+    """Sentences are cut into chunks of C tokens, and attention stays inside each.
+
+    Equation:
+        key j is visible to query i if floor(p_i / C) = floor(p_j / C), with p counted from the
+        first real token; causal: and j <= i.
+    Shapes:
+        no tensors.
+    Parameters:
+        0
+    Source:
+        the text layers of Llama 4 that have rotary positions.
+    Differs:
+        nothing.
+    """
+
+    acts_on = "mask"
+    shared = True
+
+    def __init__(self, dims: Dims, *, size: int = 8192) -> None:
+        super().__init__(dims)
+        self.size = size
+
+    def locality(self, positions: Positions) -> Locality:
+        """Number the chunk of each token."""
+        return Locality(segments=positions.common_ids() // self.size, longest=self.size)
+
+
+@register("documents")
+class Documents(Encoding):
+    """Positions restart in each document of a block, and attention stays inside it.
+
+    Equation:
+        key j is visible to query i only if both are of one document; p_i counts the real tokens
+        of the document before i.
+    Shapes:
+        no tensors.
+    Parameters:
+        0
+    Source:
+        Krell et al. (2021), "Efficient Sequence Packing without Cross-contamination",
+        arXiv:2107.02027, sections 3.2.2 and 3.2.3.
+    Differs:
+        tokens mark the ends of documents: every ``</s>`` with ``end=eos``; with ``end=empty`` a
+        ``</s>`` that follows another one (an empty line). In an encoder, the end is the last token
+        of its document; in a causal model it is the first token of the next one, because fairseq
+        puts it before the token that it predicts. A masked ``</s>`` ends a document only in models
+        trained with ``include_target_tokens``.
+    """
+
+    acts_on = "mask"
+    shared = True
+    whole_stack = True
+
+    def __init__(self, dims: Dims, *, end: Literal["eos", "empty"] = "eos") -> None:
+        super().__init__(dims)
+        self.end = end
+
+    def number(self, positions: Positions) -> Positions:
+        """Let positions start anew with each document."""
+        return positions.split_documents(self.end == "empty", self.dims.causal)
+
+    def locality(self, positions: Positions) -> Locality:
+        """Limit attention to the tokens of one document."""
+        # Tokens of one document share its start, which serves as its number.
+        return Locality(segments=positions.document_starts, documents=True)

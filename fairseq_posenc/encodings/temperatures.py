@@ -1,0 +1,182 @@
+"""Temperatures: factors of all scores of a query, before the softmax."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_posenc.encodings.base import Dims, Encoding, Signed, register
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.positions import Positions, Span
+
+
+class Temperature(Encoding, ABC):
+    """A factor of all scores of a query, by its position; without parameters."""
+
+    acts_on = "softmax"
+    shared = True
+
+    @abstractmethod
+    def factors(self, positions: Tensor) -> Tensor:
+        """Compute the factors at positions ``(B or 1, T)``, counted from 0, in float32."""
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Multiply all scores of a query."""
+        factors = self.factors(positions.queries(positions.ids).float())
+        return Terms(temperature=factors.unsqueeze(1))
+
+
+@register("llama4")
+class Llama4(Temperature):
+    """All scores of a query are multiplied by a factor that grows in steps of a fixed length.
+
+    Equation:
+        w_ij = softmax_j(tau_i * e_ij), tau_i = 1 + beta * ln(1 + floor((i + 1) / L)), where i
+        counts real tokens from 0.
+    Shapes:
+        no tensors.
+    Parameters:
+        0
+    Source:
+        Llama 4 (``attn_scale``, ``floor_scale`` of its configuration), on layers without rope:
+        ``3*rope+chunk(size=8192),none+llama4``.
+    Differs:
+        positions are those of each sentence, so padding changes nothing.
+    """
+
+    def __init__(self, dims: Dims, *, beta: float = 0.1, length: int = 8192) -> None:
+        super().__init__(dims)
+        self.beta = beta
+        self.length = length
+
+    def factors(self, positions: Tensor) -> Tensor:
+        """Compute the factors at positions ``(B or 1, T)``."""
+        return 1 + self.beta * ((positions + 1) / self.length).floor().log1p()
+
+
+@register("ministral3")
+class Ministral3(Temperature):
+    """All scores of a query are multiplied by a factor that grows with multiples of a length.
+
+    Equation:
+        w_ij = softmax_j(tau_i * e_ij), tau_i = 1 + beta * ln(1 + floor(i / L)), where i counts real
+        tokens from 0 and L is the trained length.
+    Shapes:
+        no tensors.
+    Parameters:
+        0
+    Source:
+        Ministral 3 (``llama_4_scaling_beta``, ``original_max_position_embeddings``).
+    Differs:
+        positions are those of each sentence, so padding changes nothing. ``length`` is by default
+        the length that the weights were trained at.
+    """
+
+    def __init__(self, dims: Dims, *, beta: float = 0.1, length: Optional[int] = None) -> None:
+        super().__init__(dims)
+        self.beta = beta
+        self.length = length
+
+    def factors(self, positions: Tensor) -> Tensor:
+        """Compute the factors at positions ``(B or 1, T)``."""
+        length = self.length or self.dims.trained_length
+        return 1 + self.beta * (positions / length).floor().log1p()
+
+
+@register("logn")
+class Logn(Temperature):
+    """All scores of a query are multiplied by log(i + 1) / log(L) beyond the trained length.
+
+    Equation:
+        w_ij = softmax_j(tau_i * e_ij), tau_i = max(1, ln(i + 1) / ln L), where i counts real tokens
+        from 0 and L is the trained length.
+    Shapes:
+        no tensors.
+    Parameters:
+        0
+    Source:
+        Su (2021), "From the invariance of entropy to the scale of attention",
+        kexue.fm/archives/8823; the first Qwen models, ``use_logn_attn``.
+    Differs:
+        positions are those of each sentence, so padding changes nothing. ``length`` is by default
+        the length that the weights were trained at.
+    """
+
+    def __init__(self, dims: Dims, *, length: Optional[int] = None) -> None:
+        super().__init__(dims)
+        self.length = length
+
+    def factors(self, positions: Tensor) -> Tensor:
+        """Compute the factors at positions ``(B or 1, T)``."""
+        length = max(self.length or self.dims.trained_length, 2)  # ln 1 is 0
+        return ((positions + 1).log() / math.log(length)).clamp(min=1.0)
+
+
+@register("drope")
+class Drope(Temperature):
+    """All scores are multiplied by a factor that grows with the logarithm of the length.
+
+    Equation:
+        w_ij = softmax_j((1 + b ln(max(n / L, 1))) * e_ij), where n is the model's maximum
+        number of positions, L the trained length, and b was fitted on held-out text.
+    Shapes:
+        no tensors.
+    Parameters:
+        0
+    Source:
+        Gelberg et al. (2025), "Extending the Context of Pretrained LLMs by Dropping Their
+        Positional Embeddings", arXiv:2512.12167, appendix C.
+    Differs:
+        n is the model's limit, not the length of an input, so neither other sentences nor padding
+        change a result, and decoding equals the full pass.
+    """
+
+    def __init__(self, dims: Dims, *, b: Signed = Signed(0.1)) -> None:  # noqa: B008  (immutable)
+        super().__init__(dims)
+        self.b = b
+
+    def make_room(self, length: int) -> None:
+        """Take the length as n."""
+        self.dims = self.dims.with_room(length)
+
+    def factors(self, positions: Tensor) -> Tensor:
+        """Compute the factors, equal at all positions ``(B or 1, T)``, in float32."""
+        growth = math.log(max(self.dims.max_positions / self.dims.trained_length, 1))
+        return torch.full_like(positions, 1 + self.b * growth)
+
+
+@register("ssmax")
+class Ssmax(Encoding):
+    """Scores of a query are multiplied by a trained factor and the log of its number of keys.
+
+    Equation:
+        w_ij = softmax_j(s * ln(n_i) * e_ij), where n_i is the number of real keys that query i may
+        see, and s is trained for each head and layer.
+    Shapes:
+        s ``(H,)`` in each layer; it starts at 1 / mean(ln n) over the trained length, so that
+        training begins as plain attention.
+    Parameters:
+        m * h
+    Source:
+        Nakanishi (2025), "Scalable-Softmax Is Superior for Attention", arXiv:2501.19399, eq. 2.
+    Differs:
+        keys hidden by padding, windows or documents are not counted.
+    """
+
+    acts_on = "softmax"
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__(dims)
+        self.factor = nn.Parameter(torch.empty(dims.num_heads))
+
+    def reset_parameters(self) -> None:
+        """Start as plain attention at the trained length, on average over its queries."""
+        length = max(self.dims.trained_length, 2)
+        mean = math.lgamma(length + 1) / length if self.dims.causal else math.log(length)
+        nn.init.constant_(self.factor, 1 / mean)
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Bring the factor; the keys are counted where the mask is known."""
+        return Terms(log_visible=self.factor)
