@@ -17,13 +17,12 @@ from fairseq.data import Dictionary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.workbench.running.executor import Slurm
+from fairseq_posenc.workbench.running.executor import Slurm, run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum, read_json
 from fairseq_posenc.workbench.running.folders import MANIFEST, Folder, saved_progress
-from fairseq_posenc.workbench.running.programs import raise_if_failed
 from fairseq_posenc.workbench.running.progress import format_counts, say
-from fairseq_posenc.workbench.running.stages import WorkItem
+from fairseq_posenc.workbench.running.stages import Job
 from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder, warn_of_unknown
 from fairseq_posenc.workbench.tokens.tokenizer import Symbols
 
@@ -97,18 +96,17 @@ def _make_shards(
     shards = [replace(settings, shard=number) for number in range(settings.num_shards)]
     folders = [one.folder for one in shards]
     read_shards([folder for folder in folders if folder.exists()], plan)
-    items = [_build_work_item(one, text, write) for one in shards]
-    raise_if_failed(cluster.run(items, settings.out), len(items))
+    run_jobs([_build_job(one, text, write) for one in shards], settings.out, cluster)
     check_coverage(read_shards(folders, plan), files)
     say(f"{settings.num_shards} shards in {folders[0].parent} have all of {len(files)} files, once")
     return folders
 
 
-def _build_work_item(settings: BinarizeSettings, text: TextRules, write: WriteFolder) -> WorkItem:
-    return WorkItem(
+def _build_job(settings: BinarizeSettings, text: TextRules, write: WriteFolder) -> Job:
+    return Job(
         label=str(settings.folder.relative_to(settings.out)),
         folder=settings.folder,
-        work=lambda lock: write(settings, text),
+        work=lambda place: write(settings, text),
         is_done=(settings.folder / MANIFEST).exists,
         progress=lambda: saved_progress(settings.folder),
     )

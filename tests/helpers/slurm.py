@@ -19,7 +19,7 @@ import pytest
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.options import Parser, add_place, parse_place
-from fairseq_posenc.workbench.running.stages import WorkItem
+from fairseq_posenc.workbench.running.stages import Job
 from tests.helpers.waiting import free_ports, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -259,13 +259,13 @@ def counted(folder: Path) -> int:
     return len(path.read_text().split()) if path.exists() else 0
 
 
-def counting(out: Path, name: str, steps: int, seconds: float) -> WorkItem:
-    """Return a piece that takes a time and needs nothing but the standard library."""
+def counting(out: Path, name: str, steps: int, seconds: float) -> Job:
+    """Return a job that takes a time and needs nothing but the standard library."""
     folder = out / name
-    return WorkItem(
+    return Job(
         name,
         folder,
-        work=lambda lock: count(folder, steps, seconds),
+        work=lambda place: count(folder, steps, seconds),
         is_done=lambda: counted(folder) == steps,
         progress=lambda: counted(folder),
     )

@@ -7,7 +7,7 @@ The words, each a class:
 - A *trial* is what a run does: the commands that train and measure it, and its stage (``trials``).
 - A *stage* is a folder with a stamp of what it was made from, so that the same command, given
   again, continues where it was stopped and repeats only what has changed (``running/stages``).
-- A *work item* is a trial as a job of a cluster (``running/stages``).
+- A *job* is a trial's work, here or on a cluster (``running/executor``).
 - An *outcome* is what came out of a run, a *seed aggregate* those of all seeds (``outcomes``).
 - An *experiment* prepares the data, has all trials done and collects the *results*
   (``experiment``): on a text (``corpus``, ``text_experiment``), or on tasks (``probe``).

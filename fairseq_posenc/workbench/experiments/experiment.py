@@ -15,9 +15,8 @@ from fairseq_posenc.workbench.experiments import trials
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate, aggregate
 from fairseq_posenc.workbench.experiments.trials import Trial
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, Run, Variant, refuse_directions
-from fairseq_posenc.workbench.running.executor import Slurm, refuse_jobs
+from fairseq_posenc.workbench.running.executor import Here, Slurm, run_jobs
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
-from fairseq_posenc.workbench.running.programs import raise_if_failed
 from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
 # Beyond any run: validation and checkpoints are counted in updates, not in rounds of the data.
@@ -60,7 +59,7 @@ class ExperimentSettings(ABC):
         if self.family == CAUSAL:
             refuse_directions(self.variants)
         if self.train_args and not self.train_args[0].startswith("-"):
-            raise UserError(f"{self.train_args[0]!r} is not an option; the folder is --out's")
+            raise UserError(f"{self.train_args[0]!r} is not an option; set the folder with --out")
         for argument in self.train_args:
             option = argument.split("=")[0]
             if option in self.reserved:
@@ -177,14 +176,9 @@ class Experiment(ABC, Generic[AnySettings]):
             return Results(self.settings, outcomes, data, begun)
 
         follow = (lambda: watch(read_results)) if watch else None
-        work = [*trial_of.values()]
-        if cluster := self.settings.cluster:
-            items = [*map(trials.build_work_item, work)]
-            raise_if_failed(cluster.run(items, self.settings.out, follow), len(items))
-        else:
-            refuse_jobs(self.settings.out)
-            of_seed = len(work) // len(self.settings.seeds)
-            trials.run_trials(work, self.settings.jobs, self._lock, follow, of_seed)
+        jobs, settings = [*map(trials.build_job, trial_of.values())], self.settings
+        here = Here(settings.jobs, self._lock, wave=len(jobs) // len(settings.seeds))
+        run_jobs(jobs, settings.out, settings.cluster or here, follow)
         return read_results()
 
     def _build_trial(self, run: Run, data: Stage) -> Trial:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -16,9 +17,9 @@ from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.devices import choose_device, cores
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.logs import parse_line, read_curve_file
-from fairseq_posenc.workbench.running.programs import run_logged, run_parallel
-from fairseq_posenc.workbench.running.progress import bar, say
-from fairseq_posenc.workbench.running.stages import Outputs, Stage, WorkItem
+from fairseq_posenc.workbench.running.programs import run_logged
+from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.running.stages import Job, Outputs, Place, Stage
 
 LOG = "train.log"
 # A sum over several threads depends on their number: with one, a seed's figures are the same on any
@@ -44,31 +45,6 @@ def default_jobs() -> int:
     return 1 if choose_device() == "cuda" else cores()
 
 
-def run_trials(
-    trials: Sequence[Trial],
-    jobs: int,
-    lock: int,
-    watch: Optional[Callable[[], None]] = None,
-    wave: Optional[int] = None,
-) -> None:
-    """Train and measure all models that are not finished, each in a folder of its own.
-
-    Args:
-        trials: finished or not.
-        jobs: trainings at a time.
-        lock: file descriptor of the folder's lock, which the programs inherit.
-        watch: called several times a second.
-        wave: how many trials belong together; see :func:`run_parallel`.
-
-    Raises:
-        UserError: a program failed, but for a training that diverged.
-    """
-    left = sum(map(_count_updates_left, trials))
-    with bar("all models", left, " updates") as progress:
-        runners = [_TrialRunner(trial, lock, progress.update) for trial in trials]
-        run_parallel([each.run for each in runners], jobs, watch, wave)
-
-
 def read_figures(trial: Trial) -> Optional[Outputs]:
     """Read the figures of a trial from its folder; None if it is not finished.
 
@@ -82,15 +58,16 @@ def read_figures(trial: Trial) -> Optional[Outputs]:
     return None if measured is None else {**trained, **measured}
 
 
-def build_work_item(trial: Trial) -> WorkItem:
-    """Build the work item that a trial is on a cluster."""
+def build_job(trial: Trial) -> Job:
+    """Build the job of a trial."""
     folder = trial.stage.folder
-    return WorkItem(
+    return Job(
         trial.label,
         folder,
-        work=lambda lock: _TrialRunner(trial, lock, lambda updates: None).run(),
+        work=partial(_work, trial),
         is_done=lambda: read_figures(trial) is not None,
         progress=lambda: updates_done(folder),
+        updates=trial.stage.max_updates,
     )
 
 
@@ -100,65 +77,65 @@ def _build_measure_stage(trial: Trial) -> Stage:
     return Stage(stage.folder / "measured", inputs)
 
 
-class _TrialRunner:
-    """Trains and measures one trial; reports its updates to ``progress``."""
+def _work(trial: Trial, place: Place) -> None:
+    """Train and measure a model, as far as that is not done."""
+    trained = trial.stage.do(partial(_train, trial, place), keep_unfinished=True)
+    if trial.measure and "diverged" not in trained:
+        stage = _build_measure_stage(trial)
+        stage.do(partial(_measure, trial, place, stage.folder))
 
-    def __init__(self, trial: Trial, lock: int, progress: Callable[[int], object]) -> None:
-        self._trial, self._lock, self._progress = trial, lock, progress
-        self._updates = 0
 
-    def run(self) -> None:
-        trained = self._trial.stage.do(self._train, keep_unfinished=True)
-        if self._trial.measure and "diverged" not in trained:
-            stage = _build_measure_stage(self._trial)
-            stage.do(lambda: self._measure(stage.folder))
+def _train(trial: Trial, place: Place) -> Outputs:
+    label, stage, command = trial.label, trial.stage, trial.train
+    log, done = stage.folder / LOG, updates_done(stage.folder)
+    if done == stage.max_updates and not _has_last_validation(log, stage.max_updates):
+        # Interrupted before its last validation was logged, which fairseq does not repeat.
+        shutil.rmtree(stage.folder)
+        stage.claim()
+        done = 0
+    place.report(done, "")
 
-    def _train(self) -> Outputs:
-        label, stage, command = self._trial.label, self._trial.stage, self._trial.train
-        log = stage.folder / LOG
-        self._updates = updates_done(stage.folder)
-        if self._updates == stage.max_updates and not _has_last_validation(log, stage.max_updates):
-            # Interrupted before its last validation was logged, which fairseq does not repeat.
-            shutil.rmtree(stage.folder)
-            stage.claim()
-            self._updates = 0
-        # With all updates done, only the stamp is missing: it was interrupted before writing it.
-        if self._updates < stage.max_updates:
-            where = f"to continue at update {self._updates:,}" if self._updates else ""
-            say(f"{label}: starting fairseq-train {where or f'for {stage.max_updates:,} updates'}")
-            ensure_last_checkpoint(stage.folder)
-            try:
-                self._run_command(command, log, self._watch)
-            except RunError as error:
-                if not (update := parse_stop_update(str(error))):
-                    raise
-                say(f"{label}: diverged at update {update:,}")
-                return {"diverged": update}
-            if not _has_last_validation(log, stage.max_updates):
-                raise UserError(f"{command[0]} printed no last validation; see its log {log}")
-        if not self._trial.measure:
-            say(f"{label}: done; perplexity {read_curve_file(log).entries[-1].perplexity:,.4g}")
-        return _read_checkpoint_figures(stage.folder)
+    def report(line: str) -> None:
+        if entry := parse_line(line):
+            place.report(entry.updates, "")
 
-    def _measure(self, folder: Path) -> Outputs:
-        lines: list[str] = []
-        log = folder / "validate.log"
-        self._run_command(self._trial.measure, log, lines.append)
-        if not (figures := self._trial.parse_figures(lines)):
-            raise UserError(f"{self._trial.measure[0]} printed no figures; see its log {log}")
-        shown = ", ".join(f"{name} {value:,.4g}" for name, value in figures.items())
-        say(f"{self._trial.label}: done; {shown}")
-        return figures
+    # With all updates done, only the stamp is missing: it was interrupted before writing it.
+    if done < stage.max_updates:
+        where = f"to continue at update {done:,}" if done else f"for {stage.max_updates:,} updates"
+        say(f"{label}: starting fairseq-train {where}")
+        ensure_last_checkpoint(stage.folder)
+        try:
+            _run_command(command, log, place, report)
+        except RunError as error:
+            if not (update := parse_stop_update(str(error))):
+                raise
+            say(f"{label}: diverged at update {update:,}")
+            return {"diverged": update}
+        if not _has_last_validation(log, stage.max_updates):
+            raise UserError(f"{command[0]} printed no last validation; see its log {log}")
+    if not trial.measure:
+        say(f"{label}: done; perplexity {read_curve_file(log).entries[-1].perplexity:,.4g}")
+    return _read_checkpoint_figures(stage.folder)
 
-    def _run_command(self, command: Sequence[str], log: Path, watch: Callable[[str], None]) -> None:
-        ours = command[0] == "fairseq-posenc"  # fairseq's commands have to find the package
-        more = [] if ours else ["--user-dir", str(USER_DIR)]
-        run_logged([*command, *more], log, self._lock, watch, _ONE_THREAD)
 
-    def _watch(self, line: str) -> None:
-        if (entry := parse_line(line)) and entry.updates > self._updates:
-            self._progress(entry.updates - self._updates)
-            self._updates = entry.updates
+def _measure(trial: Trial, place: Place, folder: Path) -> Outputs:
+    lines: list[str] = []
+    log = folder / "validate.log"
+    _run_command(trial.measure, log, place, lines.append)
+    if not (figures := trial.parse_figures(lines)):
+        raise UserError(f"{trial.measure[0]} printed no figures; see its log {log}")
+    shown = ", ".join(f"{name} {value:,.4g}" for name, value in figures.items())
+    say(f"{trial.label}: done; {shown}")
+    return figures
+
+
+def _run_command(
+    command: Sequence[str], log: Path, place: Place, on_line: Callable[[str], None]
+) -> None:
+    ours = command[0] == "fairseq-posenc"  # fairseq's commands have to find the package
+    more = [] if ours else ["--user-dir", str(USER_DIR)]
+    environment = {**_ONE_THREAD, **place.environment}
+    run_logged([*command, *more], log, place.lock, on_line, environment)
 
 
 def _has_last_validation(log: Path, updates: int) -> bool:
@@ -180,10 +157,3 @@ def _read_checkpoint_figures(folder: Path) -> Outputs:
         "position_parameters": sum(n for key, n in sizes.items() if is_position_parameter(key)),
         "seconds": state["extra_state"]["previous_training_time"],
     }
-
-
-def _count_updates_left(trial: Trial) -> int:
-    stage = trial.stage
-    if stage.outputs is not None:
-        return 0
-    return stage.max_updates - (updates_done(stage.folder) if stage.can_continue else 0)

@@ -99,6 +99,15 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+def visible_gpus() -> list[str]:
+    """List the GPUs by their names in ``CUDA_VISIBLE_DEVICES``, those of the user's choice."""
+    import torch
+
+    count = torch.cuda.device_count()
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return chosen.split(",")[:count] if chosen else [str(number) for number in range(count)]
+
+
 def processor_name() -> str:
     """Look up the processor's name as people know it, where the system tells it."""
     with suppress(OSError, StopIteration):

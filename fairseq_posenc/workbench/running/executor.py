@@ -1,8 +1,8 @@
-"""Work items on a cluster, each a job of Slurm; ``--on slurm``.
+"""Jobs on this machine, or on a cluster, each a job of Slurm; ``--on slurm``.
 
 submitit writes the jobs, submits them, and queues a job again whose time is up. Here is what it
 leaves open: which jobs belong to a folder, what has become of them (by ``squeue``, as accounting is
-off on small clusters), and when to submit another. Whether an item is done is read from its folder,
+off on small clusters), and when to submit another. Whether a job is done is read from its folder,
 as on one machine: so a sweep can move from one machine to a cluster and back.
 """
 
@@ -14,17 +14,24 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
+from fairseq_posenc.workbench.running.devices import visible_gpus
 from fairseq_posenc.workbench.running.folders import read_object
 from fairseq_posenc.workbench.running.locks import is_locked, lock_folder
-from fairseq_posenc.workbench.running.programs import find_user_error, raise_if_failed
-from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import WorkItem
+from fairseq_posenc.workbench.running.programs import (
+    find_user_error,
+    raise_if_failed,
+    run_parallel,
+)
+from fairseq_posenc.workbench.running.progress import bar, say
+from fairseq_posenc.workbench.running.stages import Job, Place
 
 _DONE = "DONE"  # its folder says so, whatever Slurm says
 _UNKNOWN = "ENDED"  # some minutes ago, so that Slurm has forgotten it
@@ -53,37 +60,117 @@ class Slurm(NamedTuple):
     detach: bool
 
     def run(
-        self, items: Sequence[WorkItem], out: Path, watch: Optional[Callable[[], None]] = None
+        self, jobs: Sequence[Job], out: Path, watch: Optional[Callable[[], None]] = None
     ) -> list[str]:
         """Submit what is neither done nor submitted, and wait until all has ended.
 
         Args:
-            items: all of the command.
+            jobs: all of the command.
             out: its folder, on a file system that all machines share.
             watch: called now and then.
 
         Returns:
-            A line for each item that failed.
+            A line for each job that failed.
 
         Raises:
             UserError: there is no Slurm, it refuses an option, or another command waits.
             SystemExit: after ``--detach``.
             KeyboardInterrupt: which leaves the jobs alone.
         """
-        if all(item.is_done() for item in items):
+        if all(job.is_done() for job in jobs):
             return []
         queue = _Queue(out)
         with lock_folder(queue.folder, "jobs of"):
-            queue.submit(items, self)
+            queue.submit(jobs, self)
             if self.detach:
                 say(f"submitted; the same command without --detach waits; {queue.how_to_end}")
                 raise SystemExit(0)
             try:
-                return queue.wait(items, watch)
+                return queue.wait(jobs, watch)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(
                     f"the jobs go on; the same command waits for them again; {queue.how_to_end}"
                 ) from None
+
+
+class Here(NamedTuple):
+    """This machine, whose GPUs are shared out to the jobs that run at a time.
+
+    Attributes:
+        jobs: how many at a time.
+        lock: of the command's folder, where that is locked; else the folder of each job is.
+        wave: how many jobs belong together; see :func:`run_parallel`.
+        keep_going: whether the others go on if one fails, as they do on a cluster.
+    """
+
+    jobs: int = 1
+    lock: Optional[int] = None
+    wave: Optional[int] = None
+    keep_going: bool = False
+
+    def run(
+        self, jobs: Sequence[Job], out: Path, watch: Optional[Callable[[], None]] = None
+    ) -> list[str]:
+        """Do what is not done.
+
+        Args:
+            jobs: all of the command.
+            out: its folder.
+            watch: called several times a second.
+
+        Returns:
+            A line for each job that failed, with ``keep_going``.
+
+        Raises:
+            UserError: a job failed, or another run is at work in its folder; or jobs of a cluster
+                are.
+        """
+        refuse_jobs(out)
+        gpus, ended, failures = visible_gpus(), 0, list[str]()
+        free = [
+            {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}
+            for slot in range(self.jobs)
+        ]
+
+        def work(job: Job) -> str:
+            """Do a job; return a line about its failure, "" without one."""
+            reached, failure = 0, ""
+
+            def report(updates: int, text: str) -> None:
+                nonlocal reached
+                progress.update(updates - reached)
+                reached = updates
+                if text:
+                    say(f"[{ended} of {len(jobs)} runs ended] {text}")
+
+            environment = free.pop()
+            own = lock_folder(job.folder, "run") if self.lock is None else nullcontext(self.lock)
+            try:
+                if not job.is_done():
+                    with own as lock:
+                        job.work(Place(lock, report, environment))
+                elif not job.updates:  # of which the bar tells
+                    say(f"{job.label}: done before")
+            except UserError as error:
+                if not self.keep_going:
+                    raise
+                failure = f"{job.label}: {error}"
+            finally:
+                free.append(environment)
+            report(job.updates, "")
+            return failure
+
+        def note_end(failure: str) -> None:
+            nonlocal ended
+            ended += 1
+            if failure:
+                say(f"[{ended} of {len(jobs)} runs ended] {failure}")
+                failures.append(failure.splitlines()[0].rstrip(" :"))
+
+        with bar("all runs", sum(job.updates for job in jobs), " updates") as progress:
+            calls = [partial(work, job) for job in jobs]
+            run_parallel(calls, self.jobs, watch, self.wave, note_end)
+        return failures
 
 
 def refuse_jobs(out: Path) -> None:
@@ -99,23 +186,15 @@ def refuse_jobs(out: Path) -> None:
         )
 
 
-def run_work_items(items: Sequence[WorkItem], out: Path, cluster: Optional[Slurm]) -> None:
-    """Do what is not done: as jobs of a cluster, or here, one after the other.
+def run_jobs(
+    jobs: Sequence[Job], out: Path, where: Slurm | Here, watch: Optional[Callable[[], None]] = None
+) -> None:
+    """Do what is not done of the jobs of a command; see :meth:`Slurm.run` and :meth:`Here.run`.
 
     Raises:
-        UserError: see :meth:`Slurm.run`; or there are jobs, and no cluster is given.
-        RunError: items that failed on the cluster.
+        RunError: jobs that failed while others went on.
     """
-    if cluster:
-        raise_if_failed(cluster.run(items, out), len(items))
-        return
-    refuse_jobs(out)
-    for item in items:
-        if item.is_done():
-            say(f"{item.label}: done before")
-            continue
-        with lock_folder(item.folder, "run") as lock:
-            item.work(lock)
+    raise_if_failed(where.run(jobs, out, watch), len(jobs))
 
 
 def _has_failed(state: str) -> bool:
@@ -130,7 +209,7 @@ class _Queue:
         digest = hashlib.sha256(str(self.folder).encode()).hexdigest()
         self._name = f"fairseq-posenc-{digest[:12]}"
         self._note = self.folder / "jobs.json"
-        self._ids: dict[str, str] = read_object(self._note) or {}  # the last job of each item
+        self._ids: dict[str, str] = read_object(self._note) or {}  # the last of each job
         self.how_to_end = f"scancel --name {self._name} ends them"
 
     def is_busy(self) -> bool:
@@ -141,49 +220,49 @@ class _Queue:
             is_locked(self._name_lock(key)) for key in self._ids
         )
 
-    def submit(self, items: Sequence[WorkItem], cluster: Slurm) -> None:
-        """Submit the items that are not done and have no job, as one array; say all states."""
+    def submit(self, jobs: Sequence[Job], cluster: Slurm) -> None:
+        """Submit the jobs that are neither done nor submitted, as one array; say all states."""
         if (states := self._ask_slurm()) is None:
             raise UserError("--on slurm: squeue does not answer; is this a machine of a cluster?")
         # Of a command that was killed before it had noted what it submitted.
         lost = states.keys() - set(self._ids.values())
-        if alive := [job for job in lost if not _has_failed(states[job])]:
+        if alive := [each for each in lost if not _has_failed(states[each])]:
             subprocess.run(["scancel", *alive], check=True)
-        if new := [each for each in items if _has_failed(self._find_state(each, states))]:
-            keys = list(map(self._name_item, new))
+        if new := [each for each in jobs if _has_failed(self._find_state(each, states))]:
+            keys = list(map(self._name_job, new))
             written = cluster.options.get("signal", "@90").partition("@")[2]
             notice = int(written) if written.isdecimal() else 60  # sbatch's default
-            jobs = [_SlurmJob(item, self._name_lock(key), notice) for key, item in zip(keys, new)]
-            self._ids.update(zip(keys, _submit(jobs, self.folder, self._name, cluster)))
+            to_do = [_SlurmJob(job, self._name_lock(key), notice) for key, job in zip(keys, new)]
+            self._ids.update(zip(keys, _submit(to_do, self.folder, self._name, cluster)))
             write_whole(self._note, json.dumps(self._ids, indent=1) + "\n")
-        states, width = self._ask_slurm() or {}, max(len(item.label) for item in items)
-        for item in items:
-            job = self._ids.get(self._name_item(item), "")
-            say(f"{item.label:{width}}  {job:9} {self._find_state(item, states)}")
+        states, width = self._ask_slurm() or {}, max(len(job.label) for job in jobs)
+        for job in jobs:
+            number = self._ids.get(self._name_job(job), "")
+            say(f"{job.label:{width}}  {number:9} {self._find_state(job, states)}")
 
-    def wait(self, items: Sequence[WorkItem], watch: Optional[Callable[[], None]]) -> list[str]:
-        """Wait until all items are done or have failed; say each change of a state.
+    def wait(self, jobs: Sequence[Job], watch: Optional[Callable[[], None]]) -> list[str]:
+        """Wait until all jobs are done or have failed; say each change of a state.
 
         Returns:
-            A line for each item that failed.
+            A line for each job that failed.
         """
         states = self._ask_slurm() or {}
-        left = {each: self._find_state(each, states).split()[0] for each in items}
+        left = {each: self._find_state(each, states).split()[0] for each in jobs}
         failures, pause = [], _SHORTEST
         while left:
-            for item, before in list(left.items()):
-                text = self._find_state(item, states)
-                left[item] = word = text.split()[0]
+            for job, before in list(left.items()):
+                text = self._find_state(job, states)
+                left[job] = word = text.split()[0]
                 if word in _FAILED:
                     if word != before:
                         continue  # its last files may be seen here a moment later
-                    text += f": {self._explain_failure(item)}"
-                    failures.append(f"{item.label}: {text}")
+                    text += f": {self._explain_failure(job)}"
+                    failures.append(f"{job.label}: {text}")
                 if has_ended := word in (_DONE, *_FAILED):
-                    del left[item]
-                    text += f" [{len(items) - len(left)} of {len(items)} ended]"
+                    del left[job]
+                    text += f" [{len(jobs) - len(left)} of {len(jobs)} ended]"
                 if word != before or has_ended:
-                    say(f"{item.label}: {text}")
+                    say(f"{job.label}: {text}")
             if watch:
                 watch()
             if left:
@@ -191,9 +270,9 @@ class _Queue:
                 pause = min(1.5 * pause, _LONGEST)
                 if (asked := self._ask_slurm()) is not None:
                     states = asked
-        # The process of a job ends a moment after its work.
-        ours = {self._ids.get(self._name_item(item), "") for item in items}
-        while any("RUNNING" in x for job, x in (self._ask_slurm() or {}).items() if job in ours):
+        # The process of one ends a moment after its work.
+        ours = {self._ids.get(self._name_job(job), "") for job in jobs}
+        while any("RUNNING" in x for key, x in (self._ask_slurm() or {}).items() if key in ours):
             time.sleep(_SHORTEST)
         return failures
 
@@ -214,17 +293,17 @@ class _Queue:
     def _name_lock(self, key: str) -> Path:
         return self.folder / "locks" / key
 
-    def _name_item(self, item: WorkItem) -> str:
-        return str(item.folder.relative_to(self._out))
+    def _name_job(self, job: Job) -> str:
+        return str(job.folder.relative_to(self._out))
 
-    def _find_state(self, item: WorkItem, states: dict[str, str]) -> str:
-        if item.is_done():
+    def _find_state(self, job: Job, states: dict[str, str]) -> str:
+        if job.is_done():
             return _DONE
-        return states.get(self._ids.get(self._name_item(item), ""), _UNKNOWN)
+        return states.get(self._ids.get(self._name_job(job), ""), _UNKNOWN)
 
-    def _explain_failure(self, item: WorkItem) -> str:
+    def _explain_failure(self, job: Job) -> str:
         """Describe in a line why a job failed, by the end of its log."""
-        log = self.folder / f"{self._ids[self._name_item(item)]}_0_log.err"
+        log = self.folder / f"{self._ids[self._name_job(job)]}_0_log.err"
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         lines = [line for line in text.splitlines() if line and not line.startswith("srun: ")]
         last = lines[-1].strip() if lines else "it left no log"
@@ -234,22 +313,22 @@ class _Queue:
 class _SlurmJob:
     """What runs on the cluster; submitit calls :meth:`checkpoint` when its time is up."""
 
-    def __init__(self, item: WorkItem, lock: Path, notice: int) -> None:
-        self._item, self._lock = item, lock
+    def __init__(self, job: Job, lock: Path, notice: int) -> None:
+        self._job, self._lock = job, lock
         self._notice = notice  # seconds between Slurm's signal and the end of the job's time
         self._reached: object = None  # the progress when its time was up before
 
     def __call__(self) -> None:
-        """Work on the item, from where it was."""
+        """Do the job, from where it was."""
         until = time.monotonic() + _PATIENCE
         while is_locked(self._lock) and time.monotonic() < until:
             time.sleep(_SHORTEST)
         with lock_folder(self._lock, "job of") as lock:
-            if not self._item.is_done():
-                self._item.work(lock)
+            if not self._job.is_done():
+                self._job.work(Place(lock, _say_text, {}))
 
     def checkpoint(self) -> Any:
-        """Build the job that continues: the same, because an item continues by itself.
+        """Build the job that continues: the same, because a job continues by itself.
 
         submitit calls it when the job is preempted, too, which may be at any time.
 
@@ -259,11 +338,16 @@ class _SlurmJob:
         from submitit.helpers import DelayedSubmission
 
         if _ask_time_left() < self._notice + _EARLY:
-            reached = self._item.progress()
+            reached = self._job.progress()
             if reached == self._reached:
                 raise UserError("came no further in all its time; give it more, with time=")
             self._reached = reached
         return DelayedSubmission(self)
+
+
+def _say_text(updates: int, text: str) -> None:
+    if text:
+        say(text)
 
 
 def _ask_time_left() -> float:

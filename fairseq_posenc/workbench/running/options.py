@@ -175,13 +175,13 @@ def add_jobs(parser: _ActionsContainer, default: str, what: str = "runs") -> Non
 
 
 def add_place(parser: _ActionsContainer, one_by_one: bool = False) -> None:
-    """Add ``--on`` and ``--detach``, which say where the work items of a command run.
+    """Add ``--on`` and ``--detach``, which say where the jobs of a command run.
 
     :func:`parse_place` parses them.
 
     Args:
         parser: parser to extend.
-        one_by_one: whether this machine does the items one after the other; adds ``--jobs``, which
+        one_by_one: whether this machine does the jobs one after the other; adds ``--jobs``, which
             is then for clusters only.
     """
     parser.set_defaults(one_by_one=one_by_one)
@@ -217,7 +217,7 @@ def parse_place(args: Namespace) -> Optional[Slurm]:
         wrong = [*words, *["--detach"] * args.detach]
         wrong += ["--jobs"] * bool(args.one_by_one and args.jobs)
         if wrong:
-            raise UserError(f"--on local: goes without {wrong[0]}")
+            raise UserError(f"--on local: leave {wrong[0]} out")
         return None
     options = {}
     for word in words:

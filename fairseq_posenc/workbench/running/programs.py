@@ -151,8 +151,9 @@ def run_parallel(
     jobs: int,
     watch: Optional[Callable[[], None]] = None,
     wave: Optional[int] = None,
+    on_end: Callable[[Result], object] = lambda result: None,
 ) -> list[Result]:
-    """Call functions that start programs, each in a thread; return their results in order.
+    """Call functions that start programs, in threads; return their results in order.
 
     Ctrl-C, or the first function that fails, ends the programs of all and is raised.
 
@@ -162,7 +163,14 @@ def run_parallel(
         watch: called now and then, several times a second.
         wave: how many calls belong together, as the trainings of a seed. While one of them is left,
             later ones begin only on free cores, so that they do not delay it.
+        on_end: called with each result, in the order in which they come.
     """
+    if jobs == 1 and not watch:  # in this thread, so that Ctrl-C ends whatever it does
+        results = []
+        for call in calls:
+            results.append(call())
+            on_end(results[-1])
+        return results
     wave = wave or len(calls) or 1
     futures: list[Future[Result]] = []
     running: set[Future[Result]] = set()
@@ -181,7 +189,7 @@ def run_parallel(
                     running.add(futures[-1])
                 done, running = wait(running, _MOMENT, FIRST_COMPLETED)
                 for future in done:
-                    future.result()
+                    on_end(future.result())
                 if watch:
                     watch()
         finally:

@@ -22,10 +22,13 @@ def bar(label: str, total: int, unit: str) -> Any:
 
     Args:
         label: what stands before it.
-        total: its length.
+        total: its length; 0 for no bar.
         unit: of the length, as in ``" tokens"``.
     """
-    return tqdm(desc=label, total=total, unit=unit, unit_scale=True, file=sys.stderr, disable=None)
+    hidden = not total or None  # None hides it unless there is a terminal
+    return tqdm(
+        desc=label, total=total, unit=unit, unit_scale=True, file=sys.stderr, disable=hidden
+    )
 
 
 def format_counts(counts: Mapping[str, int]) -> str:

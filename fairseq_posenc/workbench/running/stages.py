@@ -1,14 +1,14 @@
 """Work in folders that is done once and can be continued.
 
-A :class:`WorkItem` is what one process does: run here, or as a job of a cluster. It fills one
-:class:`Stage` or several: folders with a stamp, by which the next call knows what is done.
+A :class:`Job` fills one :class:`Stage` or several: folders with a stamp, by which the next call
+knows what is done. It runs here, beside others, or on a cluster.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -22,23 +22,38 @@ Outputs = dict[str, Any]  # figures that come out of a stage, as JSON values
 STAMP = "stamp.json"
 
 
-class WorkItem(NamedTuple):
+class Place(NamedTuple):
+    """What a job is given where it runs.
+
+    Attributes:
+        lock: open file that the job's programs keep open while they live.
+        report: takes the updates made so far, and a line to print, if it is not empty.
+        environment: variables of its programs: the GPU that is theirs.
+    """
+
+    lock: int
+    report: Callable[[int, str], object]
+    environment: Mapping[str, str]
+
+
+class Job(NamedTuple):
     """Work that fills a folder, and goes on where it was interrupted.
 
     Attributes:
         label: what messages call it.
         folder: of its own, below that of the command.
-        work: does it, in another process and perhaps on another machine. It takes the file
-            descriptor of the folder's lock, which the programs that it starts inherit.
+        work: does it, on this machine or on another.
         is_done: whether there is nothing left to do, by what is in the folder.
         progress: how far it has come, as a value that changes with every step.
+        updates: of a training, for a progress bar; 0 for none.
     """
 
     label: str
     folder: Path
-    work: Callable[[int], object]
+    work: Callable[[Place], object]
     is_done: Callable[[], bool]
     progress: Callable[[], object]
+    updates: int = 0
 
 
 class Stage:

@@ -13,10 +13,10 @@ from fairseq_posenc.files import write_whole
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.loading.dictionaries import open_task
 from fairseq_posenc.workbench.results.record import Record, Row
-from fairseq_posenc.workbench.running.executor import Slurm, run_work_items
+from fairseq_posenc.workbench.running.executor import Here, Slurm, run_jobs
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.options import is_folder_name, parse_named, split_trainings
-from fairseq_posenc.workbench.running.stages import Outputs, Stage, WorkItem
+from fairseq_posenc.workbench.running.stages import Job, Outputs, Place, Stage
 from fairseq_posenc.workbench.tokens.files import read_lines
 from fairseq_posenc.workbench.translation.average import average_checkpoints, last_checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import (
@@ -87,7 +87,7 @@ def parse_systems(texts: Sequence[str], average: int | None) -> list[System]:
     counts = {name: len(trainings) for name, trainings in paths.items()}
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} has {count}" for name, count in counts.items())
-        raise UserError(f"name as many trainings of each system: {listed}")
+        raise UserError(f"name equally many trainings of each system: {listed}")
     systems = [
         System(name, path, number)
         for name, trainings in paths.items()
@@ -95,7 +95,7 @@ def parse_systems(texts: Sequence[str], average: int | None) -> list[System]:
     ]
     for system in systems:
         if not is_folder_name(system.name):
-            raise UserError(f"{system.name!r}: the name must be one that a folder can have")
+            raise UserError(f"{system.name!r}: the name must be a valid folder name")
         if system.is_folder and not average:
             raise UserError(f"{system.path} is a folder; name a checkpoint in it, or --average N")
         if system.is_model and not system.is_folder and average:
@@ -158,8 +158,8 @@ def evaluate(request: BleuRequest, out: Path) -> Record:
     written = _check_lengths(request, models, texts)
     scorer, piece_bleu = Scorer(texts.references), PieceBleu(texts.data, texts.references)
     generations = {each: _build_generation(each, models[each], request, out) for each in models}
-    items = [_build_work_item(each, request.searches) for each in generations.values()]
-    run_work_items(items, out, request.cluster)
+    jobs = [_build_job(each, request.searches) for each in generations.values()]
+    run_jobs(jobs, out, request.cluster or Here())
     rows: list[Row] = []
     compared: dict[str, list[list[str]]] = {}  # all trainings of each system, by the last search
     for system in request.systems:
@@ -253,19 +253,17 @@ def _build_generation(
     return Generation(system.label, checkpoints, model.data, request.options, folder)
 
 
-def _build_work_item(generation: Generation, searches: list[Search]) -> WorkItem:
-    """Build the work of translating with a model, for this machine or a cluster."""
+def _build_job(generation: Generation, searches: list[Search]) -> Job:
+    """Build the job of translating with a model, for this machine or a cluster."""
 
-    def work(lock: int) -> None:
+    def work(place: Place) -> None:
         for search in searches:
-            generation.run(search, lock)
+            generation.run(search, place.lock)
 
     def count_left() -> int:
         return sum(map(generation.count_left, searches))
 
-    return WorkItem(
-        generation.label, generation.folder, work, lambda: not count_left(), progress=count_left
-    )
+    return Job(generation.label, generation.folder, work, lambda: not count_left(), count_left)
 
 
 def _write_translations(

@@ -13,7 +13,6 @@ from sklearn import metrics as theirs
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS
-from fairseq_posenc.workbench.finetuning.glue import workers
 from fairseq_posenc.workbench.finetuning.glue.report import build_record, find_best, format_report
 from fairseq_posenc.workbench.finetuning.glue.runs import (
     CONFIGS,
@@ -207,41 +206,6 @@ def test_all_figures_of_a_task_are_of_the_run_that_is_best_by_its_metric():
     ]
     rows = results("m4m", MNLI=("accuracy_m", runs)).figures["tasks"]
     assert [row["best"] for row in rows] == [2, 3]
-
-
-WORKER = """
-import json, sys
-print("a warning of a library: update 900 of 1,000", flush=True)
-for update in (400, 1000):
-    print(json.dumps({"update": update, "text": "accuracy 50.00"}), flush=True)
-sys.exit(sys.argv[1].endswith("seed2"))
-"""
-
-
-def test_runs_on_this_machine_are_one_bar_of_updates(tmp_path, monkeypatch, capsys):
-    (tmp_path / "stand_in.py").write_text(WORKER)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(workers, "_WORKER", "stand_in")
-    shown = []
-
-    class Bar:
-        def __init__(self, label, total, unit):
-            shown.append((label, total, unit))
-
-        update = shown.append
-
-        def close(self):
-            shown.append("closed")
-
-    monkeypatch.setattr(workers, "bar", Bar)
-    runs = [GlueRun("m4m", "RTE", 2e-5, seed, "accuracy", 1000, "", "", 0, []) for seed in (1, 2)]
-    (failure,) = workers.Workers(runs, tmp_path, 1).work()
-    assert failure == "RTE, learning rate 2e-05, seed 2: ended with status 1"
-    assert shown == [("glue", 2000, " updates"), 400, 600, 0, 400, 600, 0, "closed"]
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "[1 of 2 runs ended] accuracy 50.00\n" in told.err
-    assert "[0 of 2 runs ended] a warning of a library: update 900 of 1,000\n" in told.err
 
 
 def test_the_report_stands_beside_the_paper():

@@ -12,12 +12,12 @@ from fairseq_posenc.workbench.experiments.length.scoring import Evaluation
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import Computing, choose_device, choose_dtype
-from fairseq_posenc.workbench.running.executor import run_work_items
+from fairseq_posenc.workbench.running.executor import Here, run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Inputs, WorkItem
+from fairseq_posenc.workbench.running.stages import Inputs, Job, Place
 
 REPORT, FIGURES, PICTURE = "lm-length.md", "lm-length.json", "lm-length.png"
 
@@ -87,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
             Evaluation(args.out / each.name, _collect_inputs(each, args), *sizes)
             for each in checkpoints
         ]
-        items = [_build_work_item(*each, args) for each in zip(checkpoints, evaluations)]
-        run_work_items(items, args.out, cluster)
+        jobs = [_build_job(*each, args) for each in zip(checkpoints, evaluations)]
+        run_jobs(jobs, args.out, cluster or Here())
         rows = [row._replace(scores=each.read()) for row, each in zip(rows, evaluations)]
         results = report.LengthResults(args.data, args.split, len(tokens), args.stride, rows)
         record = report.build_record(results)
@@ -104,16 +104,14 @@ def _read_stream(args: argparse.Namespace) -> stream.Stream:
     return stream.read_stream(args.data, args.split, stream.read_dictionary(args.data))
 
 
-def _build_work_item(
-    named: NamedCheckpoint, evaluation: Evaluation, args: argparse.Namespace
-) -> WorkItem:
-    """Build the work item that the scores of a model are, here or on a cluster."""
+def _build_job(named: NamedCheckpoint, evaluation: Evaluation, args: argparse.Namespace) -> Job:
+    """Build the job of scoring with a model, here or on a cluster."""
 
-    def work(lock: int) -> None:
+    def work(place: Place) -> None:
         how = Computing.chosen(args.device, args.fp16, args.bf16)
         evaluation.compute(checkpoint.load(named, args.data, how), _read_stream(args))
 
-    return WorkItem(
+    return Job(
         named.name,
         evaluation.folder,
         work,

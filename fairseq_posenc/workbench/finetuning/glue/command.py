@@ -12,16 +12,14 @@ from fairseq_posenc.workbench.finetuning.glue.report import format_report, write
 from fairseq_posenc.workbench.finetuning.glue.runs import (
     CONFIGS,
     GlueRequest,
-    GlueRun,
     claim_runs,
     plan_runs,
 )
 from fairseq_posenc.workbench.finetuning.glue.submission import complete_submission
-from fairseq_posenc.workbench.finetuning.glue.worker import build_work_item
-from fairseq_posenc.workbench.finetuning.glue.workers import Workers
+from fairseq_posenc.workbench.finetuning.glue.worker import build_job
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
-from fairseq_posenc.workbench.running.devices import hydra_words
-from fairseq_posenc.workbench.running.executor import Slurm, refuse_jobs
+from fairseq_posenc.workbench.running.devices import hydra_words, visible_gpus
+from fairseq_posenc.workbench.running.executor import Here
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import (
     add_computing,
@@ -95,14 +93,16 @@ def run(args: argparse.Namespace) -> int:
     known = claim_runs(runs, out)
     waiting = [run for run in runs if not run.is_finished(out)]
     say(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before; results: {out}")
+    where = cluster or Here(args.jobs or len(visible_gpus()) or 1, keep_going=True)
+    jobs = [build_job(run, out) for run in waiting]
     with signals_as_keyboard_interrupt():
-        failures = _run_trainings(waiting, out, args.jobs, cluster)
+        failures = where.run(jobs, out) if jobs else []
     record = write_results(known, out, pretrained, name)
     raise_if_failed(failures, len(runs))
     print(record.text() if args.json else format_report(record))
     say(f"written: {out}/results.md, {out}/results.json, {out}/submission/")
     if missing := complete_submission(out / "submission", args.data):
-        say(f"not in the submission yet, and wanted by GLUE's site: {', '.join(missing)}")
+        say(f"still missing from the submission to GLUE's site: {', '.join(missing)}")
     return 0
 
 
@@ -136,15 +136,3 @@ def _parse_rates(text: str | None) -> tuple[float, ...]:
     if len(set(rates)) < len(rates):
         raise UserError(f"--learning-rates {text}: a number is given twice")
     return rates
-
-
-def _run_trainings(
-    waiting: list[GlueRun], out: Path, jobs: int | None, cluster: Slurm | None
-) -> list[str]:
-    """Make the runs that are not finished, here or on a cluster; return a line for each failure."""
-    if not waiting:
-        return []
-    if cluster:
-        return cluster.run([build_work_item(run, out) for run in waiting], out)
-    refuse_jobs(out)
-    return Workers(waiting, out, jobs).work()

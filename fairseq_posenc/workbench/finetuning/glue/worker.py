@@ -1,8 +1,7 @@
-"""Works on one run until its result: trains, measures the best checkpoint, predicts the test sets.
+"""One run of GLUE: trains, measures the best checkpoint, predicts the test sets.
 
-Each run has a process of its own, on this machine or on another: ``python -m
-fairseq_posenc.workbench.finetuning.glue.worker FOLDER``. A worker on this machine reports
-to the command that started it: a JSON object a line, with ``update`` and ``text``, or ``error``.
+Both have a process of their own; ``python -m fairseq_posenc.workbench.finetuning.glue.worker
+FOLDER`` measures, on the GPU that it is given.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,8 @@ import torch
 from fairseq import utils
 from torch import Tensor
 
-from fairseq_posenc.checkpoints.error_messages import find_message
 from fairseq_posenc.checkpoints.recovery import BEST, LAST, ensure_last_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_mapped
-from fairseq_posenc.error_messages import choose_exit_code
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.criterion import HEAD
@@ -38,48 +35,52 @@ from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.exit_codes import run_main, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import read_json
-from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.running.logs import read_line
 from fairseq_posenc.workbench.running.programs import run_logged
-from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import WorkItem
+from fairseq_posenc.workbench.running.stages import Job, Place
 
 LOG = "train.log"
+_THIS = "fairseq_posenc.workbench.finetuning.glue.worker"
 _SUFFIXES = ("_m", "_mm")  # metrics' suffixes for two development sets
 _BATCH = 32
-Report = Callable[[int, str], None]  # takes the updates made, and a line about the run
 _PAUSE = 15.0  # seconds between two lines about one run
 # Chosen where the run is, which may be another machine than that of the command.
 _ON_CPU = ["common.cpu=true", "common.fp16=false"]
 
 
-def work(folder: Path, report: Report) -> None:
-    """Train and evaluate the run of a folder, if it is not finished.
+def build_job(run: GlueRun, out: Path) -> Job:
+    """Build the job of a run."""
+    folder = run.folder(out)
+    return Job(
+        run.label,
+        folder,
+        work=partial(_work, run, folder),
+        is_done=(folder / RESULT).exists,
+        progress=lambda: updates_done(folder),
+        updates=run.max_update,
+    )
 
-    Raises:
-        UserError: another process works on it.
-        RunError: it failed.
-    """
-    run = read_run(folder)
-    with lock_folder(folder, "run") as lock:
-        if (folder / RESULT).exists():
-            return
-        if updates_done(folder) < run.max_update or not (folder / BEST).exists():
-            _train(run, folder, lock, report)
-        evaluate(run, folder)
+
+def _work(run: GlueRun, folder: Path, place: Place) -> None:
+    """Train and measure a run, as far as that is not done."""
+    log = folder / LOG
+    if updates_done(folder) < run.max_update or not (folder / BEST).exists():
+        _train(run, folder, place)
+    measuring = [Path(sys.executable).name, "-m", _THIS, str(folder)]
+    run_logged(measuring, log, place.lock, environment=place.environment)
     figures = read_json(folder / RESULT)["metrics"]
     scores = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
-    report(run.max_update, f"{run.label}: finished, {scores}")
+    place.report(run.max_update, f"{run.label}: finished, {scores}")
 
 
-def _train(run: GlueRun, folder: Path, lock: int, report: Report) -> None:
+def _train(run: GlueRun, folder: Path, place: Place) -> None:
     ensure_last_checkpoint(folder)
     done = updates_done(folder)
     how = f"going on from update {done:,}" if done else f"starting, {run.max_update:,} updates"
-    report(done, f"{run.label}: {how}")
+    place.report(done, f"{run.label}: {how}")
     machine = [] if choose_device() == "cuda" or _ON_CPU[0] in run.command else _ON_CPU
     if machine:
-        report(done, f"{run.label}: no GPU here, so on the processor and without fp16")
+        place.report(done, f"{run.label}: no GPU here, so on the processor and without fp16")
     # fairseq starts from it unless the folder has a last checkpoint.
     start = format_override("checkpoint.finetune_from_model", run.checkpoint)
     last = time.monotonic()
@@ -96,9 +97,10 @@ def _train(run: GlueRun, folder: Path, lock: int, report: Report) -> None:
             return
         last = time.monotonic()
         where = f"update {line.updates:,} of {run.max_update:,}"
-        report(line.updates, f"{run.label}: {where}{score}")
+        place.report(line.updates, f"{run.label}: {where}{score}")
 
-    run_logged([*run.command, *machine, start], folder / LOG, lock, read)
+    command = [*run.command, *machine, start]
+    run_logged(command, folder / LOG, place.lock, read, place.environment)
 
 
 def evaluate(run: GlueRun, folder: Path) -> None:
@@ -164,34 +166,11 @@ def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> boo
     return not outputs.isfinite().all() or one_class or figures.get("matthews") == 0
 
 
-def build_work_item(run: GlueRun, out: Path) -> WorkItem:
-    """Build the work of a run, for a cluster."""
-    folder = run.folder(out)
-    return WorkItem(
-        run.label,
-        folder,
-        work=lambda lock: work(folder, lambda updates, text: say(text)),
-        is_done=(folder / RESULT).exists,
-        progress=lambda: updates_done(folder),
-    )
-
-
-def main() -> int:
-    """Work on the folder that is the only argument; return the exit code."""
-    try:
-        with signals_as_keyboard_interrupt(advice=""):
-            work(Path(sys.argv[1]), lambda update, text: _print_message(update=update, text=text))
-    except Exception as error:
-        message = find_message(error)
-        if message is None:
-            raise
-        _print_message(error=message)
-        return choose_exit_code(error)
-    return 0
-
-
-def _print_message(**message: object) -> None:
-    print(json.dumps(message), flush=True)
+def main() -> None:
+    """Measure the run of the folder that is the only argument."""
+    folder = Path(sys.argv[1])
+    with signals_as_keyboard_interrupt(advice=""):
+        evaluate(read_run(folder), folder)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from fairseq_posenc.workbench.finetuning.squad.score import Figures, evaluate, u
 from fairseq_posenc.workbench.finetuning.squad.train import FineTuning
 from fairseq_posenc.workbench.results.record import Record, make_folder, own_command
 from fairseq_posenc.workbench.running.devices import Computing, hydra_words
-from fairseq_posenc.workbench.running.executor import run_work_items
+from fairseq_posenc.workbench.running.executor import Here, run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import (
     add_computing,
@@ -101,7 +101,7 @@ def _train(args: argparse.Namespace) -> int:
     changes = [*hydra_words(args, here=cluster is None), *args.changes]
     with signals_as_keyboard_interrupt():
         training = FineTuning(args.checkpoint, args.data, args.out, args.config, changes)
-        run_work_items([training.build_work_item()], args.out, cluster)
+        run_jobs([training.build_job()], args.out, cluster or Here())
     model = args.out / LAST
     say(f"{model}: written; next: fairseq-posenc squad predict --checkpoint {model} ...")
     return 0
@@ -113,7 +113,10 @@ def _predict(args: argparse.Namespace) -> int:
     squad = read_squad(args.questions)
     predictor = Predictor.load(args.checkpoint, args.data, how)
     if predictor.version != squad.version:
-        say(f"note: a model of SQuAD {predictor.version} answers SQuAD {squad.version}")
+        say(
+            f"note: the model was trained on SQuAD {predictor.version}; the questions are of "
+            f"SQuAD {squad.version}"
+        )
     make_folder(args.out)
     predictions = predictor.predict(squad.questions, args.max_tokens)
     if cut := predictor.encoder.questions_cut:

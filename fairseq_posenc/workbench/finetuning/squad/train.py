@@ -25,7 +25,7 @@ from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.logs import format_progress
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Stage, WorkItem
+from fairseq_posenc.workbench.running.stages import Job, Stage
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.composing import compose_file
 
@@ -133,7 +133,7 @@ def _share_batch(config: Any, gpus: int) -> None:
     each = recipes.largest_share(batch, gpus, most)
     if each is None:
         raise UserError(
-            f"a batch of {batch} windows cannot be shared by {gpus} GPUs: name some of them in "
+            f"a batch of {batch} windows cannot be divided among {gpus} GPUs: select fewer with "
             "CUDA_VISIBLE_DEVICES"
         )
     config.dataset.batch_size = each
@@ -146,7 +146,7 @@ def _count_updates(config: Any, data_bin: DataBin) -> None:
     if OmegaConf.is_missing(optimization, "max_update"):
         if config.dataset.get("max_tokens"):
             raise UserError(
-                "--set dataset.max_tokens: the updates are not known beforehand then; set "
+                "--set dataset.max_tokens: the number of updates is then unknown; set "
                 "optimization.max_update too"
             )
         steps = config.distributed_training.distributed_world_size * optimization.update_freq[0]
@@ -177,8 +177,8 @@ class FineTuning(NamedTuple):
         yaml_file = self.yaml_file or find_recipe(data_bin)
         return compose(pretrained, data_bin, self.out, yaml_file, self.changes, gpus)
 
-    def build_work_item(self) -> WorkItem:
-        """Build the work item that it is, here or on a cluster.
+    def build_job(self) -> Job:
+        """Build the job that it is, here or on a cluster.
 
         Raises:
             UserError: wrong input.
@@ -186,10 +186,10 @@ class FineTuning(NamedTuple):
         # The settings of one GPU, whatever a machine has: the training may go on on another.
         inputs = OmegaConf.to_container(self.compose(gpus=1))
         stage = Stage(self.out, cast("dict[str, Any]", inputs))
-        return WorkItem(
+        return Job(
             label=str(self.out),
             folder=self.out,
-            work=lambda lock: self._train(stage, lock),
+            work=lambda place: self._train(stage, place.lock),
             is_done=lambda: stage.outputs is not None,
             progress=lambda: updates_done(self.out),
         )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.executor import refuse_jobs, run_work_items
+from fairseq_posenc.workbench.running.executor import refuse_jobs, run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.logs import bits_to_nats
 from fairseq_posenc.workbench.running.options import (
@@ -21,7 +21,7 @@ from fairseq_posenc.workbench.running.options import (
     parse_place,
 )
 from fairseq_posenc.workbench.running.programs import run_logged, run_watched
-from fairseq_posenc.workbench.running.stages import WorkItem
+from fairseq_posenc.workbench.running.stages import Job, Place
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.train.runs import RecipeTraining, TrainingRun
 
@@ -136,15 +136,15 @@ def _run_all(runs: list[TrainingRun], args: argparse.Namespace) -> int:
         return 0
     if cluster and (args.nodes or args.head):
         raise UserError(
-            "--on slurm makes a job of one node of each training; over several nodes it is one job "
-            "with train_scripts/slurm.sh"
+            "--on slurm submits one single-node job per training; for several nodes, use "
+            "train_scripts/slurm.sh"
         )
     for one in runs:
         one.choose_start()  # a wrong one is an error before the first is trained
     out = Path(os.path.commonpath([one.folder for one in runs]))
     with signals_as_keyboard_interrupt():
         if cluster:
-            run_work_items([*map(_build_work_item, runs)], out, cluster)
+            run_jobs([*map(_build_job, runs)], out, cluster)
             return 0
         refuse_jobs(out)
         for one in runs:
@@ -157,14 +157,14 @@ def _run_all(runs: list[TrainingRun], args: argparse.Namespace) -> int:
     return 0
 
 
-def _build_work_item(run: TrainingRun) -> WorkItem:
-    """Build the work of a run, for a cluster."""
+def _build_job(run: TrainingRun) -> Job:
+    """Build the job of a run, for a cluster."""
 
-    def work(lock: int) -> None:
-        run_logged(run.begin(), run.folder / LOG, lock)
+    def work(place: Place) -> None:
+        run_logged(run.begin(), run.folder / LOG, place.lock)
         run.finish()
 
-    return WorkItem(str(run.folder), run.folder, work, run.is_done, run.updates_done)
+    return Job(str(run.folder), run.folder, work, run.is_done, run.updates_done)
 
 
 def run_command(command: Sequence[str], log: Path) -> int:
