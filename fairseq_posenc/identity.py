@@ -22,7 +22,7 @@ _PHRASES = {
     "norm": "{}-norm layers",
     "embeddings": "{} token embeddings",
     "pooler": "pooler activation {}",
-    "add_bos_token": "--add-bos-token {}",
+    "add_bos_token": "add_bos_token {}",
     "language": "language {}",
     "dictionary": "a dictionary with the hash {}",
 }

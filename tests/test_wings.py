@@ -20,7 +20,7 @@ from fairseq_posenc.workbench.cli import COMMANDS, Command
 PACKAGE = Path(fairseq_posenc.__file__).resolve().parent
 PREPROCESS = PACKAGE.parent / "preprocess"
 LIBRARY = {
-    *("api", "assembly", "positions", "registry", "specs", "shared", "exporting"),
+    *("api", "assembly", "positions", "position_parameters", "registry", "specs", "shared", "exporting"),
     *("errors", "error_messages", "files", "identity", "locks", "user_dir", "version", "__init__"),
     *("encodings", "backends", "modules", "analysis"),
 }

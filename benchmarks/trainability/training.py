@@ -21,7 +21,7 @@ from fairseq_cli import train as fairseq_train
 from starts import apply_start
 from torch import nn
 
-from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
+from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.workbench.experiments.text_settings import (
     KEEP_ALL,
     LEARNING_RATE,

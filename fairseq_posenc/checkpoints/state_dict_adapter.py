@@ -12,12 +12,11 @@ from fairseq_posenc.checkpoints.weights import (
     refuse_broken_weights,
     refuse_untied,
 )
-from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import KEY, Identity
+from fairseq_posenc.position_parameters import extend_tables, fit_positions, is_position_parameter
 
 logger = logging.getLogger(__name__)
-OWN = ".encodings."  # marks the name of every position parameter, and of no other
 STOCK_SINUSOIDS = ("embed_positions._float_tensor", "embed_positions.weights")
 STOCK_SPEC = "sinusoidal(layout=fairseq)"
 STOCK_TABLE = "embed_positions.weight"  # fairseq's learned positions
@@ -27,11 +26,6 @@ _COPIED = ("in_proj", "out_proj", "fc1", "fc2")
 COPIES = [f"{name}_{kind}" for name in _COPIED for kind in ("weight", "bias")]
 _COPY = re.compile(rf"\.layers\.\d+\.(?:{'|'.join(COPIES)})$")
 STOCK_OFFSET = 2  # rows before position 0: padding_idx + 1, and fairseq's padding_idx is 1
-
-
-def is_position_parameter(name: str) -> bool:
-    """Check whether a state-dict key belongs to a position encoding."""
-    return OWN in name
 
 
 def is_copy(name: str) -> bool:
@@ -69,8 +63,8 @@ class PositionCheckpoints(nn.Module):
         refuse_broken_weights(state_dict, own)
         _refuse_other_dictionary(state_dict, own)
         changes = self._match_identities(state_dict, prefix)
-        longer = self._extend_tables(state_dict, prefix)
-        moved = _fit_positions(
+        longer = extend_tables(self, state_dict, prefix)
+        moved = fit_positions(
             state_dict, {k: v for k, v in own.items() if is_position_parameter(k)}
         )
         changes += moved
@@ -86,32 +80,6 @@ class PositionCheckpoints(nn.Module):
         read, self._read = self._read or state_dict, None
         logger.info("checkpoint: %s", format_load_report(read, state_dict, own))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-    def _extend_tables(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
-        """Let tables by distance grow with ``--max-positions``: beyond its end a table is clipped.
-
-        Its last rows are repeated, so that every distance keeps the row that it had.
-
-        Returns:
-            A description of each table that grew.
-        """
-        changes = []
-        for name, module in self.named_modules(prefix=prefix.rstrip(".")):
-            if not isinstance(module, Encoding):
-                continue
-            for parameter, _ in module.named_parameters():
-                key = f"{name}.{parameter}"
-                if (
-                    key not in state_dict
-                    or state_dict[key].dim() != module.get_parameter(parameter).dim()
-                ):
-                    continue
-                longer = module.extend(parameter, state_dict[key])
-                if longer.shape != state_dict[key].shape:
-                    logger.info("%s: its ends are repeated for longer distances", key)
-                    changes.append(_describe_resized(key, state_dict[key], longer))
-                    state_dict[key] = longer
-        return changes
 
     def _match_identities(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
         """Compare the identities of each stack; return how positions differ.
@@ -187,23 +155,3 @@ def _refuse_other_dictionary(state_dict: dict[str, Any], own: dict[str, Tensor])
                 f"the checkpoint has a dictionary of {theirs:,} symbols ({key}), the data one of "
                 f"{ours:,}: binarize the data with the dict.txt of its training"
             )
-
-
-def _fit_positions(state_dict: dict[str, Any], own: dict[str, Tensor]) -> list[str]:
-    """Give ``state_dict`` the model's own position parameters; return what that changed."""
-    theirs = {key: value for key, value in state_dict.items() if is_position_parameter(key)}
-    resized = [key for key in own if key in theirs and theirs[key].shape != own[key].shape]
-    fresh = [key for key in own if key not in theirs]
-    dropped = [key for key in theirs if key not in own]
-    for key in dropped:
-        del state_dict[key]
-    state_dict.update({key: own[key] for key in (*fresh, *resized)})
-    return (
-        [f"{key} {tuple(own[key].shape)} is not in the checkpoint" for key in fresh]
-        + [f"{key} {tuple(theirs[key].shape)} is not in the model" for key in dropped]
-        + [_describe_resized(key, theirs[key], own[key]) for key in resized]
-    )
-
-
-def _describe_resized(key: str, theirs: Tensor, own: Tensor) -> str:
-    return f"{key} is {tuple(theirs.shape)} in the checkpoint, {tuple(own.shape)} in the model"

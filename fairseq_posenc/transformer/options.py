@@ -18,9 +18,9 @@ from omegaconf import OmegaConf
 
 from fairseq_posenc.backends.mask import DIRECTIONS
 from fairseq_posenc.checkpoints.dictionary import fingerprint
-from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.identity import WeightSettings
+from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.specs import Spec, parse
 
 logger = logging.getLogger(__name__)

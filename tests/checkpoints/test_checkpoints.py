@@ -23,11 +23,11 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from fairseq_posenc import locks
 from fairseq_posenc.checkpoints.error_messages import find_message
-from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host import save_dir_lock
 from fairseq_posenc.host.startup import install_excepthook
 from fairseq_posenc.identity import is_identity
+from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.workbench.translation import average
 from tests.helpers.commands import train
 from tests.helpers.tiny_models import STOCK, make_model, make_tokens

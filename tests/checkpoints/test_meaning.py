@@ -39,7 +39,7 @@ OTHER = {
         ({"activation_fn": "relu"}, "trained with activation gelu, the model has activation relu"),
         ({"decoder_normalize_before": False}, "pre-norm layers, the model has post-norm layers"),
         ({"no_scale_embedding": True}, "scaled token embeddings, the model has unscaled"),
-        ({"add_bos_token": True}, "with --add-bos-token off, the model has --add-bos-token on"),
+        ({"add_bos_token": True}, "with add_bos_token off, the model has add_bos_token on"),
     ],
     "translation": [
         ({"encoder_attention_heads": 8}, "encoder: trained with 4 heads, the model has 8 heads"),
@@ -216,7 +216,7 @@ REFUSED = {  # in fairseq most of these go on without a word; more of them, in m
     ],
     "causal_lm": [
         (["--no-decoder-normalize-before"], "pre-norm layers, the model has post-norm layers"),
-        (["--add-bos-token"], "--add-bos-token off, the model has --add-bos-token on"),
+        (["--add-bos-token"], "add_bos_token off, the model has add_bos_token on"),
         (["--no-share-decoder-input-output-embed"], "its optimizer's state is for other"),
     ],
     "translation": [
@@ -321,7 +321,7 @@ COMMANDS = {
     "eval-lm": (
         "causal_lm",
         _read("fairseq-eval-lm", sentences, "--add-bos-token"),
-        "--add-bos-token off, the model has --add-bos-token on",
+        "add_bos_token off, the model has add_bos_token on",
     ),
     "overrides": (
         "causal_lm",

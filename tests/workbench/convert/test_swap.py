@@ -10,8 +10,8 @@ import torch
 from fairseq import checkpoint_utils, options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
 from fairseq_posenc.identity import Identity, is_identity
+from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.workbench.cli import main
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import Checkpoint, checkpoint

@@ -7,9 +7,10 @@ from argparse import Namespace
 import pytest
 import torch
 
-from fairseq_posenc.checkpoints.state_dict_adapter import COPIES, is_copy, is_position_parameter
+from fairseq_posenc.checkpoints.state_dict_adapter import COPIES, is_copy
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import is_identity
+from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.workbench.cli import main
 from tests.helpers.commands import (
     BLOCKS,

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from fairseq_posenc import registry
 from fairseq_posenc.assembly import build_encodings
-from fairseq_posenc.checkpoints.state_dict_adapter import STOCK_SINUSOIDS, is_position_parameter
+from fairseq_posenc.checkpoints.state_dict_adapter import STOCK_SINUSOIDS
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import KEY, Identity, is_identity
+from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.specs import Item, Layer, Spec
 from fairseq_posenc.workbench.convert.swap.position_parameters import (
     LengthRule,

@@ -17,8 +17,8 @@ from ctranslate2.specs.transformer_spec import (
 )
 from torch import Tensor
 
-from fairseq_posenc.checkpoints.state_dict_adapter import is_position_parameter
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.workbench.convert.exchange.ctranslate2.positions import (
     PlacedPositions,
     place_positions,

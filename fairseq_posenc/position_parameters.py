@@ -1,0 +1,63 @@
+"""Position parameters of a state dict, carried over to a model that may have others."""
+
+import logging
+from typing import Any
+
+from torch import Tensor, nn
+
+from fairseq_posenc.encodings.base import Encoding
+
+logger = logging.getLogger(__name__)
+OWN = ".encodings."  # marks the name of every position parameter, and of no other
+
+
+def is_position_parameter(name: str) -> bool:
+    """Check whether a state-dict key belongs to a position encoding."""
+    return OWN in name
+
+
+def extend_tables(model: nn.Module, state_dict: dict[str, Any], prefix: str) -> list[str]:
+    """Let tables by distance grow to the model's length: beyond its end a table is clipped.
+
+    Its last rows are repeated, so that every distance keeps the row that it had.
+
+    Returns:
+        A description of each table that grew.
+    """
+    changes = []
+    for name, module in model.named_modules(prefix=prefix.rstrip(".")):
+        if not isinstance(module, Encoding):
+            continue
+        for parameter, _ in module.named_parameters():
+            key = f"{name}.{parameter}"
+            if (
+                key not in state_dict
+                or state_dict[key].dim() != module.get_parameter(parameter).dim()
+            ):
+                continue
+            longer = module.extend(parameter, state_dict[key])
+            if longer.shape != state_dict[key].shape:
+                logger.info("%s: its ends are repeated for longer distances", key)
+                changes.append(_describe_resized(key, state_dict[key], longer))
+                state_dict[key] = longer
+    return changes
+
+
+def fit_positions(state_dict: dict[str, Any], own: dict[str, Tensor]) -> list[str]:
+    """Give ``state_dict`` the model's own position parameters; return what that changed."""
+    theirs = {key: value for key, value in state_dict.items() if is_position_parameter(key)}
+    resized = [key for key in own if key in theirs and theirs[key].shape != own[key].shape]
+    fresh = [key for key in own if key not in theirs]
+    dropped = [key for key in theirs if key not in own]
+    for key in dropped:
+        del state_dict[key]
+    state_dict.update({key: own[key] for key in (*fresh, *resized)})
+    return (
+        [f"{key} {tuple(own[key].shape)} is not in the checkpoint" for key in fresh]
+        + [f"{key} {tuple(theirs[key].shape)} is not in the model" for key in dropped]
+        + [_describe_resized(key, theirs[key], own[key]) for key in resized]
+    )
+
+
+def _describe_resized(key: str, theirs: Tensor, own: Tensor) -> str:
+    return f"{key} is {tuple(theirs.shape)} in the checkpoint, {tuple(own.shape)} in the model"
