@@ -20,8 +20,9 @@ from fairseq_posenc.workbench.cli import COMMANDS, Command
 PACKAGE = Path(fairseq_posenc.__file__).resolve().parent
 PREPROCESS = PACKAGE.parent / "preprocess"
 LIBRARY = {
-    *("api", "assembly", "positions", "position_parameters", "registry", "specs", "shared", "exporting"),
-    *("errors", "error_messages", "files", "identity", "locks", "user_dir", "version", "__init__"),
+    *("api", "assembly", "exporting", "position_parameters", "positions", "registry", "shared"),
+    *("specs", "identity", "files", "locks", "errors", "error_messages"),
+    *("user_dir", "version", "__init__"),
     *("encodings", "backends", "modules", "analysis"),
 }
 PLUGIN = {"transformer", "checkpoints", "host", "models", "tasks"}
