@@ -129,12 +129,12 @@ class Assembly(NamedTuple):
             is_drawn = token.drawn is not None
             if is_drawn and any(self._build_draft(item).terms(span, token).given()):
                 raise UserError(
-                    f"{self.spec}: {item.name} takes the distances of tokens in their order, which "
-                    "drawn positions do not change"
+                    f"{self.spec}: {item.name} uses distances between tokens, which random "
+                    "positions do not change"
                 )
             if is_drawn and self.spec.rotates_source:
                 raise UserError(
-                    f"{self.spec}: the positions that an encoder draws are not known to its decoder"
+                    f"{self.spec}: a decoder does not know the random positions of its encoder"
                 )
 
     def check_size(self, layers: int = 1, least: int = 0) -> None:

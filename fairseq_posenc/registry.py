@@ -49,7 +49,7 @@ def get(name: str) -> type[Encoding]:
     if name not in ENCODINGS:
         raise UserError(
             f"unknown position encoding {shortened(name)!r}; known: {', '.join(names())}; "
-            f"beside them: {', '.join(companion_names())}"
+            f"modifiers: {', '.join(companion_names())}"
         )
     return ENCODINGS[name]
 

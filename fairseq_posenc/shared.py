@@ -102,8 +102,8 @@ class Shared(NamedTuple):
         """Refuse to serve a layer of another stack (see :attr:`stack`)."""
         if self.stack is not stack and self.stack != stack:
             raise UserError(
-                "`shared` was computed by the positions of another stack: give a layer what the "
-                "StackPositions that it was built with returned"
+                "`shared` was computed by the positions of another stack: pass each layer the "
+                "result of its own StackPositions"
             )
 
     def check_input(self, x: Tensor) -> None:

@@ -70,7 +70,9 @@ class GlueSettings:
             raise UserError(f"--max-tokens {args.max_tokens}: give {_SHORTEST_LIMIT} or more")
         if unknown := set(splits) - set(_SPLITS):
             names = ", ".join(_SPLITS)
-            raise UserError(f"--splits {args.splits}: {min(unknown)!r} is none of {names}")
+            raise UserError(
+                f"--splits {args.splits}: unknown set {min(unknown)!r}: choose from {names}"
+            )
         tasks = parse_tasks(args.tasks)
         return cls(args.raw, args.out, tasks, splits, vocabulary, args.max_tokens)
 

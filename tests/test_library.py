@@ -334,7 +334,7 @@ def test_position_ids_that_do_not_fit_are_refused():
     embeddings, ids = torch.randn(2, 5, 16), torch.arange(5)[None]
     with pytest.raises(UserError, match=r"position_ids \(1, 4\) must be \(2 or 1, 5\)"):
         StackPositions("rope", 16, 2)(embeddings, position_ids=ids[:, 1:])
-    with pytest.raises(UserError, match="alibi acts on the distances of tokens in their order"):
+    with pytest.raises(UserError, match="alibi acts on distances between tokens"):
         StackPositions("rope+alibi", 16, 2, causal=True)(embeddings, position_ids=ids)
     with pytest.raises(UserError, match="13 tokens is longer than the 12 positions"):
         StackPositions("learned", 16, 2, max_positions=12)(embeddings, position_ids=ids + 8)
@@ -391,10 +391,10 @@ def test_attention_made_of_the_parts_is_the_layers(spec, padded):
 
 def test_parts_that_are_not_enough_are_refused():
     for spec in ("m4m", "shaw_values", "transformer_xl"):
-        with pytest.raises(UserError, match="take a SelfAttention"):
+        with pytest.raises(UserError, match="use SelfAttention"):
             LayerPositions(StackPositions(spec, 16, 2))
     positions = StackPositions("m2", 16, 2)
-    with pytest.raises(UserError, match="take score_mod"):
+    with pytest.raises(UserError, match="use score_mod"):
         LayerPositions(positions).bias(positions(torch.randn(1, 3, 16))[1])
 
 

@@ -60,7 +60,7 @@ def test_a_mask_of_the_new_tokens_alone_is_refused_in_a_cached_step(past):
         (torch.randn(2, 5, 8), r"embeddings \(2, 5, 8\) must be \(batch, length, 16\)"),
         (torch.randn(2, 5, 4, 4), "must be"),
         (torch.ones(2, 5, 16).long(), "must be floating-point vectors, not int64"),
-        (torch.randn(2, 0, 16), "hold no token"),
+        (torch.randn(2, 0, 16), "contain no token"),
     ],
 )
 def test_embeddings_that_do_not_fit_are_refused(given, message):
@@ -157,7 +157,7 @@ def test_a_cache_of_another_batch_is_refused():
     positions = stack()
     layer, cache = SelfAttention(positions), {}
     layer(*positions(X), cache)
-    with pytest.raises(UserError, match="the cache is of a batch of 2, and the positions are of 3"):
+    with pytest.raises(UserError, match="the cache has a batch size of 2, but the positions 3"):
         layer(*positions(torch.randn(3, 1, 16), past=5), cache)
 
 
@@ -179,7 +179,7 @@ def test_a_cache_of_another_source_is_refused(spec):
     for other in (source.roll(1, 1), source[:, :6], source[:1], torch.randn(2, 7, 16), source[0]):
         with pytest.raises(UserError, match="keys of another source"):
             step(1, other)
-    with pytest.raises(UserError, match="x is of a batch of 3, and its source of 2"):
+    with pytest.raises(UserError, match="x has a batch size of 3, but its source 2"):
         step(1, None, torch.randn(3, 1, 16))
     order = torch.tensor([1, 0])  # as a beam search reorders both
     cache.update({name: cache[name][order] for name in ("key", "value")})
@@ -203,6 +203,12 @@ def test_key_value_heads_that_do_not_divide_are_refused(heads):
             build(stack(), num_key_value_heads=heads)
 
 
+    query = torch.randn(1, 2, 5, 8)
+    encoding = PositionEncoding("t5", 16, 2)
+    with pytest.raises(UserError, match="must be at least 0 and below 1"):
+        encoding.attend(query, query, query, dropout=dropout)
+    with pytest.raises(UserError, match="must be at least 0 and below 1"):
+        attend(query, query, query, Terms(), Mask(), dropout)
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

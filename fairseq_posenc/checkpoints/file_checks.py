@@ -67,7 +67,8 @@ def _refuse_swollen(path: Path, archive: zipfile.ZipFile) -> None:
     inside = sum(part.file_size for part in archive.infolist())
     if inside > path.stat().st_size:
         raise UserError(
-            f"not a checkpoint of torch: its {path.stat().st_size:,} bytes would become {inside:,}"
+            f"not a checkpoint of torch: its {path.stat().st_size:,} bytes would expand to "
+            f"{inside:,}"
         )
 
 
@@ -90,8 +91,8 @@ def _compare_checksum(archive: zipfile.ZipFile, part: zipfile.ZipInfo, contents:
         key = part.filename.rpartition("/data/")[2]
         names = (name for root in contents for name in _name_tensors(root, key))
         raise UserError(
-            f"the checkpoint is damaged: {next(names, f'its part {part.filename!a}')} is not as it "
-            "was written, by its checksum; copy the file again, or use another checkpoint"
+            f"the checkpoint is damaged: {next(names, f'its part {part.filename!a}')} does not "
+            "match its checksum; copy the file again, or use another checkpoint"
         ) from None
 
 

@@ -51,14 +51,14 @@ def restore_last(last: Path) -> None:
     fault = "was not written to its end" if last.exists() else "is missing"
     if newest is None:
         raise UserError(
-            f"{last} {fault}, and no whole checkpoint of the training lies "
-            "beside it: remove it to start from the beginning"
+            f"{last} {fault}, and the folder has no complete checkpoint: remove it to start from "
+            "scratch"
         )
     with written_whole(last) as new:  # several processes may do this
         shutil.copyfile(newest.path, new)
     logger.warning(
-        f"{last} {fault}; the training goes on from {newest.path.name}, "
-        f"the newest whole checkpoint, of update {newest.updates:,}"
+        f"{last} {fault}; training resumes from {newest.path.name}, the newest complete "
+        f"checkpoint (update {newest.updates:,})"
     )
 
 

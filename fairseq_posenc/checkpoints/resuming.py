@@ -30,10 +30,10 @@ def start_resuming(path: Path, settings: DictConfig | None) -> None:
     now: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
     changes = list_changes(state.get("cfg"), now)
     if changes:
-        logger.info("%s goes on with other settings: %s", path, ", ".join(changes))
+        logger.info("%s resumes with other settings: %s", path, ", ".join(changes))
     _refuse_other_average(path, state, settings)
     if checkpoint.patience > 0 and not _has_patience(state):
-        logger.warning("%s has no count of --patience, which begins at 0", path)
+        logger.warning("%s does not record the count of --patience; it starts at 0", path)
     if state.get("last_optimizer_state") is not None and not checkpoint.reset_optimizer:
         _refuse_other_classes(path, state.get("cfg"), now)
         _optimizers.append(path)

@@ -98,13 +98,13 @@ class PositionCheckpoints(nn.Module):
             if theirs is None:
                 theirs = own
                 logger.warning(
-                    f"{name}: the checkpoint is of a version that did not write down its "
-                    f"positions, and is taken for one of {own.positions}"
+                    f"{name}: the checkpoint comes from a version that did not record positions; "
+                    f"assuming {own.positions}"
                 )
             differing = theirs.weight_settings.differences(own.weight_settings)
             others += [f"{name}: {each}" for each in differing]
             if unknown := theirs.weight_settings.list_unknown(own.weight_settings):
-                logger.info("%s: the checkpoint does not say its %s", name, ", ".join(unknown))
+                logger.info("%s: the checkpoint does not record its %s", name, ", ".join(unknown))
             differences = theirs.differences(own, stack.layers_kept)
             changes += [f"{name}: {difference}" for difference in differences]
             now = (own if differences else theirs)._replace(

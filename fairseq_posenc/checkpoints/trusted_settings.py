@@ -118,10 +118,10 @@ def refuse_files(state: Any) -> None:
     for setting in _list_files(state):
         if not _is_named(setting.name, sys.argv[1:]):
             raise UserError(
-                f"its setting {setting.label} names a file, {_quote(setting.value)}, which fairseq "
-                f"would open; take it away with --model-overrides \"{{'{setting.name}': None}}\" "
-                "(its numbers are in the checkpoint), or name the setting on the command line of "
-                "the training"
+                f"its setting {setting.label} names a file, {_quote(setting.value)}, which "
+                f"fairseq would open; remove it with --model-overrides \"{{'{setting.name}': "
+                f'None}}" (its numbers are in the checkpoint), or name the setting on the '
+                "command line of the training"
             )
 
 
@@ -194,7 +194,7 @@ def _iterate_settings(state: Any) -> Iterator[_Setting]:
             raise UserError(f"it has more than {_MOST_SETTINGS:,} settings, {label} among them")
         for key, value in holder.items():
             if not is_name(key):
-                raise UserError(f"its settings {label} have a name that is none: {_quote(key)}")
+                raise UserError(f"its settings {label} have an invalid name: {_quote(key)}")
             inner = f"{place}.{key}".lstrip(".")
             yield _Setting(inner, str(key), value, holder)
             left.append((inner, value, depth + 1))

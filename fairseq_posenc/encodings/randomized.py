@@ -72,8 +72,8 @@ class Randomized(Encoding):
         room = self.dims.max_positions
         if self.limit < room:
             raise UserError(
-                f"randomized(limit={self.limit}) must be at least the {room} positions that the "
-                "model has room for"
+                f"randomized(limit={self.limit}) must be at least {room}, the maximum number of "
+                "positions of the model"
             )
         if self.evaluation == "even":
             return torch.arange(room, device="cpu") * self.limit // room

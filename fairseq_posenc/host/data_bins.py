@@ -114,7 +114,7 @@ def _check(files: _Files) -> None:
         elif magic == _LEGACY:
             _check_legacy(files, file.read(40))
         else:
-            files.refuse("it does not begin as an index of fairseq does")
+            files.refuse("it does not start like an index of fairseq")
 
 
 def _check_mapped(files: _Files, header: bytes) -> None:
@@ -162,7 +162,7 @@ def _check_header(files: _Files, version: int, code: int) -> int:
     if version != _VERSION:
         files.refuse(f"it is of version {version}, not {_VERSION}")
     if code not in _BYTES:
-        files.refuse(f"its tokens are of type {code}, which is none of whole numbers")
+        files.refuse(f"its tokens are of type {code}, not an integer type")
     return _BYTES[code]
 
 

@@ -45,7 +45,6 @@ def check_document_ends(spec: Spec, task: Any) -> None:
         raise UserError(f"documents: the lines of {train} do not end with </s>")
     if ends == ["empty"] and not (lines.sizes == 1).any():
         raise UserError(
-            f"documents(end=empty): no line of {train} is empty, so nothing says where a document "
-            "ends; prepare the text with an empty line after each, or end documents at each line: "
-            "documents"
+            f"documents(end=empty): no line of {train} is empty, so no document ends; put an "
+            "empty line after each document, or use documents, which ends one at each line"
         )

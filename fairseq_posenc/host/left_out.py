@@ -29,9 +29,9 @@ def count_left_out(record: logging.LogRecord) -> None:
     samples, longest = len(left) + len(rest), found["max_positions"]
     if not len(rest):
         raise UserError(
-            f"each of the {samples:,} samples is longer than {_describe(longest)}, so that none "
-            "is left: give a smaller --tokens-per-sample, or a larger --max-tokens, or a model "
-            "with more positions (--max-positions, --max-source-positions)"
+            f"all {samples:,} samples are longer than {_describe(longest)}: give a smaller "
+            "--tokens-per-sample, or a larger --max-tokens, or a model with more positions "
+            "(--max-positions, --max-source-positions)"
         )
     share = f"{len(left):,} of {samples:,} samples"
     if (tokens := _count_tokens(dataset, left)) is not None:

@@ -147,7 +147,7 @@ def _refuse_torn(path: Path, settings: DictConfig | None) -> None:
     if not path.is_file() or not is_torn(path):
         return
     if path.name != LAST or not _is_default_restore(path, settings):
-        raise UserError(f"{path} is not a whole checkpoint: it was not written to its end")
+        raise UserError(f"{path} is not a complete checkpoint: it was not written to its end")
     restore_last(path)
 
 
@@ -165,7 +165,7 @@ def _end_if_finished(path: Path, updates: int, settings: DictConfig) -> None:
     if path.parent.resolve() != Path(settings.checkpoint.save_dir).resolve():
         raise UserError(
             f"{done}: nothing is left to train; --reset-optimizer --reset-lr-scheduler "
-            "--reset-meters --reset-dataloader begin to count anew"
+            "--reset-meters --reset-dataloader start counting from 0"
         )
     logger.warning(f"{done}: the training is finished, and nothing was changed")
     raise SystemExit(0)
@@ -184,8 +184,8 @@ def _refuse_full_disk(path: str) -> None:
     if free < needed:
         raise UserError(
             f"no room for a checkpoint in {folder}: it needs about {needed / 1e6:,.0f} MB and "
-            f"{free / 1e6:,.0f} MB are free; the checkpoints there are whole. Make room and start "
-            "the same command again to go on from the last one."
+            f"{free / 1e6:,.0f} MB are free; the checkpoints there are complete. Make room and "
+            "run the same command again to resume from the last one."
         )
 
 

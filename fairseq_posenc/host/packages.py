@@ -22,6 +22,6 @@ def check_packages(settings: Any) -> None:
         raise UserError(NO_PLASMA)
     if settings.checkpoint.write_checkpoints_asynchronously:
         raise UserError(
-            "--write-checkpoints-asynchronously writes no checkpoint_last.pt, from which a "
-            "training goes on, and nothing at all without iopath: leave it out"
+            "--write-checkpoints-asynchronously writes no checkpoint_last.pt, which is needed to "
+            "resume, and nothing at all without iopath: leave it out"
         )

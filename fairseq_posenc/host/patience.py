@@ -47,7 +47,7 @@ def keep_patience(task: Any, checkpoint: Any, counter: Any) -> None:
         counter.num_runs = count["runs"]
         if count["runs"] >= checkpoint.patience and _is_default(checkpoint):
             logger.warning(
-                f"{checkpoint.save_dir}: validation has not improved for {count['runs']} times of "
+                f"{checkpoint.save_dir}: {count['runs']} validations without improvement reach "
                 f"--patience {checkpoint.patience}: the training is finished, and nothing was "
                 "changed"
             )

@@ -26,7 +26,7 @@ def check_precision(common: Any) -> None:
     kinds = {name.removeprefix("memory_efficient_") for name in chosen}
     if len(kinds) > 1:
         flags = " and ".join(f"--{name}" for name in sorted(kinds))
-        raise UserError(f"{flags} are two precisions of one training: give one of them")
+        raise UserError(f"{flags} set two precisions: give one of them")
     if find_spec("torch_xla"):
         return
     forget_tpu(common)

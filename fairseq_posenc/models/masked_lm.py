@@ -132,7 +132,7 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
         prefix = f"{name}.span_head." if name else "span_head."
         own = {} if self.span_head is None else self.span_head.state_dict(prefix=prefix)
         for key in [key for key in state_dict if key.startswith(prefix) and key not in own]:
-            logger.info("%s of the checkpoint is left out: the model has no span head", key)
+            logger.info("%s of the checkpoint is ignored: the model has no span head", key)
             del state_dict[key]
         for key in [key for key in own if key not in state_dict]:
             logger.info("%s starts fresh: the checkpoint has no span head", key)

@@ -101,7 +101,7 @@ class CrossAttention(AttentionCore, nn.Module):
             self._check_source(source, cache, shared)
             key, value = cache["key"], cache["value"]
         elif source is None:
-            raise UserError("the cache is empty: give the encoder's output as source")
+            raise UserError("the cache is empty: pass the encoder's output as source")
         else:
             check_embeddings("source", source, self.k_proj.in_features)
             key = self._project_source(source, shared)
@@ -109,7 +109,7 @@ class CrossAttention(AttentionCore, nn.Module):
             if cache is not None:
                 cache.update(key=key, value=value, source=source)
         if key.size(0) != x.size(0):
-            raise UserError(f"x is of a batch of {x.size(0)}, and its source of {key.size(0)}")
+            raise UserError(f"x has a batch size of {x.size(0)}, but its source {key.size(0)}")
         check_mask("source_padding_mask", source_padding_mask, key.size(0), key.size(2))
         mask = Mask(key_padding=source_padding_mask)
         dropout = self.dropout if self.training else 0.0
@@ -135,6 +135,6 @@ class CrossAttention(AttentionCore, nn.Module):
             same = torch.allclose(again.float(), key.float(), rtol=1e-2, atol=1e-2)
         if not same:
             raise UserError(
-                f"the cache holds keys of another source, of the batch and length {lengths}: begin "
-                "a generation with an empty cache"
+                f"the cache holds keys of another source, of the batch and length {lengths}: "
+                "start a generation with an empty cache"
             )

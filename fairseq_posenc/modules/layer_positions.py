@@ -52,8 +52,8 @@ class LayerPositions(nn.Module):
         lifts = any(get(item.name).lifts for item in spec.layer_kinds[self.kind])
         if terms.product or has_vectors or changes_softmax or reads_tokens or lifts:
             raise UserError(
-                f"{spec}: its scores are more than a rotated dot product, a "
-                "factor and a bias for each distance: take a SelfAttention"
+                f"{spec}: its scores are more than a rotated dot product, a factor and a bias for "
+                "each distance: use SelfAttention"
             )
         self.scale = score_scale(terms, positions.assembly.dims.head_dim)
         self.encodings = positions.assembly.build_layer(layer)
@@ -72,7 +72,7 @@ class LayerPositions(nn.Module):
         """
         terms = self._compute_terms(shared)
         if terms.gain is not None:
-            raise UserError("a bias cannot multiply the scores by a factor: take score_mod")
+            raise UserError("a bias cannot multiply the scores by a factor: use score_mod")
         if terms.bias is None:
             return terms.pair_bias
         tgt_len, src_len = shared.positions.tgt_len, shared.positions.tokens.size(1)

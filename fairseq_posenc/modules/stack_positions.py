@@ -131,8 +131,8 @@ class StackPositions(nn.Module):
         for item in self.assembly.spec.items:
             if get(item.name).acts_on == "scores":
                 raise UserError(
-                    f"position_ids: {item.name} acts on the distances of tokens in their order, "
-                    "which ids do not change; leave them out"
+                    f"position_ids: {item.name} acts on distances between tokens, which "
+                    "position_ids do not change; leave them out"
                 )
         longest = 0
         if may_sync(ids.device) and ids.numel():  # elsewhere a table's own check finds them
@@ -151,7 +151,7 @@ def check_embeddings(name: str, x: Tensor, width: int) -> None:
     if not x.is_floating_point():
         raise UserError(f"{name} must be floating-point vectors, not {_name_type(x)}")
     if x.size(1) == 0:
-        raise UserError(f"{name} {tuple(x.shape)} hold no token")
+        raise UserError(f"{name} {tuple(x.shape)} contain no token")
 
 
 def check_mask(name: str, mask: Tensor | None, batch: int, src_len: int) -> None:
@@ -160,8 +160,8 @@ def check_mask(name: str, mask: Tensor | None, batch: int, src_len: int) -> None
         return
     if mask.dtype != torch.bool:
         raise UserError(
-            f"{name} must be of bool, True for padding, not {_name_type(mask)}; of a mask with 1 "
-            "for tokens and 0 for padding take mask.eq(0)"
+            f"{name} must be of bool, True for padding, not {_name_type(mask)}; for a mask with 1 "
+            "for tokens and 0 for padding, pass mask.eq(0)"
         )
     if mask.shape != (batch, src_len):
         raise UserError(

@@ -53,7 +53,7 @@ def inject_context(
     under activation checkpointing.
     """
     if _context.shared is None:
-        raise UserError("the layers were called past their stack's forward: no positions known")
+        raise UserError("a layer was called outside its stack's forward, so it has no positions")
     shared = _context.shared.of_kind(cast(Any, layer).self_attn.kind)
     tensors = {f"shared_{name}": tensor for name, _, tensor in shared.terms.given()}
     bare = shared.terms._replace(**dict.fromkeys(TERMS))  # type: ignore[arg-type]

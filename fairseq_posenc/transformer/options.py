@@ -85,8 +85,7 @@ def resolve(args: Any) -> PositionOptions:
     """
     if safe_getattr(args, "no_token_positional_embeddings", False):
         raise UserError(
-            "--no-token-positional-embeddings is fairseq's switch; here --position-encoding says "
-            "what is on, so write --position-encoding none"
+            "--no-token-positional-embeddings does not work here: write --position-encoding none"
         )
     defaults = PositionConfig()
     values = {
@@ -124,8 +123,9 @@ def _parse_directions(text: str) -> tuple[str, ...]:
     for direction in directions:
         if direction not in DIRECTIONS:
             raise UserError(
-                f"--attention-directions {shortened(text)}: {shortened(direction)!r} is none of "
-                f"{', '.join(DIRECTIONS)}"
+                f"--attention-directions {shortened(text)}: unknown direction "
+                f"{shortened(direction)!r}: choose {', '.join(DIRECTIONS[:-1])} or "
+                f"{DIRECTIONS[-1]}"
             )
     return directions
 
@@ -180,7 +180,7 @@ def check_activations(args: Any) -> None:
         except RuntimeError:
             known = ", ".join(utils.get_available_activation_fns())
             flag = option.replace("_", "-")
-            raise UserError(f"--{flag} {name} is none of fairseq's: {known}") from None
+            raise UserError(f"--{flag} {name} is not one of fairseq's: {known}") from None
 
 
 def log_encodings(**stacks: Any) -> None:

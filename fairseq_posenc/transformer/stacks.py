@@ -79,7 +79,7 @@ class _PositionalStack:
         """Put the encodings of the stack in place, and check that all of them work together."""
         if len(directions) > len(self.layers):
             raise UserError(
-                f"--attention-directions names {len(directions)} layers, but there are "
+                f"--attention-directions names {len(directions)} layers, but the encoder has "
                 f"{len(self.layers)}"
             )
         kinds = assembly.check(backend)

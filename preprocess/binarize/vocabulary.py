@@ -91,7 +91,7 @@ class Vocabulary(NamedTuple):
             )
         if split := [symbol for symbol in dictionary.symbols if symbol.split() != [symbol]]:
             count = f"{len(split):,} of its words have white space in them, as {split[0]!r}"
-            say(f"warning: {name}: {count}: no token of a text is one of these")
+            say(f"warning: {name}: {count}: no token of a text can match these")
         return dictionary
 
     def write_dictionary(

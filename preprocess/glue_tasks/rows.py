@@ -110,6 +110,6 @@ def _check_label(label: str, task: Task, where: str) -> str:
             raise UserError(f"{where}: the score {label!r} is not between 0 and 5; mend the file")
     elif label not in task.classes:
         raise UserError(
-            f"{where}: the label {label!r} is none of {', '.join(task.classes)}; mend the file"
+            f"{where}: the label {label!r} is not one of {', '.join(task.classes)}; mend the file"
         )
     return label

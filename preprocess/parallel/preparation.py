@@ -65,7 +65,7 @@ class ParallelSettings:
             for name in filter(pieces.get, pieces):
                 option = f"--{name.replace('_', '-')}"
                 raise UserError(
-                    f"{option}: --sentencepiece-model has that already; leave {option} out"
+                    f"{option}: --sentencepiece-model already sets this; leave {option} out"
                 )
             computed["given"] = GivenPieces(*args.sentencepiece_model)
         return build_settings(cls, args, **computed)

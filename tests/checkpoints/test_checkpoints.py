@@ -266,7 +266,7 @@ def test_a_checkpoint_of_an_earlier_version_loads_and_the_log_says_for_what(capl
     old = {name: value for name, value in state.items() if not is_identity(name)}
     with caplog.at_level(logging.WARNING):
         make_model("masked_lm", position_encoding="rope").load_state_dict(dict(old))
-    assert "did not write down its positions, and is taken for one of rope" in caplog.text
+    assert "did not record positions; assuming rope" in caplog.text
 
 
 def test_a_broken_identity_is_told_in_a_line():
@@ -274,7 +274,7 @@ def test_a_broken_identity_is_told_in_a_line():
     state = model.state_dict()
     (name,) = filter(is_identity, state)
     for broken in (torch.zeros(3), torch.tensor([123]), torch.tensor([-1])):
-        with pytest.raises(UserError, match="says of its positions cannot be read"):
+        with pytest.raises(UserError, match="record of its positions cannot be read"):
             model.load_state_dict({**state, name: broken})
 
 
@@ -404,8 +404,8 @@ def test_a_last_checkpoint_that_was_not_written_to_its_end_is_passed_over(
     assert {path.name for path in tmp_path.iterdir()} == before
     told = [x.getMessage() for x in caplog.records if x.levelno == logging.WARNING]
     assert told == [
-        f"{last} was not written to its end; the training goes on from checkpoint_1_12.pt, the "
-        "newest whole checkpoint, of update 12"
+        f"{last} was not written to its end; training resumes from checkpoint_1_12.pt, the "
+        "newest complete checkpoint (update 12)"
     ]
 
 
@@ -413,11 +413,11 @@ def test_a_torn_checkpoint_that_was_asked_for_or_has_no_twin_is_refused(tmp_path
     trainer, last = logging.getLogger("fairseq.trainer"), tmp_path / "checkpoint_last.pt"
     last.write_bytes(b"PK\3\4")
     configured(save_dir=str(tmp_path))
-    with pytest.raises(UserError, match=f"{last} was not written to its end, and no whole"):
+    with pytest.raises(UserError, match=f"{last} was not written to its end, and the folder"):
         trainer.info(f"Preparing to load checkpoint {last}")
     checkpoint_of(3, tmp_path / "checkpoint1.pt")
     configured(restore_file=str(last), save_dir=str(tmp_path))
-    with pytest.raises(UserError, match=f"{last} is not a whole checkpoint"):
+    with pytest.raises(UserError, match=f"{last} is not a complete checkpoint"):
         trainer.info(f"Preparing to load checkpoint {last}")
     assert last.read_bytes() == b"PK\3\4"
 
@@ -426,7 +426,7 @@ def test_a_torn_checkpoint_that_was_asked_for_or_has_no_twin_is_refused(tmp_path
 def test_a_second_training_in_a_save_dir_is_refused(tmp_path, configured):
     configured(save_dir=str(tmp_path))
     second = train("masked_lm", "--max-update", 1, save_dir=tmp_path, fails=True)
-    told = rf"--save-dir {tmp_path}: process {os.getpid()} on .*, since 20.* trains there; wait for"
+    told = rf"--save-dir {tmp_path}: process {os.getpid()} on .*, since 20.* trains there; wait"
     assert re.match(told, second.run.error())
     assert not list(tmp_path.glob("*.pt"))
     configured(save_dir=str(tmp_path))  # the one that holds it may
@@ -452,7 +452,7 @@ def test_a_full_disk_stops_fairseq_before_it_touches_a_checkpoint(tmp_path, monk
     trainer = logging.getLogger("fairseq.trainer")
     (tmp_path / "checkpoint_last.pt").write_bytes(bytes(1000))
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1099))
-    with pytest.raises(UserError, match=r"no room for a checkpoint in .* are whole"):
+    with pytest.raises(UserError, match=r"no room for a checkpoint in .* are complete"):
         trainer.info(f"Saving checkpoint to {tmp_path}/checkpoint1.pt")
     trainer.info(f"Finished saving checkpoint to {tmp_path}/checkpoint1.pt")
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1100))

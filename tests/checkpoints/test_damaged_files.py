@@ -95,8 +95,8 @@ SETTINGS: dict[str, tuple[Any, str]] = {
     "bytes in a list": ([COOKIE], "model.adaptive_softmax_cutoff.0 is of the type bytes"),
     "bytes in a tuple": ((1, (COOKIE,)), "adaptive_softmax_cutoff.1.0 is of the type bytes"),
     "bytes in a mapping": ({"a": COOKIE}, "adaptive_softmax_cutoff.a is of the type bytes"),
-    "bytes as a name": ({b"a": 1}, "have a name that is none"),
-    "a name of two lines": ({"a\nb": 1}, "have a name that is none"),
+    "bytes as a name": ({b"a": 1}, "have an invalid name"),
+    "a name of two lines": ({"a\nb": 1}, "have an invalid name"),
     "an endless number": (1 << 1_000, "is a number of 1,001 bits"),
     "a million numbers": (list(range(1_000_000)), "more than 20,000 settings"),
     "nested": (nested(400), "nested more than 32 deep"),
@@ -173,7 +173,7 @@ def test_a_flipped_bit_of_a_weight_is_noticed(at, bit, tmp_path):
     path.write_bytes(content)
     open_mapped(path)  # whoever looks for settings alone does not read them
     for read in (refuse_broken, lambda file: load_state(file, "--checkpoint")):
-        with pytest.raises(UserError, match=f"a.pt: the checkpoint is damaged: {WEIGHT} is not"):
+        with pytest.raises(UserError, match=f"a.pt: the checkpoint is damaged: {WEIGHT} does"):
             read(path)
 
 

@@ -1,4 +1,4 @@
-"""Every command that reads a checkpoint, with every kind of file that is none, or means harm."""
+"""Every kind of file that is no checkpoint, or means harm: at both loaders and every command."""
 
 from __future__ import annotations
 

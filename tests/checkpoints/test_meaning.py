@@ -72,7 +72,7 @@ def test_a_checkpoint_of_the_last_version_is_not_compared(family, changed, messa
         model = make_model(family, position_encoding="rope", **changed)
         with caplog.at_level(logging.INFO):
             model.load_state_dict(state)
-        assert "the checkpoint does not say its heads, activation, norm" in caplog.text
+        assert "the checkpoint does not record its heads, activation, norm" in caplog.text
         with pytest.raises(UserError, match=r"trained with .*, the model has"):  # from then on
             make_model(family, position_encoding="rope").load_state_dict(model.state_dict())
 
@@ -274,7 +274,7 @@ def test_a_dictionary_in_another_order_is_refused(family, monkeypatch):
 @pytest.mark.parametrize(("family", "more", "line"), _table(MAY))
 def test_what_may_change_does_and_the_log_says_it(family, more, line):
     log = resumed(family, *more).log
-    (told,) = [x for x in log.splitlines() if "goes on with other settings" in x]
+    (told,) = [x for x in log.splitlines() if "resumes with other settings" in x]
     assert line in told
     assert "max_update 2 -> 3" in told
     assert "save_dir" not in told

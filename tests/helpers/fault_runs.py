@@ -85,7 +85,7 @@ def judge(bench: Bench, fault: Fault, met: bool, said: Said, mark: str) -> list[
             wrong += differences(bench)
         elif not re.search(r"error: ", said.text):
             wrong.append(f"no line of error, but {said.text[-200:]!r}")
-    if fault.kind == "two at once" and not re.search("trains there|at work there", said.text):
+    if fault.kind == "two at once" and not re.search("trains there|running there", said.text):
         wrong.append(f"the second was not refused, but {said.text[-200:]!r}")
     return wrong
 

@@ -58,7 +58,7 @@ def keep(size: int) -> Callable[[bytes], bytes]:
 
 
 INDEXES = {
-    "other file": (put(0, "8s", b"PK\3\4abcd"), "does not begin as an index of fairseq"),
+    "other file": (put(0, "8s", b"PK\3\4abcd"), "does not start like an index of fairseq"),
     "ninth byte": (put(8, "B", 1), "was not written to its end"),
     "version": (put(9, "<Q", 2), "of version 2, not 1"),
     "version of 20 digits": (put(9, "<Q", 2**64 - 1), "of version 18446744073709551615"),
@@ -81,7 +81,7 @@ INDEXES = {
     "pointer out of range": (put(POINTERS + 16, "<q", 10**15), "sentence 3 begins at 1,000,000"),
     "negative pointer": (put(POINTERS + 16, "<q", -2), "sentence 3 begins at -2, not at 8"),
     "last pointer": (put(-8, "<q", 20), "sentence 5 begins at 20, not at 18"),
-    "empty": (keep(0), "does not begin as an index"),
+    "empty": (keep(0), "does not start like an index"),
     "header alone": (keep(HEADER), "26 bytes, not the 86"),
     "half a header": (keep(12), "was not written to its end"),
     "magic alone": (keep(8), "was not written to its end"),

@@ -39,7 +39,7 @@ def test_a_checkpoint_without_the_count_is_named():
     train("causal_lm", "--max-epoch", 1, save_dir=folder)
     assert "no count of --patience" not in train("causal_lm", "--max-epoch", 2).run.log
     log = train("causal_lm", "--max-epoch", 2, "--patience", 3, save_dir=folder).run.log
-    assert "has no count of --patience, which begins at 0" in log
+    assert "does not record the count of --patience; it starts at 0" in log
 
 
 def test_a_larger_patience_goes_on():

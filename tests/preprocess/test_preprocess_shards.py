@@ -462,7 +462,7 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, text, monkeyp
 
 
 def test_two_runs_do_not_write_the_same_folder(tmp_path, text):
-    told = rf"bin.partial: process {os.getpid()} on .* is at work there"
+    told = rf"bin.partial: process {os.getpid()} on .* is running there"
     with locks.lock_folder(tmp_path / "bin.partial"), pytest.raises(UserError, match=told):
         run("--train", text, "--out", tmp_path / "bin")
     run("--train", text, "--out", tmp_path / "bin")

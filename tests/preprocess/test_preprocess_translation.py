@@ -506,8 +506,8 @@ def test_pieces_that_are_no_pair_are_refused(tmp_path):
         with pytest.raises(UserError, match=message):
             make(*given, "--sentencepiece-model", *models, *more)
 
-    says("--separate: --sentencepiece-model has that already", "--separate")
-    says("--vocab-size: --sentencepiece-model has that already", "--vocab-size", 60)
+    says("--separate: --sentencepiece-model already sets this", "--separate")
+    says("--vocab-size: --sentencepiece-model already sets this", "--vocab-size", 60)
     vocabulary.write_text('{"a": 0, "b": 2}')
     says("vocab.json: not a vocabulary, which gives each piece a number from 0 on")
     vocabulary.write_text('["a", "b"]')

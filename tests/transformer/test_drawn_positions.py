@@ -142,10 +142,10 @@ def test_the_table_of_learned_positions_holds_all_numbers():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (f"m4m+{DRAWN}", "m4m takes the distances of tokens in their order"),
-        (f"tupe+{DRAWN}", "tupe takes the distances of tokens in their order"),
-        ("rope+randomized(limit=19)", "must be at least the 20 positions"),
-        (f"rope(cross_attention=true)+{DRAWN}", "draws are not known to its decoder"),
+        (f"m4m+{DRAWN}", "m4m uses distances between tokens"),
+        (f"tupe+{DRAWN}", "tupe uses distances between tokens"),
+        ("rope+randomized(limit=19)", "must be at least 20"),
+        (f"rope(cross_attention=true)+{DRAWN}", "a decoder does not know the random positions"),
         ("rope+randomized+randomized", "randomized is named twice"),
     ],
 )

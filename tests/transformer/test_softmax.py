@@ -243,7 +243,7 @@ def test_what_backends_and_parts_cannot_do_is_one_line():
         check("sdpa", Terms(bias=torch.ones(1, 1), log_visible=torch.ones(2)), 8)
     with pytest.raises(UserError, match="triton cannot compute this"):
         check("triton", Terms(sink=torch.ones(2)), 8)
-    with pytest.raises(UserError, match="take a SelfAttention"):
+    with pytest.raises(UserError, match="use SelfAttention"):
         LayerPositions(StackPositions("rope+ssmax", WIDTH, HEADS))
 
 

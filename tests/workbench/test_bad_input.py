@@ -50,7 +50,11 @@ BAD_MODELS = {
         "a head of size 9 .* must be even",
     ),
     "too many positions": ("masked_lm", {"max_positions": 10**12}, "128,000 GB, and this machine"),
-    "directions": ("masked_lm", {"attention_directions": "lr,up"}, "'up' is none of both, lr, rl"),
+    "directions": (
+        "masked_lm",
+        {"attention_directions": "lr,up"},
+        "unknown direction 'up': choose both",
+    ),
 }
 
 
@@ -190,7 +194,7 @@ def test_the_command_of_a_training_killed_while_it_copied_goes_on(tmp_path):
     last = save_dir / "checkpoint_last.pt"
     last.write_bytes(last.read_bytes()[:9999])
     done = train("causal_lm", "--max-epoch", EPOCHS + 1, save_dir=save_dir)
-    assert f"{last} was not written to its end; the training goes on from " in done.run.log
+    assert f"{last} was not written to its end; training resumes from " in done.run.log
     assert done.checkpoint()["optimizer_history"][-1]["num_updates"] == EPOCHS + 1
     assert len(whole_checkpoints(save_dir)) == EPOCHS + 3
 

@@ -84,7 +84,7 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
         if not (folder / name).is_file():
             raise UserError(
                 f"--data {folder}: holds no {name}; name the folder that {path} was trained on, "
-                "or a copy of its dictionaries and of what cut its text"
+                "or a copy of its dictionaries and tokenizer"
             )
     overwrite_args_by_name(settings, {"data": str(folder)})
     task = fairseq_tasks.setup_task(settings.task)

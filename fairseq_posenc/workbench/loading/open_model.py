@@ -99,7 +99,7 @@ def open_model(
     family = families.find_family(arch, stock=True)
     if family is None:
         kinds = ", ".join(each.title for each in families.FAMILIES)
-        raise UserError(f"{option} {path}: a model of the kind {arch}; those of {kinds} are read")
+        raise UserError(f"{option} {path}: a model of the kind {arch}; this command reads {kinds}")
     # A checkpoint may have been trained with --init-positions; here it would hide a mistake.
     changes: dict[str, Any] = {"init_positions": False}
     if spec is not None:

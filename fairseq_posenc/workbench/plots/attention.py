@@ -47,7 +47,8 @@ class Maps(NamedTuple):
         """
         if (self.queries, self.keys) != (others.queries, others.keys):
             raise UserError(
-                "the models cut the text into other tokens: choose two of one dictionary"
+                "the models split the text into different tokens: choose two with the same "
+                "dictionary"
             )
         hidden = self.hidden & others.hidden
         return self._replace(weights=self.weights - others.weights, hidden=hidden)

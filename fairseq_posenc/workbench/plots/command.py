@@ -114,7 +114,7 @@ def _check_source(args: argparse.Namespace, kind: Kind) -> None:
     sizes = [size for size in (*_SIZES, "decoder") if getattr(args, size, None)]
     if given and sizes:
         option = sizes[0].replace("_", "-")
-        raise UserError(f"--{option} goes with --encoding: a checkpoint has sizes of its own")
+        raise UserError(f"--{option} is for --encoding: a checkpoint sets its sizes itself")
 
 
 def _draw_tables(args: argparse.Namespace) -> Any:

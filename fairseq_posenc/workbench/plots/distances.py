@@ -162,7 +162,7 @@ def draw_products(
     """
     vectors = stack.compute_input_vectors()
     if vectors is None:
-        raise UserError(f"{stack.spec} adds no vectors at the input, whose products could be shown")
+        raise UserError(f"{stack.spec} adds no vectors at the input, so it has no products to show")
     reach = stack.limit_reach(reach)
     drawn = {
         "themselves": compute_products(vectors, reach),
@@ -206,7 +206,7 @@ def draw_decay(stack: PlottedStack, reach: int, title: str) -> Any:
     """
     rotation = stack.layers[0].shared.rotation(make_positions(reach + 1).ids)
     if not isinstance(rotation, PairRotation) or rotation.decay is not None:
-        raise UserError(f"{stack.spec} is not rope, whose scores the bound is of")
+        raise UserError(f"{stack.spec} has no bound of decay; only rope has one")
     figure, (axes,) = grids.new_panels(1, title, columns=1, ratio=0.75)
     names = [f"{2 * rotation.phases.size(-1)} coordinates of a head"]
     grids.draw_lines(axes, torch.arange(reach + 1), compute_rotary_bound(rotation.phases[0]), names)

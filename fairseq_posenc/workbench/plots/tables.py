@@ -50,7 +50,7 @@ def collect_tables(
     for layer in layers if stack.has_own_encodings else layers[:1]:
         tables += _collect_term_tables(stack, layer, heads)
     if not tables:
-        raise UserError(f"{stack.spec} has no table that could be shown")
+        raise UserError(f"{stack.spec} has no table to show")
     return tables
 
 
@@ -68,8 +68,8 @@ def subtract_tables(
     )
     if ours != theirs:
         raise UserError(
-            f"the models have other tables: {'; '.join(ours)} and {'; '.join(theirs)}: choose two "
-            "with the same positions and sizes"
+            f"the models have different tables: {'; '.join(ours)} and {'; '.join(theirs)}: choose "
+            "two with the same positions and sizes"
         )
     return [
         table._replace(values=table.values - other.values) for table, other in zip(tables, others)
@@ -122,7 +122,7 @@ def draw_map(tables: Sequence[PlottedTable], title: str) -> Any:
     """
     tables = [table for table in tables if min(table.values.shape) >= _FEWEST_ROWS]
     if not tables:
-        raise UserError("no table has rows of several numbers, which a map could place")
+        raise UserError("a map needs a table of vectors, and there is only one of numbers")
     _refuse_many(tables, _MOST_MAPS)
     figure, panels = grids.new_panels(len(tables), title, columns=2, ratio=0.85)
     for axes, table in zip(panels, tables):

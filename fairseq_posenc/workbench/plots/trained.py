@@ -32,8 +32,7 @@ def open_stack(path: Path, data: Path | None, wanted: str | None) -> tuple[Plott
     stacks = collect_trained_stacks(model)
     if not stacks:
         raise UserError(
-            f"--checkpoint {path}: a model of fairseq's own, of which only its attention to a text "
-            "can be shown"
+            f"--checkpoint {path}: fairseq's own model; only its attention to a text can be shown"
         )
     return stacks[_choose_stack(path, list(stacks), wanted)], model
 

@@ -84,7 +84,9 @@ def collect(runs: Sequence[OwnRun], wanted: Optional[str]) -> tuple[list[PaperTa
     names = list(TABLES) if every else [name.strip() for name in str(wanted).split(",")]
     for name in names:
         if name not in TABLES:
-            raise UserError(f"--tables {wanted}: {name!r} is none of {', '.join(TABLES)}")
+            raise UserError(
+                f"--tables {wanted}: unknown table {name!r}: choose from {', '.join(TABLES)}"
+            )
     tables = {name: _build_table(paper, runs) for name, paper in reported().items()}
     placed = {id(run) for table in tables.values() for run in table.runs}
     others = [run for run in runs if id(run) not in placed]

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         runs |= found_runs  # what is named twice counts once
         records |= found_records
     if args.runs and not (runs or records):
-        raise UserError("all files were passed over: there is nothing to report")
+        raise UserError("all files were skipped: nothing to report")
     tables, others = collect(list(runs.values()), args.tables)
     if args.json:
         print(json.dumps(build_report(tables, others, records), indent=2))
@@ -92,7 +92,7 @@ def find_results(argument: str) -> tuple[Runs, Records]:
             records[each.resolve()] = record
     for reason, files in passed_over.items():
         more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
-        say(f"passed over: {files[0]}{more}: {reason}")
+        say(f"skipped: {files[0]}{more}: {reason}")
     if not (runs or records or passed_over):
         raise UserError(
             f"{path}: holds no results of a fairseq-posenc command, and no checkpoint of a "

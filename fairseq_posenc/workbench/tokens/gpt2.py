@@ -148,7 +148,7 @@ def _check_merges(fairseq: gpt2_bpe_utils.Encoder, encoder_json: Path, vocab_bpe
     """
     numbers = list(fairseq.encoder.values())
     if len(fairseq.decoder) < len(numbers) or any(type(number) is not int for number in numbers):
-        raise UserError(f"{encoder_json}: must give each piece a whole number of its own")
+        raise UserError(f"{encoder_json}: must give each piece a different whole number")
     seen = set(fairseq.byte_decoder)
     for number, pair in enumerate(fairseq.bpe_ranks, start=2):
         piece, where = "".join(pair), f"{vocab_bpe}, line {number}: {' '.join(pair)}"

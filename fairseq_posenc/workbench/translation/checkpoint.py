@@ -32,8 +32,8 @@ class DataBin(NamedTuple):
             if (self.folder / name).exists():
                 return self.folder / name
         raise UserError(
-            f"--data {self.folder}: holds neither {names[0]} nor {names[1]}; copy the model "
-            "that cut the training text there"
+            f"--data {self.folder}: holds neither {names[0]} nor {names[1]}; copy the tokenizer "
+            "of the training text there"
         )
 
     def count_sentences(self, subset: str) -> int:
@@ -84,7 +84,7 @@ def open_ensemble(paths: Iterable[Path], data: Optional[Path] = None) -> list[Op
         if find_data_bin(opened[-1]) != find_data_bin(opened[0]):
             first, other = ("-".join(find_data_bin(each)[1:]) for each in (opened[0], opened[-1]))
             raise UserError(
-                f"--checkpoint {path}: translates {other}, and {opened[0].path} {first}"
+                f"--checkpoint {path}: translates {other}, but {opened[0].path} translates {first}"
             )
     if not opened:
         raise UserError("no checkpoint to load")

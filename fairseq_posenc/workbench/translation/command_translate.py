@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 def _open_sentences(args: argparse.Namespace) -> Iterator[Iterator[Sequence[str]]]:
     """Open the input; yields an iterator over lists of sentences, each list as it arrives."""
     if sum(map(bool, (args.sentences, args.input, args.example))) > 1:
-        raise UserError("give sentences, --input or --example, and no two of them")
+        raise UserError("give only one of sentences, --input and --example")
     if args.sentences or args.example:
         yield iter([args.sentences or [_find_example()["source"]]])
     elif args.input is None:

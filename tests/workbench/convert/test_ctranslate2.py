@@ -56,7 +56,7 @@ REFUSED = [
     ("translation", "kerple", {}, "a bias in each layer, and CTranslate2 adds that of the first"),
     ("translation", "shaw+t5", {}, "both vectors and a bias by distance"),
     ("translation", "learned+rope", {}, "positions both at the input and in the attention"),
-    ("translation", "sentence_learned", {}, "positions that begin anew with each sentence"),
+    ("translation", "sentence_learned", {}, "positions that restart in each sentence"),
     ("translation", "rope+window(size=4)", {}, "limits of the keys that a query sees"),
     ("translation", "rope+logn", {}, "a temperature"),
     ("translation", "rope+sink", {}, "a sink"),
@@ -253,7 +253,7 @@ def test_a_folder_is_not_overwritten(capsys):
     folder = export(trained)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert main(words(trained, folder)) == 2
-    assert "is there and not empty" in capsys.readouterr().err
+    assert "exists and is not empty" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 

@@ -178,7 +178,7 @@ def test_a_rotation_that_is_not_known_is_refused(capsys):
     for key in ("rope_parameters", "rope_scaling"):
         config[key] = {**(config[key] or {}), "rope_type": "another"}
     path.write_text(json.dumps(config))
-    assert "scaled in a way that the package does not have" in refused(folder, capsys)
+    assert "does not have the scaling of its rotary positions" in refused(folder, capsys)
 
 
 def theirs(kind="Roberta", **more):
@@ -246,16 +246,16 @@ def test_tensors_must_be_those_of_the_model(capsys):
         ({"hidden_size": 40}, "have other shapes than the settings say"),
         ({"num_hidden_layers": 3}, "tensors of the model are not there"),
         ({"num_hidden_layers": 1}, "tensors have no place in the model"),
-        ({"intermediate_size": 10**9}, "its settings are of a model that its"),
-        ({"num_hidden_layers": 10**12}, "its settings are of a model that its"),
-        ({"max_position_embeddings": 10**12}, "its settings are of a model that its"),
+        ({"intermediate_size": 10**9}, "weights do not fit the model of its settings"),
+        ({"num_hidden_layers": 10**12}, "weights do not fit the model of its settings"),
+        ({"max_position_embeddings": 10**12}, "weights do not fit the model of its settings"),
         ({"max_position_embeddings": 33}, "have other shapes than the settings say"),
         ({"hidden_size": "many"}, "sizes that are not numbers of 1 or more"),
         ({"num_attention_heads": 5}, "cannot be divided among 5 attention heads"),
         ({"vocab_size": -3}, "sizes that are not numbers of 1 or more"),
         ({"layer_norm_eps": 1e-12}, "layer_norm_eps is 1e-12, and fairseq's layer norms"),
         ({"hidden_act": "relu"}, "has gelu in its head and relu in its layers"),
-        ({"architectures": ["BertForMaskedLM"]}, "a BertForMaskedLM; what can be imported is"),
+        ({"architectures": ["BertForMaskedLM"]}, "a BertForMaskedLM; fairseq-posenc imports"),
         ({"position_embedding_type": "new"}, "the positions of its RobertaForMaskedLM are none"),
     ],
 )
@@ -309,7 +309,7 @@ def test_nothing_of_an_export_is_left_where_it_is_refused(tmp_path, capsys):
     full.mkdir()
     (full / "file").touch()
     mine = ["--checkpoint", trained.path, "--tokens", "words"]
-    assert "is there and not empty" in told(*mine, out=full)
+    assert "exists and is not empty" in told(*mine, out=full)
     assert "no such file" in told("--checkpoint", tmp_path / "none.pt")
     assert "say with --tokens" in told("--checkpoint", trained.path)
     assert f"--data {tmp_path}: holds no dict.txt; name the" in told(*mine, "--data", tmp_path)
@@ -322,7 +322,7 @@ def test_nothing_of_an_export_is_left_where_it_is_refused(tmp_path, capsys):
     state["model"] = {k: v for k, v in state["model"].items() if "_extra_state" not in k}
     torch.save(state, stock.path)
     told_of_stock = told("--checkpoint", stock.path, "--tokens", "words")
-    assert "a RobertaModel, and this is for models of fairseq_posenc" in told_of_stock
+    assert "a RobertaModel, not a model of fairseq_posenc" in told_of_stock
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
 
 
@@ -409,7 +409,7 @@ def test_another_tasks_name_is_one_line(family, task, capsys):
     path.write_text(json.dumps(config))
     fits = own or (family == "masked_lm" and task in ("glue", "squad"))
     import_(folder, code=0 if fits else 2)
-    assert fits or "its model is of" in capsys.readouterr().err
+    assert fits or "the task of its model" in capsys.readouterr().err
 
 
 def test_what_an_export_keeps_for_the_way_back_is_checked(capsys):
@@ -419,7 +419,7 @@ def test_what_an_export_keeps_for_the_way_back_is_checked(capsys):
     kept = config["fairseq"]
     for part, change, told in (
         ("model", {"_name": "transformer"}, "transformer is not an architecture of fairseq_posenc"),
-        ("model", {"encoder_embed_dim": 10**9}, "its settings are of a model that its"),
+        ("model", {"encoder_embed_dim": 10**9}, "weights do not fit the model of its settings"),
         (
             "model",
             {"position_encoding": "rope+m4m"},
@@ -427,7 +427,7 @@ def test_what_an_export_keeps_for_the_way_back_is_checked(capsys):
         ),
         ("model", {"attention_directions": "lr"}, "or other attention directions"),
         ("model", {"position_encoding": "shaw"}, "tensors of the model are not there"),
-        ("task", {"_name": "bart"}, "its model is of a task that is none of masked_lm"),
+        ("task", {"_name": "bart"}, "the task of its model is not one of masked_lm"),
         ("model", {"activation_fn": "relu"}, "gelu in its head, where a model of fairseq"),
         ("meanings", {"encoder": {"heads": 2}}, "trained with 2 heads, the model has 4 heads"),
         ("meanings", {"encoder": 3}, "config.json: cannot be read"),
@@ -491,7 +491,7 @@ def test_fine_tuned_heads_come_back_bit_for_bit(task, spec, capsys):
     config = json.loads(path.read_text())
     masked = "RobertaForMaskedLM" if spec == "learned" else "PosencForMaskedLM"
     for change, told in (
-        ({"architectures": ["BertForMaskedLM"]}, "which no export of fairseq-posenc is"),
+        ({"architectures": ["BertForMaskedLM"]}, "is not an export of fairseq-posenc"),
         ({"architectures": [masked], "head_activation": "gelu"}, "tensors of the model are not"),
         ({"architectures": ["PosencForMaskedLM"], "head_activation": "tanh"}, "tanh in its head"),
     ):

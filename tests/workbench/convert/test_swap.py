@@ -74,7 +74,7 @@ def test_another_layout_is_the_same_model_and_back_bit_for_bit(family, one, othe
 def test_a_layout_is_refused_beside_vectors_in_the_order_of_coordinates(capsys):
     trained = checkpoint("masked_lm", "rope+m4m")
     swap(trained, "--position-encoding", "rope(layout=half)+m4m", code=2)
-    assert "beside encodings that add numbers to the scores" in capsys.readouterr().err
+    assert "if other encodings add numbers to the scores" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def test_names_may_be_specs_and_paths_may_have_an_at(tmp_path):
         (["model.pt"], "cannot read 'model.pt': write NAME=CHECKPOINT or NAME=CHECKPOINT@SPEC"),
         (["=model.pt"], "cannot read"),
         (["rope="], "cannot read"),
-        (["a/b={0}"], "the name must be one that a folder can have"),
+        (["a/b={0}"], "the name must be a valid folder name"),
         (["rope=no.pt"], "rope: the checkpoint no.pt does not exist"),
         (["rope={0}@rotary"], "unknown position encoding 'rotary'"),
         (["rope={0}", "rope={0}"], "two models are called 'rope'"),
@@ -331,7 +331,7 @@ def test_a_model_of_fairseqs_own_is_measured_up_to_its_limit(measure):
     assert long["refusal"] == "32 tokens are more than the model's limit of 16"
     assert short["position_encoding"] == "fairseq's TransformerLanguageModel"
     told = measure(f"stock={checkpoint(None)}@learned", "--lengths", "64", fails=True)
-    assert "is a model of fairseq's own: no @SPEC" in told
+    assert "is fairseq's own model, which takes no @SPEC" in told
 
 
 @slow

@@ -537,7 +537,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (["--tasks", "copy,chess"], "--tasks: 'chess' is none of addition, bucket_sort, copy"),
+            (["--tasks", "copy,chess"], "--tasks: unknown task 'chess': choose from addition"),
             (["--encodings", "quantum"], "quantum"),
             (["--encodings", "decbert_diff"], "directions, which are for encoders"),
             (["--lengths", "10,x"], "--lengths: must be a whole number of at least 1, not 'x'"),
@@ -546,7 +546,7 @@ class TestCommand:
             (["--updates", "0"], "--updates: must be a whole number of at least 1, not '0'"),
             (["--seeds", "one"], "--seeds: must be whole numbers"),
             (["--", "--max-update", "5"], "--max-update cannot be set here; use --updates"),
-            (["--", "elsewhere"], "'elsewhere' is not an option; the folder is --out's"),
+            (["--", "elsewhere"], "'elsewhere' is not an option; set the folder with --out"),
             (["--jobs", "0"], "--jobs: must be a whole number of at least 1, not '0'"),
         ],
     )

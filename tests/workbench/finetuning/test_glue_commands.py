@@ -365,7 +365,8 @@ def test_what_stops_a_training_is_told_in_one_line(tmp_path, capsys):
     assert main(arguments("m4m", *RATE, *wrong)) == 1
     told = (
         "1 of 1 runs failed; the same command tries them again: CoLA, learning rate 0.003, seed 1: "
-        "fairseq-hydra-train: --attention-directions up: 'up' is none of both, lr, rl (its log: "
+        "fairseq-hydra-train: --attention-directions up: unknown direction 'up': choose "
+        "both, lr or rl (its log: "
         f"{tmp_path}/CoLA/lr0.003-seed1/train.log)"
     )
     said = capsys.readouterr().err.splitlines()

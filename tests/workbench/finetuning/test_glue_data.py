@@ -98,7 +98,11 @@ def test_broken_rows_of_qqp_are_counted_and_elsewhere_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "label", "message"),
     [
-        ("RTE", "maybe", "the label 'maybe' is none of entailment, not_entailment; mend the file"),
+        (
+            "RTE",
+            "maybe",
+            "the label 'maybe' is not one of entailment, not_entailment; mend the file",
+        ),
         ("STS-B", "5.1", "the score '5.1' is not between 0 and 5; mend the file"),
         ("STS-B", "nan", "the score 'nan' is not between 0 and 5; mend the file"),
     ],
@@ -237,8 +241,11 @@ def test_long_pairs_are_cut_and_counted(tmp_path, pieces):
         ([], "choose the tokens: --encoder-json and --vocab-bpe, or --sentencepiece-model"),
         (["--encoder-json", "e", "--vocab-bpe", "v"], "give --dict: the dict.txt that belongs to"),
         (["--sentencepiece-model", "none"], "--sentencepiece-model none is not there"),
-        (["--sentencepiece-model", "P", "--tasks", "WNLI"], "--tasks WNLI: 'WNLI' is none of MNLI"),
-        (["--sentencepiece-model", "P", "--splits", "dev"], "--splits dev: 'dev' is none of train"),
+        (
+            ["--sentencepiece-model", "P", "--tasks", "WNLI"],
+            "--tasks WNLI: unknown task 'WNLI': choose from MNLI",
+        ),
+        (["--sentencepiece-model", "P", "--splits", "dev"], "--splits dev: unknown set"),
         (["--sentencepiece-model", "P", "--max-tokens", 3], "--max-tokens 3: give 8 or more"),
     ],
 )

@@ -266,7 +266,8 @@ def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
     )
     within = refused(capsys, *train_words(tmp_path, **{"model.attention_directions": "up"}), code=1)
     assert within == (
-        "fairseq-hydra-train: --attention-directions up: 'up' is none of both, lr, rl "
+        "fairseq-hydra-train: --attention-directions up: unknown direction 'up': choose both, "
+        "lr or rl "
         f"(its log: {tmp_path}/train.log)"
     )
     assert read(tmp_path / "finetune.yaml")["model"]["attention_directions"] == "up"
@@ -339,7 +340,7 @@ def test_several_gpus_share_the_batch(gpus, each):
 
 
 def test_settings_that_do_not_fit_are_told():
-    with pytest.raises(UserError, match="a batch of 48 windows cannot be shared by 5 GPUs"):
+    with pytest.raises(UserError, match="48 windows cannot be divided among 5 GPUs"):
         configured(5)
     with pytest.raises(UserError, match=r"set optimization.max_update too"):
         configured(1, "m4m", "1.1", "dataset.max_tokens=4000")

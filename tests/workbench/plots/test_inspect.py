@@ -322,8 +322,8 @@ def test_wrong_input_is_one_line(capsys, tmp_path):
         ("--target 'a b': has no symbol", translating, "--target", "a b"),
         ("a sequence of 31 tokens is longer", translating, "--target", "w1 " * 30),
         ("name one, or two", masked, "--checkpoint", masked, "--checkpoint", masked),
-        ("name a file in a folder that there is", masked, "--out", tmp_path / "no" / "x.html"),
-        ("name a file in a folder that there is", masked, "--out", tmp_path),
+        ("name a file in an existing folder", masked, "--out", tmp_path / "no" / "x.html"),
+        ("name a file in an existing folder", masked, "--out", tmp_path),
     ):
         assert expected in refusal(capsys, *words), expected
 

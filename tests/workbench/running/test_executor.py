@@ -156,7 +156,7 @@ class TestOnTwoNodes:
     def test_a_second_command_is_told_of_the_first(self, cluster, tmp_path):
         with command(cluster, tmp_path, "30") as waiting:
             wait_until(lambda: counted(tmp_path / "p0") > 0)
-            with pytest.raises(UserError, match=r"slurm: .* is at work there"):
+            with pytest.raises(UserError, match=r"slurm: .* is running there"):
                 sweep(tmp_path, 30)
             end_of(waiting)
 
@@ -255,8 +255,8 @@ def test_options_of_sbatch_are_read():
     ("words", "detach", "message"),
     [
         ("cloud", False, "--on cloud: is neither local nor slurm"),
-        ("local", True, "--on local: goes without --detach"),
-        ("local time=5", False, "--on local: goes without time=5"),
+        ("local", True, "--on local: leave --detach out"),
+        ("local time=5", False, "--on local: leave time=5 out"),
         ("slurm gpu", False, "--on slurm gpu: write it as key=value, as in partition=gpu"),
         ("slurm time=5 array=3", False, "--on slurm array=3: array is set here; leave it out"),
         ("slurm partition=gpu", False, "--on slurm: say how long a job may take, as in time=12:"),
@@ -268,7 +268,7 @@ def test_what_cannot_be_read_is_told(words, detach, message):
 
 
 def test_jobs_are_for_the_cluster_where_this_machine_does_one_piece_after_the_other():
-    with pytest.raises(UserError, match="--on local: goes without --jobs"):
+    with pytest.raises(UserError, match="--on local: leave --jobs out"):
         parse_place(Namespace(on=["local"], jobs=3, detach=False, one_by_one=True))
 
 

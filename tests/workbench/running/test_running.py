@@ -106,7 +106,7 @@ class TestStages:
             pass
 
     def test_two_runs_do_not_share_a_folder(self, tmp_path: Path) -> None:
-        told = rf"--out .*out: process {os.getpid()} on .*, since 20.* is at work there; wait for"
+        told = rf"--out .*out: process {os.getpid()} on .*, since 20.* is running there; wait"
         with (
             pytest.raises(UserError, match=told),
             locks.lock_output_folder(tmp_path / "out"),
@@ -121,7 +121,7 @@ class TestStages:
             program = subprocess.Popen(["sleep", "60"], pass_fds=[lock])
         try:
             assert locks.is_locked(tmp_path)
-            with pytest.raises(UserError, match="is at work there"), locks.lock_folder(tmp_path):
+            with pytest.raises(UserError, match="is running there"), locks.lock_folder(tmp_path):
                 pass
         finally:
             program.kill()
@@ -339,7 +339,7 @@ class TestFolders:
             folder.save({"items": 3})
         with folder.resume() as saved:
             assert saved == {"items": 3}
-            with pytest.raises(UserError, match="is at work there"):
+            with pytest.raises(UserError, match="is running there"):
                 folder.create().__enter__()
         other = Folder(tmp_path / "out", {**self.PLAN, "format": 2})
         with pytest.raises(UserError, match=r"out.partial: was made with other format: 1, not 2;"):

@@ -208,7 +208,7 @@ def test_a_probe_of_a_script_says_how_long_its_recipe_takes(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "which training? for example"),
+        ([], "name a training, for example"),
         (["--updates", "3", "--", "fairseq-train", "x"], "--updates 3: a probe needs at least 10"),
         (
             [str(SCRIPTS / "b_small.sh"), "none", "nowhere", "--device", "cpu"],

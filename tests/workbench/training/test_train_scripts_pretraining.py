@@ -254,7 +254,7 @@ def test_shards_that_do_not_fit_together_are_refused():
     folder = shards(2)
     (folder / "shard1" / "dict.txt").write_text("other 1\n", encoding="utf-8")
     told = refusal("train-recipe", "a_c4", "m4m", folder, "--device", "cpu")
-    assert "shard1/dict.txt is not that of" in told
+    assert "shard1/dict.txt differs from that of" in told
     folder = shards(1)
     (folder / "shard1.partial").mkdir()
     told = refusal("train-recipe", "a_c4", "m4m", folder, "--device", "cpu")
@@ -298,18 +298,18 @@ def test_some_of_the_shards_are_not_the_whole_corpus():
         (
             "b_lm",
             ["--device", "cpu", "--gpus", 2],
-            "--device cpu goes without --gpus, --fp16 and --bf16",
+            "--device cpu excludes --gpus, --fp16 and --bf16",
         ),
         (
             "b_lm",
             ["--device", "cpu", "--bf16"],
-            "--device cpu goes without --gpus, --fp16 and --bf16",
+            "--device cpu excludes --gpus, --fp16 and --bf16",
         ),
         ("b_lm", ["--gpus"], "argument --gpus: expected one argument"),
         ("b_lm", ["--gpus", 0], "argument --gpus: must be a whole number of at least 1, not '0'"),
         ("b_lm", ["--per-gpu", "x"], "argument --per-gpu: must be a whole number of at least 1"),
         ("b_lm", ["--lr", 1], "unrecognized arguments: --lr 1"),
-        ("b_lm", [], "no GPU is visible; --device cpu trains on the processor, which takes long"),
+        ("b_lm", [], "no GPU is visible; --device cpu trains on the processor, slowly"),
     ],
 )
 def test_wrong_arguments_are_told_in_one_line(name, arguments, message):
@@ -580,7 +580,7 @@ def test_a_killed_training_goes_on_from_its_own_checkpoint_and_not_from_the_firs
         file.truncate(last.stat().st_size // 2)
     init.unlink()  # is not needed any more
     done = start("a_base", *arguments, "--max-update", before + 2, cwd=tmp_path)
-    assert "goes on from checkpoint_best.pt, the newest whole checkpoint" in done.stdout
+    assert "resumes from checkpoint_best.pt, the newest complete checkpoint" in done.stdout
     assert f"going on from {last}" in done.stderr
     assert f"Loaded checkpoint {last}" in done.stdout
     assert f"@ {before} updates)" in done.stdout

@@ -65,8 +65,8 @@ def run_export(options: argparse.Namespace) -> int:
     trained = open_model(options.checkpoint, options.data)
     if not isinstance(trained.model, trained.family.kind):
         raise UserError(
-            f"--checkpoint {trained.path}: a {type(trained.model).__name__}, and this is for "
-            "models of fairseq_posenc; fairseq-posenc swap makes one of it"
+            f"--checkpoint {trained.path}: a {type(trained.model).__name__}, not a model of "
+            "fairseq_posenc; fairseq-posenc swap converts it"
         )
     labels = Labels(options.license, tuple(filter(None, options.language.split(","))))
     if options.to == "ctranslate2":

@@ -39,8 +39,8 @@ def options_from_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     layout = known.get(model)
     if layout is None:
         raise UserError(
-            f"{path}: a {shortened(model)}; what can be imported is {', '.join(known)}, and what "
-            "fairseq-posenc export wrote"
+            f"{path}: a {shortened(model)}; fairseq-posenc imports {', '.join(known)}, and its "
+            "own exports"
         )
     epsilon, activation = config.get("layer_norm_eps"), config.get("hidden_act")
     if epsilon != EPSILON:
@@ -63,7 +63,7 @@ def options_from_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: its config.json has sizes that are not numbers of 1 or more")
     positions = parse_positions(model, config)
     if positions is None:
-        raise UserError(f"{path}: the positions of its {model} are none that the package has")
+        raise UserError(f"{path}: the package does not have the positions of its {model}")
     item, max_positions = positions
     return {
         "model": {
@@ -128,8 +128,7 @@ def _find_changed_rotation(settings: dict[str, Any], folder: HFFolder) -> dict[s
     parsed = parse_positions(name, folder.config)
     if parsed is None:
         raise UserError(
-            f"{folder.path}: its rotary positions are scaled in a way that the package does not "
-            "have, or computes otherwise"
+            f"{folder.path}: the package does not have the scaling of its rotary positions"
         )
     item, size = parsed
     spec = str(Spec.uniform((item,)))
@@ -170,4 +169,4 @@ def _find_head(folder: HFFolder) -> tuple[str, Any]:
         for head, hf_class in layout.heads.items():
             if hf_class == name:
                 return head, layout.activations.get(head)
-    raise UserError(f"{folder.path}: a {shortened(name)}, which no export of fairseq-posenc is")
+    raise UserError(f"{folder.path}: a {shortened(name)} is not an export of fairseq-posenc")

@@ -44,7 +44,7 @@ def create_folder(folder: Path) -> Iterator[Path]:
     """
     refuse_link(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--out {folder}: is there and not empty; name another folder")
+        raise UserError(f"--out {folder}: exists and is not empty; name another folder")
     output = Folder(folder, {})
     with errors_that_name(folder), output.create():
         yield output.partial

@@ -170,7 +170,7 @@ def from_hf_weights(
     if types is not None and types[0].any():  # one vector more for every token
         table = next((name for name in converted if name.endswith(_POSITION_TABLE)), None)
         if table is None:
-            raise UserError("its token types are vectors, which a model without a table has not")
+            raise UserError("its token types are vectors, but the model has no table for them")
         converted[table] = converted[table] + types[0]
     return converted, used
 

@@ -66,7 +66,7 @@ def build_model(folder: HFFolder) -> Built:
         refuse_files({"cfg": own})
     given, task = own.get("model"), own.get("task")
     if not isinstance(given, dict) or not isinstance(task, dict):
-        raise UserError(f"{folder.source}: has no options of a model and of its task")
+        raise UserError(f"{folder.source}: lacks the options of a model and its task")
     arch = str(given.get("_name") or given.get("arch"))
     family = find_family(arch)
     if family is None:
@@ -75,7 +75,7 @@ def build_model(folder: HFFolder) -> Built:
         )
     tasks = (family.task, *_FINE_TUNING.get(family.name, ()))
     if task.get("_name") not in tasks:
-        raise UserError(f"{folder.path}: its model is of a task that is none of {', '.join(tasks)}")
+        raise UserError(f"{folder.path}: the task of its model is not one of {', '.join(tasks)}")
     if folder.settings:
         own = update_options(own, folder)
         given, task = own["model"], own["task"]
@@ -110,7 +110,7 @@ def _refuse_other_code(folder: HFFolder) -> None:
         raise UserError(
             f"{path}: is not the code that this version of fairseq_posenc writes for {CONFIG}, so "
             "the weights may mean something else; import them with the version that exported "
-            "them, or remove the file to import them as they mean here"
+            "them, or remove the file to read them as this version does"
         )
 
 
@@ -150,7 +150,7 @@ def _refuse_other_sizes(values: dict[str, Any], folder: HFFolder) -> None:
     numbers += [values.get(name) or 0 for name in positions]
     if not all(isinstance(each, int) and 0 <= each <= max(2 * there, 10_000) for each in numbers):
         raise UserError(
-            f"{folder.path}: its settings are of a model that its {there:,} weights are not"
+            f"{folder.path}: its {there:,} weights do not fit the model of its settings"
         )
 
 
@@ -185,8 +185,8 @@ def load_weights(folder: HFFolder, built: Built) -> dict[str, Any]:
     loaded = built.model.state_dict()
     if torn := [name for name in converted if not torch.equal(loaded[name].cpu(), converted[name])]:
         raise UserError(
-            f"{folder.path / WEIGHTS}: {shortened(torn[0])} is one tensor with another in fairseq, "
-            "and the two differ"
+            f"{folder.path / WEIGHTS}: {shortened(torn[0])} is tied to another tensor in fairseq, "
+            "but the two differ"
         )
     return {**loaded, **converted}
 

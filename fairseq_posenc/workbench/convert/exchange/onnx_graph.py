@@ -61,8 +61,8 @@ def write_graph(trained: OpenModel, folder: Path) -> tuple[tuple[str, ...], floa
     """
     if trained.family.name == "causal_lm":
         raise UserError(
-            "--to onnx: for encoders; a causal language model writes token by token with caches, "
-            "which one graph has not: --to hf makes a folder whose generate does"
+            "--to onnx: for encoders; one graph has no caches, which a causal language model "
+            "needs to generate: use --to hf"
         )
     names = _OUTPUTS.get(trained.head, ("logits",))
     model = _Encoder(_build_model(trained), names).eval()

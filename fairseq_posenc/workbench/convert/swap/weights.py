@@ -140,8 +140,8 @@ def _refuse_other_parameters(
     ):
         if names:
             raise UserError(
-                f"{source.path}: it {what} {len(names)} parameters such as {min(names)}: "
-                "its options do not tell how it was built"
+                f"{source.path}: it {what} {len(names)} parameters such as {min(names)}: its "
+                "options do not describe it"
             )
 
 
@@ -208,6 +208,6 @@ def _refuse_vectors_of_others(stack: Any) -> None:
     """Refuse another order of coordinates where another encoding has vectors in the old one."""
     if not all(terms.content_only for terms in stack.assembly.check("auto")):
         raise UserError(
-            f"{stack.assembly.spec}: the layout of pairs can be changed beside encodings that add "
-            "numbers to the scores, not beside those whose vectors meet queries or keys"
+            f"{stack.assembly.spec}: the layout of pairs can change if other encodings add "
+            "numbers to the scores, but not if they multiply vectors with queries or keys"
         )

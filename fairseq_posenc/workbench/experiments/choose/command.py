@@ -93,17 +93,17 @@ def run(args: argparse.Namespace) -> int:
 def _refuse_wrong_options(question: ChooseQuestion, args: argparse.Namespace) -> None:
     if question.length < question.trained:
         raise UserError(
-            f"--trained {question.trained}: more than --length {question.length}, which is read; "
-            "give the longest text to be read as --length"
+            f"--trained {question.trained} is more than --length {question.length}: set --length "
+            "to the longest text to read"
         )
     if args.text is None:
         if args.json:
             raise UserError("--json: is for --text; the records themselves are in docs/results")
     elif question.family == BOTH:
         raise UserError(
-            "--text: is for language models; translations of your own are prepared by "
-            "'fairseq-posenc preprocess translation' and trained by "
-            "'fairseq-posenc train-recipe translation_iwslt17'"
+            "--text: is for language models; prepare translations with 'fairseq-posenc "
+            "preprocess translation', and train with 'fairseq-posenc train-recipe "
+            "translation_iwslt17'"
         )
     elif question.family == MASKED and question.length != question.trained:
         raise UserError("--trained: candidates of masked-lm are read at the length of training")
@@ -113,7 +113,7 @@ def _build_settings(question: ChooseQuestion, args: argparse.Namespace) -> TextS
     listed = args.encodings or ",".join(choose_candidates(question))
     variants = parse_variants(listed)
     if len(variants) < 2:
-        raise UserError(f"--encodings {listed}: name two or more, to choose among")
+        raise UserError(f"--encodings {listed}: name two or more candidates")
     return TextSettings(
         out=args.out or Path(f"choose-{args.text.stem}"),
         text=args.text,

@@ -74,7 +74,7 @@ class Halving:
             updates = self._count_affordable(rounds[-1], len(left), rest / (count + 1 - number))
             before = rounds[-1].updates
             if updates < _LEAST * before:
-                say(f"{format_time(max(rest, 0))} are left: too little for another round")
+                say(f"{format_time(max(rest, 0))} left: too little for another round")
                 break
             rounds.append(self._train_round(number, left, before, updates))
             left = tuple(rounds[-1].kept)

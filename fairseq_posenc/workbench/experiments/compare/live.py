@@ -42,7 +42,7 @@ class Live:
         if results.outcomes or any(curve.entries for curve in results.begun.values()):
             path = write_report(results, estimate_seconds_left(results)).with_name(PAGE)
             if self._opens:
-                say(f"the page of the run, which goes on: {path}")
+                say(f"page of the run: {path}")
                 open_in_browser(path.resolve().as_uri())
             self._opens = False
         self._next = time.monotonic() + _EVERY
@@ -73,7 +73,7 @@ def announce(settings: TextSettings) -> None:
     count = len(settings.runs)
     jobs = min(settings.jobs, count)
     if settings.train_args or choose_device() == "cuda":
-        time_left = "how long, the page says after the first training"
+        time_left = "the page estimates the time after the first training"
     else:
         at_once = min(jobs, cores())
         update = _UPDATE * _measure_pass(at_once)

@@ -86,8 +86,8 @@ def refuse_to_lose_report(settings: TextSettings) -> None:
         return
     if lost := next(_list_lost_figures(old, settings), ""):
         raise UserError(
-            f"--out {settings.out}: the report there is of {lost}, which this one would leave out; "
-            "name that too, name another --out, or replace the report with --overwrite"
+            f"--out {settings.out}: holds a report on {lost}; name that too, choose another "
+            "--out, or add --overwrite to replace the report"
         )
 
 

@@ -73,7 +73,7 @@ def read_result(run: GlueRun, out: Path) -> Result:
     metrics = result.get("metrics") if isinstance(result, dict) else None
     score = metrics.get(run.reported_metric) if isinstance(metrics, dict) else None
     if not isinstance(score, (int, float)):
-        raise UserError(f"{folder / RESULT}: is not a result of glue; delete it to make it anew")
+        raise UserError(f"{folder / RESULT}: is not a result of glue; delete it to rebuild it")
     return {"learning_rate": run.learning_rate, "seed": run.seed, **result, "folder": str(folder)}
 
 

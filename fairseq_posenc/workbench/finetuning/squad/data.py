@@ -54,8 +54,8 @@ class Squad(NamedTuple):
         for question in self.questions:
             if question.answers is None and some:
                 raise UserError(
-                    f"{self.path}: question {question.id} has no 'answers', and others have; in "
-                    "SQuAD 2.0 an empty list says that there is none"
+                    f"{self.path}: question {question.id} has no 'answers', unlike others; in "
+                    "SQuAD 2.0, write an empty list for a question without an answer"
                 )
             if question.answers == () and self.version == V1:
                 raise UserError(

@@ -181,6 +181,6 @@ def _find_best_threshold(
 def _refuse_missing(squad: Squad, values: Mapping[str, object], what: str) -> None:
     if missing := [question.id for question in squad.questions if question.id not in values]:
         raise UserError(
-            f"{what}: {len(missing):,} of {len(squad.questions):,} questions are missing, first of "
-            f"all {missing[0]}; SQuAD 2.0 is scored only if each has one"
+            f"{what}: {len(missing):,} of {len(squad.questions):,} questions are missing, first "
+            f"of all {missing[0]}; SQuAD 2.0 can be scored only if each has one"
         )

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     words = [*args.training, *dashes, *args.after_dashes]
     if not words:
         raise UserError(
-            "which training? for example: fairseq-posenc plan train_scripts/b_small.sh learned "
+            "name a training, for example: fairseq-posenc plan train_scripts/b_small.sh learned "
             "data-bin/wiki, or fairseq-posenc plan -- fairseq-train data-bin/wiki ..."
         )
     if args.updates < 10:

@@ -110,8 +110,8 @@ def _print_command(words: Sequence[str]) -> list[str]:
     commands = [command for command in commands if _is_training(command)]
     if len(commands) != 1:
         raise UserError(
-            f"{words[0]} --dry-run prints {len(commands)} {TRAIN} commands, not one; where it is "
-            "the seeds that are several, --seeds 1 makes it one"
+            f"{words[0]} --dry-run prints {len(commands)} {TRAIN} commands, not one; for several "
+            "seeds, add --seeds 1"
         )
     return commands[0]
 
@@ -163,8 +163,8 @@ class ProbeLog:
         counted = self.updates[left_out:]
         if left_out < 1 or not counted:
             raise UserError(
-                f"the probe's log has {len(self.updates)} updates, and the first {left_out} do not "
-                "count; is there a --log-file or --quiet that keeps the rest from its output?"
+                f"the probe's log has {len(self.updates)} updates, and the first {left_out} do "
+                "not count; does --log-file or --quiet hide the rest?"
             )
         before = self.updates[left_out - 1 : -1]
         seconds = [now.time - then.time for then, now in zip(before, counted)]

@@ -41,7 +41,7 @@ def choose_devices(args: Namespace, name: str) -> Devices:
     precision = "--bf16" if args.bf16 else "--fp16"
     if args.device == "cpu":
         if args.gpus or args.fp16 or args.bf16:
-            raise UserError("--device cpu goes without --gpus, --fp16 and --bf16")
+            raise UserError("--device cpu excludes --gpus, --fp16 and --bf16")
         gpus, precision = 1, "--cpu"
     else:
         gpus = args.gpus or _count_gpus(args.dry_run)
@@ -60,7 +60,7 @@ def _count_gpus(dry_run: bool) -> int:
 
     gpus = torch.cuda.device_count()
     if gpus == 0 and not dry_run:
-        raise UserError("no GPU is visible; --device cpu trains on the processor, which takes long")
+        raise UserError("no GPU is visible; --device cpu trains on the processor, slowly")
     if gpus == 0:
         other = "(--gpus N, or --device cpu, for another)"
         say(f"no GPU is visible here: this is the command for one {other}")

@@ -68,7 +68,7 @@ def _check_data_bin(folder: Path, first: Path, pairs: bool) -> None:
     for own in sorted(folder.glob("dict*.txt")):
         others = first / own.name
         if not others.exists() or own.read_bytes() != others.read_bytes():
-            raise UserError(f"{own} is not that of {first}: its numbers mean other tokens")
+            raise UserError(f"{own} differs from that of {first}: its numbers mean other tokens")
 
 
 class RunIdentity(NamedTuple):

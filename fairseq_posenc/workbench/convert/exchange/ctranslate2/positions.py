@@ -125,7 +125,7 @@ def _compute_input_table(stack: Any, tokens: Tensor) -> Optional[Tensor]:
     two_sentences = tokens.clone()
     two_sentences[:, tokens.size(1) // 2] = stack.eos_idx
     if not torch.equal(vectors, stack.embed_positions(two_sentences)):
-        _refuse(stack, "positions that begin anew with each sentence")
+        _refuse(stack, "positions that restart in each sentence")
     return vectors[0]
 
 

@@ -132,7 +132,7 @@ def _read_layer_style(stack: Any) -> dict[str, Any]:
     activation = str(stack.cfg.activation_fn)
     if activation not in _ACTIVATIONS:
         raise UserError(
-            f"--to ctranslate2: the activation {activation} is none of CTranslate2's: "
+            f"--to ctranslate2: the activation {activation} is not one of CTranslate2's: "
             f"{', '.join(_ACTIVATIONS)}"
         )
     return {

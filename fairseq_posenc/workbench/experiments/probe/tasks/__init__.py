@@ -23,5 +23,5 @@ def get(name: str) -> Task:
         UserError: there is none of this name.
     """
     if name not in TASKS:
-        raise UserError(f"--tasks: {name!r} is none of {', '.join(names())}")
+        raise UserError(f"--tasks: unknown task {name!r}: choose from {', '.join(names())}")
     return TASKS[name]
