@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc import registry
-from fairseq_posenc.api import CrossAttention, LayerPositions, SelfAttention, StackPositions
+from fairseq_posenc.api import (
+    CrossAttention,
+    LayerPositions,
+    PositionEncoding,
+    SelfAttention,
+    StackPositions,
+)
+from fairseq_posenc.backends import attend
+from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from tests.helpers.formulas import awake
 from tests.helpers.tiny_models import COMPOSITIONS
@@ -194,6 +203,12 @@ def test_dropout_that_is_not_a_probability_is_refused(dropout):
     for build in (SelfAttention, CrossAttention):
         with pytest.raises(UserError, match="must be at least 0 and below 1"):
             build(stack(), dropout=dropout)
+    query = torch.randn(1, 2, 5, 8)
+    encoding = PositionEncoding("t5", 16, 2)
+    with pytest.raises(UserError, match="must be at least 0 and below 1"):
+        encoding.attend(query, query, query, dropout=dropout)
+    with pytest.raises(UserError, match="must be at least 0 and below 1"):
+        attend(query, query, query, Terms(), Mask(), dropout)
 
 
 @pytest.mark.parametrize("heads", [0, -1, 3])
@@ -203,12 +218,6 @@ def test_key_value_heads_that_do_not_divide_are_refused(heads):
             build(stack(), num_key_value_heads=heads)
 
 
-    query = torch.randn(1, 2, 5, 8)
-    encoding = PositionEncoding("t5", 16, 2)
-    with pytest.raises(UserError, match="must be at least 0 and below 1"):
-        encoding.attend(query, query, query, dropout=dropout)
-    with pytest.raises(UserError, match="must be at least 0 and below 1"):
-        attend(query, query, query, Terms(), Mask(), dropout)
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

@@ -120,7 +120,13 @@ def attend(
     need_weights: bool = False,
     requested: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend on the backend that :func:`choose` chooses; see :class:`AttentionCall`."""
+    """Attend on the backend that :func:`choose` chooses; see :class:`AttentionCall`.
+
+    Raises:
+        UserError: a probability that is none, or a backend that cannot do it.
+    """
+    if not 0 <= dropout < 1:
+        raise UserError(f"dropout={dropout:g} must be at least 0 and below 1")
     mask = mask.without_needless_window(key.size(2))
     call = AttentionCall(query, key, value, terms, mask, dropout, need_weights)
     return choose(requested, terms, call.features).backend.attend(call)

@@ -7,6 +7,9 @@ order of the keys, and no product is computed for other pairs.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -105,7 +108,7 @@ def _count_positions(query: Tensor, content: Tensor, table: Tensor, mask: Mask) 
     positions = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=len(table) - 1)  # [B, H, T, S]
     by_row = query @ at_least_fp32(table).T  # [B, H, T, P]
     low = positions.detach().floor()
-    part, index = positions - low, low.long()
+    part, index = positions - low, low.nan_to_num().long()  # NaN stays in the part
     above = (index + 1).clamp(max=len(table) - 1)  # where p is whole, its part is 0
     return by_row.gather(-1, index) * (1 - part) + by_row.gather(-1, above) * part
 
@@ -113,12 +116,13 @@ def _count_positions(query: Tensor, content: Tensor, table: Tensor, mask: Mask) 
 def _expand_decay(call: AttentionCall) -> Tensor | None:
     """Compute what forgetting adds to the scores, ``(B or 1, H, T, S)``, or None."""
     tgt_len, src_len = call.query.size(2), call.key.size(2)
-    sides = [
-        None
-        if c is None
-        else sum(part[:, :, src_len - tgt_len :, None] - part[:, :, None] for part in c.unbind(-1))
-        for c in call.decay()
-    ]
+
+    def subtract(parts: Tensor) -> Tensor:
+        queries, keys = parts[:, :, src_len - tgt_len :, None], parts[:, :, None]
+        pairs = (queries[..., n] - keys[..., n] for n in range(parts.size(-1)))
+        return reduce(add, pairs)  # part by part: [B or 1, H, T, S]
+
+    sides = [None if c is None else subtract(c) for c in call.decay()]
     earlier, later = sides
     if earlier is None or later is None:
         return later if earlier is None else earlier

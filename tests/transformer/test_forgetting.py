@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
+from fairseq_posenc import registry
 from fairseq_posenc.api import LayerPositions, PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.backends import BACKENDS, check, flex
 from fairseq_posenc.encodings.terms import Terms
@@ -238,3 +239,13 @@ def test_gates_and_their_gradients_in_float32_are_those_in_float64(backend, caus
     for ours, exact in zip(found[torch.float32], found[torch.float64]):
         allowed = 1e-3 if backend == "sdpa" else 1e-4  # there a sum is a channel of its own
         assert (ours - exact).norm() < allowed * exact.norm()
+
+
+@pytest.mark.parametrize("spec", [*registry.names(), "rope+ssmax", "rope+sink"])
+@pytest.mark.parametrize("length", [5, 60])
+def test_nan_stays_nan(spec, length):
+    """So that what looks for a training that diverged finds it; nothing is raised before."""
+    positions = awake(StackPositions(spec, 16, 2, max_positions=64, causal=True))
+    x = torch.randn(1, length, 16)
+    x[0, 1, 3] = torch.nan
+    assert SelfAttention(positions)(*positions(x))[0][0, 2:].isnan().any()
