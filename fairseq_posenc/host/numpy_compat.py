@@ -1,4 +1,4 @@
-"""Names that fairseq 0.12 uses and numpy has dropped: all that this package replaces anywhere.
+"""Names that fairseq 0.12 uses and numpy has dropped, and a function that numpy refuses.
 
 :func:`~fairseq_posenc.host.startup.prepare` installs them when fairseq loads the plugin.
 """
