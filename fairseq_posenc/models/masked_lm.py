@@ -13,6 +13,7 @@ from fairseq.models.roberta.model import base_architecture, roberta_large_archit
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from omegaconf import OmegaConf
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
@@ -21,7 +22,6 @@ from fairseq_posenc.host.processes import check_parsed
 from fairseq_posenc.models.decbert import DECBERT
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.forward_context import set_context
-from fairseq_posenc.transformer.heads import SpanHead
 from fairseq_posenc.transformer.options import add_position_args, build_stack_config, log_encodings
 from fairseq_posenc.transformer.stacks import PositionalEncoder
 
@@ -38,6 +38,29 @@ class PositionalRobertaEncoder(RobertaEncoder):
         encoder = PositionalEncoder(build_stack_config(args), dictionary, embed_tokens)
         encoder.apply(init_bert_params)
         return encoder
+
+
+class SpanHead(nn.Module):
+    """A linear layer with two outputs a token, as in BERT (Devlin et al., 2019, section 4.2)."""
+
+    def __init__(self, embed_dim: int) -> None:
+        super().__init__()
+        self.scores = nn.Linear(embed_dim, 2)
+
+    def forward(self, features: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
+        """Score each token as the first and as the last of an answer, in float32.
+
+        Args:
+            features: ``[B, T, C]``, of any precision.
+            padding: ``[B, T]``, true where there is no token; the scores there are -inf.
+
+        Returns:
+            Two tensors ``[B, T]``.
+        """
+        weight, bias = self.scores.weight.float(), self.scores.bias.float()
+        scores = F.linear(features.float(), weight, bias)  # [B, T, 2]
+        scores = scores.masked_fill(padding.unsqueeze(-1), float("-inf"))
+        return scores[..., 0], scores[..., 1]
 
 
 @register_model("positional_roberta")

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 from fairseq import checkpoint_utils
+from torch import Tensor
 
 from fairseq_posenc.checkpoints.error_messages import UNBUILDABLE, quote_error
 from fairseq_posenc.checkpoints.recovery import newest_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_mapped, readable_errors
 from fairseq_posenc.checkpoints.trusted_settings import forget_files, refuse_files
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.files import written_whole
+from fairseq_posenc.files import refuse_bad_place, written_whole
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 
 State = dict[str, Any]
@@ -78,6 +79,38 @@ def write_state(state: State, path: Path) -> None:
     # Into an open file: where torch opens it, a full disk is an error that does not say so.
     with written_whole(path) as temporary, open(temporary, "wb") as file:
         torch.save(state, file)
+
+
+def refuse_existing_output(option: str, out: Path, overwrite: bool) -> None:
+    """Refuse to write where something is, unless it may be overwritten, or where nothing can be.
+
+    Raises:
+        UserError: says which; ``option`` named the file.
+    """
+    if out.exists() and not overwrite:
+        raise UserError(f"{option} {out} exists: name another file, or add --overwrite")
+    refuse_bad_place(out, option)
+
+
+def write_start_checkpoint(settings: dict[str, Any], weights: dict[str, Tensor], out: Path) -> None:
+    """Write what fairseq reads: plain settings, weights, and a training that has not begun."""
+    not_begun = {
+        "criterion_name": "",
+        "optimizer_name": "",
+        "lr_scheduler_state": {},
+        "num_updates": 0,
+    }
+    state = {
+        "args": None,
+        "cfg": settings,
+        "model": weights,
+        "criterion": None,
+        "optimizer_history": [not_begun],
+        "last_optimizer_state": None,
+        "task_state": {},
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}},
+    }
+    write_state(state, out)
 
 
 def read_updates(state: State) -> int:

@@ -102,7 +102,7 @@ def run_import(options: argparse.Namespace) -> int:
         refuse_odd_values,
     )
     from fairseq_posenc.workbench.convert.exchange.importing import build_model, load_weights
-    from fairseq_posenc.workbench.convert.start_checkpoint import (
+    from fairseq_posenc.workbench.loading.checkpoints import (
         refuse_existing_output,
         write_start_checkpoint,
     )

@@ -17,10 +17,6 @@ from fairseq_posenc.workbench.convert.random_comparison import (
     compute_scores,
     largest_difference,
 )
-from fairseq_posenc.workbench.convert.start_checkpoint import (
-    refuse_existing_output,
-    write_start_checkpoint,
-)
 from fairseq_posenc.workbench.convert.swap.new_model import Choice, NewModel, build_new_model
 from fairseq_posenc.workbench.convert.swap.position_parameters import RULES
 from fairseq_posenc.workbench.convert.swap.weights import (
@@ -28,7 +24,11 @@ from fairseq_posenc.workbench.convert.swap.weights import (
     transfer_weights,
     with_default_layouts,
 )
-from fairseq_posenc.workbench.loading.checkpoints import refuse_unusable_settings
+from fairseq_posenc.workbench.loading.checkpoints import (
+    refuse_existing_output,
+    refuse_unusable_settings,
+    write_start_checkpoint,
+)
 from fairseq_posenc.workbench.loading.families import list_stacks
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.options import add_count, build_settings

@@ -18,7 +18,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
 )
 
-from fairseq_posenc.transformer.heads import SpanHead
+from fairseq_posenc.models.masked_lm import SpanHead
 from fairseq_posenc.workbench.convert.exchange.modeling.attention import Memory
 from fairseq_posenc.workbench.convert.exchange.modeling.base import PosencModel
 from fairseq_posenc.workbench.convert.exchange.modeling.configuration import PosencConfig
