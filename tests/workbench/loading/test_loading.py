@@ -1,0 +1,131 @@
+"""What a trained model is opened with: its settings, its family, its sizes, its updates."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import pytest
+import torch
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.loading import checkpoints, families
+from fairseq_posenc.workbench.loading.dictionaries import count_symbols, open_task, translates
+from tests.helpers.exchanged import checkpoint
+from tests.helpers.tiny_models import ARCHITECTURES, STOCK
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_families_are_found_by_the_class_of_an_architecture(family):
+    found = families.find_family(ARCHITECTURES[family])
+    assert found.name == family
+    assert families.find_family(STOCK[family]) is None
+    assert families.find_family(STOCK[family], stock=True) == found
+    assert ARCHITECTURES[family].startswith(found.stem)
+    for other in ("lstm", "no_such_architecture"):
+        assert families.find_family(other, stock=True) is None
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_a_model_of_default_options_is_built_and_has_its_stacks(family):
+    known = families.find_family(ARCHITECTURES[family])
+    settings = families.defaults(ARCHITECTURES[family], known.task)
+    values = settings["model"]
+    values = dict(vars(values) if isinstance(values, Namespace) else values)
+    values |= {"_name": ARCHITECTURES[family], "tokens_per_sample": 16, "max_positions": 16}
+    model = families.build(values, [40] * len(known.positions))
+    assert isinstance(model, known.kind)
+    stacks = dict(families.list_stacks(model))
+    sides = {"masked_lm": {"encoder"}, "causal_lm": {"decoder"}}
+    assert stacks.keys() == sides.get(family, {"encoder", "decoder"})
+    for stack in stacks.values():
+        assert stack.embed_tokens.num_embeddings == 40
+    asked = {action.dest for action in families.model_options(ARCHITECTURES[family])}
+    assert {"position_encoding", "dropout"} <= asked
+
+
+def test_names_of_architectures_old_and_new():
+    assert families.architecture(Namespace(_name="a", arch="b")) == "a"
+    assert families.architecture(Namespace(_name=None, arch="b")) == "b"
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_a_checkpoint_is_loaded_with_its_task(family, tmp_path):
+    trained = checkpoint(family, "alibi")
+    state = checkpoints.load_state(trained.path, "--checkpoint")
+    assert checkpoints.read_updates(state) == 7
+    assert state["cfg"].model.position_encoding == "alibi"
+    assert translates(state["cfg"].task) == (family == "translation")
+    opened = open_task(trained.path, state)
+    assert opened.data == trained.data
+    names = ["dict.de.txt", "dict.en.txt"] if family == "translation" else ["dict.txt"]
+    assert list(opened.dictionaries) == names
+    assert set(count_symbols(state["model"], trained.path).values()) == {
+        len(dictionary) for dictionary in opened.dictionaries.values()
+    }
+    with pytest.raises(UserError, match=f"--data {tmp_path}: holds no {names[0]}|no files of a"):
+        open_task(trained.path, state, tmp_path)
+    with pytest.raises(UserError, match=f"--data {tmp_path / 'none'}: no such folder"):
+        open_task(trained.path, state, tmp_path / "none")
+    text = (trained.data / names[-1]).read_text().splitlines()
+    for name in names:
+        (tmp_path / name).write_text("\n".join(text[:-1]) + "\n")
+    with pytest.raises(UserError, match=f"{names[0]}.* symbols"):
+        open_task(trained.path, state, tmp_path)
+
+
+def test_weights_that_are_no_table_are_named(tmp_path):
+    tables = {"encoder.embed_tokens.weight": torch.ones(5, 3), "decoder.x": torch.ones(2)}
+    assert count_symbols(tables, tmp_path) == {"encoder.embed_tokens.weight": 5}
+    tables["decoder.embed_tokens.weight"] = torch.ones(4)
+    with pytest.raises(UserError, match=r"decoder.embed_tokens.weight is not a table.*\(4,\)"):
+        count_symbols(tables, tmp_path)
+
+
+def test_a_missing_file_is_named_with_its_option(tmp_path):
+    for path in (tmp_path / "a.pt", tmp_path):
+        with pytest.raises(UserError, match=f"^--checkpoint {path}: no such file$"):
+            checkpoints.load_state(path, "--checkpoint")
+
+
+@pytest.mark.parametrize("state", [{}, {"optimizer_history": []}, {"optimizer_history": [{}]}])
+def test_a_state_without_updates_has_none(state):
+    assert checkpoints.read_updates(state) == 0
+
+
+def test_settings_that_name_files_are_taken_away_or_refused(tmp_path):
+    state = torch.load(checkpoint("translation", "none").path, weights_only=True)
+    model = state["cfg"]["model"]
+    (vars(model) if isinstance(model, Namespace) else model)["encoder_embed_path"] = "vectors.txt"
+    torch.save(state, tmp_path / "a.pt")
+    with pytest.raises(UserError, match=r"encoder_embed_path names a file, 'vectors\.txt'"):
+        checkpoints.load_state(tmp_path / "a.pt", "--checkpoint", for_fairseq=True)
+    loaded = checkpoints.load_state(tmp_path / "a.pt", "--checkpoint")
+    assert not loaded["cfg"].model.encoder_embed_path
+
+
+@pytest.mark.parametrize("error", [ValueError("no\nway"), KeyError("x"), AttributeError("y")])
+def test_what_cannot_be_built_is_one_line(error):
+    match = r"^a\.pt: no model can be built of its settings: "
+    with (
+        pytest.raises(UserError, match=match) as told,
+        checkpoints.refuse_unusable_settings("a.pt"),
+    ):
+        raise error
+    assert "\n" not in str(told.value)
+    assert told.value.__cause__ is error
+
+
+def test_lines_for_users_pass_and_get_the_name_of_the_file():
+    for text, told in (("the checkpoint is x", "a.pt: the checkpoint is x"), ("other", "other")):
+        with pytest.raises(UserError) as caught, checkpoints.refuse_unusable_settings("a.pt"):
+            raise UserError(text)
+        assert str(caught.value) == told
+
+
+def test_a_state_is_written_whole(tmp_path):
+    checkpoints.write_state({"model": {"a": torch.ones(3)}}, tmp_path / "a.pt")
+    assert torch.equal(torch.load(tmp_path / "a.pt")["model"]["a"], torch.ones(3))
+    assert [each.name for each in tmp_path.iterdir()] == ["a.pt"]
+    with pytest.raises(UserError, match=str(tmp_path)):
+        checkpoints.write_state({}, tmp_path / "none" / "a.pt")
+    assert checkpoints.updates_done(tmp_path / "none") == 0

@@ -1,0 +1,221 @@
+"""Means, intervals and differences over seeds, by hand; records, tables, ticks and labels."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+
+import pytest
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.results import differences, intervals, markdown, pictures, record
+
+T2 = 4.302652729911275  # Student's t with two degrees of freedom: 97.5 % lie below
+
+
+def p_of_three(t):
+    """Compute the two-sided p-value for two degrees of freedom, which has a closed form."""
+    return 1 - abs(t) / math.sqrt(2 + t * t)
+
+
+def test_the_interval_of_three_values():
+    found = intervals.interval([1, 2, 3])
+    reach = T2 / math.sqrt(3)
+    assert found == pytest.approx((2, 2 - reach, 2 + reach))
+    assert found.show(2) == "2.00 (-0.48 to 4.48)"
+    assert found.figures("loss") == {
+        "loss": found.mean,
+        "loss_low": found[1],
+        "loss_high": found[2],
+    }
+
+
+@pytest.mark.parametrize("values", [[5.0], [4.0, 6.0], [1.0, math.nan, 2.0], [math.inf] * 3])
+def test_too_few_or_unknown_values_have_no_bounds(values):
+    found = intervals.interval(values)
+    assert found[1:] == (-math.inf, math.inf)
+    assert found.mean == pytest.approx(sum(values) / len(values), nan_ok=True)
+    assert "(" not in found.show(1)
+
+
+def test_a_share_ends_at_0_and_1():
+    assert intervals.interval_of_share([0.0, 0.0, 0.3])[1] == 0
+    assert intervals.interval_of_share([1.0, 1.0, 0.7])[2] == 1
+    low, high = intervals.interval_of_share([0.50, 0.51, 0.52])[1:]
+    assert 0 < low < high < 1
+    assert intervals.interval_of_share([0.25, 0.75]) == intervals.interval([0.5])
+
+
+def test_the_perplexity_of_a_mean_loss():
+    found = intervals.interval_of_perplexity([math.exp(loss) for loss in (1, 2, 3)])
+    reach = T2 / math.sqrt(3)
+    assert found == pytest.approx([math.exp(x) for x in (2, 2 - reach, 2 + reach)])
+    assert intervals.interval_of_perplexity([2.0, 8.0]) == pytest.approx((4, 0, math.inf))
+    assert intervals.interval_of_perplexity([math.inf])[0] == math.inf
+
+
+def test_lines_are_averaged_where_all_have_a_value():
+    lines = [[(1, 1.0), (2, 2.0), (3, 3.0)], [(3, 5.0), (2, 4.0)], [(2, 6.0), (9, 1.0)]]
+    ((at, found),) = intervals.average_lines(lines, intervals.interval)
+    assert (at, found) == (2, intervals.interval([2, 4, 6]))
+
+
+ONE, OTHER = {1: 2.0, 2: 3.0, 3: 4.0, 4: 9.0}, {1: 3.0, 2: 5.0, 3: 7.0, 5: 1.0}
+PLAIN = differences.Scale("score")
+
+
+def test_seeds_are_compared_in_pairs():
+    found = differences.compare(ONE, OTHER, PLAIN)
+    assert found.seeds == 3
+    assert found.interval == pytest.approx(intervals.interval([-1, -2, -3]))
+    assert found.p_value == pytest.approx(p_of_three(2 * math.sqrt(3)))
+    assert found.is_judged
+    assert not found.is_significant
+    logs = [math.log(ONE[seed] / OTHER[seed]) for seed in (1, 2, 3)]
+    assert differences.compare(ONE, OTHER).interval == pytest.approx(intervals.interval(logs))
+
+
+@pytest.mark.parametrize(
+    ("changes", "p_value"), [([0, 0, 0], 1.0), ([2, 2, 2], 0.0), ([2, 2], math.nan), ([], math.nan)]
+)
+def test_p_values_of_equal_and_of_few_differences(changes, p_value):
+    one, other = dict(enumerate(changes)), dict.fromkeys(range(len(changes)), 0)
+    assert differences.compare(one, other, PLAIN).p_value == pytest.approx(p_value, nan_ok=True)
+
+
+def test_what_is_not_finite_is_no_pair():
+    found = differences.compare({**ONE, 1: math.nan}, {**OTHER, 2: math.inf}, PLAIN)
+    assert found.seeds == 1
+    assert not found.is_judged
+
+
+def samples():
+    noise = (0.0, 0.01, -0.01)
+    models = {"good": (2, noise), "same": (2, (0.011, -0.01, 0.0)), "bad": (3, (0.0, 0.02, 0.01))}
+    return {n: {s: math.exp(m + x[s]) for s in range(3)} for n, (m, x) in models.items()}
+
+
+def test_all_pairs_from_the_best_on_with_holms_correction():
+    found = differences.compare_all({name: samples()[name] for name in ("bad", "same", "good")})
+    assert [set(each[:2]) for each in found] == [{"good", "same"}, {"good", "bad"}, {"same", "bad"}]
+    assert [each.is_significant for each in found] == [False, True, True]
+    by_size = sorted(found, key=lambda each: each.p_value)
+    expected, largest = [], 0.0
+    for factor, each in zip((3, 2, 1), by_size):
+        largest = max(largest, min(1, factor * each.p_value))
+        expected.append(largest)
+    assert [each.holm for each in by_size] == pytest.approx(expected)
+    assert by_size[0].holm == pytest.approx(3 * by_size[0].p_value)
+
+
+def test_what_is_worse_than_the_best():
+    models = samples()
+    best = models.pop("good")
+    assert differences.find_worse(best, models) == {"bad"}
+    assert differences.find_worse(best, {"one": {0: 50.0, 1: 60.0}}) == set()
+
+
+def test_differences_in_words():
+    said = differences.describe_differences({**samples(), "new": {0: 30.0}})
+    assert len(said) == 5
+    assert all(
+        line.endswith(" has a significantly lower perplexity than `bad`.") for line in said[:2]
+    )
+    assert said[2].startswith("Not significantly different (95% interval")
+    assert said[3].startswith("Not judged, fewer than 3 seeds in common: `")
+    assert said[4].startswith("With Holm's correction for all 3 comparisons 2 of the 2 ")
+    assert [bool(differences.explain_few_seeds(seeds)) for seeds in (1, 2, 3)] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_tables_and_texts_of_others_in_markdown():
+    assert markdown.table(["a", "b", "c"], [["x|y", "2", "3"]]).splitlines() == [
+        "| a | b | c |",
+        "| --- | ---: | ---: |",
+        r"| x\|y | 2 | 3 |",
+    ]
+    assert markdown.code("a") == "`a`"
+    assert markdown.code("a``b`") == "``` a``b` ```"
+    assert markdown.escape(r"<b> \` [a](b)") == r"&lt;b> \\\` [a\](b)"
+
+
+def test_a_page_is_filled_between_its_markers(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("a <s> old <e> b")
+    assert markdown.fill_page(page, "<s>", "new", "<e>") == "a <s>new<e> b"
+    for text in ("<e> <s>", "<s>", ""):
+        with pytest.raises(UserError, match=r"page.md has no line '<s>', or none '<e>' after it"):
+            markdown.fill_text(text, page, "<s>", "new", "<e>")
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 1000), (0.02, 7), (9, 11), (100, 103), (3, 1e9)])
+def test_ticks_are_few_round_numbers_within_the_limits(low, high):
+    ticks = pictures.choose_ticks(low, high)
+    assert 2 <= len(ticks) <= 10
+    assert ticks == sorted(set(ticks))
+    assert low <= ticks[0] < ticks[-1] <= high
+    assert all(tick == pytest.approx(float(f"{tick:.4g}"), rel=1e-12) for tick in ticks)
+
+
+@pytest.mark.parametrize("heights", [[0.5], [0.1, 0.9], [0.5, 0.5, 0.5], [0.9, 0.52, 0.5, 0.1]])
+def test_labels_are_moved_apart_in_their_order(heights):
+    found = pictures.spread_out(heights, 0.1)
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    assert all(found[b] - found[a] > 0.1 - 1e-9 for a, b in pairwise(order))
+    assert sum(found) == pytest.approx(sum(heights))
+    near = any(b - a < 0.1 for a, b in pairwise(sorted(heights)))
+    assert near or found == pytest.approx(heights)
+
+
+def test_a_record_comes_back(tmp_path):
+    figures = {"models": [{"name": "ü|x", "loss": 2.5, "none": None}], "empty": []}
+    written = record.Record("compare", figures, {"text": "a.txt"}, "rope", 3, "compare --x 'a b'")
+    written.write(tmp_path / "a.json")
+    assert record.read(tmp_path / "a.json") == written
+    assert written.rows == figures["models"]
+    assert record.Record("compare", {}, {}).rows == ()
+    odd = written._replace(figures={"models": [{"loss": math.nan, "high": math.inf}]})
+    assert json.loads(odd.text())["figures"] == {"models": [{"loss": None, "high": None}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": 99}, r"version 99, which this one \(\d+\) cannot read"),
+        ({"kind": 3}, "whose kind is not"),
+        ({"command": None}, "whose command is not"),
+        ({"spec": 1}, "whose spec is not"),
+        ({"seed": "1"}, "whose seed is not"),
+        ({"seed": 2**63}, "whose seed is not"),
+        ({"data": {"a": [1]}}, "whose data is not"),
+        ({"figures": {"a": {}}}, "whose figures is not"),
+        ({"figures": {"a": [{"b": {}}]}}, "whose figures is not"),
+        ({"figures": {"a": [[1]]}}, "whose figures is not"),
+    ],
+)
+def test_what_is_no_record_is_told(change, said, tmp_path):
+    content = json.loads(record.Record("compare", {"a": [{"b": 1}]}, {}).text())
+    (tmp_path / "a.json").write_text(json.dumps({**content, **change}))
+    with pytest.raises(record.RecordError, match=said):
+        record.read(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{}", "no record"),
+        ('["kind"]', "no record"),
+        ('{"kind": 1', "not a whole file"),
+        ('{"kind": "\\ud800"}', "not a whole file"),
+    ],
+)
+def test_files_of_another_form_are_told(text, said, tmp_path):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(record.RecordError, match=said):
+        record.read(tmp_path / "a.json")
+    with pytest.raises(record.RecordError, match="cannot be read"):
+        record.read(tmp_path)
