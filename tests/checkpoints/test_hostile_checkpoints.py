@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import os
 import pickle
@@ -16,12 +17,16 @@ from typing import Any
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
 from fairseq_cli import eval_lm, generate, interactive, train, validate
 
 from fairseq_posenc.checkpoints.error_messages import find_message
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.loading.checkpoints import load_state
 from tests.checkpoints.test_checkpoints import BROKEN, saved
 from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, pairs, sentences, trained
+from tests.helpers.products import product_of
 from tests.workbench.finetuning import test_glue_commands as glue
 from tests.workbench.finetuning import test_squad_commands as squad
 
@@ -187,14 +192,32 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("fault", HOSTILE)
-@pytest.mark.parametrize("command", COMMANDS)
-def test_it_is_told_in_one_line_and_runs_nothing(command, fault, tmp_path, monkeypatch, capsys):
+def by_fairseq(path: Path, *fixtures: Any) -> str | None:
+    """Read a file as fairseq's commands do."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011  (what it is depends on the file)
+        checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    return find_message(caught.value)
+
+
+def by_ours(path: Path, *fixtures: Any) -> str | None:
+    """Read a file as our commands do."""
+    with pytest.raises(UserError) as caught:
+        load_state(path, "--checkpoint")
+    return str(caught.value)
+
+
+LOADERS = {"fairseq's loader": by_fairseq, "our loader": by_ours}
+# Two loaders read what all commands are given.
+CASES = [*itertools.product(LOADERS, HOSTILE), *product_of(COMMANDS, HOSTILE, times=2)]
+
+
+@pytest.mark.parametrize(("reader", "fault"), CASES)
+def test_it_is_told_in_one_line_and_runs_nothing(reader, fault, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "file.pt"
     content = content_of(fault)
     path.write_bytes(content)
-    told = COMMANDS[command](path, capsys, monkeypatch)
+    told = (LOADERS | COMMANDS)[reader](path, capsys, monkeypatch)
     assert told, "no error"
     assert str(path) in told
     assert "\n" not in told
@@ -239,24 +262,33 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize("name", ["embed_tokens.weight", "layers.0.fc1.weight"])
-@pytest.mark.parametrize("command", READERS)
+def of_readers(*axes: Any) -> list[tuple[Any, ...]]:
+    """Return a command of each loader with all values of some axes, and the others with some."""
+    both = ["inspect", "eval-lm"]
+    others = [command for command in READERS if command not in both]
+    chosen = [case for command in both for case in product_of([command], *axes)]
+    return chosen + product_of(others, *axes)
+
+
+@pytest.mark.parametrize(
+    ("command", "form", "name"),
+    of_readers(FORMS, ["embed_tokens.weight", "layers.0.fc1.weight"]),
+)
 def test_weights_of_other_forms_are_one_line_that_names_the_parameter(
-    command, name, tmp_path, monkeypatch, capsys
+    command, form, name, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "file.pt"
     state = torch.load(trained(READERS[command]).save_dir / "checkpoint_last.pt")
     state["last_optimizer_state"] = None
     (parameter, *_) = [key for key in state["model"] if key.endswith(name)]
-    for form, change in FORMS.items():
-        model = {**state["model"], parameter: change(state["model"][parameter])}
-        torch.save({**state, "model": model}, path)
-        told = COMMANDS[command](path, capsys, monkeypatch)
-        assert told, form
-        assert str(path) in told, form
-        assert parameter in told or " symbols" in told, form  # of the dictionary, and its file
-        assert "\n" not in told, form
+    model = {**state["model"], parameter: FORMS[form](state["model"][parameter])}
+    torch.save({**state, "model": model}, path)
+    told = COMMANDS[command](path, capsys, monkeypatch)
+    assert told
+    assert str(path) in told
+    assert parameter in told or " symbols" in told  # of the dictionary, and its file
+    assert "\n" not in told
 
 
 BAD_SETTINGS: dict[str, Any] = {
@@ -269,8 +301,7 @@ BAD_SETTINGS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("setting", BAD_SETTINGS)
-@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize(("command", "setting"), of_readers(BAD_SETTINGS))
 def test_settings_that_no_model_can_be_built_of_are_one_line(
     command, setting, tmp_path, monkeypatch, capsys
 ):

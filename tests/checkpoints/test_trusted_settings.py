@@ -40,6 +40,7 @@ from tests.helpers.fairseq_doors import (
     installed,
     name_of,
 )
+from tests.helpers.products import product_of
 from tests.workbench.finetuning import test_glue_commands as glue
 from tests.workbench.finetuning import test_squad_commands as squad
 from tests.workbench.translation import test_translation_commands as pieces
@@ -83,16 +84,6 @@ KEPT_OUT = {
 }
 CASES = [(command, kind) for command, kind in KINDS.items()]
 CASES += [(command, kind) for command in SEVERAL for kind in ("masked_lm", "causal_lm", "pieces")]
-
-
-def paired(values: Iterable[str], every: int) -> list[tuple[str, str, str]]:
-    """Pair each case with one value of ``every``, in turn: so each value meets many commands."""
-    return [
-        (*case, value)
-        for turn, case in enumerate(CASES)
-        for number, value in enumerate(sorted(values), turn)
-        if number % every == 0
-    ]
 
 
 COMMANDS = {
@@ -160,7 +151,10 @@ def start(command: str, path: Path, *fixtures: Any) -> str | None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("command", "kind", "setting"),
-    [*paired(FILES, every=1), *paired(SETTINGS.keys() - FILES.keys(), every=3)],
+    [
+        *product_of(CASES, FILES),
+        *product_of(CASES, [name for name in SETTINGS if name not in FILES]),
+    ],
 )
 def test_a_setting_runs_nothing_and_opens_nothing(
     command, kind, setting, secret, tmp_path, monkeypatch, capsys
@@ -193,9 +187,12 @@ ALONE: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "setting", ["activation_dropout", "encoder_layerdrop", "tokens_per_sample"]
+    ("command", "setting"),
+    product_of(
+        ["inspect", "export", "plot"],
+        ["activation_dropout", "encoder_layerdrop", "tokens_per_sample"],
+    ),
 )
-@pytest.mark.parametrize("command", ["inspect", "export", "plot"])
 def test_settings_of_another_type_are_one_line(
     command, setting, secret, tmp_path, monkeypatch, capsys
 ):
@@ -210,7 +207,7 @@ def test_settings_of_another_type_are_one_line(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("command", "kind", "fault"), paired(ALONE, every=2))
+@pytest.mark.parametrize(("command", "kind", "fault"), product_of(CASES, ALONE))
 def test_settings_of_another_form_are_one_line(
     command, kind, fault, secret, tmp_path, monkeypatch, capsys
 ):
