@@ -18,6 +18,7 @@ from tests.helpers.commands import (
     train,
     trained,
 )
+from tests.helpers.products import product_of
 
 pytestmark = pytest.mark.slow
 
@@ -120,14 +121,16 @@ def _damaged(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("absent", "there is no folder {folder}, one of 2 shards"),
-        ("without its part", "{folder} has no part 'train' (--train-subset), but test, valid"),
-        ("of another dictionary", "{folder}/dict.txt is not the dictionary of"),
-    ],
+    ("family", "kind", "said"),
+    product_of(
+        ["masked_lm", "causal_lm"],
+        [
+            ("absent", "there is no folder {folder}, one of 2 shards"),
+            ("without its part", "{folder} has no part 'train' (--train-subset), but test, valid"),
+            ("of another dictionary", "{folder}/dict.txt is not the dictionary of"),
+        ],
+    ),
 )
-@pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
 def test_all_shards_are_looked_at(family, kind, said):
     folder = _damaged(kind)
     data = f"{sentences()}:{folder}"
@@ -228,21 +231,22 @@ def test_eval_lm_says_what_it_left_out_of_sentences():
     assert "left out are" not in log  # no sentence of the test is longer than the model reads
 
 
+HYDRA = [
+    ("++model.position_encoding=null", "position"),
+    ("++model.position_encoding=3", "3"),
+    ("++model.position_encoding=[rope]", "rope"),
+    ("++model.attention_directions=[lr,rl]", "lr"),
+    ("++model.position_encoding_decoder=7", "7"),
+    ("common.fp16=true", "common.fp16=false"),
+    ("common.bf16=true", "common.bf16=false"),
+    ("common.use_plasma_view=true", "pyarrow.plasma"),
+    ("dataset.train_subset=none", "no part 'none'"),
+]
+
+
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("++model.position_encoding=null", "position"),
-        ("++model.position_encoding=3", "3"),
-        ("++model.position_encoding=[rope]", "rope"),
-        ("++model.attention_directions=[lr,rl]", "lr"),
-        ("++model.position_encoding_decoder=7", "7"),
-        ("common.fp16=true", "common.fp16=false"),
-        ("common.bf16=true", "common.bf16=false"),
-        ("common.use_plasma_view=true", "pyarrow.plasma"),
-        ("dataset.train_subset=none", "no part 'none'"),
-    ],
+    ("family", "change", "said"), product_of(["masked_lm", "causal_lm"], HYDRA)
 )
-@pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
 def test_hydra_settings_are_refused_in_a_line(family, change, said):
     task, arch = {
         "masked_lm": ("masked_lm", "roberta_m4m_tiny"),
