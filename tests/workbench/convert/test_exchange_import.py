@@ -19,6 +19,7 @@ from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.pretrained import load_state
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint
+from tests.helpers.products import product_of
 from tests.workbench.convert.test_exchange import (
     HARD,
     ROTATIONS,
@@ -361,23 +362,22 @@ def test_an_import_compares_the_code_of_a_folder_and_does_not_run_it(capsys):
 PAYLOAD = "__import__('os').mkdir('it-ran') or [5]"
 
 
-@pytest.mark.parametrize(
-    ("family", "part", "change"),
-    [
-        *((f, "model", {"adaptive_softmax_cutoff": PAYLOAD}) for f in ("causal_lm", "translation")),
-        ("causal_lm", "model", {"adaptive_input": True, "adaptive_input_cutoff": PAYLOAD}),
-        ("causal_lm", "model", {"character_embeddings": True, "character_filters": PAYLOAD}),
-        *((f, "model", {"xformers_att_config": PAYLOAD}) for f in ("masked_lm", "causal_lm")),
-        ("translation", "model", {"encoder_embed_path": "there-is-none.txt"}),
-        ("translation", "model", {"decoder_embed_path": "pipe"}),
-        ("translation", "model", {"encoder_layers_to_keep": 3}),
-        ("translation", "model", {"decoder_layers_to_keep": "a,b"}),
-        ("masked_lm", "model", {"encoder_layers_to_keep": ["0"]}),
-        ("translation", "model", {"_target_": "os.mkdir"}),
-        ("translation", "task", {"source_lang": "${oc.env:HOME}"}),
-    ],
-)
-@pytest.mark.parametrize("older", [False, True], ids=["config.json", "fairseq.json"])
+CHANGES: list[tuple[str, str, dict[str, Any]]] = [
+    *((f, "model", {"adaptive_softmax_cutoff": PAYLOAD}) for f in ("causal_lm", "translation")),
+    ("causal_lm", "model", {"adaptive_input": True, "adaptive_input_cutoff": PAYLOAD}),
+    ("causal_lm", "model", {"character_embeddings": True, "character_filters": PAYLOAD}),
+    *((f, "model", {"xformers_att_config": PAYLOAD}) for f in ("masked_lm", "causal_lm")),
+    ("translation", "model", {"encoder_embed_path": "there-is-none.txt"}),
+    ("translation", "model", {"decoder_embed_path": "pipe"}),
+    ("translation", "model", {"encoder_layers_to_keep": 3}),
+    ("translation", "model", {"decoder_layers_to_keep": "a,b"}),
+    ("masked_lm", "model", {"encoder_layers_to_keep": ["0"]}),
+    ("translation", "model", {"_target_": "os.mkdir"}),
+    ("translation", "task", {"source_lang": "${oc.env:HOME}"}),
+]
+
+
+@pytest.mark.parametrize(("family", "part", "change", "older"), product_of(CHANGES, [False, True]))
 def test_the_options_of_a_folder_run_nothing_and_open_nothing(
     family, part, change, older, tmp_path, monkeypatch, capsys
 ):
@@ -397,8 +397,14 @@ def test_the_options_of_a_folder_run_nothing_and_open_nothing(
     assert not Path("it-ran").exists()
 
 
-@pytest.mark.parametrize("family", ["masked_lm", "causal_lm", "translation"])
-@pytest.mark.parametrize("task", ["masked_lm", "language_modeling", "translation", "glue", "squad"])
+@pytest.mark.parametrize(
+    ("family", "task"),
+    product_of(
+        ["masked_lm", "causal_lm", "translation"],
+        ["masked_lm", "language_modeling", "translation", "glue", "squad"],
+        times=2,
+    ),
+)
 def test_another_tasks_name_is_one_line(family, task, capsys):
     folder = exported_copy(family, "none")
     path = folder / "config.json"
@@ -467,8 +473,7 @@ def test_a_card_says_what_the_model_is_and_its_lines_run(family, spec, pipeline)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", ["learned", "m4m+rope"])
-@pytest.mark.parametrize("task", ["glue", "squad"])
+@pytest.mark.parametrize(("task", "spec"), product_of(["glue", "squad"], ["learned", "m4m+rope"]))
 def test_fine_tuned_heads_come_back_bit_for_bit(task, spec, capsys):
     tanh = {"pooler_activation_fn": "tanh", "max_positions": 48}
     if task == "glue":
@@ -538,14 +543,16 @@ ODD_KEYS += ["fairseq.model.decoder_xformers_att_config", "encoder_stack.positio
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", ODD_KEYS)
 @pytest.mark.parametrize(
-    ("family", "spec", "has_options"),
-    [
-        *(("masked_lm", "m4m", True), ("masked_lm", "learned", False)),
-        ("causal_lm", "rope(layout=half,fraction=0.5)", True),
-    ],
-    ids=["own code", "RoBERTa of others", "GPT-NeoX"],
+    ("key", "family", "spec", "has_options"),
+    product_of(
+        ODD_KEYS,
+        [
+            ("masked_lm", "m4m", True),  # our code
+            ("masked_lm", "learned", False),  # RoBERTa of others
+            ("causal_lm", "rope(layout=half,fraction=0.5)", True),  # GPT-NeoX
+        ],
+    ),
 )
 def test_values_of_another_kind_are_a_line_or_without_effect(
     family, spec, has_options, key, capsys
@@ -574,8 +581,13 @@ def test_values_of_another_kind_are_a_line_or_without_effect(
         (path.parent / "start.pt").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("value", [value for value in ODD if not isinstance(value, str)])
-@pytest.mark.parametrize("key", ["model_type", "hidden_act", "transformers_version"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    product_of(
+        ["model_type", "hidden_act", "transformers_version"],
+        [value for value in ODD if not isinstance(value, str)],
+    ),
+)
 def test_a_text_that_is_none_is_named(key, value, capsys):
     path = export(checkpoint("masked_lm", "m4m")) / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
