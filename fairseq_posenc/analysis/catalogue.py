@@ -56,6 +56,16 @@ def count_at_base_size(name: str) -> int:
     return count_parameters(specs.parse(name), dims, BASE_LAYERS)
 
 
+def list_options(name: str) -> dict[str, inspect.Parameter]:
+    """List the options of an encoding as a spec writes them: those of a class of ours as text."""
+    return {
+        key: option.replace(annotation=str, default=str(option.default))
+        if str(getattr(option.annotation, "__module__", "")).startswith("fairseq_posenc.")
+        else option
+        for key, option in registry.options(name).items()
+    }
+
+
 def collect_facts(name: str) -> dict[str, Any]:
     """Collect all facts about an encoding, as JSON values."""
     return {
@@ -64,7 +74,7 @@ def collect_facts(name: str) -> dict[str, Any]:
         "families": name_families(name),
         "options": {
             key: {"type": str(option.annotation), "default": option.default}
-            for key, option in registry.options(name).items()
+            for key, option in list_options(name).items()
         },
         "parameters_at_base_size": count_at_base_size(name),
         **parse_page(name)._asdict(),

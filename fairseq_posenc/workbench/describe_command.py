@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from fairseq_posenc import registry, specs
+from fairseq_posenc import specs
 from fairseq_posenc.analysis import catalogue, costs
 from fairseq_posenc.analysis.catalogue import BASE, BASE_LAYERS
 from fairseq_posenc.assembly import Assembly
@@ -31,7 +31,7 @@ def run_describe(args: argparse.Namespace) -> int:
         return 0
     described = catalogue.parse_page(args.name)
     rows = {heading: value for heading, value in zip(catalogue.HEADINGS, described[1:])}
-    rows["Options"] = ", ".join(map(str, registry.options(args.name).values())) or "none"
+    rows["Options"] = ", ".join(map(str, catalogue.list_options(args.name).values())) or "none"
     rows["Where"] = catalogue.name_families(args.name)
     beyond = "in a layer, beyond plain attention:"
     rows["Operations"] = f"{beyond} {costs.describe_operations(args.name)}"

@@ -116,6 +116,8 @@ def test_list_names_every_encoding(capsys):
     listed = json.loads(capsys.readouterr().out)
     assert [entry["name"] for entry in listed] == names
     assert all(entry["equation"] and entry["families"] for entry in listed)
+    (rope,) = (entry for entry in listed if entry["name"] == "rope")
+    assert rope["options"]["scaling"] == {"type": "<class 'str'>", "default": "none"}
 
 
 @pytest.mark.parametrize("name", [*registry.names(), *registry.companion_names()])
@@ -124,6 +126,7 @@ def test_describe_says_everything(name, capsys):
     printed = capsys.readouterr().out
     assert catalogue.parse_page(name).equation in printed
     assert "At base size" in printed
+    assert "fairseq_posenc." not in printed
     assert costs.describe_operations(name) in printed
     assert costs.describe_numbers(name) in printed
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.checkpoints.state_dict_adapter import OWN, STOCK_OFFSET, STOCK_TABLE
+from fairseq_posenc.checkpoints.state_dict_adapter import STOCK_OFFSET, STOCK_TABLE
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.position_parameters import OWN
 from fairseq_posenc.specs import Spec
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 
