@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from sklearn import metrics as theirs
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS
+from fairseq_posenc.workbench.finetuning.glue import worker
 from fairseq_posenc.workbench.finetuning.glue.report import build_record, find_best, format_report
 from fairseq_posenc.workbench.finetuning.glue.runs import (
     CONFIGS,
@@ -28,6 +31,7 @@ from fairseq_posenc.workbench.finetuning.glue.runs import (
 from fairseq_posenc.workbench.finetuning.glue.submission import format_predictions
 from fairseq_posenc.workbench.finetuning.glue.worker import has_collapsed, measure
 from fairseq_posenc.workbench.results.record import Record
+from fairseq_posenc.workbench.running import executor
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.composing import compose_file
 
@@ -206,6 +210,40 @@ def test_all_figures_of_a_task_are_of_the_run_that_is_best_by_its_metric():
     ]
     rows = results("m4m", MNLI=("accuracy_m", runs)).figures["tasks"]
     assert [row["best"] for row in rows] == [2, 3]
+
+
+MEASURING = """
+import json, os, sys
+print("gpu", os.environ["CUDA_VISIBLE_DEVICES"])
+if sys.argv[1].endswith("seed2"):
+    sys.exit("fairseq-posenc: error: is wrong")
+with open(sys.argv[1] + "/result.json", "w") as file:
+    json.dump({"metrics": {"accuracy": 50}}, file)
+"""
+
+
+def test_both_programs_of_a_run_have_its_gpu_and_a_failure_of_either_is_its_own(
+    tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "stand_in.py").write_text(MEASURING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(worker, "_THIS", "stand_in")
+    monkeypatch.setattr(executor, "visible_gpus", lambda: ["7"])
+    train = ["python", "-c", "import os; print('gpu', os.environ['CUDA_VISIBLE_DEVICES'])"]
+    runs = [
+        GlueRun("m4m", "RTE", 2e-5, seed, "accuracy", 1000, "", "", 0, train) for seed in (1, 2)
+    ]
+    jobs = [worker.build_job(run, tmp_path) for run in runs]
+    (failure,) = executor.Here(keep_going=True).run(jobs, tmp_path)
+    log = runs[1].folder(tmp_path) / "train.log"
+    program = Path(sys.executable).name
+    assert failure == f"RTE, learning rate 2e-05, seed 2: {program}: is wrong (its log: {log})"
+    for run in runs:
+        text = (run.folder(tmp_path) / "train.log").read_text()
+        assert text.count("gpu 7\n") == 2
+    told = capsys.readouterr().err
+    assert "[0 of 2 runs ended] RTE, learning rate 2e-05, seed 1: finished, accuracy 50.00" in told
+    assert "[1 of 2 runs ended] RTE, learning rate 2e-05, seed 2: starting, 1,000 updates" in told
 
 
 def test_the_report_stands_beside_the_paper():

@@ -159,12 +159,13 @@ def _run_all(runs: list[TrainingRun], args: argparse.Namespace) -> int:
 
 def _build_job(run: TrainingRun) -> Job:
     """Build the job of a run, for a cluster."""
+    from fairseq_posenc.workbench.loading.checkpoints import updates_done  # imports torch
 
     def work(place: Place) -> None:
         run_logged(run.begin(), run.folder / LOG, place.lock)
         run.finish()
 
-    return Job(str(run.folder), run.folder, work, run.is_done, run.updates_done)
+    return Job(str(run.folder), run.folder, work, run.is_done, lambda: updates_done(run.folder))
 
 
 def run_command(command: Sequence[str], log: Path) -> int:

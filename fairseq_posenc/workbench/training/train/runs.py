@@ -135,13 +135,6 @@ class TrainingRun(NamedTuple):
         """Whether it has run to its end, with the same options for the end."""
         return (self.stage.outputs or {}).get("until") == self.until
 
-    def updates_done(self) -> int:
-        """Count the updates behind its newest whole checkpoint."""
-        from fairseq_posenc.checkpoints.recovery import newest_checkpoint  # imports torch
-
-        newest = newest_checkpoint(self.folder)
-        return newest.updates if newest else 0
-
     def begin(self) -> list[str]:
         """Claim the folder and build the command."""
         command = self.command()
