@@ -2,11 +2,11 @@
 
 import inspect
 import re
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc import registry, specs
 from fairseq_posenc.assembly import Assembly
-from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.encodings.base import Dims, Signed
 
 HEADINGS = ("Equation", "Shapes", "Parameters", "Source", "Differs")
 BASE = Dims(embed_dim=768, num_heads=12, max_positions=512)  # RoBERTa-base
@@ -57,13 +57,16 @@ def count_at_base_size(name: str) -> int:
 
 
 def list_options(name: str) -> dict[str, inspect.Parameter]:
-    """List the options of an encoding as a spec writes them: those of a class of ours as text."""
-    return {
-        key: option.replace(annotation=str, default=str(option.default))
-        if str(getattr(option.annotation, "__module__", "")).startswith("fairseq_posenc.")
-        else option
-        for key, option in registry.options(name).items()
-    }
+    """List the options of an encoding as a spec writes them: text, numbers and truth values."""
+    plain = {}
+    for key, option in registry.options(name).items():
+        annotation, default = option.annotation, option.default
+        if annotation == Optional[Signed]:
+            annotation = Optional[float]
+        elif not isinstance(default, (str, float, int, type(None))):
+            annotation, default = str, str(default)
+        plain[key] = option.replace(annotation=annotation, default=default)
+    return plain
 
 
 def collect_facts(name: str) -> dict[str, Any]:
