@@ -61,8 +61,8 @@ def list_options(name: str) -> dict[str, inspect.Parameter]:
     plain = {}
     for key, option in registry.options(name).items():
         annotation, default = option.annotation, option.default
-        if annotation == Optional[Signed]:
-            annotation = Optional[float]
+        if annotation in (Signed, Optional[Signed]):
+            annotation = float if annotation is Signed else Optional[float]
         elif not isinstance(default, (str, float, int, type(None))):
             annotation, default = str, str(default)
         plain[key] = option.replace(annotation=annotation, default=default)
