@@ -1,1 +1,1 @@
-"""Writes what is generated of the documentation: tables, pages, YAML files and pictures."""
+"""Writes the generated parts of the documentation: tables, pages, YAML files and pictures."""

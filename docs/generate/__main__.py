@@ -15,10 +15,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def format_files(root: Path) -> dict[Path, str]:
-    """Format every text that is generated, by its file.
+    """Format all generated texts, by file.
 
     Raises:
-        UserError: a page has no place for it.
+        UserError: a page lacks the marker lines of a generated part.
     """
     docs = root / "docs"
     return {
@@ -33,7 +33,7 @@ def check(root: Path) -> None:
     """Check that no file is out of date.
 
     Raises:
-        UserError: one is.
+        UserError: a file is out of date.
     """
     for path, text in format_files(root).items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:

@@ -1,6 +1,6 @@
 """The page that leads from every row of the papers to its commands: docs/papers.md.
 
-All of it is made from ``recipes.json``, so that nothing there can be without a command.
+The page is made from ``recipes.json``, so every row has a command.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _FROM_LOG = {("perplexity", "valid"), ("epoch", "valid"), ("loss", "train"), ("d
 _SHORT = {"m4m": "A", "decbert": "B", "fr_en": "C", "blog": "D"}
 _HEAD = """# The papers' tables, row by row
 
-Which command makes the model of a row, figure or picture of the papers? `DATA-BIN` is a folder that
-[preprocessing](preprocessing.md) wrote, `FOLDER` the one that the training names, and `CHECKPOINT`
+Which command makes the model of a row, figure or picture of the papers? `DATA-BIN` is a folder made
+by [preprocessing](preprocessing.md), `FOLDER` the folder that the training prints, and `CHECKPOINT`
 its `checkpoint_best.pt`. [`fairseq-posenc report FOLDER`](commands.md#results-beside-the-papers)
-prints our figures beside the papers'.
+prints your figures next to the papers'.
 """
 _STORAGE = """The paper gives the storage at run time as an order of magnitude, for m layers.
-Beside it stand the numbers that one layer holds beyond `none`, in millions, on two backends.
-`python benchmarks/complexity.py` measures them, and [operations and
+The table adds the values, in millions, that one layer holds beyond those of `none`, on two
+backends. `python benchmarks/complexity.py` measures them, and [operations and
 time](benchmarks.md#growth-with-the-length).
 """
 _MEASURED = Path(__file__).parents[1] / "results" / "benchmark_complexity_cpu.json"
@@ -48,8 +48,11 @@ def format_page() -> str:
         if not any(_is_ablation_of(ablation, table) for table in data["reported"].values()):
             parts += _format_ablation(name, ablation)
     others = [
-        (f"{_SHORT[each['source']]}, {each['where']}: {each['shows']}", each["command"])
-        for each in data["pictures"]
+        (
+            f"{_SHORT[picture['source']]}, {picture['where']}: {picture['shows']}",
+            picture["command"],
+        )
+        for picture in data["pictures"]
     ]
     others += _list_trainings_without_row(data)
     parts += ["## Pictures, and trainings without figures", _format_commands(others)]
@@ -101,7 +104,7 @@ def _is_ablation_of(ablation: Entry, table: Entry) -> bool:
 
 
 def _count_table(rows: Sequence[Entry]) -> str:
-    """Set the papers' numbers of parameters beside those that are counted."""
+    """Compare the papers' numbers of parameters with the counted ones."""
     paper = ("the paper's formula", "the paper's, in thousands")
     header = ("row", *paper, "counted", "SPEC")
     cells = [
@@ -118,7 +121,7 @@ def _count_table(rows: Sequence[Entry]) -> str:
 
 
 def _storage_table(rows: Sequence[Entry]) -> str:
-    """Set the numbers that were measured at several lengths beside the papers' storage."""
+    """Compare the papers' storage with the values measured at several lengths."""
     kept = {
         (row["encoding"], row["backend"], row["length"]): row["numbers"] / 1e6
         for row in read(_MEASURED).rows
@@ -139,7 +142,7 @@ def _storage_table(rows: Sequence[Entry]) -> str:
 
 
 def _list_trainings_without_row(data: Entry) -> Iterator[Line]:
-    """List the pre-trainings that the papers made and report no figure of."""
+    """List the pre-trainings for which the papers report no figure."""
     reported = {
         (row.get("recipe", table["recipe"]), row["position_encoding"], _name_directions(row))
         for table in data["reported"].values()
@@ -197,7 +200,7 @@ def _train_command(row: Entry) -> str:
 
 
 def _name_evaluations(table: Entry) -> Iterator[str]:
-    """Name what measures the figures of a table, as the page's last table has it."""
+    """Name the evaluations of a table, as in the page's last table."""
     columns = table["columns"].values()
     for split in ("dev", "test"):
         tasks_measured = {column["task"] for column in columns if column["split"] == split}

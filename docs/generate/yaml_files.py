@@ -41,7 +41,7 @@ _COMMENTS = {
     "required_batch_size_multiple": "or fairseq drops the end of an epoch",
     "skip_invalid_size_inputs_valid_test": "sentences of more than 512 tokens; the log counts them",
     "find_unused_parameters": "the head of the masked language model",
-    "share_decoder_input_output_embed": "or there would not be the paper's 95 M parameters",
+    "share_decoder_input_output_embed": "needed for the paper's 95 M parameters",
 }
 _PLUGIN = {"user_dir": "fairseq_posenc", "data": MISSING}
 _NOT_GIVEN = "not in the paper"
@@ -56,31 +56,33 @@ class Configuration(NamedTuple):
     head: list[str]  # lines of comment
     options: Mapping[str, Any]  # values by option of fairseq; the name of a model is `arch`
     notes: Mapping[str, str]  # comments on some of them
-    # the file that has what several files share, without its ending; empty if none has
+    # the file with the settings that several files share, without suffix; empty if there is none
     shared: str = ""
 
 
 def format_files(folder: Path, configurations: Mapping[str, Configuration]) -> dict[Path, str]:
-    """Format the text of each file, by its name without ending, and of those that several share."""
+    """Format the text of each file, and of the files with shared settings."""
     files = {}
     common: dict[str, dict[str, Any]] = {"": {}}
-    for shared in {each.shared for each in configurations.values() if each.shared}:
-        like = [each for each in configurations.values() if each.shared == shared]
-        common[shared] = _collect_shared_entries([each.options for each in like])
-        head = [f"What several files have in common; they name it as `{shared}`."]
+    names = {configuration.shared for configuration in configurations.values()}
+    for shared in sorted(names - {""}):
+        sharing = [entry for entry in configurations.values() if entry.shared == shared]
+        common[shared] = _collect_shared_entries([entry.options for entry in sharing])
+        head = [f"Settings that several files share; they include them as `{shared}`."]
         whole = Configuration(
-            head, common[shared], _collect_shared_entries([each.notes for each in like])
+            head, common[shared], _collect_shared_entries([entry.notes for entry in sharing])
         )
         files[folder / f"{shared}.yaml"] = _format_yaml(whole, common[shared])
-    for name, each in configurations.items():
-        own = {key: v for key, v in each.options.items() if key not in common[each.shared]}
-        files[folder / f"{name}.yaml"] = _format_yaml(each, own)
+    for name, configuration in configurations.items():
+        shared_options = common[configuration.shared]
+        options = {k: v for k, v in configuration.options.items() if k not in shared_options}
+        files[folder / f"{name}.yaml"] = _format_yaml(configuration, options)
     return files
 
 
 def _collect_shared_entries(mappings: list[Mapping[str, Any]]) -> dict[str, Any]:
     first, *others = mappings
-    return {k: v for k, v in first.items() if all(k in each and each[k] == v for each in others)}
+    return {k: v for k, v in first.items() if all(k in other and other[k] == v for other in others)}
 
 
 def _format_yaml(configuration: Configuration, options: Mapping[str, Any]) -> str:
@@ -193,7 +195,7 @@ def _format_head_comment(recipe: Recipe, folder: str, gpus: int) -> list[str]:
     if recipe.warmup_epochs:
         changes.append("optimization.max_update=N")
         epochs = recipe.settings["max_epoch"]
-        remarks.append(f"N is {epochs} times the updates of an epoch, which that command tells.")
+        remarks.append(f"N is {epochs} times the updates of an epoch, which that command prints.")
     return [
         f"{recipe.title} ({_cite(recipe.source)}{recipe.where}).",
         f"As `fairseq-posenc train-recipe {recipe.name}` on {gpus} GPU{'s' * (gpus > 1)}. {_NOTE}",
@@ -211,20 +213,20 @@ def _cite(source: str) -> str:
 
 def _configure_glue(protocol: str, task: Task) -> Configuration:
     recipe = recipes.load()["finetuning"]["glue"][protocol]
-    own = {
+    settings = {
         **recipe["not_given"],
         **recipe["settings"],
         **recipe.get("per_task", {}).get(task.name, {}),
     }
-    rates = own.pop("lr")
+    rates = settings.pop("lr")
     options = {
         **_PLUGIN,
         **{"arch": MISSING, "task": "glue", "criterion": "glue", "distributed_world_size": 1},
         **recipes.housekeeping("glue"),
         "lr": rates[:1],
-        "max_update": own.pop("total_num_update", 0),
+        "max_update": settings.pop("total_num_update", 0),
         "warmup_updates": 0,
-        **{name: value for name, value in own.items() if name not in _NOT_OF_FAIRSEQ},
+        **{name: value for name, value in settings.items() if name not in _NOT_OF_FAIRSEQ},
         "best_checkpoint_metric": recipe["metrics"][task.name],
     }
     if len(task.valid_splits) > 1:
@@ -234,9 +236,9 @@ def _configure_glue(protocol: str, task: Task) -> Configuration:
         "lr": "and " + ", ".join(map(str, rates[1:])) if rates[1:] else "",
         "valid_subset": "matched, which chooses the checkpoint, and mismatched",
     }
-    if "warmup_ratio" in own:
-        notes["max_update"] = f"to be given: that of {own['max_epoch']} epochs"
-        notes["warmup_updates"] = f"to be given: {own['warmup_ratio']:.0%} of max_update"
+    if "warmup_ratio" in settings:
+        notes["max_update"] = f"set it to the updates of {settings['max_epoch']} epochs"
+        notes["warmup_updates"] = f"set it to {settings['warmup_ratio']:.0%} of max_update"
     head = [
         f"GLUE, {task.name}: the protocol of {_cite(recipe['source'])}{recipe['where']}.",
         _NOTE,
@@ -245,15 +247,15 @@ def _configure_glue(protocol: str, task: Task) -> Configuration:
 
 
 def _configure_squad(recipe: dict[str, Any], version: str) -> Configuration:
-    own = {**recipe["settings"], **recipe["not_given"]}
-    batch, per_gpu = own.pop("batch_size"), recipe["per_gpu"]
-    del own["max_positions"]  # the windows', which are the data's
+    settings = {**recipe["settings"], **recipe["not_given"]}
+    batch, per_gpu = settings.pop("batch_size"), recipe["per_gpu"]
+    del settings["max_positions"]  # set by the windows of the data
     options = {
         **_PLUGIN,
         **{"arch": MISSING, "task": "squad", "criterion": "squad", "distributed_world_size": 1},
         **recipes.housekeeping("squad"),
-        "seed": own["seeds"][0],
-        **{name: value for name, value in own.items() if name not in _NOT_OF_FAIRSEQ},
+        "seed": settings["seeds"][0],
+        **{name: value for name, value in settings.items() if name not in _NOT_OF_FAIRSEQ},
         **{"batch_size": per_gpu, "update_freq": [batch // per_gpu]},
         **dict.fromkeys(
             ("max_update", "warmup_updates", "save_dir", "finetune_from_model"), MISSING
@@ -263,8 +265,8 @@ def _configure_squad(recipe: dict[str, Any], version: str) -> Configuration:
         **dict.fromkeys(recipe["not_given"], _NOT_GIVEN),
         "arch": "with all other options of the pre-trained model",
         "lr": "and 2.5e-5 for raffel and tupe, which diverged at 3e-5",
-        "max_update": f"of {own['max_epoch']} epochs",
-        "warmup_updates": f"{own['warmup_ratio']:.0%} of max_update",
+        "max_update": f"the updates of {settings['max_epoch']} epochs",
+        "warmup_updates": f"{settings['warmup_ratio']:.0%} of max_update",
     }
     name = f"squad{version.replace('.', '')}"
     head = [
@@ -272,6 +274,6 @@ def _configure_squad(recipe: dict[str, Any], version: str) -> Configuration:
         "",
         f"  fairseq-posenc squad train --checkpoint pretrained.pt --data data-bin/{name} --out DIR",
         "",
-        "fills in all that is missing here, and shares the batch between several GPUs.",
+        "sets all values that are missing here, and divides the batch among GPUs.",
     ]
     return Configuration(head, options, notes)
