@@ -15,7 +15,7 @@ from fairseq_posenc.backends.base import CallFeatures
 from fairseq_posenc.encodings.terms import Terms
 
 
-class Record(NamedTuple):
+class BenchmarkRecord(NamedTuple):
     """A benchmark of forward and backward pass together, and the backend that won it."""
 
     backend: str  # `triton` or `flex`
@@ -28,7 +28,7 @@ class Record(NamedTuple):
     source: str  # file with the figures, in `docs/results`
 
 
-RECORDED: tuple[Record, ...] = ()  # no GPU has been measured yet
+RECORDED: tuple[BenchmarkRecord, ...] = ()  # no GPU has been measured yet
 
 
 def find_chip() -> str:

@@ -140,7 +140,7 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
         if (targets := kwargs.pop("target_tokens", None)) is not None:
             stack: Any = self.encoder.sentence_encoder  # type: ignore[union-attr]
             unmasked = src_tokens.masked_fill(targets.eq(stack.eos_idx), stack.eos_idx)  # [B, T]
-            with set_context(stack.shared(unmasked, unmasked.size(1))):
+            with set_context(stack.compute_shared(unmasked, unmasked.size(1))):
                 return self(src_tokens, *args, span_scores=span_scores, **kwargs)
         if not span_scores:
             return super().forward(src_tokens, *args, **kwargs)

@@ -121,7 +121,9 @@ class _PositionalStack:
             if isinstance(module, Encoding):
                 module.trained_at(length)
 
-    def shared(self, tokens: Tensor, tgt_len: int, state: IncrementalState = None) -> Shared:
+    def compute_shared(
+        self, tokens: Tensor, tgt_len: int, state: IncrementalState = None
+    ) -> Shared:
         """Compute the position state of a forward pass, once for all of its layers.
 
         Args:
@@ -177,7 +179,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
     def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> dict[str, list[Tensor]]:
         """Encode ``src_tokens``, ``(B, S)``; arguments and result are fairseq's."""
         # A masked LM may know its positions already, from the text without masks.
-        with set_context(current_context() or self.shared(src_tokens, src_tokens.size(1))):
+        with set_context(current_context() or self.compute_shared(src_tokens, src_tokens.size(1))):
             encoded: dict[str, list[Tensor]] = super().forward(src_tokens, *args, **kwargs)
             return encoded
 
@@ -227,7 +229,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         if incremental_state is not None:
             self._check_step(prev_output_tokens, incremental_state)
             tgt_len = 1
-        shared = self.shared(prev_output_tokens, tgt_len, incremental_state)
+        shared = self.compute_shared(prev_output_tokens, tgt_len, incremental_state)
         if (
             self.rotates_source
             and encoder_out is not None

@@ -475,7 +475,9 @@ def test_says_why_it_cannot_run_here(monkeypatch):
     assert backend.unavailable() == "triton is not installed"
 
 
-WON = recorded.Record("triton", "sm_90", frozenset({"query_table"}), True, 256, 2048, "a_file.json")
+WON = recorded.BenchmarkRecord(
+    "triton", "sm_90", frozenset({"query_table"}), True, 256, 2048, "a_file.json"
+)
 TABLE, BIAS = Terms(query_table=torch.ones(1, 1023, 64)), Terms(bias=torch.ones(1, 1023))
 PLANS = {
     "won": ("sm_90", TABLE, 512, "triton", "the fastest in a benchmark on sm_90"),

@@ -12,7 +12,7 @@ MANIFEST = "manifest.json"
 HOW = "make it with fairseq-posenc preprocess glue"
 
 
-class DataBin(NamedTuple):
+class GlueDataBin(NamedTuple):
     """The data of one task."""
 
     path: Path  # folder of the data-bin, absolute
@@ -44,7 +44,7 @@ class DataBin(NamedTuple):
         return (self.path / f"{split}.ids").read_text(encoding="utf-8").splitlines()
 
 
-def open_data(path: Path) -> DataBin:
+def open_data(path: Path) -> GlueDataBin:
     """Open a data-bin.
 
     Raises:
@@ -56,12 +56,12 @@ def open_data(path: Path) -> DataBin:
     try:
         content: dict[str, Any] = json.loads(manifest.read_text(encoding="utf-8"))
         task = TASKS[content["glue_task"]]
-        return DataBin(path.resolve(), task, dict(content["splits"]))
+        return GlueDataBin(path.resolve(), task, dict(content["splits"]))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{manifest} is not that of a GLUE task ({error!r}); {HOW}") from error
 
 
-def find_data(folder: Path, task: Task) -> DataBin:
+def find_data(folder: Path, task: Task) -> GlueDataBin:
     """Open the data-bin of a task for training.
 
     Raises:

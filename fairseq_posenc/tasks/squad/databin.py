@@ -45,7 +45,7 @@ class Limits(NamedTuple):
             )
 
 
-class DataBin(NamedTuple):
+class SquadDataBin(NamedTuple):
     """A folder made by ``fairseq-posenc preprocess squad``."""
 
     path: Path  # the folder
@@ -59,7 +59,7 @@ class DataBin(NamedTuple):
         return self.path / DICTIONARY
 
 
-def open_data_bin(path: Path) -> DataBin:
+def open_data_bin(path: Path) -> SquadDataBin:
     """Open a folder.
 
     Raises:
@@ -70,6 +70,6 @@ def open_data_bin(path: Path) -> DataBin:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         plan, windows = manifest["plan"], manifest["splits"]["train"]["windows"]
-        return DataBin(path, plan["version"], Limits(**plan["limits"]), windows)
+        return SquadDataBin(path, plan["version"], Limits(**plan["limits"]), windows)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{path}: was not made by fairseq-posenc preprocess squad") from None

@@ -26,7 +26,7 @@ from omegaconf import II, MISSING
 
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tasks.squad.databin import DataBin, open_data_bin
+from fairseq_posenc.tasks.squad.databin import SquadDataBin, open_data_bin
 
 
 @dataclass
@@ -43,7 +43,7 @@ class SquadConfig(FairseqDataclass):
 class SquadTask(FairseqTask):
     """Finds the answer to a question in a paragraph."""
 
-    def __init__(self, cfg: SquadConfig, data_bin: DataBin, dictionary: Dictionary) -> None:
+    def __init__(self, cfg: SquadConfig, data_bin: SquadDataBin, dictionary: Dictionary) -> None:
         super().__init__(cfg)
         self.data_bin, self.dictionary = data_bin, dictionary
 

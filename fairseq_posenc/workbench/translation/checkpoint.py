@@ -14,7 +14,7 @@ from fairseq_posenc.workbench.loading.dictionaries import OpenTask, translates
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 
 
-class DataBin(NamedTuple):
+class ParallelDataBin(NamedTuple):
     """A folder made by ``fairseq-preprocess``, and the direction in which it is translated."""
 
     folder: Path
@@ -66,9 +66,9 @@ def load_translation(path: Path, option: str = "--checkpoint") -> State:
     return state
 
 
-def find_data_bin(opened: Union[OpenTask, OpenModel]) -> DataBin:
+def find_data_bin(opened: Union[OpenTask, OpenModel]) -> ParallelDataBin:
     """Build the data-bin that a task or model was opened with."""
-    return DataBin(opened.data, opened.task.cfg.source_lang, opened.task.cfg.target_lang)
+    return ParallelDataBin(opened.data, opened.task.cfg.source_lang, opened.task.cfg.target_lang)
 
 
 def open_ensemble(paths: Iterable[Path], data: Optional[Path] = None) -> list[OpenModel]:
@@ -91,7 +91,7 @@ def open_ensemble(paths: Iterable[Path], data: Optional[Path] = None) -> list[Op
     return opened
 
 
-def infer_data_bin(folder: Path) -> DataBin:
+def infer_data_bin(folder: Path) -> ParallelDataBin:
     """Open a data folder in the direction that its files' names say.
 
     Raises:
@@ -100,4 +100,4 @@ def infer_data_bin(folder: Path) -> DataBin:
     pair = data_utils.infer_language_pair(str(folder)) if folder.is_dir() else (None, None)
     if None in pair:
         raise UserError(f"--data {folder}: has no files of a language pair, such as test.fr-en.fr")
-    return DataBin(folder, *pair)
+    return ParallelDataBin(folder, *pair)

@@ -20,7 +20,7 @@ from fairseq_posenc.workbench.running.stages import Job, Outputs, Place, Stage
 from fairseq_posenc.workbench.tokens.files import read_lines
 from fairseq_posenc.workbench.translation.average import average_checkpoints, last_checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import (
-    DataBin,
+    ParallelDataBin,
     find_data_bin,
     infer_data_bin,
     load_translation,
@@ -128,7 +128,7 @@ class _SystemModel(NamedTuple):
     """The checkpoints of a system and the data-bin of the test set."""
 
     checkpoints: list[Path]
-    data: DataBin
+    data: ParallelDataBin
 
 
 class _Texts(NamedTuple):
@@ -137,7 +137,7 @@ class _Texts(NamedTuple):
     path: Path  # file of the references
     references: list[str]
     sources: Optional[list[str]]
-    data: Optional[DataBin]  # data-bin of the test set
+    data: Optional[ParallelDataBin]  # data-bin of the test set
 
     def check_count(self, name: str, count: int) -> None:
         """Check that a text, by its name in messages, has as many sentences as the references."""

@@ -17,7 +17,7 @@ from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.stages import Inputs, Outputs, Stage
 from fairseq_posenc.workbench.tokens.files import read_lines
-from fairseq_posenc.workbench.translation.checkpoint import DataBin
+from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin
 
 _LARGEST_BATCH = 128  # sentences
 
@@ -65,7 +65,7 @@ class Generation:
         self,
         label: str,
         checkpoints: Sequence[Path],
-        data: DataBin,
+        data: ParallelDataBin,
         options: GenerationOptions,
         folder: Path,
     ) -> None:

@@ -20,7 +20,7 @@ from sacrebleu.significance import PairedTest
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.tokens.pieces import Pieces
-from fairseq_posenc.workbench.translation.checkpoint import DataBin
+from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin
 
 METRICS = {"BLEU": BLEU, "chrF2": CHRF}  # sacreBLEU's name -> metric
 # The most words of a source sentence in each group but the last.
@@ -120,7 +120,7 @@ class Scorer:
 class PieceBleu:
     """Measures translations of one test set, or says why it cannot."""
 
-    def __init__(self, data: Optional[DataBin], references: Sequence[str]) -> None:
+    def __init__(self, data: Optional[ParallelDataBin], references: Sequence[str]) -> None:
         self._corpus_bleu, self.note = None, _INSTALL
         with suppress(ImportError, UserError):
             import nltk

@@ -21,7 +21,7 @@ from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.specs import parse
-from fairseq_posenc.tasks.squad.databin import DataBin, Limits, open_data_bin
+from fairseq_posenc.tasks.squad.databin import Limits, SquadDataBin, open_data_bin
 from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.finetuning.squad.train import compose, find_recipe
 from fairseq_posenc.workbench.loading.families import FAMILIES
@@ -284,7 +284,7 @@ def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
 
 def configured(gpus=1, spec="m4m", version="1.1", *set_to):
     model = Namespace(encoder_layers=7)
-    data_bin = DataBin(Path("bin"), version, Limits(), 87_777)
+    data_bin = SquadDataBin(Path("bin"), version, Limits(), 87_777)
     pretrained = Pretrained(
         path=Path("model.pt"),
         settings=None,

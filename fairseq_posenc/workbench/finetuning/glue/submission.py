@@ -9,11 +9,13 @@ from pathlib import Path
 from torch import Tensor
 
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.tasks.glue.data import DataBin
+from fairseq_posenc.tasks.glue.data import GlueDataBin
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, SUBMISSION, WNLI, Task
 
 
-def write_submission(folder: Path, name: str, data: DataBin, split: str, outputs: Tensor) -> None:
+def write_submission(
+    folder: Path, name: str, data: GlueDataBin, split: str, outputs: Tensor
+) -> None:
     """Write ``NAME.tsv`` with the columns index and prediction.
 
     Args:

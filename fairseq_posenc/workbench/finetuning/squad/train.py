@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from fairseq_posenc.checkpoints.recovery import ensure_last_checkpoint
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.tasks.squad.databin import DataBin, open_data_bin
+from fairseq_posenc.tasks.squad.databin import SquadDataBin, open_data_bin
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.files import shipped
@@ -37,14 +37,14 @@ _ONE_LOG = {
 CONFIG, LOG = "finetune.yaml", "train.log"
 
 
-def find_recipe(data_bin: DataBin) -> Path:
+def find_recipe(data_bin: SquadDataBin) -> Path:
     """Find the YAML file for a version of SQuAD."""
     return shipped("finetune_configs") / f"squad{data_bin.version.replace('.', '')}.yaml"
 
 
 def compose(
     pretrained: Pretrained,
-    data_bin: DataBin,
+    data_bin: SquadDataBin,
     out: Path,
     yaml_file: Path,
     changes: Sequence[str],
@@ -116,7 +116,7 @@ def _read_changes(changes: Sequence[str]) -> DictConfig:
     return OmegaConf.from_dotlist(list(changes))
 
 
-def _check_lengths(config: Any, pretrained: Pretrained, data_bin: DataBin) -> None:
+def _check_lengths(config: Any, pretrained: Pretrained, data_bin: SquadDataBin) -> None:
     """Refuse windows that are longer than the model's positions."""
     if config.model.max_positions < data_bin.limits.max_length:
         raise UserError(
@@ -140,7 +140,7 @@ def _share_batch(config: Any, gpus: int) -> None:
     config.optimization.update_freq = [batch // (gpus * each)]
 
 
-def _count_updates(config: Any, data_bin: DataBin) -> None:
+def _count_updates(config: Any, data_bin: SquadDataBin) -> None:
     """Set the updates of all epochs and those of the warm-up, where they are not set."""
     optimization = config.optimization
     if OmegaConf.is_missing(optimization, "max_update"):

@@ -65,7 +65,7 @@ def place_positions(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
     dims: Dims = stack.assembly.dims
     tokens = torch.full((1, dims.max_positions), stack.dictionary.unk())
     span = Span.from_lengths(tokens.size(1), tokens.size(1), tokens.device)
-    shared = stack.shared(tokens, tokens.size(1))
+    shared = stack.compute_shared(tokens, tokens.size(1))
     states = [shared.of_kind(layer.self_attn.kind) for layer in stack.layers]
     terms = [layer.self_attn.terms(span, state) for layer, state in zip(stack.layers, states)]
     _refuse_without_place(stack, states, terms)
