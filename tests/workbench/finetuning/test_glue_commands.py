@@ -290,7 +290,8 @@ def test_what_stops_a_job_of_a_cluster_is_told_in_one_line(tmp_path, capsys):
     assert main(arguments("m4m", *RATE, "--out", tmp_path, *wrong)) == 1
     told = capsys.readouterr().err.splitlines()[-1]
     assert (
-        "FAILED (NonZeroExitCode): fairseq-hydra-train: --attention-directions up: 'up' is" in told
+        "FAILED (NonZeroExitCode): fairseq-hydra-train: --attention-directions up: unknown "
+        "direction 'up'" in told
     )
 
 
