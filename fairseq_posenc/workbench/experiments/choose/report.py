@@ -80,9 +80,9 @@ def _advise(rounds: Sequence[Round], settings: TextSettings, unigram: float) -> 
     if not lowest <= LEARNED * unigram:
         return (
             f"No model is recommended: after {updates:,} updates the lowest perplexity is "
-            f"{lowest:,.1f}, and {unigram:,.1f} needs no more than to know how often each piece "
-            f"occurs. Ranks mean something from {LEARNED * unigram:,.1f} on: give a larger "
-            "--budget, with which this run goes on."
+            f"{lowest:,.1f}, and a model that only counts pieces has {unigram:,.1f}. Ranks are "
+            f"meaningful below {LEARNED * unigram:,.1f}: give a larger --budget to continue this "
+            "run."
         )
     recipe = _RECIPES.get(settings.family, "a_small")
     spec, directions = best.variant.position_encoding, best.variant.directions
@@ -90,9 +90,9 @@ def _advise(rounds: Sequence[Round], settings: TextSettings, unigram: float) -> 
     options += ["--attention-directions", directions] if directions else []
     command = f"fairseq-posenc train-recipe {recipe} {shlex.quote(spec)} DATA-BIN"
     return (
-        "These are small models, trained briefly: who learns fast, not who ends lowest. The real "
-        "training, on data made by `fairseq-posenc preprocess`:\n\n"
-        f"    {command} -- {shlex.join(options)}"
+        "These small models were trained briefly: they show which encoding learns fast, not "
+        "which ends lowest. The command of a full training, on data made by `fairseq-posenc "
+        f"preprocess`:\n\n    {command} -- {shlex.join(options)}"
     )
 
 

@@ -44,9 +44,9 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
         _describe_missing(results, seconds_left),
         _introduce(results),
         format_table(results),
-        f"**Who starts first is not who is better.** After {results.settings.updates:,} updates of "
-        "small models the table shows which of them begin to learn early. One that stands still "
-        "may start later, and the order may change.",
+        "**An encoding that learns late is not a worse one.** The table shows which small models "
+        f"learn within {results.settings.updates:,} updates. Others may start later, and the "
+        "order may change.",
         f"![Learning curves: validation perplexity over updates]({PICTURE})" if drawn else "",
         "## What follows from the figures",
         "\n".join(f"- {sentence}" for sentence in list_conclusions(results)),
@@ -78,21 +78,21 @@ def _describe_missing(results: TextResults, seconds_left: Optional[float]) -> st
         for seed, runs in groupby(results.missing, key=lambda run: run.seed)
     )
     about = f", about {format_time(seconds_left)} more" if seconds_left else ""
-    return f"**The run goes on{about}.** Not finished: {still}."
+    return f"**The run is not finished{about}.** Missing: {still}."
 
 
 def _explain_figures(settings: TextSettings) -> str:
     masked = settings.family == MASKED
     return (
-        "Validation perplexity is that at the end of `fairseq-train`, of "
-        f"{'the masked' if masked else 'all'} tokens; lower is better. It is that of the mean loss "
-        f"over the seeds, from {LEAST_SEEDS} seeds on with its interval ({NOTE}); the picture has "
-        "that as bands, and the seeds as dots. "
-        f"{'The masks of a seed are the same for every encoding. ' if masked else ''}"
-        "Where there are several learning rates, a model is judged at the one with the lowest mean "
-        "loss on this same text. Tokens per second is the median during training; time is that of "
-        "a training with its validations, each on one thread: means over the seeds. Both are "
-        "slower where trainings share a core, or the machine has other work."
+        "Validation perplexity is measured at the end of `fairseq-train`, on  "
+        f"{'the masked' if masked else 'all'} tokens; lower is better. It is computed from the "
+        f"mean loss over the seeds, with an interval from {LEAST_SEEDS} seeds on ({NOTE}); the "
+        "picture shows intervals as bands, and seeds as dots.  "
+        f"{'The masks of a seed are the same for every encoding. ' if masked else ''}With several "
+        "learning rates, a model is judged at the one with the lowest mean loss on this same "
+        "text. Tokens per second is the median during training; time is that of a training with "
+        "its validations, on one thread. Both are means over the seeds, and are worse if "
+        "trainings share a core or the machine has other work."
     )
 
 
@@ -101,7 +101,7 @@ def _introduce(results: TextResults) -> str:
     source = (
         markdown.code(str(settings.text))
         if settings.text
-        else f"the documentation inside Python {platform.python_version()}"
+        else f"Python's own documentation, version {platform.python_version()}"
     )
     return (
         f"{_FAMILIES[settings.family].capitalize()}s on real text: {source}, {words['words']:,} "
@@ -123,7 +123,7 @@ def _join(values: Iterable[object]) -> str:
 
 
 def format_table(results: TextResults) -> str:
-    """Format all models as a table in Markdown; of those that are not finished what is known."""
+    """Format all models as a table in Markdown; of unfinished ones the known figures."""
     header = (
         *("encoding", "position parameters", "learning rate", "seeds", "validation perplexity"),
         *("each seed", "tokens/s", "time"),

@@ -41,7 +41,10 @@ def _describe_falling(models: Sequence[SeedAggregate]) -> list[str]:
         before = [value for updates, value in curve if updates <= 0.75 * curve[-1][0]]
         if before and 1 - curve[-1][1] / before[-1] > _FALLING:
             falls.append(f"{_quote(model)} by {1 - curve[-1][1] / before[-1]:.0%}")
-    return [f"Still falling in the last quarter: {', '.join(falls)}."] if falls else []
+    if not falls:
+        return []
+    when = "in the last quarter of the training"
+    return [f"Validation perplexity fell further {when}: {', '.join(falls)}."]
 
 
 def _compare_with_bag(bag: Optional[SeedAggregate], others: Sequence[SeedAggregate]) -> str:
@@ -51,11 +54,11 @@ def _compare_with_bag(bag: Optional[SeedAggregate], others: Sequence[SeedAggrega
     level = min(interval.mean for _, interval in bag.curve)
     left = _LEFT_PLATEAU * level
     text = (
-        f"{_quote(bag)} cannot tell in which order the tokens stand: to it a text is a bag of "
-        f"words. The lowest perplexity it reaches is {level:,.1f}."
+        f"{_quote(bag)} cannot see the order of tokens: to it, a text is a bag of words. Its "
+        f"lowest perplexity is {level:,.1f}."
     )
     if not others:
-        return f"{text} No other is significantly below it."
+        return f"{text} No other model is significantly below it."
     arrivals = _format_arrivals(others, left)
     return f"{text} Time to {_LEFT_PLATEAU:.0%} of that ({left:,.1f}): {arrivals}."
 
@@ -72,8 +75,8 @@ def _describe_arrivals(models: Sequence[SeedAggregate]) -> str:
     if not others:
         return ""
     return (
-        f"{_quote(baseline)} ends at perplexity {level.mean:,.1f} after {updates:,} updates. That "
-        f"is reached by {_format_arrivals(others, level.mean)}."
+        f"{_quote(baseline)} ends at perplexity {level.mean:,.1f} after {updates:,} updates. "
+        f"Others reach that: {_format_arrivals(others, level.mean)}."
     )
 
 

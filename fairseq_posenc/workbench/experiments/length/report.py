@@ -98,17 +98,18 @@ def _introduce(results: LengthResults) -> str:
     windows = {
         NON_OVERLAPPING: "*Non-overlapping*: the text is cut into blocks of the context length.",
         SLIDING: (
-            f"*Sliding*: a window of the context length moves on by {results.stride:,} tokens, and "
-            "only those are predicted, so that each has at least the rest of the window as context."
+            f"*Sliding*: a window of the context length moves on by {results.stride:,} tokens, "
+            "and only these tokens are predicted, so each has at least the rest of the window as "
+            "context."
         ),
     }
     return " ".join(
         [
             f"Perplexity per token on the split {markdown.code(results.split)} of "
-            f"{markdown.code(str(results.data))}. Each figure is of the same "
-            f"{results.tokens:,} tokens, all of the split, each predicted once. The "
-            "first one is predicted from the end-of-sentence symbol before it, as in training; the "
-            "input of a block begins with the token before its first predicted one.",
+            f"{markdown.code(str(results.data))}. Each figure covers the same {results.tokens:,} "
+            "tokens, the whole split, each predicted once. The first one is predicted from the "
+            "end-of-sentence symbol before it, as in training; the input of a block begins with "
+            "the token before its first predicted one.",
             *(windows[mode] for mode in results.modes),
         ]
     )

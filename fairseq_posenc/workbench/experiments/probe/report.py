@@ -61,8 +61,8 @@ def _introduce(results: TaskResults) -> str:
         f"with questions of up to {settings.trained} words, once for each seed "
         f"({', '.join(map(str, settings.seeds))}) on one thread ({seconds} on average), and "
         f"tested on {TEST_EXAMPLES} questions of each length: "
-        f"{', '.join(map(str, settings.lengths))}. A share is of the questions whose whole answer "
-        f"is right, as greedy search would find it, with its interval ({NOTE}). {RULE}"
+        f"{', '.join(map(str, settings.lengths))}. Shares count the questions whose whole answer "
+        f"is right under greedy search, with intervals ({NOTE}). {RULE}"
     )
 
 
