@@ -124,7 +124,7 @@ def parse_args(*words: str) -> argparse.Namespace:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--length 64 --trained 128", "--trained 128: more than --length 64"),
+        ("--length 64 --trained 128", "--trained 128 is more than --length 64"),
         ("--length 64 --json", "--json: is for --text"),
         ("--length 128 --trained 64 --text t", "--trained: candidates of masked-lm"),
         ("--length 64 --text t --budget soon", "--budget soon: write a time"),

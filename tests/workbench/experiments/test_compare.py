@@ -355,8 +355,8 @@ class TestStatements:
             make_results(tmp_path, FOUR).models
         )
         assert falling == (
-            "Still falling in the last quarter: `none` by 33%, `learned` by 43%, "
-            "`decbert_diff` by 44%, `m4m` by 43%."
+            "Validation perplexity fell further in the last quarter of the training: `none` by "
+            "33%, `learned` by 43%, `decbert_diff` by 44%, `m4m` by 43%."
         )
         assert order[0] == (
             "`m4m` has a significantly lower perplexity than `decbert_diff`, `learned`, `none`."
@@ -367,7 +367,7 @@ class TestStatements:
             "With Holm's correction for all 6 comparisons 6 of the 6 significant differences "
             "remain significant."
         )
-        assert "The lowest perplexity it reaches is 100.2" in bag
+        assert "Its lowest perplexity is 100.2" in bag
         assert "Time to 50% of that (50.1): `learned` not in this run" in bag
         assert "`m4m` after 200 updates" in bag
         assert "`learned` ends at perplexity 79.8 after 200 updates" in race
@@ -380,7 +380,7 @@ class TestStatements:
         _, first, *_, bag = statements.derive_statements(models)
         assert first.startswith("`none` has a significantly lower perplexity than `learned`")
         alone = statements._compare_with_bag(models[0], models[1:])
-        assert "No other is significantly below it" in alone
+        assert "No other model is significantly below it" in alone
         assert "`learned` ends at" not in bag
 
     def test_a_paired_difference_whose_interval_has_0_is_not_significant(self, tmp_path) -> None:
@@ -419,7 +419,7 @@ class TestStatements:
         results = make_results(tmp_path, FOUR, seeds=seeds)
         only, falling = statements.derive_statements(results.models)
         assert only.startswith(f"{words} shown and not judged")
-        assert falling.startswith("Still falling")
+        assert falling.startswith("Validation perplexity fell further")
         row = next(line for line in report.format_table(results).splitlines() if "`m4m`" in line)
         ends = [
             f"{each.perplexity:,.1f}" for each in results.outcomes if each.run.variant.name == "m4m"
@@ -545,7 +545,7 @@ class TestReport:
             follow(lambda: now)
         assert opened == [(tmp_path / report.PAGE).as_uri()]
         text = (tmp_path / report.REPORT).read_text()
-        assert "Not finished: seed 1 of `m4m`; seed 2 of `m4m`; seed 3 of `learned`, `m4m`." in text
+        assert "Missing: seed 1 of `m4m`; seed 2 of `m4m`; seed 3 of `learned`, `m4m`." in text
         assert "| `learned` | 8,192 | 0.003 | 2 of 3 | 79.88 | 79.9, 79.8 |" in text
         assert "| `m4m` | - | 0.003 | 0 | 39.96 at update 200 |" in text
         assert "judged when all trainings are finished" in text
