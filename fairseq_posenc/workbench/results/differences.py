@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple, Optional
@@ -146,14 +147,14 @@ def explain_few_seeds(seeds: int) -> Optional[str]:
 def _compute_p_value(changes: Sequence[float]) -> float:
     if len(changes) < LEAST_SEEDS:
         return math.nan
-    mean, deviation = statistics.fmean(changes), statistics.stdev(changes)
-    if not deviation:
-        return 0.0 if mean else 1.0
+    if not statistics.stdev(changes):
+        return 0.0 if any(changes) else 1.0
 
     from scipy import stats  # a second to import
 
-    size = abs(mean) / deviation * math.sqrt(len(changes))
-    return float(2 * stats.t.sf(size, len(changes) - 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about differences that are nearly the same
+        return float(stats.ttest_1samp(changes, 0.0).pvalue)
 
 
 def _group_by_better(differences: Sequence[PairedDifference]) -> dict[str, list[str]]:

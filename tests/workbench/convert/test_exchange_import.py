@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.convert.exchange import exporting
 from fairseq_posenc.workbench.loading.pretrained import load_state
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint
@@ -102,7 +103,8 @@ def test_there_and_back_is_bit_for_bit(family, spec, to, more):
 
 
 def test_a_model_for_transformers_4_needs_transformers_4(monkeypatch, capsys):
-    monkeypatch.setattr(transformers, "__version__", "5.0.0")
+    # That of the command, even if a test has imported the package a second time.
+    monkeypatch.setattr(exporting.transformers, "__version__", "5.0.0")
     out = new_directory() / "out"
     trained = checkpoint("masked_lm", "m4")
     words = ["--checkpoint", trained.path, "--to", "hf4", "--out", out, "--tokens", "words"]

@@ -96,6 +96,12 @@ def samples():
     return {n: {s: math.exp(m + x[s]) for s in range(3)} for n, (m, x) in models.items()}
 
 
+def test_nearly_equal_differences_warn_of_nothing(recwarn):
+    one, other = dict(enumerate([1.0, 1.0 + 1e-15, 1.0, 1.0])), dict.fromkeys(range(4), 0.5)
+    assert differences.compare(one, other, PLAIN).p_value < 1e-9
+    assert not recwarn.list
+
+
 def test_all_pairs_from_the_best_on_with_holms_correction():
     found = differences.compare_all({name: samples()[name] for name in ("bad", "same", "good")})
     assert [set(each[:2]) for each in found] == [{"good", "same"}, {"good", "bad"}, {"same", "bad"}]
