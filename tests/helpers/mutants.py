@@ -3,7 +3,7 @@
     python -m tests.helpers.mutants --code fairseq_posenc/encodings --tests tests/test_state.py
 
 A mutant is a copy of this tree in which one operator, comparison or constant is another, or one
-statement is left out, in a line that the tests run. Which mutants are made is drawn by ``--seed``.
+statement is left out, in the body of a function. Which mutants are made is drawn by ``--seed``.
 Those that survive the tests meet them again with the whole of their products
 (``tests/helpers/products.py``), so the last lines say what choosing from these costs.
 """
@@ -25,7 +25,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
@@ -96,20 +95,22 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
                     yield from _nodes(child)
 
 
-def list_mutants(path: Path, lines: set[int]) -> list[Mutant]:
-    """List all mutants of some lines of a file, which is given below the tree."""
+def list_mutants(path: Path) -> list[Mutant]:
+    """List all mutants of the functions of a file, which is given below the tree."""
     syntax = ast.parse((ROOT / path).read_bytes())
-    changes = ((node, _change(node)) for node in _nodes(syntax) if hasattr(node, "lineno"))
-    return [Mutant(path, node, new) for node, new in changes if new and node.lineno in lines]
+    bodies = (each.body for each in ast.walk(syntax) if isinstance(each, ast.FunctionDef))
+    nodes = {id(node): node for body in bodies for each in body for node in _nodes(each)}
+    changes = ((node, _change(node)) for node in nodes.values())
+    return [Mutant(path, node, new) for node, new in changes if new]
 
 
-def draw_mutants(lines: dict[Path, set[int]], count: int, seed: int) -> list[Mutant]:
+def draw_mutants(files: list[Path], count: int, seed: int) -> list[Mutant]:
     """Draw mutants of files, each kind of node and each file as likely as another."""
     draw = random.Random(seed)
     chosen: list[Mutant] = []
     groups: dict[tuple[Path, str], list[Mutant]] = defaultdict(list)
-    for path in sorted(lines):
-        for mutant in list_mutants(path, lines[path]):
+    for path in files:
+        for mutant in list_mutants(path):
             groups[path, type(mutant.node).__name__].append(mutant)
     while len(chosen) < count and groups:
         key = draw.choice(sorted(groups))
@@ -119,7 +120,7 @@ def draw_mutants(lines: dict[Path, set[int]], count: int, seed: int) -> list[Mut
     return chosen
 
 
-def run_tests(tree: Path, tests: list[str], whole: bool, limit: int, report: Path | None) -> int:
+def run_tests(tree: Path, tests: list[str], whole: bool, limit: int) -> int:
     """Run tests of a tree in a child process.
 
     Args:
@@ -127,7 +128,6 @@ def run_tests(tree: Path, tests: list[str], whole: bool, limit: int, report: Pat
         tests: What pytest is given.
         whole: Whether the products of the tests are whole.
         limit: Seconds of processor time after which the child is ended.
-        report: A file for the lines of the tree that were run.
 
     Returns:
         The exit code of pytest; a negative number if a signal ended it.
@@ -137,9 +137,9 @@ def run_tests(tree: Path, tests: list[str], whole: bool, limit: int, report: Pat
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
+    printed = os.open(tree.with_name("printed"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(printed, 1)
+    os.dup2(printed, 2)
     os.chdir(tree)
     os.environ["PYTHONPATH"] = str(tree)
     os.environ["WHOLE_PRODUCTS"] = str(int(whole))
@@ -148,19 +148,7 @@ def run_tests(tree: Path, tests: list[str], whole: bool, limit: int, report: Pat
         del sys.modules[name]
     import pytest
 
-    seen: set[tuple[str, int]] = set()
-
-    def trace(frame: FrameType, event: str, given: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(f"{tree}/"):
-            return None
-        seen.add((frame.f_code.co_filename, frame.f_lineno))
-        return trace
-
-    sys.settrace(trace if report else None)
     code = pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--timeout=0", *tests])
-    sys.settrace(None)
-    if report:
-        report.write_text("".join(f"{Path(f).relative_to(tree)}:{n}\n" for f, n in seen))
     with suppress(Exception):
         importlib.import_module("tests.helpers.programs")._server.cache_clear()
     os._exit(int(code))
@@ -171,6 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--code", nargs="+", required=True, help="files and folders to change")
     parser.add_argument("--tests", nargs="+", required=True, help="what pytest is given")
+    parser.add_argument("--only", default="", help="which of the tests, as pytest's -k")
     parser.add_argument("--count", type=int, default=30, help="how many mutants; default: 30")
     parser.add_argument("--seed", type=int, default=0, help="which ones; default: 0")
     parser.add_argument("--limit", type=int, default=600, help="seconds of each; default: 600")
@@ -178,24 +167,20 @@ def main() -> None:
     for module in IMPORTED:
         importlib.import_module(module)
     given = [Path(each) for each in args.code]
+    tests = [*args.tests, "-k", args.only] if args.only else args.tests
     files = [f for each in given for f in ([each] if each.suffix else sorted(each.rglob("*.py")))]
     with tempfile.TemporaryDirectory(prefix="fairseq-posenc-mutants-") as folder:
         tree = Path(folder).resolve() / "tree"
         shutil.copytree(ROOT, tree, ignore=LEFT_OUT, symlinks=True)
-        lines: dict[Path, set[int]] = defaultdict(set)
-        report = Path(folder) / "lines"
-        if code := run_tests(tree, args.tests, False, args.limit, report):
-            sys.exit(f"the tests fail without a mutant (exit code {code})")
-        for line in report.read_text().splitlines():
-            name, _, number = line.rpartition(":")
-            if Path(name) in files:
-                lines[Path(name)].add(int(number))
+        if code := run_tests(tree, tests, False, args.limit):
+            printed = tree.with_name("printed").read_text(errors="replace")
+            sys.exit(f"{printed[-3000:]}\nthe tests fail without a mutant: exit code {code}")
         missed, lost = [], []
-        mutants = draw_mutants(lines, args.count, args.seed)
+        mutants = draw_mutants(files, args.count, args.seed)
         for count, mutant in enumerate(mutants, 1):
             mutant.apply(tree)
-            caught = run_tests(tree, args.tests, False, args.limit, None)
-            found = caught or run_tests(tree, args.tests, True, args.limit, None)
+            caught = run_tests(tree, tests, False, args.limit)
+            found = caught or run_tests(tree, tests, True, args.limit)
             said = (
                 "caught" if caught else "caught by the whole products alone" if found else "MISSED"
             )
