@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_posenc.checkpoints.safe_loading import open_mapped, readable_errors
+from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
 from fairseq_posenc.errors import UserError, shortened
 
 logger = logging.getLogger(__name__)
@@ -25,10 +25,9 @@ def start_resuming(path: Path, settings: DictConfig | None) -> None:
     checkpoint = settings.checkpoint
     if checkpoint.finetune_from_model and path == Path(checkpoint.finetune_from_model):
         return  # another training: its optimizer starts fresh
-    with readable_errors(str(path)):
-        state = open_mapped(path)
     now: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
-    changes = list_changes(state.get("cfg"), now)
+    with open_checkpoint(path) as state:
+        changes = list_changes(state.get("cfg"), now)
     if changes:
         logger.info("%s resumes with other settings: %s", path, ", ".join(changes))
     _refuse_other_average(path, state, settings)

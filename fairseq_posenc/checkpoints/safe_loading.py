@@ -38,6 +38,7 @@ def open_mapped(path: Path, for_weights: bool = False) -> dict[str, Any]:
     Raises:
         Exception: no checkpoint, or one that would run code; the type depends on the file.
     """
+    allow_safe_classes()
     check_file(path, checksums=for_weights)
     mapped = zipfile.is_zipfile(path)  # not before torch 1.6
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -98,6 +99,24 @@ def _refuse_expanded_tensors(state: Any) -> None:
                 raise UserError(f"it has mappings or lists that are more than {_DEEPEST} deep")
             parts = thing.items() if isinstance(thing, dict) else enumerate(thing)
             left += [(part, (*place, key)) for key, part in parts]
+
+
+@contextmanager
+def open_checkpoint(
+    path: Path, what: str = "", for_weights: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Open a checkpoint by :func:`open_mapped`; errors in what is read of it are one line, too.
+
+    Args:
+        path: its file.
+        what: how messages introduce the path, as the option that named it.
+        for_weights: see :func:`open_mapped`.
+
+    Raises:
+        UserError: whatever went wrong.
+    """
+    with readable_errors(f"{what} {path}".lstrip()):
+        yield open_mapped(path, for_weights)
 
 
 @contextmanager

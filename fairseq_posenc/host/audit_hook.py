@@ -10,7 +10,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from fairseq_posenc.checkpoints.safe_loading import open_mapped, readable_errors
+from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
 from fairseq_posenc.checkpoints.trusted_settings import is_literal, refuse_files
 from fairseq_posenc.errors import UserError, shortened
 
@@ -81,5 +81,5 @@ def refuse_broken(path: Path) -> None:
     Nothing of it stays in memory. Its tensors are read once for their checksums.
     """
     if path.is_file():
-        with readable_errors(str(path)):
-            refuse_files(open_mapped(path, for_weights=True))
+        with open_checkpoint(path, for_weights=True) as state:
+            refuse_files(state)

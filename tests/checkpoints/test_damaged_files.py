@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import resource
 import struct
+import subprocess
+import sys
 import time
 import zipfile
 from argparse import Namespace
@@ -16,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes, open_mapped, readable_errors
+from fairseq_posenc.checkpoints.safe_loading import open_checkpoint, open_mapped
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.audit_hook import refuse_broken
 from fairseq_posenc.workbench.loading.checkpoints import load_state
@@ -109,7 +112,6 @@ SETTINGS: dict[str, tuple[Any, str]] = {
 def test_settings_of_other_types_are_refused_by_name(form, tmp_path):
     value, message = SETTINGS[form]
     path = save(tmp_path / "a.pt", in_settings(value))
-    allow_safe_classes()
     start = time.process_time()
     for read in (refuse_broken, lambda file: load_state(file, "--checkpoint")):
         with pytest.raises(UserError, match=message) as caught:
@@ -131,12 +133,11 @@ PICKLES = {
 
 @pytest.mark.parametrize("form", PICKLES)
 def test_few_bytes_take_little_memory(form, tmp_path):
-    allow_safe_classes()
     path = write_pickle(tmp_path / "a.pt", b"\x80\x02}" + text("cfg") + PICKLES[form] + b"s.")
     assert path.stat().st_size < 5_000
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(UserError, match=r"a\.pt: "), readable_errors(str(path)):
-        open_mapped(path)
+    with pytest.raises(UserError, match=r"a\.pt: "), open_checkpoint(path):
+        pass
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KB
 
 
@@ -149,8 +150,36 @@ def test_a_pickle_of_old_files_is_tried_too(tmp_path):
         open_mapped(tmp_path / "a.pt")
 
 
+@pytest.mark.parametrize(
+    ("what", "key", "wrong"),
+    [
+        ("", "nothing", "KeyError"),
+        ("--checkpoint", "nothing", "KeyError"),
+        ("--init", "extra_state", "TypeError"),
+    ],
+)
+def test_what_a_checkpoint_lacks_is_a_line_of_its_name(what, key, wrong, tmp_path):
+    path = save(tmp_path / "a.pt", {"model": {}, "extra_state": None})
+    start = re.escape(f"{what} {path}: not a whole checkpoint of fairseq ({wrong}".lstrip())
+    with pytest.raises(UserError, match=f"^{start}"), open_checkpoint(path, what) as found:
+        found[key]["val_loss"]
+
+
+def test_settings_of_fairseq_are_read_wherever_fairseq_is_not(tmp_path):
+    """What torch may load is said where it loads it, and not only as fairseq starts."""
+    path = save(tmp_path / "a.pt", {"model": {}, "args": Namespace(arch="x")})
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from fairseq_posenc.checkpoints.safe_loading import open_mapped\n"
+        "print(open_mapped(Path(sys.argv[1]))['args'].arch, 'fairseq' in sys.modules)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, path], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.split() == ["x", "False"]
+
+
 def test_numbers_of_metrics_are_read(tmp_path):
-    allow_safe_classes()
     numbers = [np.float64(0.1), np.float32(0.1), np.int64(-3), np.dtype(">f8").type(0.25)]
     state = {"model": {}, "best": numbers, "args": None}
     read = open_mapped(save(tmp_path / "a.pt", state))["best"]

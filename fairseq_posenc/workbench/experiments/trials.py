@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 from fairseq_posenc.checkpoints.recovery import LAST, ensure_last_checkpoint
-from fairseq_posenc.checkpoints.safe_loading import open_mapped
+from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.host.divergence import parse_stop_update
 from fairseq_posenc.position_parameters import is_position_parameter
@@ -151,9 +151,9 @@ def _read_checkpoint_figures(folder: Path) -> Outputs:
     parts of a continued training, without starting up.
     """
     ensure_last_checkpoint(folder)  # it may have been interrupted while fairseq copied it
-    state = open_mapped(folder / LAST)
-    sizes = {key: value.numel() for key, value in state["model"].items()}
-    return {
-        "position_parameters": sum(n for key, n in sizes.items() if is_position_parameter(key)),
-        "seconds": state["extra_state"]["previous_training_time"],
-    }
+    with open_checkpoint(folder / LAST) as state:
+        sizes = {key: value.numel() for key, value in state["model"].items()}
+        return {
+            "position_parameters": sum(n for key, n in sizes.items() if is_position_parameter(key)),
+            "seconds": state["extra_state"]["previous_training_time"],
+        }

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fairseq_posenc.checkpoints.error_messages import UNBUILDABLE, quote_error
 from fairseq_posenc.checkpoints.recovery import newest_checkpoint
-from fairseq_posenc.checkpoints.safe_loading import open_mapped, readable_errors
+from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
 from fairseq_posenc.checkpoints.trusted_settings import forget_files, refuse_files
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import refuse_bad_place, written_whole
@@ -37,9 +37,8 @@ def load_state(path: Path, what: str, for_fairseq: bool = False) -> State:
     """
     if not path.is_file():
         raise UserError(f"{what} {path}: no such file")
-    with readable_errors(f"{what} {path}"), warnings.catch_warnings():
+    with open_checkpoint(path, what, for_weights=True) as state, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra's, about fairseq's configuration
-        state = open_mapped(path, for_weights=True)
         (refuse_files if for_fairseq else forget_files)(state)
         upgraded = _upgrade_settings({**state, "last_optimizer_state": None, "model": {}})
         upgraded.update({name: state.get(name) for name in _TENSORS})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from fairseq_posenc.checkpoints.safe_loading import open_mapped, readable_errors
+from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 
 PRETRAINING = ("masked_lm", "language_modeling")  # fairseq's tasks
@@ -79,8 +79,7 @@ def read_checkpoint(path: Path) -> CheckpointFacts:
     Raises:
         UserError: it is not a checkpoint of fairseq.
     """
-    with readable_errors(str(path)):
-        state = open_mapped(path)
+    with open_checkpoint(path) as state:
         settings = _flatten_settings(state)
         history = state["optimizer_history"][-1]
         extra = state["extra_state"]

@@ -97,13 +97,12 @@ def _print_best(folder: Path) -> None:
     Raises:
         UserError: there is no checkpoint, or one that is not whole.
     """
-    from fairseq_posenc.checkpoints import safe_loading  # imports torch
+    from fairseq_posenc.checkpoints.safe_loading import open_checkpoint  # imports torch
 
-    safe_loading.allow_safe_classes()
     losses = {}
     for path in sorted(folder.glob("*/checkpoint_best.pt")):
-        with safe_loading.readable_errors(str(path)):
-            losses[path] = float(safe_loading.open_mapped(path)["extra_state"]["val_loss"])
+        with open_checkpoint(path) as state:
+            losses[path] = float(state["extra_state"]["val_loss"])
     if not losses:
         raise UserError(f"{folder}: no folder in it has a checkpoint_best.pt; train first")
     for number, path in enumerate(sorted(losses, key=losses.__getitem__)):
