@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from fairseq_posenc.encodings.base import Encoding
 
 logger = logging.getLogger(__name__)
-OWN = ".encodings."  # marks the name of every position parameter, and of no other
+ENCODINGS = ".encodings."  # marks the name of every position parameter, and of no other
 
 
 def is_position_parameter(name: str) -> bool:
     """Check whether a state-dict key belongs to a position encoding."""
-    return OWN in name
+    return ENCODINGS in name
 
 
 def extend_tables(model: nn.Module, state_dict: dict[str, Any], prefix: str) -> list[str]:

@@ -86,6 +86,7 @@ def test_arrows_run_down_only():
         own, parts = room_of(path), module.split(".")
         if parts[0] != "fairseq_posenc":
             assert wing(own) > 0 or parts[0] not in HOST, f"{path} imports {module}"
+            assert wing(own) > 1 or parts[0] != "transformers", f"{path} imports {module}"
         elif len(parts) > 1 and parts[1] in TOP:
             assert wing(parts[1]) <= wing(own), f"{path} imports {module}, of a wing above"
 

@@ -1,1 +1,1 @@
-"""Checkpoints: safe loading, what weights mean, adapting to a model, recovery, resumption."""
+"""Checkpoints: safe loading, adapting to a model, recovery, resumption."""

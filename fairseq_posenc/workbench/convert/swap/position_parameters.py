@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fairseq_posenc.checkpoints.state_dict_adapter import STOCK_OFFSET, STOCK_TABLE
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.position_parameters import OWN
+from fairseq_posenc.position_parameters import ENCODINGS
 from fairseq_posenc.specs import Spec
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 
@@ -92,15 +92,15 @@ def find_source_values(
 
 def _repeat_ends(name: str, old: Tensor, stack: StackPair) -> Tensor:
     """Repeat the ends of a table by distance; any other parameter stays as it is."""
-    before, _, after = f".{name.removeprefix(stack.prefix)}".rpartition(OWN)
+    before, _, after = f".{name.removeprefix(stack.prefix)}".rpartition(ENCODINGS)
     encoding, _, parameter = after.partition(".")
-    module = stack.module.get_submodule(f"{before}{OWN}{encoding}"[1:])
+    module = stack.module.get_submodule(f"{before}{ENCODINGS}{encoding}"[1:])
     return module.extend(parameter, old) if isinstance(module, Encoding) else old
 
 
 def _changed_options(name: str, old: Spec, new: Spec) -> str:
     """List the options of a parameter's encoding that the source has otherwise."""
-    encoding = name.rpartition(OWN)[2].split(".")[0]
+    encoding = name.rpartition(ENCODINGS)[2].split(".")[0]
     before, now = (
         {
             option
