@@ -22,6 +22,7 @@ from fairseq_posenc.backends.mask import DIRECTIONS, Mask
 from fairseq_posenc.backends.triton import resets
 from fairseq_posenc.backends.triton.problem import StoredTiles
 from fairseq_posenc.encodings.terms import Terms
+from tests.helpers.products import product_of
 from tests.helpers.programs import true_start
 from tests.helpers.tiny_models import logits, make_model, make_tokens
 
@@ -532,9 +533,9 @@ COMPILED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("reset", [False, True])
-@pytest.mark.parametrize("form", COMPILED)
+@pytest.mark.parametrize(
+    ("form", "reset", "dropout"), product_of(COMPILED, [False, True], [0.0, 0.3], times=2)
+)
 def test_can_be_compiled_as_one_graph(form, reset, dropout):
     """With the forward and the backward pass traced: what "eager" does as well, and more."""
     torch._dynamo.reset()
