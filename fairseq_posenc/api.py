@@ -1,6 +1,6 @@
 """Position encodings for PyTorch models of any kind; needs no fairseq.
 
-For a model of one's own, :class:`StackPositions` and a :class:`SelfAttention` in each layer:
+For your own model, :class:`StackPositions` and a :class:`SelfAttention` in each layer:
 
 >>> import torch
 >>> positions = StackPositions("learned+m4m", embed_dim=768, num_heads=12, max_positions=512)

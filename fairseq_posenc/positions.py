@@ -115,7 +115,7 @@ class Positions(NamedTuple):
         return cls(tokens, ids, padding_idx, eos_idx, tgt_len, padded, left > 0, longest)
 
     def split_documents(self, empty: bool, causal: bool) -> Positions:
-        """Let positions start anew with each document, by the ends of sentences.
+        """Restart positions in each document, by the ends of sentences.
 
         Args:
             empty: a document ends where an end of a sentence follows another, else at each end.
@@ -129,7 +129,7 @@ class Positions(NamedTuple):
         return self.begin_documents(begins if causal else F.pad(begins, (1, 0))[:, :-1])
 
     def begin_documents(self, begins: Tensor) -> Positions:
-        """Let positions start anew at tokens, ``(B, S)`` of bool, that begin a document."""
+        """Restart positions at tokens, ``(B, S)`` of bool, that begin a document."""
         real = self.tokens.ne(self.padding_idx)
         ids = self.ids.expand_as(self.tokens)  # [B, S]
         begins = begins & real

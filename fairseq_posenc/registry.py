@@ -23,7 +23,7 @@ def names(*, encoder: bool = False) -> list[str]:
     """List the names of all encodings, sorted, without their companions (:func:`companion_names`).
 
     Args:
-        encoder: leave out those that work in decoders alone.
+        encoder: leave out encodings that only work in decoders.
     """
     _import_encodings()
     return sorted(

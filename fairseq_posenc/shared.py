@@ -24,7 +24,7 @@ class Shared(NamedTuple):
 
     Attributes:
         positions: of the tokens.
-        terms: those that all layers share.
+        terms: the terms that all layers share.
         rotation: of the queries and keys of the last T tokens, or None.
         source: of the source's keys, for rotary encoder-decoder attention.
         locality: of the keys that a query may see.

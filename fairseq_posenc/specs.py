@@ -8,7 +8,7 @@ list is repeated over the stack. In ``3*rope,none`` every fourth layer has no po
 of the input and ``documents`` hold for the whole stack, wherever they are written.
 
 Specs of one meaning have one canonical form, which checkpoints carry: options in the order of the
-constructor, without those that have their default; encodings of the input first, then rotations,
+constructor, without defaults; encodings of the input first, then rotations,
 those of the scores and limits of attention, by name; ``none`` only where nothing else is; the
 shortest list of layers, and what holds for the whole stack with the first of them.
 """

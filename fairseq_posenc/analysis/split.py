@@ -53,7 +53,7 @@ def split(
 
     Args:
         query: projected, neither scaled nor rotated, ``(B, H, T, D)``.
-        key: likewise, ``(B, H, S, D)``.
+        key: the keys, ``(B, H, S, D)``.
         terms: with content rows projected.
         rotation: of both, if there is one.
         key_rotation: that of the keys, where they are not the queries' tokens.

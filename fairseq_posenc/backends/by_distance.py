@@ -26,7 +26,7 @@ def expand_by_distance(
     """
     if tgt_len == 1:
         pairs = table[:, None, :src_len]  # [G, 1, S]
-    elif torch.compiler.is_compiling():  # it would compile `unfold` anew for each length
+    elif torch.compiler.is_compiling():  # it would recompile `unfold` for each length
         wider = pad_rows(table[..., None])[None, :, None, :, 0]  # [1, G, 1, R + 1]
         pairs = relative_shift(wider.expand(-1, -1, tgt_len, -1), src_len)[0]
     else:

@@ -154,7 +154,7 @@ class _Stand(dict[Any, Any]):
 
 
 class _Hungry:
-    """Stands in a trial for a class that would take as much memory as it is told.
+    """Replaces, in a trial, a class that allocates as much memory as the file asks for.
 
     A pickle may name it, as the type of a storage, but not build it.
     """

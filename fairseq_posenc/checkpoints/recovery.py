@@ -45,7 +45,7 @@ def restore_last(last: Path) -> None:
     """Replace a torn or missing ``checkpoint_last.pt`` by the newest whole checkpoint beside it.
 
     Raises:
-        UserError: there is none.
+        UserError: the folder has no complete checkpoint.
     """
     newest = newest_checkpoint(last.parent)
     fault = "was not written to its end" if last.exists() else "is missing"

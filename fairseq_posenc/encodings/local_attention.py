@@ -97,7 +97,7 @@ class Documents(Encoding):
         self.end = end
 
     def number(self, positions: Positions) -> Positions:
-        """Let positions start anew with each document."""
+        """Restart positions in each document."""
         return positions.split_documents(self.end == "empty", self.dims.causal)
 
     def locality(self, positions: Positions) -> Locality:

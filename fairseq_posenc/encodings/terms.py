@@ -160,7 +160,7 @@ class Terms(NamedTuple):
         return self.product or any(self.given())
 
     def __or__(self, other: Terms) -> Terms:
-        """Combine the terms of two encodings; refuse those that cannot be combined."""
+        """Combine the terms of two encodings; refuse incompatible ones."""
         if (self.first is None) != (other.first is None) and self.changes and other.changes:
             raise UserError("reset must apply to every encoding of the scores, or to none")
         if self.multiplies and other.multiplies:

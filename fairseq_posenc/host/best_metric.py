@@ -38,7 +38,7 @@ def check_metric() -> None:
     always there, so that most trainings compute nothing here.
 
     Raises:
-        UserError: names the metrics that there are.
+        UserError: the metric is unknown; the message lists the known ones.
     """
     call = find_call("fairseq_cli/train.py", "main")
     if call is None or call.f_locals["cfg"].checkpoint.best_checkpoint_metric == "loss":

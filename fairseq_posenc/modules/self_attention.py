@@ -118,7 +118,7 @@ class SelfAttention(AttentionCore, nn.Module):
     def _extend(
         cache: Cache, key: Tensor, value: Tensor, needed: int | None
     ) -> tuple[Tensor, Tensor]:
-        """Join new keys and values to the cache's, which keeps those that later queries need."""
+        """Append new keys and values to the cache, which keeps what later queries need."""
         tokens = cache.get("tokens", 0) + key.size(2)
         if cache:
             key = torch.cat([cache["key"], key], dim=2)  # [B, H, S, D]

@@ -98,7 +98,7 @@ class StackPositions(nn.Module):
         return embeddings, shared
 
     def _split_documents(self, positions: Positions, ids: Tensor | None) -> Positions:
-        """Let positions start anew where the number of the document changes."""
+        """Restart positions where the number of the document changes."""
         packed = any(item.name == "documents" for item in self.assembly.spec.whole_stack)
         if packed != (ids is not None):
             raise UserError(

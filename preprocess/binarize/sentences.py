@@ -3,7 +3,7 @@
 A sentence ends at ``.``, ``!``, ``?`` or ``…``, with the quotes and brackets that close after it,
 if white space and then a capital, a digit or an opening quote or bracket follow; but not after a
 known abbreviation, an initial or a number that begins a line. It ends at ``。``, ``！`` and ``？``
-with or without white space. Tokenised text, with a space before the full stop, is split likewise.
+with or without white space. Tokenised text, with a space before the full stop, is split, too.
 Only white space between sentences is lost.
 """
 

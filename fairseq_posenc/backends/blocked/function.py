@@ -59,7 +59,7 @@ class BlockedAttention(torch.autograd.Function):
         geometry, rule = ctx.call
         with torch.autocast(grad.device.type, enabled=False):
             query, key, value, *others = _sum_gradients(ctx, grad)
-        # Each is freed before the next is laid out anew.
+        # Each is freed before the next is laid out.
         query = _restore_queries(query[:, :, : geometry.tgt_len].mul_(rule.scale))
         key = _transpose(key[..., : geometry.src_len])
         value = _transpose(value[..., : geometry.src_len])

@@ -154,7 +154,7 @@ class Geometry(NamedTuple):
 
     @property
     def padded(self) -> tuple[int, int]:
-        """T and S with those that fill the tiles."""
+        """T and S, padded to whole tiles."""
         return self.tgt_len + self.missing[0], self.src_len + self.missing[1]
 
     @property

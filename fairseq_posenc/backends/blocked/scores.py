@@ -53,7 +53,7 @@ class BlockState(NamedTuple):
     query_term: Tensor | None = None
     # products of keys and theirs; in a sum, maybe in tiles `(c, M, tiles, N)`
     key_term: Tensor | None = None
-    weights: Tensor | None = None  # after the softmax; those that dropout drops are negative
+    weights: Tensor | None = None  # after the softmax; dropped ones are negative
     scores: Tensor | None = None  # before a temperature multiplies them; never saved
 
     def select_saved(self, rule: Rule) -> BlockState:

@@ -93,7 +93,7 @@ def build_score_mod(
         device: of the terms.
         mask: the keys that a query may see; rows of hidden distances are left out.
         query: ``(B, H, T, D)``, filled up to the kernel's length; for terms that have a table.
-        key: ``(B, H, S, D)``, likewise.
+        key: ``(B, H, S, D)``, prepared in the same way.
         temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
         decay: of earlier and later keys, ``(B or 1, H, S, parts)`` each; see
             :class:`AttentionCall`.

@@ -26,7 +26,7 @@ class Limits(NamedTuple):
         """Refuse sizes that leave no room for the context, or tokens of it in no window.
 
         Raises:
-            UserError: names the size that is wrong, and those that are possible.
+            UserError: a size is out of range; the message gives the range.
         """
         least = SYMBOLS + 2  # a token of the question, and one of the context
         if self.max_length < least:

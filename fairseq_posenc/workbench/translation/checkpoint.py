@@ -25,7 +25,7 @@ class ParallelDataBin(NamedTuple):
         """Find the sentencepiece model that cut a language's text.
 
         Raises:
-            UserError: there is none.
+            UserError: the folder has no such model.
         """
         names = [f"sentencepiece.{language}.model", "sentencepiece.model"]
         for name in names:
@@ -75,7 +75,7 @@ def open_ensemble(paths: Iterable[Path], data: Optional[Path] = None) -> list[Op
     """Open models that read one folder: the first's, unless ``data`` names another.
 
     Raises:
-        UserError: there is none, one cannot be opened, or they translate between other languages.
+        UserError: no path is given, a model cannot be opened, or languages differ.
     """
     opened: list[OpenModel] = []
     for path in paths:

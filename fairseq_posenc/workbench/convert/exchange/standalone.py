@@ -204,7 +204,7 @@ def _collect_needed(first: list[Symbol]) -> tuple[dict[Symbol, list[Symbol]], li
 
 
 def _sort_modules(taken: dict[Symbol, list[Symbol]]) -> list[Module]:
-    """Sort the modules of symbols, each after those that it needs."""
+    """Sort the modules of symbols, each after the modules that it needs."""
     needs: dict[str, list[str]] = {symbol.module: [] for symbol in taken}
     for symbol, named in taken.items():
         needs[symbol.module] += [each.module for each in named]

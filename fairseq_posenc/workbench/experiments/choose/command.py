@@ -1,4 +1,4 @@
-"""``fairseq-posenc choose``: which encoding, by what was measured, or on a text of one's own."""
+"""``fairseq-posenc choose``: recommends an encoding, by records or on your text."""
 
 from __future__ import annotations
 

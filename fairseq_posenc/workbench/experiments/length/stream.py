@@ -37,7 +37,7 @@ def read_dictionary(data: Path) -> Dictionary:
     """Read the dictionary of a folder that ``fairseq-preprocess --only-source`` made.
 
     Raises:
-        UserError: there is none.
+        UserError: the data do not exist.
     """
     path = data / "dict.txt"
     if not path.is_file():

@@ -104,7 +104,7 @@ def build_recipe(name: str) -> Recipe:
     """Build a recipe of ``fairseq-posenc train-recipe`` by name.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: no recipe has this name.
     """
     known = list_trainings()
     if name not in known:

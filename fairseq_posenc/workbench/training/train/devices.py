@@ -35,7 +35,7 @@ def choose_devices(args: Namespace, name: str) -> Devices:
     """Choose the devices from a user's options, or from what is there, for a run of that name.
 
     Raises:
-        UserError: there is none, or options contradict each other.
+        UserError: no GPU is visible, or options contradict each other.
     """
     nodes = args.nodes or int(os.environ.get("SLURM_STEP_NUM_NODES", 1))
     precision = "--bf16" if args.bf16 else "--fp16"

@@ -82,7 +82,7 @@ class PosencConfig(PretrainedConfig):
 
     Args:
         encoder_stack: fields of a :class:`StackConfig`, or None for a causal language model.
-        decoder_stack: likewise, or None for a model without a decoder.
+        decoder_stack: the decoder's, or None for a model without one.
         tied_output: whether the output embeddings are the input embeddings.
         head_activation: of the head for masked tokens, as transformers calls it.
         **kwargs: of transformers.

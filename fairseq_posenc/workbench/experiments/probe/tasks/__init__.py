@@ -20,7 +20,7 @@ def get(name: str) -> Task:
     """Look up a task.
 
     Raises:
-        UserError: there is none of this name.
+        UserError: no task has this name.
     """
     if name not in TASKS:
         raise UserError(f"--tasks: unknown task {name!r}: choose from {', '.join(names())}")
