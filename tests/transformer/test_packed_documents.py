@@ -10,6 +10,7 @@ import torch
 from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.errors import UserError
 from tests.helpers.commands import train
+from tests.helpers.products import product_of
 from tests.helpers.tiny_models import (
     COMPOSITIONS,
     PATTERNS,
@@ -37,17 +38,13 @@ def awake(model):
     return model.double()
 
 
-def cases():
-    """Yield every encoding with both families and both ends, and all pairs of these."""
-    for number, spec in enumerate(SPECS):
-        ends = ["eos", "empty"] if number % 2 else ["empty", "eos"]
-        if needs_causal(spec):
-            yield from ((spec, "causal_lm", end) for end in ends)
-        else:
-            yield from zip([spec] * 2, ["masked_lm", "causal_lm"], ends)
-
-
-@pytest.mark.parametrize(("spec", "family", "end"), cases())
+@pytest.mark.parametrize(
+    ("spec", "family", "end"),
+    dict.fromkeys(
+        (spec, "causal_lm" if needs_causal(spec) else family, end)
+        for spec, family, end in product_of(SPECS, ["masked_lm", "causal_lm"], ["eos", "empty"])
+    ),
+)
 def test_a_document_in_a_block_gives_what_it_gives_alone(spec, family, end):
     causal = family == "causal_lm"
     by_end = {"eos": (DOCUMENTS, CAUSAL), "empty": (BY_EMPTY, CAUSAL_BY_EMPTY)}
