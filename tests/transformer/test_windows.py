@@ -14,6 +14,7 @@ from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
+from tests.helpers.products import product_of
 from tests.helpers.tiny_models import (
     COMPOSITIONS,
     assert_decoding_equals_full_pass,
@@ -82,11 +83,18 @@ def test_equals_the_formula_with_padding_on_either_side(spec, monkeypatch):
         assert ours.isfinite().all()
 
 
-@pytest.mark.parametrize("direction", ["both", "lr", "rl"])
-@pytest.mark.parametrize("limits", ["window(size=40)", "chunk(size=50)", "window(size=90)"])
+OF_BLOCKS = ["none", "m4m", "shaw+shaw_values", "t5", "m4(reset=true)", "tupe(reset=true)"]
+OF_BLOCKS += ["tupe_shared"]
+
+
 @pytest.mark.parametrize(
-    "spec",
-    ["none", "m4m", "shaw+shaw_values", "t5", "m4(reset=true)", "tupe(reset=true)", "tupe_shared"],
+    ("spec", "limits", "direction"),
+    product_of(
+        OF_BLOCKS,
+        ["window(size=40)", "chunk(size=50)", "window(size=90)"],
+        ["both", "lr", "rl"],
+        times=3,
+    ),
 )
 def test_blocks_and_their_gradients_equal_the_references(spec, limits, direction):
     """Several blocks, tiles that are skipped, padding, and lengths that fill no tile."""
