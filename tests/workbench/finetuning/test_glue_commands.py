@@ -114,7 +114,11 @@ def the_run(task: str) -> dict:
 
 def test_tasks_are_learnt_and_reported():
     results = record.read(finished() / "results.json")
-    assert (results.kind, results.data["name"], results.data["protocol"]) == ("glue", "tiny", "m4m")
+    assert (results.kind, results.data["name"], results.data["protocol"]) == (
+        "glue",
+        "tiny-checkpoint_last",
+        "m4m",
+    )
     assert (results.spec, results.data["attention_directions"]) == (SPEC, DIRECTIONS)
     metric = {row["task"]: row["metric"] for row in results.rows if row["reported"]}
     assert metric == {"MNLI": "accuracy_m", "CoLA": "matthews", "STS-B": "spearman"}
@@ -134,7 +138,7 @@ def test_the_results_go_into_a_report(capsys):
     capsys.readouterr()
     assert main(["report", "--json", str(path)]) == 0
     (one,) = json.loads(capsys.readouterr().out)["others"]
-    assert (one["kind"], one["name"], one["notes"]) == ("glue", "tiny", [])
+    assert (one["kind"], one["name"], one["notes"]) == ("glue", "tiny-checkpoint_last", [])
     assert (one["encoding"], one["directions"]) == (SPEC, DIRECTIONS)
     figures = {f"{row['task']} {row['metric']} dev": row["best"] for row in record.read(path).rows}
     for part in ("m", "mm"):
