@@ -255,7 +255,7 @@ def test_translate_knows_the_reports_example(translator, capsys):
     assert "n\u2019est" in lines[0]
     assert lines[-1].split(maxsplit=1) == ["reference", example["target"]]
     assert main([*command, "--example", "chat noir"]) == 2
-    assert "give sentences, --input or --example" in capsys.readouterr().err
+    assert "give only one of sentences, --input and" in capsys.readouterr().err
 
 
 def translate_pipe():
@@ -668,7 +668,7 @@ def test_models_of_two_kinds_have_no_average(tmp_path):
         ),
         "both": (
             ["translate", "--checkpoint", "x.pt", "--input", "y", "z"],
-            "give sentences, --input or --example",
+            "give only one of sentences, --input and",
         ),
         "no input": (
             ["translate", "--checkpoint", "no.pt", "--input", "no"],
@@ -768,5 +768,5 @@ def test_an_ensemble_translates_between_the_same_languages(monkeypatch):
     monkeypatch.setattr(checkpoints, "open_model", opened)
     paths = [Path("fr-en.pt"), Path("x", "fr-en.pt"), Path("en-fr.pt")]
     assert len(checkpoints.open_ensemble(paths[:2], Path("bin"))) == 2
-    with pytest.raises(UserError, match=r"en-fr.pt: translates en-fr, and fr-en.pt fr-en"):
+    with pytest.raises(UserError, match=r"en-fr.pt: translates en-fr, but fr-en.pt"):
         checkpoints.open_ensemble(paths, Path("bin"))
