@@ -41,8 +41,8 @@ def write_legacy_split(folder: Path) -> Path:
     return folder / "valid.idx"
 
 
-def put(offset: int, form: str, value: int) -> Callable[[bytes], bytes]:
-    """Return a damage: a number written over an index."""
+def put(offset: int, form: str, value: int | bytes) -> Callable[[bytes], bytes]:
+    """Return a damage: a number or some bytes written over an index."""
 
     def damage(content: bytes) -> bytes:
         number = struct.pack(form, value)
