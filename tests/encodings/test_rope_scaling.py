@@ -204,7 +204,7 @@ def test_factor_one_is_none_unless_a_setting_is_changed(kind):
 
 def test_a_scaling_cannot_be_changed():
     with pytest.raises(FrozenInstanceError):
-        Yarn(4.0).factor = 8.0  # type: ignore[misc]
+        Yarn(4.0).factor = 8.0
 
 
 @pytest.mark.parametrize(

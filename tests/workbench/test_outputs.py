@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ def checkpoint() -> Path:
     return trained("causal_lm").save_dir / "checkpoint_last.pt"
 
 
-FILES = {  # commands that write a file, but for its name, and the suffix
+# Commands that write a file, but for its name, and the suffix.
+FILES: dict[str, tuple[Callable[[], list[Any]], str]] = {
     "plot png": (lambda: PLOT, ".png"),
     "plot svg": (lambda: PLOT, ".svg"),
     "inspect": (
@@ -89,7 +90,7 @@ def test_what_is_no_file_is_not_written(kind, command, suffix, folder, capsys):
     assert out.exists() == (kind != "folder of devices")
 
 
-FOLDERS = {
+FOLDERS: dict[str, Callable[[], list[Any]]] = {
     "learning-curves": lambda: ["learning-curves", "a=../train.log"],
     "lm-length": lambda: [
         *("lm-length", f"a={checkpoint()}", "--data", sentences(), "--lengths", 8, "--stride", 8)

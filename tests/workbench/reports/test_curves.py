@@ -472,8 +472,10 @@ def strange_log(path: Path, key: str, value: str) -> Path:
         figures = {"epoch": "1", "loss": "5", "ppl": "32", "wps": "9", "num_updates": str(update)}
         figures |= {key: value} if update == 3 else {}
         for kind, prefix in (("train_inner", ""), ("valid", "valid_")):
-            shown = {name if name == "epoch" else prefix + name: v for name, v in figures.items()}
-            shown["epoch"] = int(shown["epoch"])
+            shown: dict[str, object] = {
+                name if name == "epoch" else prefix + name: v for name, v in figures.items()
+            }
+            shown["epoch"] = int(figures["epoch"])
             lines.append(f"2024-01-01 00:00:00 | INFO | {kind} | {json.dumps(shown)}\n")
     path.write_text("".join(lines), encoding="utf-8")
     return path

@@ -221,7 +221,9 @@ class TestFiles:
 
         with pytest.raises(OSError, match="No space left on device") as caught:
             fill_disk()
-        assert find_message(caught.value).startswith(f"{tmp_path / 'a'} could not be written")
+        message = find_message(caught.value)
+        assert message is not None
+        assert message.startswith(f"{tmp_path / 'a'} could not be written")
         assert os.listdir(tmp_path) == []
 
     def test_permissions_are_those_of_any_new_file_or_of_the_old_one(self, tmp_path: Path) -> None:
