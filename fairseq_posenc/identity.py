@@ -122,7 +122,7 @@ class Identity(NamedTuple):
             RuntimeError,
         ) as e:
             raise UserError(
-                f"what the checkpoint says of its positions cannot be read: {e}"
+                f"the checkpoint's record of its positions cannot be read: {e}"
             ) from None
 
     def describe(self) -> str:
