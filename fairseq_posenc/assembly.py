@@ -10,6 +10,7 @@ from operator import and_
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fairseq_posenc.backends import check
 from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
@@ -112,9 +113,15 @@ class Assembly(NamedTuple):
             self._check_combination(layer, terms, token)
             everything = map(self._build_draft, (*self.spec.whole_stack, *layer))
             limits = reduce(and_, (draft.locality(token) for draft in everything), Locality())
-            check(backend, terms.unprojected(self.dims.num_heads), self.dims.head_dim, limits)
+            check(
+                backend, terms.projected(self._project, self._project), self.dims.head_dim, limits
+            )
             terms_of_kinds.append(terms)
         return terms_of_kinds
+
+    def _project(self, rows: Tensor) -> Tensor:
+        """Give content rows ``(R, C)`` the shape of a layer's projection, ``(H, R, D)``."""
+        return rows.new_empty(self.dims.num_heads, rows.size(0), self.dims.head_dim)
 
     def _check_combination(self, layer: Layer, terms: Terms, token: Positions) -> None:
         """Refuse encodings of a layer that change what others of it rely on."""

@@ -66,6 +66,7 @@ class Positions(NamedTuple):
         document_starts: ``(B, S)``, the number of real tokens before each token's document, where
             a row has several; ``ids`` are then counted in the document.
         drawn: for each of ``ids`` the number that tables and rotations take in its place.
+        counted: whether ``ids`` count the tokens; a caller's own may repeat.
     """
 
     tokens: Tensor
@@ -79,6 +80,7 @@ class Positions(NamedTuple):
     first: Tensor | None = None
     document_starts: Tensor | None = None
     drawn: Tensor | None = None
+    counted: bool = True
 
     @classmethod
     def from_tokens(
@@ -132,7 +134,10 @@ class Positions(NamedTuple):
         """Restart positions at tokens, ``(B, S)`` of bool, that begin a document."""
         real = self.tokens.ne(self.padding_idx)
         ids = self.ids.expand_as(self.tokens)  # [B, S]
-        begins = begins & real
+        # A border at padding is that of the next real token.
+        borders = begins.cumsum(1)  # [B, S]
+        before = F.pad(borders.masked_fill(~real, 0).cummax(1).values, (1, 0))[:, :-1]
+        begins = real & (borders > before)
         starts = torch.where(begins, ids, torch.zeros_like(ids)).cummax(1).values
         first = begins | (real & real.cumsum(1).eq(1))
         return self._replace(

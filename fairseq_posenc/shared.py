@@ -27,6 +27,7 @@ class Shared(NamedTuple):
         terms: the terms that all layers share.
         rotation: of the queries and keys of the last T tokens, or None.
         source: of the source's keys, for rotary encoder-decoder attention.
+        source_ids: the positions of these keys, ``(B or 1, S)``.
         locality: of the keys that a query may see.
         span: of the terms, where they have room for later steps of decoding.
         cache: of values that the first layer computes for all.
@@ -45,6 +46,7 @@ class Shared(NamedTuple):
     kinds: tuple[Shared, ...] = ()
     compute_terms: Callable[[], Terms] | None = None
     stack: object = None
+    source_ids: Tensor | None = None
 
     @classmethod
     def compute(
@@ -94,6 +96,17 @@ class Shared(NamedTuple):
         ]
         return states[0] if len(states) == 1 else cls(positions, kinds=tuple(states))
 
+    def _refuse_kinds(self, what: str) -> None:
+        if self.kinds:
+            raise UserError(
+                f"the layers of this stack differ: call shared.of_kind(layer.kind).{what}(...)"
+            )
+
+    def of_stack(self, stack: object) -> Shared:
+        """Note the stack (see :attr:`stack`), in the state of each kind of layer, too."""
+        kinds = tuple(kind._replace(stack=stack) for kind in self.kinds)
+        return self._replace(stack=stack, kinds=kinds)
+
     def of_kind(self, kind: int) -> Shared:
         """Select the state of a kind of layer (see :class:`~fairseq_posenc.specs.Spec`)."""
         return self.kinds[kind] if self.kinds else self
@@ -109,10 +122,10 @@ class Shared(NamedTuple):
     def check_input(self, x: Tensor) -> None:
         """Refuse the input of a layer, ``(batch, tgt_len, embed_dim)``, of another batch."""
         batch, tgt_len = self.positions.tokens.size(0), self.positions.tgt_len
-        if x.dim() != 3 or x.size(0) != batch:
+        if x.dim() != 3 or x.shape[:2] != (batch, tgt_len):
             raise UserError(
                 f"x {tuple(x.shape)} must be ({batch}, {tgt_len}, width): `shared` was computed "
-                f"for a batch of {batch}"
+                f"for a batch of {batch} and {tgt_len} new tokens"
             )
 
     def layer_terms(self) -> Terms:
@@ -128,19 +141,21 @@ class Shared(NamedTuple):
     def with_source(self, encodings: Encodings, ids: Tensor) -> Shared:
         """Add the rotation of the source's keys at positions ``ids``, ``(B or 1, S)``."""
         states = [
-            state._replace(source=encodings.rotation(ids, kind))
+            state._replace(source=encodings.rotation(ids, kind), source_ids=ids)
             for kind, state in enumerate(self.kinds or (self,))
         ]
         return self._replace(kinds=tuple(states)) if self.kinds else states[0]
 
     def rotate(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Rotate query and key of the last T tokens, both ``(B, H, T, D)``."""
+        self._refuse_kinds("rotate")
         if self.rotation is None:
             return query, key
         return self.rotation.rotate_queries(query), self.rotation.rotate_keys(key)
 
     def mask(self, direction: str) -> Mask:
         """Make the mask of a direction and the padding among the tokens."""
+        self._refuse_kinds("mask")
         positions = self.positions
         mask = Mask(direction, cache=self.cache, locality=self.locality)
         padding = mask.cached("padding", (positions.tokens,), lambda: positions.padding)

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from fairseq_posenc import registry
 from fairseq_posenc.api import (
@@ -166,7 +167,7 @@ def test_a_cache_of_another_batch_is_refused():
     positions = stack()
     layer, cache = SelfAttention(positions), {}
     layer(*positions(X), cache)
-    with pytest.raises(UserError, match="the cache has a batch size of 2, but the positions 3"):
+    with pytest.raises(UserError, match=r"the cache has a batch size of 2 .* need 3, 5, 2"):
         layer(*positions(torch.randn(3, 1, 16), past=5), cache)
 
 
@@ -270,3 +271,146 @@ def test_xpos_scores_are_right_as_far_as_types_hold_them(dtype, length, fits):
     near = score(torch.arange(4)[None])
     allowed = {torch.float16: 2e-2, torch.bfloat16: 0.15, torch.float32: 2e-2}[dtype]
     torch.testing.assert_close(score(ids), near, rtol=0, atol=allowed)
+
+
+DIFFERING = ["rope,none", "rope+window(size=3),none", "rope+alibi+chunk(size=4),alibi"]
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("spec", DIFFERING)
+def test_parts_of_layers_that_differ_are_those_of_their_kind(spec, layer):
+    positions = stack(spec, max_positions=12)
+    attention, parts = SelfAttention(positions, layer=layer), LayerPositions(positions, layer=layer)
+    x, shared = positions(torch.randn(2, 9, 16))
+    expected = attention(x, shared)[0]
+    for use in (lambda: shared.rotate(x, x), lambda: shared.mask("lr")):
+        with pytest.raises(UserError, match=r"call shared.of_kind\(layer.kind\)\."):
+            use()
+    kind = shared.of_kind(parts.kind)
+    query, key, value = (
+        attention.split_heads(p(x)) for p in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    query, key = kind.rotate(query, key)
+    bias = parts.bias(kind)
+    hidden = kind.mask("lr").forbidden(9, 9, x.device)
+    bias = torch.zeros(1, 1, 9, 9) if bias is None else bias
+    bias = bias.masked_fill(hidden, -torch.inf)
+    attended = scaled_dot_product_attention(query, key, value, bias, scale=parts.scale)
+    torch.testing.assert_close(attention.merge_heads(attended), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_position_ids_that_restart_keep_the_keys_of_their_chunk():
+    positions = awake(stack("rope+chunk(size=4)")).eval()
+    layer, cache = awake(SelfAttention(positions)).eval(), {}
+    x, ids = torch.randn(1, 6, 16), torch.tensor([[0, 1, 2, 0, 1, 2]])
+    full = layer(*positions(x, position_ids=ids))[0]
+    for i in range(6):
+        shared = positions(x[:, i : i + 1], past=i, position_ids=ids[:, : i + 1])
+        torch.testing.assert_close(layer(*shared, cache)[0][:, 0], full[:, i])
+
+
+@pytest.mark.parametrize("spec", ["rope+documents", "m4m+documents", "learned+documents"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_document_that_begins_with_padding_is_one_of_its_own(spec, causal):
+    positions = awake(StackPositions(spec, 16, 2, max_positions=12, causal=causal)).eval()
+    layer = awake(SelfAttention(positions)).eval()
+    x, documents = torch.randn(1, 6, 16), torch.tensor([[1, 1, 1, 2, 2, 2]])
+    padding = torch.tensor([[False, False, False, True, False, False]])
+    both = layer(*positions(x, padding, document_ids=documents))[0]
+    for part in (slice(0, 3), slice(4, 6)):
+        alone = layer(*positions(x[:, part], document_ids=documents[:, part]))[0]
+        torch.testing.assert_close(both[:, part], alone, rtol=1e-5, atol=1e-5)
+
+
+def test_a_source_has_the_length_and_padding_that_positions_were_given():
+    positions = stack("rope(cross_attention=true)")
+    layer, x = CrossAttention(positions), torch.randn(1, 6, 16)
+    source = torch.randn(1, 5, 16)
+    for length in (1, 4, 6):
+        with pytest.raises(UserError, match=f"source_length={length}, but the source has 5 tokens"):
+            layer(x, source, positions(x, source_length=length)[1])
+    for length in (0, -1, 2.5):
+        with pytest.raises(UserError, match=f"source_length={length} must be a whole number"):
+            positions(x, source_length=length)
+    with pytest.raises(UserError, match=r"x \(1, 6, 16\) must be \(1, 1, width\)"):
+        layer(x, source, positions(x[:, :1], source_length=5)[1])
+    padding = torch.tensor([[True, True, False, False, False]])
+    with pytest.raises(UserError, match="the source is padded on the left"):
+        layer(x, source, positions(x, source_length=5)[1], padding)
+    _, shared = positions(x, source_length=5, source_padding_mask=padding)
+    padded = layer(x, source, shared, padding)[0]
+    alone = layer(x, source[:, 2:], positions(x, source_length=3)[1])[0]
+    torch.testing.assert_close(padded, alone, rtol=1e-5, atol=1e-5)
+
+
+def test_caches_of_other_layers_are_refused():
+    positions = stack("rope+window(size=2),rope")
+    layers = [SelfAttention(positions, layer=n) for n in range(2)]
+    cache: dict = {}
+    layers[0](*positions(X), cache)
+    with pytest.raises(UserError, match="give each layer its own cache"):
+        layers[1](*positions(LATER, past=5), cache)
+    plain, gated, cross = {}, {}, {}
+    none, fox = stack("none"), stack("fox")
+    SelfAttention(none)(*none(X), plain)
+    SelfAttention(fox)(*fox(X), gated)
+    CrossAttention(none)(X, X, none(X)[1], None, cross)
+    with pytest.raises(UserError, match="a layer with other encodings"):
+        SelfAttention(fox)(*fox(LATER, past=5), plain)
+    with pytest.raises(UserError, match="a layer with other encodings"):
+        SelfAttention(none)(*none(LATER, past=5), gated)
+    with pytest.raises(UserError, match="the cache is not of a SelfAttention"):
+        SelfAttention(none)(*none(LATER, past=5), cross)
+    with pytest.raises(UserError, match="the cache is not of a CrossAttention"):
+        CrossAttention(none)(X, None, none(X)[1], None, plain)
+    grouped = SelfAttention(none, num_key_value_heads=1)
+    with pytest.raises(UserError, match="give each layer its own cache"):
+        grouped(*none(LATER, past=5), plain)
+    plain["key"] = plain["key"][:, :, :3]
+    with pytest.raises(UserError, match="give each layer its own cache"):
+        SelfAttention(none)(*none(LATER, past=5), plain)
+
+
+def test_arguments_of_a_single_layer_are_looked_at():
+    encoding, query = PositionEncoding("t5", 16, 2), torch.randn(1, 2, 5, 8)
+    for direction in ("LR", "up"):
+        with pytest.raises(UserError, match="unknown direction"):
+            encoding.attend(query, query, query, direction=direction)
+    for value in (query[:, :, :3], torch.cat([query, query], 2), query[:, :1], query[0]):
+        with pytest.raises(UserError, match="must be as key"):
+            encoding.attend(query, query, value)
+    with pytest.raises(UserError, match="unknown backend 'foo'"):
+        encoding.attend(query, query, query, backend="foo")
+    with pytest.raises(UserError, match="inputs"):
+        encoding.scores(query, query, inputs=torch.randn(1, 4, 16))
+    with pytest.raises(UserError, match="cannot be negative"):
+        encoding.distance_curve(-1)
+    narrow = PositionEncoding("deberta_v2", 32, 4, head_dim=4)
+    with pytest.raises(UserError, match="do not fit 4 heads of width 4"):
+        narrow.distance_curve(4)
+    with pytest.raises(UserError, match="the score must fit float32"):
+        stack("rope+sink(value=1e300)")
+
+
+def test_heads_of_a_width_of_their_own_need_not_divide_the_model():
+    positions = StackPositions("deberta_v2", 30, 4, head_dim=8)
+    x = torch.randn(2, 5, 30)
+    assert SelfAttention(positions)(*positions(x))[0].shape == x.shape
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16])
+@pytest.mark.parametrize("spec", ["rope", "learned", "learned+randomized"])
+def test_position_ids_may_be_of_any_whole_type(spec, kind):
+    positions = awake(stack(spec, max_positions=12)).eval()
+    ids = torch.tensor([[4, 5, 6, 7, 8]])
+    expected = positions(X, position_ids=ids)[0]
+    torch.testing.assert_close(positions(X, position_ids=ids.to(kind))[0], expected)
+
+
+def test_what_is_no_tensor_or_number_is_a_line():
+    for given in ({"key_padding_mask": [[False] * 5] * 2}, {"position_ids": [[0, 1, 2, 3, 4]]}):
+        with pytest.raises(UserError, match="must be a tensor, not list"):
+            stack()(X, **given)
+    for past in (1.0, "3", None):
+        with pytest.raises(UserError, match="the number of earlier tokens"):
+            stack()(LATER, past=past)

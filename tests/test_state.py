@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from fairseq_posenc import registry
 from fairseq_posenc.api import SelfAttention, StackPositions
@@ -227,3 +228,40 @@ def test_second_order_gradients_are_right_or_refused(spec, backend, length):
 
     assert isinstance(outcome(differentiate_twice), str)
     assert isinstance(outcome(pass_backward_twice), str)
+
+
+@pytest.mark.parametrize("operation", ["bmm", "mm", "addmm", "_softmax", "baddbmm"])
+@pytest.mark.parametrize("spec", ["none", "t5", "shaw", "shaw_values", "m4m", "deberta_v2", "fox"])
+def test_selective_checkpointing_gives_the_same_gradients(spec, operation):
+    """What is kept of a first pass must not be changed in place: a right value, or an error."""
+    torch.manual_seed(0)
+    positions = awake(StackPositions(spec, 16, 2, max_positions=64, causal=True))
+    layer = awake(SelfAttention(positions, dropout=0.1)).train()
+    x, kept = torch.randn(2, 60, 16), [getattr(torch.ops.aten, operation).default]
+    found = []
+    for selective in (False, True):
+        torch.manual_seed(1)
+        layer.zero_grad()
+        given = x.clone().requires_grad_()
+        embedded, shared = positions(given)
+        if selective:
+            contexts = partial(create_selective_checkpoint_contexts, kept)
+            output, _ = checkpoint(
+                layer, embedded, shared, use_reentrant=False, context_fn=contexts
+            )
+        else:
+            output, _ = layer(embedded, shared)
+        output.square().sum().backward()
+        found.append([given.grad, *(p.grad for p in layer.parameters() if p.grad is not None)])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("spec", ["t5", "rope+t5", "deberta_v2", "tupe_shared", "t5+fox"])
+def test_reentrant_checkpointing_takes_hooks_of_others(spec):
+    torch.manual_seed(0)
+    model = awake(Model(spec)).double().train()
+    expected = gradients(model, 60)
+    model.checkpointing = True
+    with torch.autograd.graph.save_on_cpu():
+        again = gradients(model, 60)
+    torch.testing.assert_close(again, expected)

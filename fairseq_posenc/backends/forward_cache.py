@@ -9,6 +9,11 @@ import torch
 from torch import Tensor
 
 _T = TypeVar("_T")
+# Older versions of torch do not tell: then hooks and modes count as there.
+_find_hooks: Any = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_tracing: ()
+)
+_count_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 
 
 class PerForwardCache:
@@ -48,15 +53,26 @@ def is_saving_hooked() -> bool:
     It runs a layer again in the backward pass, and expects it to save the same tensors as before:
     nothing that autograd records may be there already.
     """
-    find_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return find_hooks is None or find_hooks(True) is not None
+    return _find_hooks(True) is not None
 
 
 def is_reentrant_recomputation() -> bool:
     """Check whether reentrant activation checkpointing runs a layer again, in the backward pass."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return False
-    return torch._C._current_graph_task_id() != -1 and not is_saving_hooked()
+    hooks = _find_hooks(True)
+    # Other hooks may be active in a backward pass, such as those that keep tensors on the CPU.
+    is_other_kind = bool(hooks) and hooks[0].__module__ == "torch.utils.checkpoint"
+    return torch._C._current_graph_task_id() != -1 and not is_other_kind
+
+
+def writable(x: Tensor) -> Tensor:
+    """Return a result that may be changed in place: a copy, where a dispatch mode may keep it.
+
+    Selective activation checkpointing keeps results of operations such as matrix products, and
+    takes them in place of computing them again.
+    """
+    return x.clone() if _count_modes() else x
 
 
 def _is_recorded(deps: tuple[object, ...]) -> bool:

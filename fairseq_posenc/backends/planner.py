@@ -65,8 +65,7 @@ def check(requested: str, terms: Terms, head_dim: int, locality: Locality = NO_L
     """
     if requested == "auto":
         return
-    if requested not in BACKENDS:
-        raise UserError(f"unknown backend {requested!r}; known: auto, {', '.join(BACKENDS)}")
+    _check_name(requested)
     backend = BACKENDS[requested]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     why_not = backend.unavailable() or backend.refuses(
@@ -80,6 +79,11 @@ def check(requested: str, terms: Terms, head_dim: int, locality: Locality = NO_L
     )
     if why_not:
         raise UserError(f"position backend {requested} cannot compute this: {why_not}")
+
+
+def _check_name(requested: str) -> None:
+    if requested not in BACKENDS:
+        raise UserError(f"unknown backend {requested!r}; known: auto, {', '.join(BACKENDS)}")
 
 
 def choose(requested: str, terms: Terms, call: CallFeatures) -> Plan:
@@ -99,6 +103,7 @@ def choose(requested: str, terms: Terms, call: CallFeatures) -> Plan:
     if requested == "auto":
         plan = _choose_fastest(terms, call)
     else:
+        _check_name(requested)
         why_not = BACKENDS[requested].refuses(terms, call._replace(need_weights=False))
         if why_not:
             raise UserError(f"position backend {requested} cannot compute this: {why_not}")

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.exporting import is_exporting
 from fairseq_posenc.positions import Positions, Span
 
 
@@ -43,7 +42,7 @@ class DistanceTable(nn.Module):
     def rows(self, span: Span) -> Tensor:
         """Select the rows for the distances of ``span``: ``(G, R, width)`` or ``(G, R)``."""
         limit = self.max_distance
-        if is_exporting():  # a graph for every length
+        if torch.compiler.is_compiling():  # a graph for every length
             rows = self.weight[:, span.distances().clamp(-limit, limit) + limit]
             return rows if self.reset is None else torch.cat([rows, self.reset], dim=1)
         low, high = (max(-limit, min(limit, end)) for end in (span.low, span.high))

@@ -63,7 +63,8 @@ class Chunk(Encoding):
 
     def locality(self, positions: Positions) -> Locality:
         """Number the chunk of each token."""
-        return Locality(segments=positions.common_ids() // self.size, longest=self.size)
+        longest = self.size if positions.counted else None
+        return Locality(segments=positions.common_ids() // self.size, longest=longest)
 
 
 @register("documents")

@@ -7,6 +7,7 @@ from torch import nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, Signed, register
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
 
@@ -31,6 +32,8 @@ class Sink(Encoding):
 
     def __init__(self, dims: Dims, *, value: Optional[Signed] = None) -> None:
         super().__init__(dims)
+        if value is not None and abs(value) > torch.finfo(torch.float32).max:
+            raise UserError(f"sink(value={value:g}): the score must fit float32")
         self.value = value
         if value is None:
             self.score = nn.Parameter(torch.empty(dims.num_heads))

@@ -205,7 +205,17 @@ class Terms(NamedTuple):
         return self._replace(**left)
 
     def unprojected(self, num_heads: int) -> Terms:
-        """Split content rows into heads as tables, for use without a layer's projections."""
+        """Split content rows into heads as tables, for use without a layer's projections.
+
+        Raises:
+            UserError: the rows cannot be split.
+        """
+        rows = self.content_rows
+        if rows is not None and rows.size(-1) % num_heads:
+            raise UserError(
+                f"rows of width {rows.size(-1)} cannot be split into {num_heads} heads without a "
+                "layer's projections: take a SelfAttention"
+            )
 
         def split_heads(rows: Tensor) -> Tensor:
             return rows.unflatten(-1, (num_heads, -1)).transpose(0, 1)  # [H, R, D]

@@ -18,6 +18,7 @@ from fairseq_posenc.modules.stack_positions import (
     check_embeddings,
     check_mask,
 )
+from fairseq_posenc.positions import may_sync
 from fairseq_posenc.shared import Shared
 
 
@@ -98,19 +99,20 @@ class CrossAttention(AttentionCore, nn.Module):
                 )
             query = shared.rotation.rotate_queries(query)
         if cache:
+            if "source" not in cache:
+                raise UserError("the cache is not of a CrossAttention: give each layer its own")
+            self._check_sizes(x, cache["key"].transpose(1, 2), shared, source_padding_mask)
             self._check_source(source, cache, shared)
             key, value = cache["key"], cache["value"]
         elif source is None:
             raise UserError("the cache is empty: pass the encoder's output as source")
         else:
             check_embeddings("source", source, self.k_proj.in_features)
+            self._check_sizes(x, source, shared, source_padding_mask)
             key = self._project_source(source, shared)
             value = self.split_heads(self.v_proj(source))
             if cache is not None:
                 cache.update(key=key, value=value, source=source)
-        if key.size(0) != x.size(0):
-            raise UserError(f"x has a batch size of {x.size(0)}, but its source {key.size(0)}")
-        check_mask("source_padding_mask", source_padding_mask, key.size(0), key.size(2))
         mask = Mask(key_padding=source_padding_mask)
         dropout = self.dropout if self.training else 0.0
         key, value = self.repeat_heads(key), self.repeat_heads(value)
@@ -121,6 +123,31 @@ class CrossAttention(AttentionCore, nn.Module):
         """Project the source to keys, rotated where they are to be, ``(B, H, S, D)``."""
         key = self.split_heads(self.k_proj(source))
         return shared.source.rotate_keys(key) if self.rotates and shared.source is not None else key
+
+    def _check_sizes(
+        self, x: Tensor, source: Tensor, shared: Shared, padding: Tensor | None
+    ) -> None:
+        """Refuse a source ``(B, S, ...)`` of another batch, mask, or length of its positions."""
+        batch, src_len = source.shape[:2]
+        if batch != x.size(0):
+            raise UserError(f"x has a batch size of {x.size(0)}, but its source {batch}")
+        check_mask("source_padding_mask", padding, batch, src_len)
+        if not self.rotates:
+            return
+        assert shared.source_ids is not None
+        length = shared.source_ids.size(1)
+        if length != src_len:
+            raise UserError(
+                f"the positions were computed for source_length={length}, but the source has "
+                f"{src_len} tokens"
+            )
+        if padding is None or not may_sync(padding.device):
+            return
+        moved = ((~padding).cumsum(1) - 1).ne(shared.source_ids)
+        if bool((moved & ~padding).any()):
+            raise UserError(
+                "the source is padded on the left: also pass its source_padding_mask to positions"
+            )
 
     def _check_source(self, source: Tensor | None, cache: Cache, shared: Shared) -> None:
         """Refuse a cache of another source, unless it is left out."""

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import attend, reference
+from fairseq_posenc.backends.mask import DIRECTIONS
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import check_dropout
@@ -87,6 +88,11 @@ class PositionEncoding(StackPositions):
             backend: ``auto``, or the name of a backend.
             inputs: as for :meth:`scores`.
         """
+        if direction not in (None, *DIRECTIONS):
+            raise UserError(f"unknown direction {direction!r}: choose {', '.join(DIRECTIONS)}")
+        self.assembly.check(backend)
+        if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
+            raise UserError(f"value {tuple(value.shape)} must be as key, {tuple(key.shape)}")
         query, key, terms, shared = self._prepare(query, key, key_padding_mask, inputs)
         mask = shared.mask(direction or ("lr" if self.assembly.dims.causal else "both"))
         return attend(query, key, value, terms, mask, check_dropout(dropout), requested=backend)[0]
@@ -106,6 +112,13 @@ class PositionEncoding(StackPositions):
             ``(heads, 2 * reach + 1)`` for distances ``-reach .. reach``.
         """
         dims, length = self.assembly.dims, 2 * reach + 1
+        if reach < 0:
+            raise UserError(f"reach={reach}: the largest distance cannot be negative")
+        if dims.heads_dim != dims.embed_dim:
+            raise UserError(
+                f"distance_curve splits vectors of width {dims.embed_dim} into heads, which do not "
+                f"fit {dims.num_heads} heads of width {dims.head_dim}"
+            )
         generator = torch.Generator().manual_seed(seed)
         content = torch.randn(samples, 1, dims.embed_dim, generator=generator)
         parameter = next(self.parameters(), content)
@@ -144,6 +157,10 @@ class PositionEncoding(StackPositions):
         terms = shared.terms | self.layer.terms(
             Span.from_lengths(tgt_len, src_len, query.device), positions
         )
+        if inputs is not None and inputs.shape != (batch, src_len, dims.embed_dim):
+            raise UserError(
+                f"inputs {tuple(inputs.shape)} must be ({batch}, {src_len}, {dims.embed_dim})"
+            )
         if inputs is None:
             inputs = query.new_zeros(batch, src_len, dims.embed_dim)
         decay = self.layer.decay(inputs, positions._replace(tgt_len=src_len))

@@ -13,7 +13,7 @@ from fairseq_posenc.modules.attention_core import (
     make_projections,
 )
 from fairseq_posenc.modules.stack_positions import StackPositions
-from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.positions import Span
 from fairseq_posenc.shared import Shared
 
 
@@ -91,9 +91,9 @@ class SelfAttention(AttentionCore, nn.Module):
         shared = shared.of_kind(self.kind)
         positions = shared.positions
         query, key, value = self.project(x, shared)
-        self._check_past(positions, x.size(1), cache)
         tgt_len, src_len = positions.tgt_len, positions.tokens.size(1)
         decay = self.encodings.decay(x, positions, (cache or {}).get("decay"))
+        self._check_cache(shared, key, decay, {} if cache is None else cache)
         if cache is not None:
             needed = shared.locality.needed_keys()
             key, value = self._extend(cache, key, value, needed)
@@ -129,17 +129,34 @@ class SelfAttention(AttentionCore, nn.Module):
         cache.update(key=kept[0], value=kept[1], tokens=tokens)
         return key, value
 
-    @staticmethod
-    def _check_past(positions: Positions, tgt_len: int, cache: Cache | None) -> None:
-        cached = cache["tokens"] if cache else 0
-        past = positions.tokens.size(1) - positions.tgt_len
-        if cached != past or tgt_len != positions.tgt_len:
+    def _check_cache(self, shared: Shared, key: Tensor, decay: Tensor | None, cache: Cache) -> None:
+        """Refuse a cache of another layer, batch or number of tokens.
+
+        Args:
+            shared: of this kind of layer.
+            key: of the new tokens, ``(B, H, T, D)``.
+            decay: of all tokens that the cache and the call have; None where there are no gates.
+            cache: as it was given.
+        """
+        past = shared.positions.tokens.size(1) - shared.positions.tgt_len
+        if cache and "tokens" not in cache:
+            raise UserError("the cache is not of a SelfAttention")
+        if cache.get("tokens", 0) != past:
             raise UserError(
-                f"{cached} tokens are in the cache and {tgt_len} are new, but their positions were "
-                f"made for past={past} and {positions.tgt_len} new: positions(embeddings, past=...)"
+                f"{cache.get('tokens', 0)} tokens are in the cache and {key.size(2)} are new, but "
+                f"their positions were made for past={past} and {key.size(2)} new: "
+                "positions(embeddings, past=...)"
             )
-        if cache and cache["key"].size(0) != positions.tokens.size(0):
+        if not cache:
+            return
+        needed, kept = shared.locality.needed_keys(), cache["key"]
+        batch, heads, length, width = kept.shape
+        expected = (key.size(0), key.size(1), past if needed is None else min(past, needed))
+        if (batch, heads, length, width) != (*expected, key.size(3)):
             raise UserError(
-                f"the cache has a batch size of {cache['key'].size(0)}, but the positions "
-                f"{positions.tokens.size(0)}"
+                f"the cache has a batch size of {batch} and {length} keys of {heads} heads of "
+                f"width {width}, but this layer and the positions need {expected[0]}, "
+                f"{expected[2]}, {expected[1]} and {key.size(3)}: give each layer its own cache"
             )
+        if ("decay" in cache) != (decay is not None):
+            raise UserError("the cache is of a layer with other encodings: give each its own")

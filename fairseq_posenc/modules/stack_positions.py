@@ -56,6 +56,7 @@ class StackPositions(nn.Module):
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         source_length: int | None = None,
+        source_padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, Shared]:
         """Add the input encoding to embeddings, and compute what every layer is given.
 
@@ -71,14 +72,18 @@ class StackPositions(nn.Module):
                 earlier ones included, ``(batch, past + tgt_len)``.
             source_length: tokens of an encoder's output, for a :class:`CrossAttention` that
                 rotates its keys; they are counted from 0.
+            source_padding_mask: True for padding of the source, ``(batch, source_length)``; needed
+                where it is on the left, so that it shifts no position.
 
         Raises:
             UserError: embeddings, masks or ids of another shape or type; position ids beside
                 encodings of the scores; document ids without ``documents``, or the other way round.
         """
         check_embeddings("embeddings", embeddings, self.assembly.dims.embed_dim)
-        if past < 0:
-            raise UserError(f"past={past}: the number of earlier tokens cannot be negative")
+        if not isinstance(past, (int, torch.SymInt)) or past < 0:
+            raise UserError(
+                f"past={past}: the number of earlier tokens cannot be negative, and is whole"
+            )
         batch, tgt_len = embeddings.shape[:2]
         positions = positions_from_padding(
             batch, past + tgt_len, tgt_len, key_padding_mask, embeddings.device
@@ -91,11 +96,19 @@ class StackPositions(nn.Module):
             vectors = encoding.embed(positions)
             if vectors is not None:
                 embeddings = embeddings + vectors.type_as(embeddings)
-        shared = Shared.compute(self.shared, positions)._replace(stack=self.assembly)
+        shared = Shared.compute(self.shared, positions).of_stack(self.assembly)
         if source_length is not None:
-            ids = torch.arange(source_length, device=embeddings.device)
-            shared = shared.with_source(self.shared, ids[None])
+            ids = self._number_source(batch, source_length, source_padding_mask, embeddings.device)
+            shared = shared.with_source(self.shared, ids)
         return embeddings, shared
+
+    def _number_source(
+        self, batch: int, length: int, padding: Tensor | None, device: torch.device
+    ) -> Tensor:
+        """Number the tokens of a source, ``(batch or 1, length)``."""
+        if not isinstance(length, (int, torch.SymInt)) or length < 1:
+            raise UserError(f"source_length={length} must be a whole number of at least 1")
+        return positions_from_padding(batch, length, length, padding, device).ids
 
     def _split_documents(self, positions: Positions, ids: Tensor | None) -> Positions:
         """Restart positions where the number of the document changes."""
@@ -108,12 +121,13 @@ class StackPositions(nn.Module):
             )
         if ids is None:
             return positions
-        check_integers("document_ids", ids)
+        check_tensor("document_ids", ids)
         if ids.shape != positions.tokens.shape:
             raise UserError(
                 f"document_ids {tuple(ids.shape)} must be {tuple(positions.tokens.shape)}: batch, "
                 "and all tokens, earlier ones included"
             )
+        check_integers("document_ids", ids)
         return positions.begin_documents(ids.ne(F.pad(ids, (1, 0))[:, :-1]))
 
     def _replace_ids(self, positions: Positions, ids: Tensor) -> Positions:
@@ -134,14 +148,14 @@ class StackPositions(nn.Module):
                     f"position_ids: {item.name} acts on distances between tokens, which "
                     "position_ids do not change; leave them out"
                 )
-        longest = 0
+        ids, longest = ids.long(), 0
         if may_sync(ids.device) and ids.numel():  # elsewhere a table's own check finds them
             least, most = torch.stack(ids.aminmax()).tolist()
             if least < 0:
                 raise UserError(f"position_ids: {least} is below 0; positions count from 0")
             longest = most + 1
         ids = F.pad(ids, (src_len - ids.size(1), 0))
-        return positions._replace(ids=ids, left_padded=True, longest=longest)
+        return positions._replace(ids=ids, left_padded=True, longest=longest, counted=False)
 
 
 def check_embeddings(name: str, x: Tensor, width: int) -> None:
@@ -158,6 +172,7 @@ def check_mask(name: str, mask: Tensor | None, batch: int, src_len: int) -> None
     """Refuse a mask that is not True or False for each of all tokens, ``(batch, src_len)``."""
     if mask is None:
         return
+    check_tensor(name, mask)
     if mask.dtype != torch.bool:
         raise UserError(
             f"{name} must be of bool, True for padding, not {_name_type(mask)}; for a mask with 1 "
@@ -170,8 +185,15 @@ def check_mask(name: str, mask: Tensor | None, batch: int, src_len: int) -> None
         )
 
 
+def check_tensor(name: str, x: object) -> None:
+    """Refuse lists and arrays."""
+    if not isinstance(x, Tensor):
+        raise UserError(f"{name} must be a tensor, not {type(x).__name__}")
+
+
 def check_integers(name: str, ids: Tensor) -> None:
     """Refuse ids that are not whole numbers."""
+    check_tensor(name, ids)
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise UserError(f"{name} must be whole numbers (torch.long), not {_name_type(ids)}")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 EXAMPLES = {
     "user-dir": [
         "fairseq-posenc user-dir",
-        'fairseq-eval-lm data-bin/wiki --user-dir "$(fairseq-posenc user-dir)" --path rope.pt',
+        'fairseq-eval-lm data-bin/wiki --user-dir "$(fairseq-posenc user-dir)" --path rope.pt '
+        "--tokens-per-sample 16",
     ],
     "list": ["fairseq-posenc list", "fairseq-posenc list --json"],
     "describe": ["fairseq-posenc describe m4m", "fairseq-posenc describe rope"],
@@ -56,7 +57,7 @@ EXAMPLES = {
         "fairseq-posenc squad train --checkpoint roberta.base/model.pt --data data-bin/squad20 "
         "--out squad",
         "fairseq-posenc squad train --checkpoint roberta.base/model.pt --data data-bin/squad20 "
-        "--out slow --bf16 --set optimization.lr=[1e-5]",
+        "--out slow --set optimization.lr=[1e-5]",
     ],
     "squad predict": [
         "fairseq-posenc squad predict --checkpoint squad/checkpoint_last.pt "
@@ -93,7 +94,7 @@ EXAMPLES = {
         "fairseq-posenc glue --checkpoint bert.pt --data data-bin/glue --protocol m4m "
         "--tasks CoLA --dry-run",
         "fairseq-posenc glue --checkpoint bert.pt --data data-bin/glue --protocol decbert "
-        "--tasks CoLA --seeds 1 --bf16 --set model.dropout=0.2",
+        "--tasks CoLA --seeds 1 --set model.dropout=0.2",
     ],
     "report": [
         "fairseq-posenc report --tables all",

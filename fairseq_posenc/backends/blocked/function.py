@@ -22,6 +22,7 @@ from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Rul
 from fairseq_posenc.backends.blocked.operands import Operands, reverse_queries
 from fairseq_posenc.backends.blocked.scores import BlockState, Scores
 from fairseq_posenc.backends.blocked.values import Values
+from fairseq_posenc.backends.forward_cache import writable
 
 
 class BlockedAttention(torch.autograd.Function):
@@ -43,7 +44,7 @@ class BlockedAttention(torch.autograd.Function):
                 assert state.weights is not None
                 kept = state.weights  # negative where dropped
                 if rule.dropout:  # in place, unless they are to be saved
-                    kept = kept.clamp(min=0) if rule.saves_weights else kept.clamp_(min=0)
+                    kept = kept.clamp(min=0) if rule.saves_weights else writable(kept).clamp_(min=0)
                 target[:, block.queries] = values.sum_by_weights(kept)
                 if rule.saves:
                     saved += state.select_saved(rule)

@@ -41,6 +41,7 @@ from fairseq_posenc.backends.blocked.skew import (
     sum_by_distance,
     view_by_distance,
 )
+from fairseq_posenc.backends.forward_cache import writable
 
 
 class BlockState(NamedTuple):
@@ -290,7 +291,8 @@ class Scores:
         if self.rule.product:  # each is read several times: copy it into contiguous memory once
             query_term = None if query_term is None else query_term.flatten(1, 2)  # [c, M, W]
             key_term = None if key_term is None else key_term.flatten(2, 3)  # [c, M, W]
-        return BlockState(query @ key.transpose(1, 2), gain, query_term, key_term)  # [c, M, W]
+        content = writable(query @ key.transpose(1, 2))  # [c, M, W]
+        return BlockState(content, gain, query_term, key_term)
 
     def _compute_softmax(self, block: Block, parts: BlockState) -> tuple[Tensor, Tensor | None]:
         """Compute the weights, and the scores before the temperature (None without one)."""

@@ -16,6 +16,7 @@ from fairseq_posenc.backends.blocked.geometry import Block
 from fairseq_posenc.backends.blocked.operands import Operands
 from fairseq_posenc.backends.blocked.reset import ResetLines, add_reset_rows, expand_reset_rows
 from fairseq_posenc.backends.blocked.skew import QUERY_SIDE, Band
+from fairseq_posenc.backends.forward_cache import writable
 
 
 class Values:
@@ -39,6 +40,7 @@ class Values:
         gathered = weights @ self.value  # [c, M, D]
         if self.table is None:
             return gathered
+        gathered = writable(gathered)
         weights, reset_weights = self._split_weights(weights)
         if reset_weights is not None:
             gathered.baddbmm_(reset_weights, expand_reset_rows(self.table, reset_weights))

@@ -9,7 +9,7 @@ B batch, H heads, T queries, S keys, D head size, G tables (1 for all heads, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -121,11 +121,15 @@ def build_score_mod(
     mark_batch_dynamic(by_query, by_key, pair_bias, temperature)
     offset = torch.tensor(src_len - tgt_len, device=device)
     earlier, later = (
-        None if c is None else F.pad(c, (0, 0, 0, keys - src_len)).unbind(-1) for c in decay
+        # Its compiler takes no views of one tensor.
+        None
+        if c is None
+        else [x.contiguous() for x in F.pad(c, (0, 0, 0, keys - src_len)).unbind(-1)]
+        for c in decay
     )
     mark_batch_dynamic(*(earlier or ()), *(later or ()))
 
-    def compute_decay(parts: tuple[Tensor, ...], b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Any:
+    def compute_decay(parts: Sequence[Tensor], b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Any:
         """Compute c_i - c_j from the parts of c."""
         i = (i + offset).clamp(max=keys - 1)
         return sum(_look_up(c, b, h, i) - _look_up(c, b, h, j) for c in parts)

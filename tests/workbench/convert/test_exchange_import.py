@@ -259,7 +259,10 @@ def test_tensors_must_be_those_of_the_model(capsys):
         ({"layer_norm_eps": 1e-12}, "layer_norm_eps is 1e-12, and fairseq's layer norms"),
         ({"hidden_act": "relu"}, "has gelu in its head and relu in its layers"),
         ({"architectures": ["BertForMaskedLM"]}, "a BertForMaskedLM; fairseq-posenc imports"),
-        ({"position_embedding_type": "new"}, "the positions of its RobertaForMaskedLM are none"),
+        (
+            {"position_embedding_type": "new"},
+            "does not have the positions of its RobertaForMaskedLM",
+        ),
     ],
 )
 def test_a_configuration_that_lies(config, told, capsys):

@@ -408,7 +408,7 @@ def test_a_wrong_setting_is_told_in_one_line(measure, arguments, message):
 def test_a_model_that_is_no_causal_language_model(measure):
     path = trained("masked_lm").save_dir / "checkpoint_last.pt"
     told = measure(f"bert={path}", "--lengths", "64", fails=True)
-    assert "was trained for the task masked_lm; causal language models" in told
+    assert "was trained for the task masked_lm; give a causal language model" in told
 
 
 def test_a_file_that_is_no_checkpoint(measure, tmp_path):
