@@ -414,3 +414,21 @@ def test_what_is_no_tensor_or_number_is_a_line():
     for past in (1.0, "3", None):
         with pytest.raises(UserError, match="the number of earlier tokens"):
             stack()(LATER, past=past)
+
+
+@pytest.mark.parametrize("spec", [*registry.names(), "rope+window(size=4)", "rope+chunk(size=4)"])
+def test_padding_between_tokens_shifts_nothing_or_is_refused(spec):
+    """As after a prompt that was padded on the right."""
+    positions = awake(stack(spec, max_positions=12)).eval()
+    layer = awake(SelfAttention(positions)).eval()
+    padding = torch.tensor([[False, False, True, False, False]])
+    x = torch.randn(1, 5, 16)
+    try:
+        apart = layer(*positions(x, padding))[0][~padding]
+    except UserError as refused:
+        assert "padding stands between tokens" in str(refused)  # noqa: PT017
+        assert spec not in ("none", "rope", "learned", "sinusoidal", "fox", "cope", "fire")
+        return
+    torch.testing.assert_close(
+        apart, layer(*positions(x[~padding][None]))[0][0], atol=1e-5, rtol=1e-5
+    )

@@ -44,7 +44,13 @@ class StackPositions(nn.Module):
         super().__init__()
         dims = Dims(embed_dim, num_heads, max_positions, causal, own_head_dim=head_dim)
         self.assembly = Assembly(parse(spec), dims)
-        self.assembly.check("auto")
+        tables = any(
+            term.rows is not None
+            for terms in self.assembly.check("auto")
+            for _, term, _ in terms.given()
+        )
+        windows = any(item.name == "window" for item in self.assembly.spec.items)
+        self.counts_places = tables or windows  # distances of places, padding included
         self.input = self.assembly.build_input()
         self.shared = self.assembly.build_stack()
 
@@ -88,6 +94,8 @@ class StackPositions(nn.Module):
         positions = positions_from_padding(
             batch, past + tgt_len, tgt_len, key_padding_mask, embeddings.device
         )
+        if key_padding_mask is not None and document_ids is None:
+            self._refuse_gaps(key_padding_mask)
         positions = self._split_documents(positions, document_ids)
         if position_ids is not None:
             positions = self._replace_ids(positions, position_ids)
@@ -101,6 +109,17 @@ class StackPositions(nn.Module):
             ids = self._number_source(batch, source_length, source_padding_mask, embeddings.device)
             shared = shared.with_source(self.shared, ids)
         return embeddings, shared
+
+    def _refuse_gaps(self, padding: Tensor) -> None:
+        """Refuse padding between tokens beside what counts distances by the places of tokens."""
+        if not self.counts_places or not may_sync(padding.device, decoding=True):
+            return
+        begins = ~padding & F.pad(padding, (1, 0), value=True)[:, :-1]  # [B, S]
+        if bool((begins.sum(1) > 1).any()):
+            raise UserError(
+                f"key_padding_mask: padding stands between tokens, and {self.assembly.spec} would "
+                "count it as distance; pad on the left or on the right of all tokens"
+            )
 
     def _number_source(
         self, batch: int, length: int, padding: Tensor | None, device: torch.device
