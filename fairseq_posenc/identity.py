@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,9 +98,8 @@ class Identity(NamedTuple):
         del content["weight_settings"]
         text = json.dumps({name: x for name, x in content.items() if x is not None}).encode()
         text = text.ljust(-(-len(text) // _BLOCK) * _BLOCK)
-        points = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        bits = points[:, None].bitwise_and(torch.tensor([1 << bit for bit in range(8)])).ne(0)
-        return torch.where(bits.flatten(), 1.0, -1.0).float()
+        bits = np.unpackbits(np.frombuffer(text, dtype=np.uint8), bitorder="little")
+        return torch.from_numpy(2 * bits.astype(np.float32) - 1)
 
     @classmethod
     def from_tensor(cls, state: Any) -> Identity:
@@ -153,9 +153,9 @@ def _decode_text(state: Tensor) -> str:
     """Decode the bits of an identity, or its code points in checkpoints of earlier versions."""
     if not state.is_floating_point():
         return "".join(chr(int(point)) for point in state.tolist())
-    bits = state.double()
-    mixed = (bits.abs() - 1).abs() > _ROUNDING
-    if bool(mixed.any()) and not bool((bits.abs() > 1 + _ROUNDING).any()):
+    bits = state.detach().cpu().float()
+    mixed = (bits.abs() - 1).abs() > _ROUNDING + 4 * torch.finfo(state.dtype).eps
+    if bool(mixed.any()):
         texts = [_pack_bits(bits), _pack_bits(torch.where(mixed, -bits, bits))]
         named = " and ".join(sorted(filter(None, map(_describe_text, texts))))
         raise UserError(
@@ -167,8 +167,7 @@ def _decode_text(state: Tensor) -> str:
 
 def _pack_bits(bits: Tensor) -> str:
     """Join bits, above 0 where they are set, to a text."""
-    points = bits.gt(0).view(-1, 8).long() @ torch.tensor([1 << bit for bit in range(8)])
-    return bytes(points.tolist()).decode("ascii", "replace")
+    return np.packbits(bits.numpy() > 0, bitorder="little").tobytes().decode("ascii", "replace")
 
 
 def _describe_text(text: str) -> str:

@@ -59,7 +59,7 @@ def check_file(path: Path, checksums: bool) -> None:
                         f"{part.file_size:,} bytes"
                     )
                 file = io.BytesIO(archive.read(part) if has_checksums else _read(path, part))
-                contents.append(_try(file))
+                contents.append(_Trial(file, sys.maxsize).load())
 
 
 def _refuse_swollen(path: Path, archive: zipfile.ZipFile) -> None:
@@ -121,19 +121,11 @@ def _try_legacy_pickles(path: Path) -> None:
     with open(path, "rb") as file:
         start = io.BytesIO(file.read(_LARGEST_PICKLE))
     for _ in range(_LEGACY_PICKLES):
-        _try(start, size)
+        if start.tell() == len(start.getbuffer()):
+            break
+        _Trial(start, size).load()
     if start.tell() == _LARGEST_PICKLE:
         raise UserError("not a checkpoint of fairseq: its contents are too long")
-
-
-def _try(file: io.BytesIO, file_size: int = sys.maxsize) -> Any:
-    """Try a pickle; where it cannot be read, torch cannot either, and says so better."""
-    try:
-        return _Trial(file, file_size).load()
-    except (UserError, MemoryError):
-        raise
-    except Exception:
-        return None
 
 
 class _Stand(dict[Any, Any]):

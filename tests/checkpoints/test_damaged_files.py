@@ -76,6 +76,11 @@ def numpy_number(code: str) -> bytes:
     return call("numpy.core.multiarray", "scalar", b"(" + kind + b"t")
 
 
+# A call that torch takes, and that the trial of a pickle has no stand-in for: what follows it must
+# not be left untried.
+UNKNOWN = call("_codecs", "encode", b"(" + text("a") + text("latin1") + text("strict") + b"t")
+
+
 def hexadecimal(times: int) -> bytes:
     content = text("0" * 64)
     content = call("_codecs", "encode", content + text("latin1") + b"\x86")
@@ -128,6 +133,13 @@ PICKLES = {
     "a tensor": call("torch", "FloatTensor", b"(J\xff\xff\xff\x7ft"),
     "a storage": call("torch.storage", "UntypedStorage", b"(J\xff\xff\xff\x7ft"),
     "text that grows": hexadecimal(26),
+    "a buffer behind a call": UNKNOWN
+    + call("builtins", "bytearray", b"(J\xff\xff\xff\x7ft")
+    + b"\x86",
+    "a tensor behind a call": UNKNOWN
+    + call("torch", "FloatTensor", b"(J\xff\xff\xff\x7ft")
+    + b"\x86",
+    "text that grows behind a call": UNKNOWN + hexadecimal(26) + b"\x86",
 }
 
 

@@ -46,12 +46,19 @@ def test_an_identity_survives_arithmetic(identity, change):
     assert torch.equal(again.to_tensor(), identity.to_tensor())
 
 
+@pytest.mark.parametrize("change", ARITHMETIC)
 @pytest.mark.parametrize("dtype", NUMBERS)
-def test_an_identity_survives_every_type(dtype):
-    assert Identity.from_tensor(ROPE.to_tensor().to(dtype)) == ROPE
+def test_an_identity_survives_arithmetic_in_every_type(dtype, change):
+    assert Identity.from_tensor(ARITHMETIC[change](ROPE.to_tensor().to(dtype))) == ROPE
 
 
-@pytest.mark.parametrize("share", [0.01, 0.3, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_an_identity_is_made_whatever_the_default_device(device):
+    with torch.device(device):
+        assert Identity.from_tensor(ROPE.to_tensor()) == ROPE
+
+
+@pytest.mark.parametrize("share", [-2.0, -0.5, 0.01, 0.3, 0.5, 0.9, 0.99, 1.5])
 def test_a_mixture_of_two_is_refused(share):
     mixture = torch.lerp(ROPE.to_tensor(), ALIBI.to_tensor(), share)
     with pytest.raises(UserError, match="a mixture of models") as refused:
