@@ -119,6 +119,12 @@ class Assembly(NamedTuple):
             terms_of_kinds.append(terms)
         return terms_of_kinds
 
+    def limits(self) -> Locality:
+        """Combine the limits of the keys in any layer, for a single token without values."""
+        token = _make_one_token()
+        drafts = map(self._build_draft, self.spec.items)
+        return reduce(and_, (draft.locality(token) for draft in drafts), Locality())
+
     def _project(self, rows: Tensor) -> Tensor:
         """Give content rows ``(R, C)`` the shape of a layer's projection, ``(H, R, D)``."""
         return rows.new_empty(self.dims.num_heads, rows.size(0), self.dims.head_dim)

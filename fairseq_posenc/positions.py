@@ -151,7 +151,7 @@ class Positions(NamedTuple):
 
     @property
     def padding(self) -> Tensor | None:
-        """True for padding, ``(B, S)``; None where there is none."""
+        """True for padding, ``(B, S)``; None without padding."""
         return self.tokens.eq(self.padding_idx) if self.padded else None
 
     def queries(self, x: Tensor) -> Tensor:

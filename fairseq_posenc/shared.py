@@ -32,7 +32,7 @@ class Shared(NamedTuple):
         span: of the terms, where they have room for later steps of decoding.
         cache: of values that the first layer computes for all.
         kinds: where layers differ, the state of each kind of them (see :meth:`of_kind`).
-        compute_terms: computes ``terms``, with a graph of their own.
+        recompute_terms: computes ``terms`` again, with a graph of their own.
         stack: spec and sizes of the stack, which layers compare with their own.
     """
 
@@ -44,7 +44,7 @@ class Shared(NamedTuple):
     span: Span | None = None
     cache: PerForwardCache | None = None
     kinds: tuple[Shared, ...] = ()
-    compute_terms: Callable[[], Terms] | None = None
+    recompute_terms: Callable[[], Terms] | None = None
     stack: object = None
     source_ids: Tensor | None = None
 
@@ -90,7 +90,7 @@ class Shared(NamedTuple):
                 locality=reduce(and_, (limits[name] for name in names), Locality()),
                 span=span,
                 cache=None if span else PerForwardCache(),
-                compute_terms=partial(combine, names, compute),
+                recompute_terms=partial(combine, names, compute),
             )
             for names in encodings.kinds
         ]
@@ -134,8 +134,8 @@ class Shared(NamedTuple):
         Where reentrant checkpointing runs the layer again, they are computed again: its backward
         pass frees the graph of what it is given, and other layers were given the same.
         """
-        if self.compute_terms is not None and is_reentrant_recomputation():
-            return self.compute_terms()
+        if self.recompute_terms is not None and is_reentrant_recomputation():
+            return self.recompute_terms()
         return self.terms
 
     def with_source(self, encodings: Encodings, ids: Tensor) -> Shared:

@@ -74,6 +74,7 @@ def test_an_exported_layer_takes_any_length_and_batch(spec, traced):
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["none", "rope+alibi", "learned+m4m", "rope+window(size=4)"])
 def test_a_layer_is_one_graph_when_compiled(spec):
+    torch._dynamo.reset()  # the limit of compilations is for a function, not for a model
     layer = Layer(spec).eval()
     check(layer, torch.compile(layer, fullgraph=True, dynamic=True), batches=(2,))
 

@@ -127,7 +127,7 @@ def test_position_ids_place_cached_tokens_in_their_chunks(spec):
         given = {"past": i, "position_ids": ids[:, : i + 1]}
         step = layer(*positions(x[:, i : i + 1], **given), cache)[0]
         torch.testing.assert_close(step[:, 0], full[:, i], rtol=1e-5, atol=1e-5)
-    with pytest.raises(UserError, match="chunk also needs those of the earlier tokens"):
+    with pytest.raises(UserError, match=r"chunk.* also needs those of the earlier tokens"):
         positions(x[:, :1], past=3, position_ids=ids[:, 3:4])
 
 

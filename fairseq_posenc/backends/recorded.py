@@ -46,7 +46,7 @@ def list_terms(terms: Terms) -> frozenset[str]:
 
 
 def find_fastest(terms: Terms, call: CallFeatures, chip: str) -> tuple[str, str]:
-    """Find the fastest recorded backend for a call, "" if there is none, and the reason."""
+    """Find the fastest recorded backend for a call, or "", and the reason."""
     here = [record for record in RECORDED if record.chip == chip]
     if not here:
         return "", f"no recorded benchmark for {chip}"

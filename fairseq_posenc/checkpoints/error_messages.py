@@ -10,7 +10,9 @@ from fairseq_posenc.error_messages import describe_mistake
 from fairseq_posenc.errors import chain, printable_lines, shortened
 
 _MISFIT = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
-# What fairseq, torch and omegaconf raise where a setting has another type or value than it may.
+# What fairseq, torch and omegaconf raise where a setting has another type or value than it may; the
+# second line where fairseq evaluates it (`eval`), finds no such method, or follows it forever.
+# Messages quote their names and texts, and their tracebacks stay in the chain.
 UNBUILDABLE = (
     *(TypeError, ValueError, AttributeError, LookupError, AssertionError, ArithmeticError),
     *(SyntaxError, NameError, NotImplementedError, RecursionError),

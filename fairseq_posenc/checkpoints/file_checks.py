@@ -28,11 +28,9 @@ def check_file(path: Path, checksums: bool) -> None:
     """Refuse a file that would fill the memory, or that is not as it was written.
 
     The checksums of everything but weights are always compared. Those of the weights need all of
-    the file to be read, which takes 550 ms per GB on one core (zlib's CRC-32, and a look for the
-    largest number; the file in the page cache, else the disk takes longer), against 6 ms. So they
-    are compared where weights are loaded, and not where a command looks for settings or the
-    newest file. A file of torch before 1.6, and one written with ``set_crc32_options(False)``, has
-    no checksums.
+    the file to be read (SECURITY.md measures it). So they are compared where weights are loaded,
+    and not where a command looks for settings or the newest file. A file of torch before 1.6, and
+    one written with ``set_crc32_options(False)``, has no checksums.
 
     Raises:
         UserError: says what is wrong.

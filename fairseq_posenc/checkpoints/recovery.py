@@ -29,7 +29,7 @@ class WholeCheckpoint(NamedTuple):
 
 
 def newest_checkpoint(folder: Path) -> WholeCheckpoint | None:
-    """Find the newest whole checkpoint of a training's folder; None if there is none."""
+    """Find the newest whole checkpoint of a training's folder, or None."""
     files = folder.iterdir() if folder.is_dir() else ()
     return max(filter(None, map(_read, files)), default=None)
 

@@ -22,7 +22,7 @@ def check_document_ends(spec: Spec, task: Any) -> None:
 
     Raises:
         UserError: a masked LM would not see masked ends, the lines of the training text do not end
-            with ``</s>``, or documents end at empty lines and there is none.
+            with ``</s>``, or documents end at empty lines and the text has none.
     """
     ends = [
         dict(item.options).get("end", "eos")

@@ -49,8 +49,11 @@ class StackPositions(nn.Module):
             for terms in self.assembly.check("auto")
             for _, term, _ in terms.given()
         )
-        windows = any(item.name == "window" for item in self.assembly.spec.items)
-        self.counts_places = tables or windows  # distances of places, padding included
+        limits = self.assembly.limits()
+        # Distances are counted by the places of tokens, padding included.
+        self.counts_places = tables or limits.window is not None
+        # Which keys are visible depends on the positions of all tokens, earlier ones included.
+        self.reads_all_ids = limits.segments is not None
         self.input = self.assembly.build_input()
         self.shared = self.assembly.build_stack()
 
@@ -156,10 +159,10 @@ class StackPositions(nn.Module):
         if ids.dim() != 2 or ids.size(0) not in (1, batch) or ids.size(1) not in (tgt_len, src_len):
             lengths = f"{tgt_len}" if tgt_len == src_len else f"{tgt_len} or {src_len}"
             raise UserError(f"position_ids {tuple(ids.shape)} must be ({batch} or 1, {lengths})")
-        if ids.size(1) < src_len and any(item.name == "chunk" for item in self.assembly.spec.items):
+        if ids.size(1) < src_len and self.reads_all_ids:
             raise UserError(
-                f"position_ids {tuple(ids.shape)}: chunk also needs those of the earlier tokens, "
-                f"({batch} or 1, {src_len})"
+                f"position_ids {tuple(ids.shape)}: {self.assembly.spec} also needs those of the "
+                f"earlier tokens, ({batch} or 1, {src_len})"
             )
         for item in self.assembly.spec.items:
             if get(item.name).acts_on == "scores":

@@ -57,7 +57,7 @@ def inject_context(
     shared = _context.shared.of_kind(cast(Any, layer).self_attn.kind)
     tensors = {f"shared_{name}": tensor for name, _, tensor in shared.terms.given()}
     bare = shared.terms._replace(**dict.fromkeys(TERMS))  # type: ignore[arg-type]
-    return args, {**kwargs, "shared": shared._replace(terms=bare, compute_terms=None), **tensors}
+    return args, {**kwargs, "shared": shared._replace(terms=bare, recompute_terms=None), **tensors}
 
 
 def collect_context(shared: Shared | None, kwargs: dict[str, Any]) -> Shared | None:

@@ -59,7 +59,7 @@ def attend(kernels: Kernels, call: AttentionCall) -> Tensor:
 class _Places(NamedTuple):
     """Places of the first tokens, and their masks."""
 
-    first: Tensor  # position of the first token in each row, `(B,)`; 0 where there is none
+    first: Tensor  # position of the first token in each row, `(B,)`; 0 without one
     query: Tensor  # the same among the queries
     left_out: Tensor  # keys that the kernels leave out, `(B, S)`
     hidden_key: Tensor  # queries that must not see the first token's key, or have none, `(B, T)`

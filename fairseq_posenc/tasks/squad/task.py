@@ -81,7 +81,7 @@ class SquadTask(FairseqTask):
         """Load a split, in random order.
 
         Raises:
-            FileNotFoundError: there is none, by which fairseq ends its search for further splits.
+            FileNotFoundError: the split is absent; fairseq then ends its search for splits.
         """
         prefix = str(self.data_bin.path / split)
         tokens = data_utils.load_indexed_dataset(prefix, self.dictionary)

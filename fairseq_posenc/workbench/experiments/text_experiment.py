@@ -46,7 +46,7 @@ class TextExperiment(Experiment[TextSettings]):
         ]
 
         def read_perplexity(_: list[str]) -> Outputs:
-            """Read the perplexity that was found; infinite where there is none."""
+            """Read the perplexity that was found; infinite without one."""
             record = json.loads((folder / "lm-length.json").read_text(encoding="utf-8"))
             (row,) = record["figures"]["perplexity"]
             return {"perplexity": math.inf if row["perplexity"] is None else row["perplexity"]}

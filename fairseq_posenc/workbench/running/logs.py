@@ -125,7 +125,7 @@ class Curve(NamedTuple):
         return {entry.epoch: entry for entry in self.entries if entry.is_finite and entry.epoch}
 
     def first_below(self, perplexity: float) -> Optional[int]:
-        """Find the updates of the first point at or below a perplexity; None if there is none."""
+        """Find the updates of the first point at or below a perplexity, or None."""
         return next((updates for updates, value in self.points if value <= perplexity), None)
 
 

@@ -75,7 +75,7 @@ def build_new_model(choice: Choice, source: Pretrained, seed: int) -> NewModel:
 
 
 def _list_architectures(choice: Choice, source: Pretrained) -> list[str]:
-    """List the architectures named after the positions, or ``none`` if there is none."""
+    """List the architectures named after the positions, or ``none``."""
     assert choice.position_encoding is not None
     name = parse(choice.position_encoding).items[0].name
     stems = [f"{source.family.stem}{each}" for each in (name, "none")]

@@ -82,7 +82,7 @@ def refuse_to_lose_report(settings: TextSettings) -> None:
     """
     try:
         old = read(settings.out / RECORD)
-    except RecordError:  # there is none
+    except RecordError:  # no record yet
         return
     if lost := next(_list_lost_figures(old, settings), ""):
         raise UserError(
