@@ -22,7 +22,7 @@ class Fox(Encoding):
         Lin et al. (2025), "Forgetting Transformer", arXiv:2503.02130, section 3.
     Differs:
         the paper is about causal models. b starts at ``start``. Padding does not forget, and
-        logarithms are summed in float64.
+        logarithms are rounded to multiples of 2^-32, whose sums are exact.
     """
 
     acts_on = "scores"
