@@ -171,6 +171,18 @@ class _Trial(pickle._Unpickler):  # Python's own, in Python
         self._file = file
         self._file_size = file_size
 
+    def load(self) -> Any:
+        """Read one pickle.
+
+        Raises:
+            UserError: it is not a pickle, or asks for what no checkpoint does.
+            Exception: a broken pickle; the type depends on it.
+        """
+        try:
+            return super().load()
+        except KeyError as error:  # an unknown operation
+            raise UserError("not a checkpoint of torch: its contents are not a pickle") from error
+
     def _skip_protocol(self) -> None:
         self._file.read(1)  # torch reads all protocols as 2
         self.proto = 2
