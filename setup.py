@@ -7,7 +7,6 @@ from setuptools import find_packages, setup
 
 PREPROCESS = ["preprocess", *(f"preprocess.{name}" for name in find_packages("preprocess"))]
 CONFIGS = ["finetune_configs", "finetune_configs.glue"]
-RESULTS = "docs.results"
 # Links of README.md that lead into the checkout, and pictures, which a package index has not.
 PICTURE = re.compile(r":?\n\n!\[[^\]]*\]\([^)]+\)\n\n")
 INTO_CHECKOUT = re.compile(r"\[([^\]]+)\]\((?!https?:)([^)]+)\)")
@@ -25,11 +24,8 @@ setup(
     long_description_content_type="text/markdown",
     packages=[
         *find_packages(include=["fairseq_posenc", "fairseq_posenc.*"]),
-        *(f"fairseq_posenc.{name}" for name in [*PREPROCESS, *CONFIGS, RESULTS]),
+        *(f"fairseq_posenc.{name}" for name in [*PREPROCESS, *CONFIGS]),
     ],
-    package_dir={
-        **{f"fairseq_posenc.{name}": name for name in ("preprocess", "finetune_configs")},
-        f"fairseq_posenc.{RESULTS}": RESULTS.replace(".", "/"),
-    },
+    package_dir={f"fairseq_posenc.{name}": name for name in ("preprocess", "finetune_configs")},
     package_data={"": ["py.typed", "*.html", "*.json", "*.yaml"]},
 )

@@ -23,7 +23,7 @@ from tests.workbench.finetuning.test_glue_commands import arguments
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ["fairseq_posenc", "preprocess", "finetune_configs", "docs/results"]
+SOURCES = ["fairseq_posenc", "preprocess", "finetune_configs"]
 PYTHON = sys.executable  # itself, not what stands in for it in slow tests
 KINDS = (".py", ".html", ".yaml", ".json")
 
@@ -104,7 +104,7 @@ def test_the_command_is_that_of_the_wheel():
     assert "m4m" in far("list")
 
 
-def test_the_records_are_at_hand():
+def test_the_evidence_is_at_hand():
     assert "without a significant difference: `rope`" in far(
         "choose", "--family", "encoder-decoder", "--length", 64
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from docs.generate import choose, encodings, papers, yaml_files
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
+from fairseq_posenc.workbench.experiments.choose.answer import EVIDENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,6 +26,7 @@ def format_files(root: Path) -> dict[Path, str]:
         **encodings.format_files(docs / "encodings"),
         docs / "papers.md": papers.format_page(),
         docs / "choose.md": choose.fill_page(docs / "choose.md"),
+        root / EVIDENCE.relative_to(ROOT): choose.format_evidence(),
         **yaml_files.format_all_files(root),
     }
 

@@ -1,14 +1,14 @@
-"""The decision tables of ``docs/choose.md``, made of the records."""
+"""The tables of ``docs/choose.md`` and the evidence of ``choose``, made of the records."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from docs.generate import forest_plots
-from fairseq_posenc.workbench.experiments.evidence import measured, tables
-from fairseq_posenc.workbench.experiments.evidence.measured import Column
+from docs.generate import forest_plots, measured
+from docs.generate.measured import Column
 from fairseq_posenc.workbench.experiments.variants import FAMILIES
 from fairseq_posenc.workbench.results import markdown
 
@@ -32,6 +32,16 @@ def fill_page(path: Path) -> str:
     return markdown.fill_page(path, START, "\n\n".join(["", *parts, *_format_costs(), ""]), END)
 
 
+def format_evidence() -> str:
+    """Format what ``fairseq-posenc choose`` answers from as JSON, by family."""
+    content = {}
+    for family in FAMILIES:
+        evidence = measured.collect_evidence(family)
+        figures = {times: entry._asdict() for times, entry in evidence.figures.items()}
+        content[family] = {**evidence._asdict(), "figures": figures}
+    return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+
+
 def format_card(name: str) -> str:
     """Format an encoding's figures beside the best ones as a table; "" if it has none.
 
@@ -40,7 +50,7 @@ def format_card(name: str) -> str:
     columns = [
         (family, column)
         for family in FAMILIES
-        for column in tables.list_result_columns(family, measured.multiples(family)[-1:])
+        for column in measured.list_result_columns(family, measured.multiples(family)[-1:])
         if name in column.figures
     ]
     rows = [
@@ -110,7 +120,7 @@ def _split_columns(family: str) -> tuple[list[Column], list[Column]]:
     """Collect the columns of models, and those of the models that were fine-tuned from them."""
     tuned = measured.fine_tuned(family)
     titles = {column.title for column in tuned}
-    columns = tables.list_result_columns(family, measured.multiples(family)[-1:])
+    columns = measured.list_result_columns(family, measured.multiples(family)[-1:])
     return [column for column in columns if column.title not in titles], tuned
 
 
@@ -162,4 +172,4 @@ def _format_part(columns: Sequence[Column], names: Iterable[str]) -> list[str]:
         f"[{name}](results/{name})" if "*" not in name else f"`results/{name}`"
         for name in sorted({name for column in columns for name in column.source.split(", ")})
     ]
-    return [tables.format_columns(columns, names), f"Records: {', '.join(links)}."]
+    return [measured.format_columns(columns, names), f"Records: {', '.join(links)}."]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 
-from fairseq_posenc.workbench.experiments.evidence.measured import Column
+from docs.generate.measured import Column
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.differences import PERPLEXITY
 from fairseq_posenc.workbench.results.pictures import COLOURS, GREY, GRID

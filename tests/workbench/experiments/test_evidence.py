@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from docs.generate import choose
+from docs.generate import choose, measured
+from docs.generate.measured import Column
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.experiments.choose import answer
 from fairseq_posenc.workbench.experiments.choose.answer import (
+    NOT_MEASURED,
     ChooseQuestion,
     answer_question,
     choose_candidates,
-    choose_column,
+    find_figures,
+    list_names,
 )
-from fairseq_posenc.workbench.experiments.evidence import measured, tables
-from fairseq_posenc.workbench.experiments.evidence.measured import NOT_MEASURED, Column
 from fairseq_posenc.workbench.experiments.variants import FAMILIES
 from fairseq_posenc.workbench.results.differences import compare, find_worse
 from fairseq_posenc.workbench.results.intervals import interval, interval_of_perplexity
@@ -59,6 +61,9 @@ def results(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(
         measured, "_list_record_paths", lambda name: sorted(tmp_path.glob(name)) if name else []
     )
+    one_seed = Column("", "", 1, {"t5": interval_of_perplexity([2.0])})
+    monkeypatch.setattr(measured, "after_300_updates", lambda family: [one_seed])
+    monkeypatch.setattr(answer, "read_evidence", measured.collect_evidence)
     return tmp_path
 
 
@@ -88,11 +93,12 @@ def test_figures_over_the_seeds_have_the_interval_of_their_mean_loss(results):
     ],
 )
 def test_the_least_multiple_that_is_as_far_decides(results, length, best, same, behind):
-    assert choose_column(ChooseQuestion("causal-lm", length, 128)).best() == (best, same, behind)
+    evidence = measured.collect_evidence("causal-lm")
+    figures = find_figures(ChooseQuestion("causal-lm", length, 128), evidence)
+    assert (figures.best, figures.same, figures.behind) == (best, same, behind)
 
 
-def test_the_answer_names_all_of_the_family(results, monkeypatch):
-    monkeypatch.setattr(tables, "list_columns", lambda family: [measured.at_trained_length(family)])
+def test_the_answer_names_all_of_the_family(results):
     said = answer_question(ChooseQuestion("causal-lm", 512, 128))
     assert said.startswith(
         "Measured: causal-lm models of 2 layers of width 64, trained for 300 updates at 128 tokens "
@@ -101,16 +107,18 @@ def test_the_answer_names_all_of_the_family(results, monkeypatch):
     assert "- best there: `alibi`" in said
     assert "- cannot be read there: `learned`" in said
     (unknown,) = (line for line in said.splitlines() if line.startswith(f"- {NOT_MEASURED}"))
-    others = set(measured.encoding_names("causal-lm")) - set(READ)
+    others = set(list_names("causal-lm")) - set(READ)
     assert unknown == f"- {NOT_MEASURED}: {', '.join(f'`{name}`' for name in sorted(others))}"
+    rows = [line.split("|")[1:3] for line in said.splitlines() if line.startswith("| `")]
+    assert [name.strip() for name, _ in rows] == ["`alibi`", "`rope`", "`learned`"]
+    assert rows[0][1].strip() == measured.at_trained_length("causal-lm").show("alibi")
 
 
 def test_beyond_all_that_was_read_nothing_is_said(results):
     assert "not measured; train" in answer_question(ChooseQuestion("causal-lm", 513, 128))
 
 
-def test_no_winner_is_named_for_a_length_of_training_that_was_not_measured(results, monkeypatch):
-    monkeypatch.setattr(tables, "list_columns", lambda family: [measured.at_trained_length(family)])
+def test_no_winner_is_named_for_a_length_of_training_that_was_not_measured(results):
     said = answer_question(ChooseQuestion("causal-lm", 1024, 512))
     assert said.startswith("Measured: causal-lm models of 2 layers of width 64")
     assert "best" not in said
@@ -119,9 +127,7 @@ def test_no_winner_is_named_for_a_length_of_training_that_was_not_measured(resul
     assert "--length 1024 --trained 512 --text my.txt" in said
 
 
-def test_candidates_are_those_with_the_best_figures_then_those_of_one_seed(results, monkeypatch):
-    one_seed = Column("", "", 1, {"t5": interval_of_perplexity([2.0])})
-    monkeypatch.setattr(measured, "after_300_updates", lambda family: [one_seed])
+def test_candidates_are_those_with_the_best_figures_then_those_of_one_seed(results):
     found = choose_candidates(ChooseQuestion("causal-lm", 512, 128))
     assert found[:4] == ["alibi", "rope", "learned", "t5"]
     assert len(found) == len(set(found)) == 8
@@ -164,11 +170,7 @@ def test_of_bleu_the_highest_is_best(results):
     ]
     path = results / measured.MAIN_RECORD["encoder-decoder"]
     Record("bleu", {"scores": scores, "means": means}, {}).write(path)
-    assert choose_column(ChooseQuestion("encoder-decoder", 128, 128)).best() == (
-        "rope",
-        ["shaw"],
-        ["t5"],
-    )
+    assert measured.at_trained_length("encoder-decoder").best() == ("rope", ["shaw"], ["t5"])
 
 
 def test_a_start_from_a_trained_model_is_read_from_greedy_search(results):
@@ -246,18 +248,23 @@ def _record_of(perplexities):
     return {"models": rows, "trainings": trainings}, {}
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_evidence_is_that_of_the_records(family):
+    assert answer.read_evidence(family) == measured.collect_evidence(family)
+
+
 def test_one_seed_is_not_judged():
     column = measured.after_300_updates("encoder-decoder")[0]
     best, same, behind = column.best()
     assert math.isinf(column.figures[best].high)
     assert not behind
-    assert {best, *same} == column.figures.keys() & measured.encoding_names("encoder-decoder")
+    assert {best, *same} == column.figures.keys() & list_names("encoder-decoder")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_tables_have_every_encoding_that_was_measured_in_a_family(family):
     text = "\n".join(choose._format_family(family))
-    names = set(measured.encoding_names(family))
+    names = set(list_names(family))
     if family == "encoder-decoder":
         names = (
             measured.at_trained_length(family).figures.keys()

@@ -1,6 +1,7 @@
 """Columns of figures by encoding, each read from the records in ``docs/results``.
 
 Each function reads one column: None, or an empty list, where nothing was measured in a family.
+A figure that no record has is "not measured".
 """
 
 from __future__ import annotations
@@ -9,21 +10,26 @@ import json
 import math
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Optional
 
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue
+from fairseq_posenc.workbench.experiments.choose.answer import (
+    NOT_MEASURED,
+    Evidence,
+    Figures,
+)
 from fairseq_posenc.workbench.experiments.text_settings import STACKS, option_value
 from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED
+from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.differences import PERPLEXITY, Scale, Values, find_worse
 from fairseq_posenc.workbench.results.intervals import Interval, interval, interval_of_perplexity
 from fairseq_posenc.workbench.results.record import Record, Row, read
-from fairseq_posenc.workbench.running.files import shipped
 
-NOT_MEASURED = "not measured"
+RESULTS = Path(__file__).parents[1] / "results"
 # By family, the records of models trained for choose.md, and patterns of several records.
 MAIN_RECORD = {MASKED: "masked_lm.json", CAUSAL: "causal_lm.json", BOTH: "translation.json"}
 # Encodings added later, trained alike; one that is in the main record too is left out here.
@@ -52,18 +58,6 @@ _TRANSLATION_MODELS = (  # docs/results/multi30k.md
     "encoder-decoder models of 2 + 2 layers of width 128, trained for 1,000 updates on Multi30k, "
     "French to English, 3 seeds"
 )
-
-
-class Setting(NamedTuple):
-    """The models of a family that were measured, and the lengths of their inputs."""
-
-    models: str  # size, text, updates and seeds, in words
-    trained: int  # input length in training, in tokens; 0 where each sentence has its own
-    longest: int  # longest input in evaluation, in tokens; in words for sentences
-
-    def covers(self, length: int, trained: int) -> bool:
-        """Whether models were trained at one length and evaluated at the other."""
-        return length <= self.longest and self.trained in (0, trained)
 
 
 class Column(NamedTuple):
@@ -97,11 +91,6 @@ class Column(NamedTuple):
         sign = -1 if self.higher else 1
         means = {name: sign * figure.mean for name, figure in self.figures.items()}
         return sorted(means, key=lambda name: (math.isnan(means[name]), means[name]))
-
-
-def encoding_names(family: str) -> list[str]:
-    """List the encodings that work in a family."""
-    return registry.names(encoder=family != CAUSAL)
 
 
 def at_trained_length(family: str) -> Optional[Column]:
@@ -164,14 +153,44 @@ def _read_perplexities(record: Record) -> tuple[dict[str, Interval], dict[str, d
     return figures, _group_by_seed(rows, "model", "seed", "perplexity")
 
 
-def setting(family: str) -> Optional[Setting]:
-    """Describe the models of :func:`at_trained_length`."""
+def collect_evidence(family: str) -> Evidence:
+    """Collect what ``fairseq-posenc choose`` answers from."""
+    columns = {"1": at_trained_length(family)}
+    columns |= {str(n): at_multiple(family, n) for n in multiples(family) if n > 1}
+    figures = {times: _decide(column) for times, column in columns.items() if column}
+    names = dict.fromkeys(name for entry in figures.values() for name in entry.ranked)
+    head, rule, *rows = format_columns(list_columns(family), names).splitlines()
+    return Evidence(
+        *_describe_models(family),
+        figures=figures,
+        one_seed=after_300_updates(family)[0].ranked(),
+        table=[head, rule],
+        rows=dict(zip(names, rows)),
+    )
+
+
+def _decide(column: Column) -> Figures:
+    best, same, behind = column.best()
+    return Figures(
+        title=column.title,
+        source=column.source,
+        better="higher" if column.higher else "lower",
+        ranked=column.ranked(),
+        best=best,
+        shown=column.show(best),
+        same=same,
+        behind=behind,
+        unread=[name for name, figure in column.figures.items() if math.isinf(figure.mean)],
+    )
+
+
+def _describe_models(family: str) -> tuple[str, int, int]:
+    """Describe the models of :func:`at_trained_length`: in words, and their two lengths."""
     record = _read_record(MAIN_RECORD[family])
-    if record is None:
-        return None
+    assert record
     if family == BOTH:
         groups = [row["words"] for row in record.figures["lengths"]]
-        return Setting(_TRANSLATION_MODELS, 0, max(int(group.split("-")[-1]) for group in groups))
+        return _TRANSLATION_MODELS, 0, max(int(group.split("-")[-1]) for group in groups)
     data, row, words = record.data, record.rows[0], shlex.split(record.command)
     options = words[words.index("--") + 1 :] if "--" in words else []
     layers, width = (
@@ -184,7 +203,7 @@ def setting(family: str) -> Optional[Setting]:
         f"({data['words']:,} words), {row['seeds']} seeds"
     )
     trained = data["trained_length"]
-    return Setting(models, trained, trained * max(multiples(family), default=1))
+    return models, trained, trained * max(multiples(family), default=1)
 
 
 def _group_by_seed(
@@ -297,6 +316,38 @@ def parameter_counts() -> Column:
     return Column("position parameters, base size", "", 0, counts)
 
 
+def list_columns(family: str) -> list[Column]:
+    """Collect the table columns of a family: results of models, then costs and parameters."""
+    return [
+        *list_result_columns(family, multiples(family)),
+        *filter(None, [probe_ranks(family)]),
+        *layer_costs(),
+        parameter_counts(),
+    ]
+
+
+def list_result_columns(family: str, multiples: Iterable[int]) -> list[Column]:
+    """Collect the columns of models' results; ``multiples`` of the length of training."""
+    columns = [
+        at_trained_length(family),
+        *(at_multiple(family, times) for times in multiples if times > 1),
+        *on_another_text(family),
+        *fine_tuned(family),
+        after_switch(family),
+    ]
+    return [column for column in columns if column and column.figures]
+
+
+def format_columns(columns: Sequence[Column], names: Iterable[str]) -> str:
+    """Format columns as a Markdown table, a row for each encoding."""
+    header = ["encoding", *(column.title for column in columns)]
+    rows = [
+        [f"`{name}`", *(column.show(name) if name in column.figures else "-" for column in columns)]
+        for name in names
+    ]
+    return markdown.table(header, rows)
+
+
 def _read_interval(row: Row, name: str) -> Interval:
     """Read a figure of a record; JSON has no infinity and writes null."""
     mean, low, high = (row[key] for key in (name, f"{name}_low", f"{name}_high"))
@@ -314,4 +365,4 @@ def _read_record(name: Optional[str]) -> Optional[Record]:
 
 @cache
 def _list_record_paths(pattern: Optional[str]) -> list[Path]:
-    return sorted(shipped("docs/results").glob(pattern)) if pattern else []
+    return sorted(RESULTS.glob(pattern)) if pattern else []
