@@ -207,7 +207,5 @@ def _build_draft(item: Item, dims: Dims) -> Encoding:
 
 def _make_one_token() -> Positions:
     """Make the positions of a single token, without values."""
-    tokens = torch.zeros(1, 1, dtype=torch.long, device="meta")
-    return Positions.from_tokens(
-        tokens, padding_idx=-1, eos_idx=-1, tgt_len=1, inspect_padding=False
-    )
+    padding = torch.zeros(1, 1, dtype=torch.bool, device="meta")
+    return Positions.from_padding(padding, inspect_padding=False)

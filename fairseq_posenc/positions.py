@@ -10,6 +10,8 @@ from torch.nn import functional as F
 
 from fairseq_posenc.errors import UserError
 
+_PADDING, _END = 1, 2  # symbols, as in fairseq's dictionaries, where only their places are known
+
 
 class Span(NamedTuple):
     """The signed distances ``low .. high`` (inclusive) from a query to a key that a call needs.
@@ -115,6 +117,28 @@ class Positions(NamedTuple):
         padded = missing > 0
         ids = counted if padded else ids
         return cls(tokens, ids, padding_idx, eos_idx, tgt_len, padded, left > 0, longest)
+
+    @classmethod
+    def from_padding(
+        cls,
+        padding: Tensor,
+        ends: Tensor | None = None,
+        tgt_len: int | None = None,
+        inspect_padding: bool = True,
+    ) -> Positions:
+        """Number tokens of which no more is known than where padding is.
+
+        Args:
+            padding: True for padding, ``(B, S)`` of bool.
+            ends: True for tokens that end a sentence, ``(B, S)`` of bool; None if none does.
+            tgt_len: T; None for S, that is all tokens.
+            inspect_padding: see :meth:`from_tokens`.
+        """
+        tokens = padding.long() * _PADDING
+        if ends is not None:
+            tokens = tokens.masked_fill(ends & ~padding, _END)
+        tgt_len = padding.size(1) if tgt_len is None else tgt_len
+        return cls.from_tokens(tokens, _PADDING, _END, tgt_len, inspect_padding)
 
     def split_documents(self, empty: bool, causal: bool) -> Positions:
         """Restart positions in each document, by the ends of sentences.

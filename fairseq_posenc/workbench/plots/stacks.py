@@ -16,7 +16,6 @@ from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.specs import parse
 
-_TOKEN, _PADDING, _END = 3, 1, 2
 _SEED = 1
 
 
@@ -100,7 +99,7 @@ def compute_terms(positions: PositionEncoding, length: int) -> tuple[Span, Terms
 
 def make_positions(length: int) -> Positions:
     """Compute the positions of a sentence of so many tokens."""
-    return Positions.from_tokens(torch.full((1, length), _TOKEN), _PADDING, _END, length)
+    return Positions.from_padding(torch.zeros(1, length, dtype=torch.bool))
 
 
 def choose_numbers(chosen: Sequence[int] | None, count: int, what: str, where: str) -> list[int]:
