@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends import blocked, flex, recorded, reference, sdpa, triton
+from fairseq_posenc.backends import blocked, flex, reference, sdpa, triton
 from fairseq_posenc.backends.base import AttentionCall, Backend, CallFeatures
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
@@ -32,6 +32,23 @@ BACKENDS: dict[str, Backend] = {
 NO_LIMITS = Locality()
 SHORT = 48  # keys up to which a block is not worth its setting up, on a CPU
 _logged: set[tuple[object, ...]] = set()
+
+
+class BenchmarkRecord(NamedTuple):
+    """A benchmark of forward and backward pass together, and the backend that won it."""
+
+    backend: str  # `triton` or `flex`
+    chip: str  # compute capability, such as `sm_90`
+    # names of the fields of `Terms` that were given, and `product` if they were multiplied
+    terms: frozenset[str]
+    dropout: bool  # whether attention dropout was on
+    shortest: int  # smallest number of keys for which the record holds
+    longest: int  # largest number of keys
+    source: str  # file with the figures, in `docs/results`
+
+
+# `make gpu` measures the figures for a new record; no GPU has been measured yet.
+RECORDED: tuple[BenchmarkRecord, ...] = ()
 
 
 class Plan(NamedTuple):
@@ -181,14 +198,38 @@ def _rank_on_gpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
         return ["sdpa", "reference"], "a plain dot product"
     if call.tgt_len == 1:
         return ["sdpa", "reference"], "a single query"
-    winner, reason = recorded.find_fastest(terms, call, recorded.find_chip())
+    winner, reason = _find_recorded(terms, call, find_chip())
     others = ["sdpa", "blocked", "reference"]
     return ([winner, *others], reason) if winner else (others, f"not triton, not flex: {reason}")
 
 
+def find_chip() -> str:
+    """Find the compute capability of the GPU in use, such as ``sm_90``."""
+    if not torch.cuda.is_available():
+        return "a GPU that is not here"
+    return "sm_{}{}".format(*torch.cuda.get_device_capability())
+
+
+def _find_recorded(terms: Terms, call: CallFeatures, chip: str) -> tuple[str, str]:
+    """Find the backend that won a recorded benchmark of such a call, or "", and the reason."""
+    given = frozenset([*_list_terms(terms), *(["product"] if terms.product else [])])
+    here = [record for record in RECORDED if record.chip == chip]
+    alike = [record for record in here if (record.terms, record.dropout) == (given, call.dropout)]
+    for record in alike:
+        if record.shortest <= call.src_len <= record.longest:
+            return record.backend, f"the fastest in a benchmark on {chip}"
+    lacking = " of such a length" if alike else " of such terms" if here else ""
+    return "", f"no recorded benchmark{lacking} for {chip}"
+
+
+def _list_terms(terms: Terms) -> list[str]:
+    """List the names of the terms that are given."""
+    return [name for name, x in zip(terms._fields, terms) if isinstance(x, Tensor)]
+
+
 def _log_once(plan: Plan, terms: Terms, call: CallFeatures) -> None:
     """Log a plan, unless a call of the same kind has been logged already."""
-    on = [name for name, x in zip(terms._fields, terms) if isinstance(x, torch.Tensor)]
+    on = _list_terms(terms)
     case = (plan, *on, call.device, call.dtype, call.padded, call.dropout)
     if case in _logged:
         return

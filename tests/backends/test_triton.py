@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_posenc.backends import choose, recorded, reference
+from fairseq_posenc.backends import choose, planner, reference
 from fairseq_posenc.backends import triton as backend
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures
 from fairseq_posenc.backends.mask import DIRECTIONS, Mask
@@ -476,7 +476,7 @@ def test_says_why_it_cannot_run_here(monkeypatch):
     assert backend.unavailable() == "triton is not installed"
 
 
-WON = recorded.BenchmarkRecord(
+WON = planner.BenchmarkRecord(
     "triton", "sm_90", frozenset({"query_table"}), True, 256, 2048, "a_file.json"
 )
 TABLE, BIAS = Terms(query_table=torch.ones(1, 1023, 64)), Terms(bias=torch.ones(1, 1023))
@@ -493,8 +493,8 @@ PLANS = {
 def test_auto_takes_kernels_that_won_a_recorded_benchmark(case, monkeypatch):
     chip, terms, length, name, reason = PLANS[case]
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # so that it is available
-    monkeypatch.setattr(recorded, "RECORDED", [WON])
-    monkeypatch.setattr(recorded, "find_chip", lambda: chip)
+    monkeypatch.setattr(planner, "RECORDED", [WON])
+    monkeypatch.setattr(planner, "find_chip", lambda: chip)
     call = CallFeatures("cuda", torch.bfloat16, length, length, dropout=True)
     plan = choose("auto", terms, call)
     assert plan.name == name
@@ -503,7 +503,7 @@ def test_auto_takes_kernels_that_won_a_recorded_benchmark(case, monkeypatch):
 
 def test_nothing_is_recorded_without_figures():
     results = Path(__file__).parents[2] / "docs" / "results"
-    assert all((results / record.source).exists() for record in recorded.RECORDED)
+    assert all((results / record.source).exists() for record in planner.RECORDED)
 
 
 @pytest.mark.parametrize("version", ["3.2.0", "2.1.0+git1"])
@@ -512,8 +512,8 @@ def test_an_old_triton_is_named_and_does_without(version, monkeypatch):
     why_not = backend.unavailable()
     assert why_not == f"triton is {version}, and 3.3 is the oldest that will do"
     call = CallFeatures("cuda", torch.bfloat16, dropout=True)
-    monkeypatch.setattr(recorded, "RECORDED", [WON])
-    monkeypatch.setattr(recorded, "find_chip", lambda: "sm_90")
+    monkeypatch.setattr(planner, "RECORDED", [WON])
+    monkeypatch.setattr(planner, "find_chip", lambda: "sm_90")
     plan = choose("auto", Terms(query_table=torch.ones(1, 1023, 64)), call)
     assert plan.name == "blocked"
     assert backend.unavailable() in plan.reason
