@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +17,7 @@ from fairseq.data import Dictionary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.workbench.running.executor import Slurm, run_jobs
+from fairseq_posenc.workbench.running.executor import run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum, read_json
 from fairseq_posenc.workbench.running.folders import MANIFEST, Folder, saved_progress
@@ -32,7 +32,7 @@ from .items import TextRules, check_invalid, count_symbols, make_items
 from .options import BinarizeSettings
 from .pool import Pool
 from .shards import Part, find_files, parts_of_shard
-from .sources import Input, Reader, combine_checksums
+from .sources import Input, Place, combine_checksums, read_chunks
 from .split import Split, SplitState
 from .vocabulary import PACKAGES, save_dictionary
 
@@ -46,209 +46,206 @@ _OPTIONS = (
     *("shard", "num_shards"),
 )
 
-WriteFolder = Callable[[BinarizeSettings, TextRules], None]  # makes the folder of a shard
-
 
 def run(args: argparse.Namespace, lines: LineFormat) -> None:
     """Make the data-bin or dictionary of the options; continue where a call was interrupted.
 
     ``args`` are of :func:`options.make_parser`, ``lines`` is the format of the corpus.
     """
-    settings = BinarizeSettings.from_args(args)
-    text = TextRules(lines, settings.sentences, settings.empty_lines)
+    binarizer = Binarizer(BinarizeSettings.from_args(args), lines)
     with signals_as_keyboard_interrupt():
+        binarizer.run()
+
+
+class Binarizer:
+    """Makes a data-bin, its shards, or only their dictionary.
+
+    Args:
+        settings: what to make, and of which text.
+        lines: format of the corpus.
+    """
+
+    def __init__(self, settings: BinarizeSettings, lines: LineFormat) -> None:
+        self._settings = settings
+        self._text = TextRules(lines, settings.sentences, settings.empty_lines)
+
+    def run(self) -> None:
+        """Make what the settings ask for, as far as it is not there.
+
+        Raises:
+            UserError: wrong input, or a folder of other settings.
+        """
+        settings = self._settings
         if settings.cluster:
-            _run_jobs(settings, text, settings.cluster)
+            self._run_jobs()
         elif settings.dict_only and settings.num_shards > 1:
-            _write_counts(settings, text)
+            self._write_counts()
         elif settings.dict_only:
             path = settings.out / DICTIONARY
             if path.exists():
                 raise UserError(f"{path} is there already; delete it, or choose another --out")
-            save_dictionary(_count_dictionary(settings, text), path)
+            save_dictionary(self._count_dictionary(), path)
             say(f"wrote {path}")
         else:
-            _write_folder(settings, text)
+            self._write_folder()
 
+    def _replace(self, **changes: Any) -> Binarizer:
+        """Build a binarizer of other settings."""
+        return Binarizer(replace(self._settings, **changes), self._text.lines)
 
-def _run_jobs(settings: BinarizeSettings, text: TextRules, cluster: Slurm) -> None:
-    """Make all shards as jobs of a cluster, and before them their dictionary, in the same way."""
-    # There the modules are found as the program finds them, beside it.
-    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    settings = replace(settings, workers=int(cluster.options.get("cpus-per-task", 1)))
-    if settings.makes_dictionary:
-        counting, path = replace(settings, dict_only=True), settings.out / DICTIONARY
-        counter: Counter[str] = Counter()
-        for folder in _make_shards(counting, text, cluster, _write_counts):
-            counter.update(read_json(folder / _COUNTS))
-        save_dictionary(_build_dictionary(settings, counter), path)
-        settings = replace(settings, vocabulary=settings.vocabulary._replace(dict_txt=path))
-    if not settings.dict_only:
-        _make_shards(settings, text, cluster, _write_folder)
+    def _run_jobs(self) -> None:
+        """Make all shards as jobs of a cluster, and before them their dictionary, in the same way.
 
+        There the modules are found as the program finds them, beside it.
+        """
+        settings, here = self._settings, str(Path(__file__).parents[1])
+        assert settings.cluster
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [here, os.environ.get("PYTHONPATH")])
+        )
+        changes: dict[str, Any] = {"workers": int(settings.cluster.options.get("cpus-per-task", 1))}
+        if settings.makes_dictionary:
+            counter: Counter[str] = Counter()
+            for folder in self._replace(**changes, dict_only=True)._make_shards():
+                counter.update(read_json(folder / _COUNTS))
+            path = settings.out / DICTIONARY
+            save_dictionary(self._build_dictionary(counter), path)
+            changes["vocabulary"] = settings.vocabulary._replace(dict_txt=path)
+        if not settings.dict_only:
+            self._replace(**changes)._make_shards()
 
-def _make_shards(
-    settings: BinarizeSettings, text: TextRules, cluster: Slurm, write: WriteFolder
-) -> list[Path]:
-    """Have ``write`` make all shards that are not there; return their folders, which are whole."""
-    plan, files = _plan(settings, text, {}), find_files(settings.inputs["train"])
-    shards = [replace(settings, shard=number) for number in range(settings.num_shards)]
-    folders = [one.folder for one in shards]
-    read_shards([folder for folder in folders if folder.exists()], plan)
-    run_jobs([_build_job(one, text, write) for one in shards], settings.out, cluster)
-    check_coverage(read_shards(folders, plan), files)
-    say(f"{settings.num_shards} shards in {folders[0].parent} have all of {len(files)} files, once")
-    return folders
+    def _make_shards(self) -> list[Path]:
+        """Make all shards that are not there, each in a job; return their folders."""
+        settings = self._settings
+        assert settings.cluster
+        plan, files = self._plan({}), find_files(settings.inputs["train"])
+        numbers = range(settings.num_shards)
+        jobs = [self._replace(shard=number, cluster=None)._build_job() for number in numbers]
+        folders = [job.folder for job in jobs]
+        read_shards([folder for folder in folders if folder.exists()], plan)
+        run_jobs(jobs, settings.out, settings.cluster)
+        check_coverage(read_shards(folders, plan), files)
+        say(f"{len(jobs)} shards in {folders[0].parent} have all of {len(files)} files, once")
+        return folders
 
+    def _build_job(self) -> Job:
+        folder = self._settings.folder
+        return Job(
+            label=str(folder.relative_to(self._settings.out)),
+            folder=folder,
+            work=lambda place: self.run(),
+            is_done=(folder / MANIFEST).exists,
+            progress=lambda: saved_progress(folder),
+        )
 
-def _build_job(settings: BinarizeSettings, text: TextRules, write: WriteFolder) -> Job:
-    return Job(
-        label=str(settings.folder.relative_to(settings.out)),
-        folder=settings.folder,
-        work=lambda place: write(settings, text),
-        is_done=(settings.folder / MANIFEST).exists,
-        progress=lambda: saved_progress(settings.folder),
-    )
+    def _write_counts(self) -> None:
+        """Write how often each symbol occurs in a shard."""
+        inputs = self._find_inputs("train")
+        folder = Folder(self._settings.folder, self._plan({"train": inputs}))
+        if folder.is_done():
+            return
+        with folder.create():
+            write_whole(folder.partial / _COUNTS, json.dumps(self._count_symbols(inputs)))
+            described = [{**part._asdict(), "sha256": digest} for part, digest in inputs]
+            folder.finish({"splits": {"train": {"inputs": described}}})
 
+    def _write_folder(self) -> None:
+        settings, vocabulary = self._settings, self._settings.vocabulary
+        # fairseq reads valid and test from the first shard alone.
+        splits = [name for name in settings.inputs if name == "train" or settings.shard == 0]
+        inputs = {split: self._find_inputs(split) for split in splits}
+        folder = Folder(settings.folder, self._plan(inputs))
+        if folder.is_done():
+            return
+        # A broken one is refused before anything is written.
+        given = None if settings.makes_dictionary else vocabulary.load_dictionary()
+        path = folder.partial / DICTIONARY
+        with folder.resume() as done:
+            if given is not None:
+                vocabulary.write_dictionary(given, path, folder.plan["files"])
+            elif not (path.exists() and done.get(DICTIONARY) == checksum(path)):
+                save_dictionary(self._count_dictionary(), path)
+                done[DICTIONARY] = checksum(path)
+                folder.save(done)
+            dictionary = given or load_dictionary(path, mask=False)
+            symbols = Symbols.from_dictionary(dictionary)
+            tokenizer = vocabulary.load_encoder(dictionary)
+            encoder = tokenizer or SymbolEncoder(settings.splitter, dictionary)
+            with Pool(
+                settings.workers, make_items, self._text, encoder, symbols, settings
+            ) as opened:
+                for split in splits:
+                    self._write_split(split, inputs[split], folder, symbols, opened, done)
+            summary = {"symbols": len(dictionary), "sha256": checksum(path)}
+            folder.finish({DICTIONARY: summary, "splits": {split: done[split] for split in splits}})
 
-def _write_counts(settings: BinarizeSettings, text: TextRules) -> None:
-    """Write how often each symbol occurs in a shard."""
-    inputs = _find_inputs(settings, text)["train"]
-    folder = Folder(settings.folder, _plan(settings, text, {"train": inputs}))
-    if folder.is_done():
-        return
-    with folder.create():
-        counter = _count_symbols(settings, text, [one.part for one in inputs])
-        write_whole(folder.partial / _COUNTS, json.dumps(counter))
-        described = {"inputs": [{**part._asdict(), "sha256": digest} for part, digest in inputs]}
-        folder.finish({"splits": {"train": described}})
+    def _write_split(
+        self,
+        name: str,
+        inputs: list[Input],
+        folder: Folder,
+        symbols: Symbols,
+        opened: Pool,
+        done: dict[str, Any],
+    ) -> None:
+        """Write a split unless it is done; ``done`` has results and unfinished states."""
+        if "outputs" not in done.get(name, {}):
 
+            def save(state: SplitState) -> None:
+                folder.save({**done, name: vars(state)})
+                say(f"{name}: {state.counts['tokens']:,} tokens")
 
-def _write_folder(settings: BinarizeSettings, text: TextRules) -> None:
-    inputs = _find_inputs(settings, text)
-    folder = Folder(settings.folder, _plan(settings, text, inputs))
-    if folder.is_done():
-        return
-    vocabulary = settings.vocabulary
-    # A broken one is refused before anything is written.
-    given = None if settings.makes_dictionary else vocabulary.load_dictionary()
-    with folder.resume() as done:
-        if given is None:
-            dictionary = _count_once(settings, text, folder, done)
-        else:
-            dictionary = given
-            vocabulary.write_dictionary(given, folder.partial / DICTIONARY, folder.plan["files"])
-        symbols = Symbols.from_dictionary(dictionary)
-        tokenizer = vocabulary.load_encoder(dictionary)
-        encoder = tokenizer or SymbolEncoder(settings.splitter, dictionary)
-        with Pool(settings.workers, make_items, text, encoder, symbols, settings) as opened:
-            for split in inputs:
-                _write_split(split, inputs[split], settings, folder, symbols, opened, done)
-        summary = {"symbols": len(dictionary), "sha256": checksum(folder.partial / DICTIONARY)}
-        folder.finish({DICTIONARY: summary, "splits": {split: done[split] for split in inputs}})
+            state = SplitState.from_json(done[name]) if name in done else SplitState()
+            split = Split(folder.partial / name, inputs, symbols, self._settings, state, save)
+            done[name] = split.write(opened)
+            folder.save(done)
+        (folder.partial / f"{name}.sizes").unlink(missing_ok=True)
+        counts = done[name]["counts"]
+        print(f"{name}: {format_counts(counts)}")
+        warn_of_unknown(name, counts["unknown_tokens"], counts["tokens"] - counts["items"])
+        if special := counts.get("special_tokens"):
+            say(f"warning: {name} has {special:,} words that fairseq takes for <s>, </s> or <pad>")
 
+    def _find_parts(self, split: str, shard: int, count: int) -> list[Part]:
+        files = find_files(self._settings.inputs[split])
+        check_format(self._text.lines, files)
+        return parts_of_shard(files, shard, count)
 
-def _write_split(
-    name: str,
-    inputs: list[Input],
-    settings: BinarizeSettings,
-    folder: Folder,
-    symbols: Symbols,
-    opened: Pool,
-    done: dict[str, Any],
-) -> None:
-    """Write a split unless it is done; ``done`` holds results, and states of unfinished splits."""
-    if "outputs" not in done.get(name, {}):
+    def _find_inputs(self, split: str) -> list[Input]:
+        """Find the parts of a split; only ``train`` is divided into shards."""
+        settings = self._settings
+        shard = (settings.shard, settings.num_shards) if split == "train" else (0, 1)
+        return list(map(Input.from_part, self._find_parts(split, *shard)))
 
-        def save(state: SplitState) -> None:
-            folder.save({**done, name: vars(state)})
-            say(f"{name}: {state.counts['tokens']:,} tokens")
+    def _plan(self, inputs: dict[str, list[Input]]) -> dict[str, Any]:
+        """List everything that the content of the folder depends on."""
+        return {
+            "format": _FORMAT,
+            "options": {name: getattr(self._settings, name) for name in _OPTIONS},
+            "corpus": describe_format(self._text.lines),
+            "files": self._settings.vocabulary.checksums(),
+            "inputs": {split: combine_checksums(parts) for split, parts in inputs.items()},
+            "packages": {name: version(name) for name in PACKAGES},
+        }
 
-        state = SplitState.from_json(done[name]) if name in done else SplitState()
-        split = Split(folder.partial / name, inputs, symbols, settings, state, save)
-        done[name] = split.write(opened)
-        folder.save(done)
-    (folder.partial / f"{name}.sizes").unlink(missing_ok=True)
-    counts = done[name]["counts"]
-    print(f"{name}: {format_counts(counts)}")
-    warn_of_unknown(name, counts["unknown_tokens"], counts["tokens"] - counts["items"])
-    if special := counts.get("special_tokens"):
-        say(f"warning: {name} has {special:,} words that fairseq takes for <s>, </s> or <pad>")
+    def _count_dictionary(self) -> Dictionary:
+        """Build the dictionary of the whole training text, counted here."""
+        parts = self._find_parts("train", 0, 1)
+        return self._build_dictionary(self._count_symbols([Input(part) for part in parts]))
 
+    def _count_symbols(self, inputs: Sequence[Input]) -> Counter[str]:
+        settings, counter = self._settings, Counter[str]()
+        with Pool(settings.workers, count_symbols, self._text, settings.splitter) as opened:
+            for mark, (counts, read) in opened.map(read_chunks(inputs, Place())):
+                part, line = inputs[mark.place.part].part, mark.place.line - mark.lines
+                check_invalid(read.invalid, part, line, settings.skips_invalid)
+                counter.update(counts)
+        return counter
 
-def _find_inputs(settings: BinarizeSettings, text: TextRules) -> dict[str, list[Input]]:
-    """Find the parts of each split; fairseq reads valid and test from the first shard alone."""
-    inputs = {}
-    for split, given in settings.inputs.items():
-        shard, count = (settings.shard, settings.num_shards) if split == "train" else (0, 1)
-        if split == "train" or settings.shard == 0:
-            parts = _find_parts(given, text, shard, count)
-            inputs[split] = list(map(Input.from_part, parts))
-    return inputs
-
-
-def _find_parts(given: Sequence[str], text: TextRules, shard: int, count: int) -> list[Part]:
-    files = find_files(given)
-    check_format(text.lines, files)
-    return parts_of_shard(files, shard, count)
-
-
-def _plan(
-    settings: BinarizeSettings, text: TextRules, inputs: dict[str, list[Input]]
-) -> dict[str, Any]:
-    return {
-        "format": _FORMAT,
-        "options": {name: getattr(settings, name) for name in _OPTIONS},
-        "corpus": describe_format(text.lines),
-        "files": settings.vocabulary.checksums(),
-        "inputs": {split: combine_checksums(given) for split, given in inputs.items()},
-        "packages": {name: version(name) for name in PACKAGES},
-    }
-
-
-def _count_once(
-    settings: BinarizeSettings, text: TextRules, folder: Folder, done: dict[str, Any]
-) -> Dictionary:
-    """Count the dictionary, or load it if ``done`` has the checksum of a counted one."""
-    path = folder.partial / DICTIONARY
-    if not (path.exists() and done.get(DICTIONARY) == checksum(path)):
-        save_dictionary(_count_dictionary(settings, text), path)
-        done[DICTIONARY] = checksum(path)
-        folder.save(done)
-    return load_dictionary(path, mask=False)
-
-
-def _count_dictionary(settings: BinarizeSettings, text: TextRules) -> Dictionary:
-    """Build the dictionary of the whole training text, counted here."""
-    parts = _find_parts(settings.inputs["train"], text, 0, 1)
-    return _build_dictionary(settings, _count_symbols(settings, text, parts))
-
-
-def _count_symbols(
-    settings: BinarizeSettings, text: TextRules, parts: Sequence[Part]
-) -> Counter[str]:
-    counter: Counter[str] = Counter()
-    with Pool(settings.workers, count_symbols, text, settings.splitter) as opened:
-        for (part, line), (counts, read) in opened.map(_read_chunks(parts)):
-            check_invalid(read.invalid, part, line, settings.skips_invalid)
-            counter.update(counts)
-    return counter
-
-
-def _build_dictionary(settings: BinarizeSettings, counter: Counter[str]) -> Dictionary:
-    """Build the dictionary of the training text, equal to that of ``fairseq-preprocess``."""
-    dictionary = Dictionary()
-    for symbol, count in sorted(counter.items()):
-        dictionary.add_symbol(symbol, count)
-    dictionary.finalize(settings.min_count, settings.max_symbols, _PADDING_FACTOR)
-    return dictionary
-
-
-def _read_chunks(parts: Sequence[Part]) -> Iterator[tuple[tuple[Part, int], bytes]]:
-    """Yield the chunks of several parts, each with its part and the lines before it."""
-    for part in parts:
-        line = 0
-        for chunk in Reader(part):
-            yield (part, line), chunk.data
-            line += chunk.lines
+    def _build_dictionary(self, counter: Counter[str]) -> Dictionary:
+        """Build the dictionary of the training text, equal to that of ``fairseq-preprocess``."""
+        dictionary = Dictionary()
+        for symbol, count in sorted(counter.items()):
+            dictionary.add_symbol(symbol, count)
+        dictionary.finalize(self._settings.min_count, self._settings.max_symbols, _PADDING_FACTOR)
+        return dictionary
