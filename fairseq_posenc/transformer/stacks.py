@@ -7,6 +7,7 @@ past fairseq's code (:mod:`~fairseq_posenc.transformer.forward_context`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any, cast
 
 import torch
@@ -160,7 +161,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
     def __init__(
         self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False
     ) -> None:
-        kept, assembly = _build_assembly(cfg, "encoder", read_encoder_dims(cfg))
+        cfg, kept, assembly = _select_kept_layers(cfg, "encoder", read_encoder_dims(cfg))
         super().__init__(cfg, dictionary, embed_tokens, return_fc)
         self.layers_kept = kept
         self.weight_settings = read_weight_settings(cfg, cfg.encoder, dictionary)
@@ -195,7 +196,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         no_encoder_attn: bool = False,
         output_projection: nn.Module | None = None,
     ) -> None:
-        kept, assembly = _build_assembly(cfg, "decoder", read_decoder_dims(cfg))
+        cfg, kept, assembly = _select_kept_layers(cfg, "decoder", read_decoder_dims(cfg))
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         self.layers_kept = kept
         self.weight_settings = read_weight_settings(cfg, cfg.decoder, dictionary)
@@ -269,11 +270,12 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         state[key] = tokens.size(1)
 
 
-def _build_assembly(cfg: Any, side: str, dims: Dims) -> tuple[list[int] | None, Assembly]:
-    """Build the assembly of a stack; its spec in ``cfg`` becomes that of the layers kept.
+def _select_kept_layers(cfg: Any, side: str, dims: Dims) -> tuple[Any, list[int] | None, Assembly]:
+    """Build the assembly of a stack, of the layers that LayerDrop's pruning keeps.
 
     Returns:
-        The layers that LayerDrop's pruning keeps, None for all, and the assembly.
+        A copy of the configuration with the spec of these layers, from which they are built; the
+        layers' numbers, None for all; and the assembly.
     """
     stack, spec = getattr(cfg, side), getattr(cfg.position, side)
     kept = sorted(map(int, stack.layers_to_keep.split(","))) if stack.layers_to_keep else None
@@ -281,8 +283,9 @@ def _build_assembly(cfg: Any, side: str, dims: Dims) -> tuple[list[int] | None, 
         spec.check_length(stack.layers)
     else:
         spec = spec.select_layers(kept)
-    cfg.position = cfg.position._replace(**{side: spec})  # of which layers are built
+    cfg = copy(cfg)
+    cfg.position = cfg.position._replace(**{side: spec})
     assembly = Assembly(spec, dims)
     # With fairseq's own tables it must fit into memory.
     assembly.check_size(stack.layers, least=dims.max_positions * dims.embed_dim)
-    return kept, assembly
+    return cfg, kept, assembly
