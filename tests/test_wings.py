@@ -1,4 +1,4 @@
-"""The three wings: the library, the plugin on it, the workbench on both; arrows run down only."""
+"""The wings: the library, a plugin for each host, the workbench on all; arrows run down only."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ LIBRARY = {
     *("encodings", "backends", "modules", "analysis"),
 }
 PLUGIN = {"transformer", "checkpoints", "host", "models", "tasks"}
+FOR_TRANSFORMERS = {"hf"}
 SELF = "fairseq_posenc."
 HOST = {"fairseq", "fairseq_cli", "hydra", "omegaconf"}
 
 
 def wing(room: str) -> int:
-    """Number the wings: 0 for the library, 1 for the plugin, 2 for the workbench."""
-    return 0 if room in LIBRARY else 1 if room in PLUGIN else 2
+    """Number the wings: 0 for the library, 1 for the plugins, 2 for the workbench."""
+    return 0 if room in LIBRARY else 1 if room in PLUGIN | FOR_TRANSFORMERS else 2
 
 
 def room_of(path: Path) -> str:
@@ -78,17 +79,21 @@ def jobs_of(path: Path) -> set[str]:
 
 
 def test_the_rooms_are_there():
-    assert {*LIBRARY, *PLUGIN, "workbench"} == TOP
+    assert {*LIBRARY, *PLUGIN, *FOR_TRANSFORMERS, "workbench"} == TOP
 
 
 def test_arrows_run_down_only():
     for path, module in [(file, module) for file in FILES for module in imports(file)]:
         own, parts = room_of(path), module.split(".")
         if parts[0] != "fairseq_posenc":
-            assert wing(own) > 0 or parts[0] not in HOST, f"{path} imports {module}"
-            assert wing(own) > 1 or parts[0] != "transformers", f"{path} imports {module}"
+            serves_fairseq = own in PLUGIN or wing(own) > 1
+            serves_transformers = own in FOR_TRANSFORMERS or wing(own) > 1
+            assert serves_fairseq or parts[0] not in HOST, f"{path} imports {module}"
+            assert serves_transformers or parts[0] != "transformers", f"{path} imports {module}"
         elif len(parts) > 1 and parts[1] in TOP:
             assert wing(parts[1]) <= wing(own), f"{path} imports {module}, of a wing above"
+            hosts = {*PLUGIN} & {own, parts[1]}, FOR_TRANSFORMERS & {own, parts[1]}
+            assert not all(hosts), f"{path} imports {module}, of the other host"
 
 
 def test_the_library_is_imported_alone():
@@ -101,6 +106,17 @@ def test_the_library_is_imported_alone():
     rooms = {parts[1] for parts in loaded if parts[0] == "fairseq_posenc" and len(parts) > 1}
     assert {"api", "modules", "backends"} <= rooms <= LIBRARY
     assert not {parts[0] for parts in loaded} & {*HOST, "transformers"}
+
+
+def test_the_host_for_transformers_loads_no_fairseq():
+    program = "import sys, fairseq_posenc.hf; print(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    loaded = [name.split(".") for name in run.stdout.split()]
+    rooms = {parts[1] for parts in loaded if parts[0] == "fairseq_posenc" and len(parts) > 1}
+    assert "hf" in rooms <= {*LIBRARY, *FOR_TRANSFORMERS}
+    assert not {parts[0] for parts in loaded} & HOST
 
 
 def folder_of(path: Path) -> str | None:

@@ -1,0 +1,239 @@
+"""The families of transformers' models: where the parts of a stack are that positions enter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.errors import UserError
+
+
+@dataclass(frozen=True)
+class Family:
+    """The names of the parts of a model that its own positions are made of.
+
+    Attributes:
+        stacks: of layers, below the base model.
+        layers: the list of layers, below a stack.
+        attention: the self-attention, below a layer.
+        rotary: modules that compute cosines and sines, below a stack.
+        cosines: their form: ``doubled`` for both halves of a head, ``half`` for one, ``pairs`` for
+            adjacent coordinates.
+        rotates: attribute of an attention that says whether it applies them; empty where all do.
+        table: of learned positions, below a stack.
+        first_row: of that table, which position 0 has.
+        projections: of queries and keys, below an attention, or the name of the one that holds all.
+        by_head: whether that one holds queries, keys and values of a head side by side.
+        bias: table of distances, below the first layer's attention.
+        sinks: parameter of an attention.
+        since: first version of transformers whose attention can be replaced.
+    """
+
+    stacks: tuple[str, ...] = ("",)
+    layers: str = "layers"
+    attention: str = "self_attn"
+    rotary: tuple[str, ...] = ()
+    cosines: Literal["doubled", "half", "pairs"] = "doubled"
+    rotates: str = ""
+    table: str = ""
+    first_row: int = 0
+    projections: tuple[str, str] | str = ("q_proj", "k_proj")
+    by_head: bool = False
+    bias: str = ""
+    sinks: str = ""
+    since: int = 4
+
+    def find_stacks(self, model: PreTrainedModel) -> list[Stack]:
+        """List the stacks of layers that a model has, the encoder's first."""
+        inside = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+        stacks = [
+            next(
+                (get_part(module, name) for module in inside if self._has_stack(module, name)), None
+            )
+            for name in self.stacks
+        ]
+        return [Stack(self, stack) for stack in stacks if stack is not None]
+
+    def _has_stack(self, module: nn.Module, name: str) -> bool:
+        return get_part(module, f"{name}.{self.layers}".lstrip(".")) is not None
+
+    def project_rows(self, attention: nn.Module, rows: Tensor, dims: Dims) -> tuple[Tensor, Tensor]:
+        """Project rows ``(R, C)`` as a layer's queries and keys, both ``(H, R, D)``."""
+        if not isinstance(self.projections, str):
+            query, key = (attention.get_submodule(name)(rows) for name in self.projections)
+        else:
+            projected = attention.get_submodule(self.projections)(rows)
+            if self.by_head:
+                heads = projected.unflatten(-1, (dims.num_heads, 3, -1))  # [R, H, 3, D]
+                query, key = heads[:, :, 0].flatten(1), heads[:, :, 1].flatten(1)
+            else:  # queries, keys and values side by side
+                query, others = projected.tensor_split([dims.heads_dim], -1)
+                key = others[:, : others.size(1) // 2]
+        query, key = (
+            x.unflatten(-1, (-1, dims.head_dim)).transpose(0, 1) for x in (query, key)
+        )  # [H, R, D], [G, R, D]
+        return query, key.repeat_interleave(query.size(0) // key.size(0), 0)
+
+
+class Stack(NamedTuple):
+    """A stack of layers in a model, and what its family says of it."""
+
+    family: Family
+    module: PreTrainedModel
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """The configuration of the stack; an encoder and a decoder may have two."""
+        return self.module.config
+
+    @property
+    def attentions(self) -> list[nn.Module]:
+        """The self-attention of all layers."""
+        layers = self.module.get_submodule(self.family.layers)
+        return [layer.get_submodule(self.family.attention) for layer in layers.children()]
+
+    @property
+    def causal(self) -> bool:
+        """Whether queries see no later keys."""
+        return bool(getattr(self.attentions[0], "is_causal", False))
+
+    def dims(self, max_positions: int) -> Dims:
+        """Describe the sizes of the stack."""
+        config = self.config
+        heads = config.num_attention_heads
+        if self.causal:  # an encoder-decoder has another number of heads there
+            heads = getattr(config, "decoder_attention_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return Dims(config.hidden_size, heads, max_positions, self.causal, own_head_dim=head_dim)
+
+    def trained_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights of the model's own positions, by their names in ours."""
+        family = self.family
+        if family.table and isinstance(
+            table := self.module.get_submodule(family.table), nn.Embedding
+        ):
+            yield "input.learned.table.weight", table.weight[family.first_row :]
+        if family.bias:
+            bias = self.attentions[0].get_submodule(family.bias)
+            if isinstance(bias, nn.Embedding):
+                yield "shared.t5.table", bias.weight.t()
+
+    def neutralize(self) -> None:
+        """Take the model's own positions away: no rotation, vectors of zeros, no bias."""
+        family = self.family
+        for name in family.rotary:
+            if not isinstance(rotary := self.module.get_submodule(name), NoRotation):
+                self.module.set_submodule(name, NoRotation(self.rotary_width(rotary)))
+        if family.table:
+            self.module.set_submodule(family.table, NoPositions())
+        if family.bias:
+            self.attentions[0].set_submodule(family.bias, NoPositions())
+        for attention in self.attentions if family.sinks else ():
+            setattr(attention, family.sinks, None)
+
+    def rotary_width(self, rotary: nn.Module) -> int:
+        """Measure the width of the cosines that the model's layers take."""
+        if isinstance(rotary, NoRotation):
+            return rotary.width
+        buffer = next(rotary.buffers())
+        kinds = getattr(self.config, "layer_types", None) or [None]
+        x = torch.zeros(1, 1, 1, device=buffer.device)
+        arguments = (x, torch.zeros(1, 1, dtype=torch.long, device=buffer.device))
+        try:
+            cosines, _ = rotary(*arguments)
+        except (TypeError, KeyError, AttributeError):
+            cosines, _ = rotary(*arguments, kinds[0])
+        return int(cosines.size(-1))
+
+
+class NoRotation(nn.Module):
+    """Cosines of 1 and sines of 0, in place of a model's own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, x: Tensor, *others: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines for all positions, ``(1, 1, width)``."""
+        return x.new_ones(1, 1, self.width), x.new_zeros(1, 1, self.width)
+
+
+class NoPositions(nn.Module):
+    """Zeros in place of a table of positions or distances."""
+
+    def forward(self, ids: Tensor, *others: Any, **named: Any) -> Tensor:
+        """Return a zero for all positions, ``(1, 1, 1)``."""
+        # Of whole numbers: a sum with vectors of any precision keeps theirs.
+        return torch.zeros(1, 1, 1, dtype=torch.int8, device=ids.device)
+
+
+def get_part(module: nn.Module, name: str) -> Any:
+    """Look up a part of a module by its path; None where the module has no such part."""
+    try:
+        return module.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+_ROTARY = Family(rotary=("rotary_emb",))
+
+# By `model_type`.
+FAMILIES: dict[str, Family] = {
+    "llama": _ROTARY,
+    "gemma3_text": Family(
+        rotary=("rotary_emb", "rotary_emb_local")
+        if transformers.__version__.startswith("4.")
+        else ("rotary_emb",)
+    ),
+    "gpt2": Family(layers="h", attention="attn", table="wpe", projections="c_attn"),
+    "opt": Family(stacks=("decoder",), table="embed_positions", first_row=2),
+    "bert": Family(
+        layers="encoder.layer",
+        attention="attention.self",
+        table="embeddings.position_embeddings",
+        projections=("query", "key"),
+        since=5,
+    ),
+    "t5": Family(
+        stacks=("encoder", "decoder"),
+        layers="block",
+        attention="layer.0.SelfAttention",
+        bias="relative_attention_bias",
+        projections=("q", "k"),
+        since=5,
+    ),
+}
+
+
+def find_family(model: PreTrainedModel) -> Family:
+    """Find the family of a model by the type of its configuration.
+
+    Raises:
+        UserError: there is none, or this version of transformers does not serve it.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(
+            f"{type(model).__name__} is not a model of transformers (PreTrainedModel): set its "
+            "positions before PEFT, torch.compile or DDP wraps it"
+        )
+    types = [getattr(cls, "model_type", "") for cls in type(model.config).__mro__]
+    name = next((name for name in types if name in FAMILIES), None)
+    if name is None:
+        raise UserError(
+            f"models of type {model.config.model_type!r} have no place for other positions yet; "
+            f"known: {', '.join(sorted(FAMILIES))}"
+        )
+    family = FAMILIES[name]
+    if int(transformers.__version__.partition(".")[0]) < family.since:
+        raise UserError(
+            f"models of type {name!r} compute attention themselves in transformers "
+            f"{transformers.__version__}: install transformers {family.since} or later"
+        )
+    return family

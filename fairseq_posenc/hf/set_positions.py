@@ -1,0 +1,192 @@
+"""Give a model of transformers other positions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf.attention import ATTRIBUTE, NAME, AttentionPositions
+from fairseq_posenc.hf.families import Stack, find_family
+from fairseq_posenc.hf.stack_hook import HookedPositions
+from fairseq_posenc.registry import options
+from fairseq_posenc.specs import Spec, parse
+
+logger = logging.getLogger(__name__)
+Model = TypeVar("Model", bound=PreTrainedModel)
+_HOOKS = "position_hooks"  # the handles of our hooks, on a stack's positions
+
+
+def set_positions(model: Model, spec: str, max_positions: int | None = None) -> Model:
+    """Give a model other positions, in place.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = dict(hidden_size=32, intermediate_size=64, num_attention_heads=4, vocab_size=100)
+    >>> model = set_positions(LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes)), "alibi")
+    >>> model.config.position_encoding
+    'alibi'
+
+    Its own positions are taken away. Weights of positions that old and new spec share (a table of
+    ``learned``, T5's buckets, sinks) are kept, all others begin as the encodings say.
+
+    Args:
+        model: of a known family, with any head.
+        spec: encodings, such as ``alibi`` or ``3*rope(layout=half)+window(size=512),none``.
+        max_positions: longest sequence, for which tables have room; by default that of the model.
+
+    Returns:
+        The model.
+
+    Raises:
+        UserError: a family, a spec or sizes that cannot be served; the model is as it was.
+    """
+    family = find_family(model)
+    length = max_positions or _find_length(model.config)
+    parsed = parse(spec)
+    plans = [Plan.make(parsed, stack, length) for stack in family.find_stacks(model)]
+    for plan in plans:
+        plan.install()
+    model.set_attn_implementation(NAME)
+    for config in [model.config, *(plan.stack.config for plan in plans)]:
+        _limit_caches(config, parsed)
+    model.config.position_encoding = str(parsed)
+    model.config.position_encoding_max_positions = length
+    return model
+
+
+class Plan(NamedTuple):
+    """The modules of a stack's new positions, built before anything of the model changes."""
+
+    stack: Stack
+    positions: HookedPositions
+    layers: list[AttentionPositions]
+
+    @classmethod
+    def make(cls, spec: Spec, stack: Stack, max_positions: int) -> Plan:
+        """Build the modules, with the weights that the model has already.
+
+        Raises:
+            UserError: the spec does not fit the stack.
+        """
+        attentions = stack.attentions
+        spec.check_length(len(attentions))
+        if spec.rotates_source:
+            raise UserError(
+                f"{spec}: rope(cross_attention=true) is not served here: attention to an encoder "
+                "is transformers' own"
+            )
+        weight = next(stack.module.parameters())
+        # Constants are computed, so never on the device "meta", where models are built to load.
+        with torch.device("cpu" if weight.is_meta else weight.device):
+            positions = HookedPositions(str(spec), stack, max_positions)
+            _refuse_unseen(spec, positions)
+            assembly = positions.assembly
+            layers = [
+                AttentionPositions(
+                    assembly.build_layer(index),
+                    stack,
+                    assembly.dims,
+                    kind := spec.layer_kind(index),
+                    positions.rotates[kind] and bool(_rotates(stack, attention)),
+                )
+                for index, attention in enumerate(attentions)
+            ]
+        for module in (positions, *layers):
+            module.to(weight.dtype)
+        plan = cls(stack, positions, layers)
+        plan._carry_over()
+        return plan
+
+    def install(self) -> None:
+        """Replace the positions of the stack by these."""
+        module, attentions = self.stack.module, self.stack.attentions
+        for handle in getattr(getattr(module, ATTRIBUTE, None), _HOOKS, ()):
+            handle.remove()
+        self.stack.neutralize()
+        hooks = [module.register_forward_pre_hook(self.positions.prepare, with_kwargs=True)]
+        module.add_module(ATTRIBUTE, self.positions)
+        for attention, layer in zip(attentions, self.layers):
+            attention.add_module(ATTRIBUTE, layer)
+            if layer.rotates:
+                hooks.append(
+                    attention.register_forward_pre_hook(layer.give_cosines, with_kwargs=True)
+                )
+        setattr(self.positions, _HOOKS, hooks)
+        for part in (self.positions, *self.layers):
+            part.train(module.training)
+
+    def _carry_over(self) -> None:
+        """Copy the weights that the model has for encodings of the same name and shape."""
+        before = getattr(self.stack.module, ATTRIBUTE, None)
+        trained = dict(self.stack.trained_weights() if before is None else _weights(before))
+        _copy(self.positions, trained)
+        for attention, layer in zip(self.stack.attentions, self.layers):
+            before = getattr(attention, ATTRIBUTE, None)
+            trained = {} if before is None else dict(_weights(before))
+            if (sinks := getattr(attention, self.stack.family.sinks or " ", None)) is not None:
+                trained["encodings.sink.score"] = sinks
+            _copy(layer, trained)
+
+
+def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+
+
+def _copy(module: nn.Module, trained: dict[str, Tensor]) -> None:
+    """Copy trained weights into parameters of the same names, as many rows as both have."""
+    for name, parameter in module.named_parameters():
+        weight = trained.get(name)
+        if weight is None or weight.is_meta or weight.shape[1:] != parameter.shape[1:]:
+            continue
+        rows = min(len(weight), len(parameter))
+        if len(parameter) > rows:
+            logger.warning(
+                f"{name}: {len(parameter) - rows} of {len(parameter)} rows are new and untrained"
+            )
+        with torch.no_grad():
+            parameter[:rows].copy_(weight[:rows])
+
+
+def _rotates(stack: Stack, attention: nn.Module) -> object:
+    """Check whether the code of an attention applies the cosines that it is given."""
+    return not stack.family.rotates or getattr(attention, stack.family.rotates)
+
+
+def _refuse_unseen(spec: Spec, positions: HookedPositions) -> None:
+    """Refuse encodings that need what transformers hands to no attention function."""
+    if any(terms.decay is not None for terms in positions.assembly.check("auto")):
+        raise UserError(
+            f"{spec}: its gates read the input of each layer, which transformers does not hand to "
+            "attention functions"
+        )
+
+
+def _find_length(config: PretrainedConfig) -> int:
+    """Find the longest sequence of a model in its configuration."""
+    for name in ("max_position_embeddings", "n_positions"):
+        if getattr(config, name, None):
+            return int(getattr(config, name))
+    return 512
+
+
+def _limit_caches(config: PretrainedConfig, spec: Spec) -> None:
+    """Let caches forget the keys that no later query of a layer with a window sees."""
+    default = options("window")["size"].default
+    windows = [
+        [dict(item.options).get("size", default) for item in layer if item.name == "window"]
+        for layer in spec.layers
+    ]
+    sizes = [min(sizes, default=0) for sizes in windows]
+    if any(sizes):
+        config.sliding_window = max(sizes)  # a cache knows a single size
+    elif not getattr(config, "layer_types", None):
+        if getattr(config, "sliding_window", None):
+            config.sliding_window = None
+        return
+    types = ["sliding_attention" if size else "full_attention" for size in sizes]
+    config.layer_types = [types[i % len(types)] for i in range(config.num_hidden_layers)]

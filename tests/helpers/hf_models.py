@@ -1,0 +1,262 @@
+"""Tiny models of transformers with random weights, and the cells of the table model x encoding.
+
+A cell is a model with an encoding. :func:`check_cell` measures how far each way to compute the same
+thing is from the others: padding on either side, a cache, beams, checkpointing, a reloaded model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from fairseq_posenc.hf import set_positions
+
+VERSION = int(transformers.__version__.partition(".")[0])
+SYMBOLS, PADDING, POSITIONS = 97, 0, 64
+WIDTH, HEADS, LAYERS = 32, 4, 4
+_SIZES = {
+    "vocab_size": SYMBOLS,
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "max_position_embeddings": POSITIONS,
+    "pad_token_id": PADDING,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_GATED = {**_SIZES, "intermediate_size": 48, "num_key_value_heads": 2}
+_PLAIN = {**_SIZES, "intermediate_size": 48}
+
+
+class TinyModel(NamedTuple):
+    """A kind of tiny model.
+
+    Attributes:
+        model: its class in transformers.
+        config: the class of its configuration.
+        settings: of the configuration.
+        positions: the spec of what it has.
+        since: the first version of transformers in which it can be given positions.
+    """
+
+    model: str
+    config: str
+    settings: dict[str, Any]
+    positions: str
+    since: int = 4
+
+    def build(self, seed: int = 1, **settings: Any) -> PreTrainedModel:
+        """Build it with weights that are large enough for positions to matter."""
+        torch.manual_seed(seed)
+        config = getattr(transformers, self.config)(**{**self.settings, **settings})
+        model: PreTrainedModel = getattr(transformers, self.model)(config).eval()
+        redraw(model)
+        return model
+
+    @property
+    def generates(self) -> bool:
+        return "MaskedLM" not in self.model
+
+    @property
+    def has_encoder(self) -> bool:
+        return "ConditionalGeneration" in self.model
+
+
+MODELS: dict[str, TinyModel] = {
+    "llama": TinyModel("LlamaForCausalLM", "LlamaConfig", _GATED, "rope(layout=half)"),
+    "gemma3": TinyModel(
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        {
+            **_GATED,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 10,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+        "rope(layout=half)+window(size=4),rope(layout=half,base=1000000)",
+    ),
+    "gpt2": TinyModel("GPT2LMHeadModel", "GPT2Config", _SIZES, "learned"),
+    "opt": TinyModel(
+        "OPTForCausalLM",
+        "OPTConfig",
+        {**_SIZES, "ffn_dim": 48, "word_embed_proj_dim": WIDTH, "dropout": 0.0},
+        "learned",
+    ),
+    "bert": TinyModel("BertForMaskedLM", "BertConfig", _PLAIN, "learned", since=5),
+    "t5": TinyModel(
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {
+            "vocab_size": SYMBOLS,
+            "d_model": WIDTH,
+            "d_kv": 8,
+            "d_ff": 48,
+            "dropout_rate": 0.0,
+            "num_layers": LAYERS,
+            "num_heads": HEADS,
+            "pad_token_id": PADDING,
+            "eos_token_id": 2,
+            "decoder_start_token_id": PADDING,
+        },
+        "t5",
+        since=5,
+    ),
+}
+SERVED = [name for name, model in MODELS.items() if model.since <= VERSION]
+
+
+def redraw(module: nn.Module, std: float = 0.2) -> None:
+    """Draw all matrices of a module anew, so that each of them changes what it computes."""
+    for parameter in module.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=std)
+
+
+def redraw_positions(model: nn.Module) -> None:
+    """Draw all trained parameters of positions anew, vectors included."""
+    for parameter in position_parameters(model).values():
+        with torch.no_grad():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+
+
+def position_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Select the parameters of our encodings."""
+    parameters = model.named_parameters()
+    return {name: x for name, x in parameters if ".positions." in f".{name}"}
+
+
+def make_inputs(tiny: TinyModel, batch: int = 2, length: int = 12) -> dict[str, Tensor]:
+    """Draw the inputs of a model, without padding."""
+    torch.manual_seed(7)
+    inputs = {"input_ids": torch.randint(3, SYMBOLS, (batch, length))}
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    if tiny.has_encoder:
+        inputs["decoder_input_ids"] = torch.randint(3, SYMBOLS, (batch, length - 2))
+    return inputs
+
+
+def pad(inputs: dict[str, Tensor], left: int, right: int) -> dict[str, Tensor]:
+    """Pad all tokens on both sides, the decoder's with a mask of their own."""
+    padded = {}
+    for name, x in inputs.items():
+        sides = [
+            x.new_full((x.size(0), n), 0 if "mask" in name else PADDING) for n in (left, right)
+        ]
+        padded[name] = torch.cat([sides[0], x, sides[1]], 1)
+    if (ids := inputs.get("decoder_input_ids")) is not None:
+        padded["decoder_attention_mask"] = pad({"mask": torch.ones_like(ids)}, left, right)["mask"]
+    return padded
+
+
+def compute_logits(model: PreTrainedModel, inputs: dict[str, Tensor], **settings: Any) -> Tensor:
+    """Run a model without gradients."""
+    with torch.no_grad():
+        logits: Tensor = model(**inputs, **settings).logits
+    return logits
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """Measure the largest difference, as a part of the largest number."""
+    return float((a - b).abs().max() / b.abs().max())
+
+
+class Cell(NamedTuple):
+    """A tiny model with an encoding."""
+
+    tiny: TinyModel
+    model: PreTrainedModel
+    inputs: dict[str, Tensor]
+
+    @classmethod
+    def build(cls, name: str, spec: str, **settings: Any) -> Cell:
+        """Build a model by its name, and give it positions with weights that matter."""
+        tiny = MODELS[name]
+        model = set_positions(tiny.build(**settings), spec)
+        torch.manual_seed(3)
+        redraw_positions(model)
+        return cls(tiny, model, make_inputs(tiny))
+
+    def compare_padding(self) -> float:
+        """Compare logits with those of the same tokens with padding on both sides."""
+        left, right = 3, 2
+        logits = compute_logits(self.model, pad(self.inputs, left, right))[:, left:-right]
+        return distance(logits, compute_logits(self.model, self.inputs))
+
+    def compare_cache(self) -> float:
+        """Compare logits with those of a generation: several tokens, then one by one."""
+        inputs = pad(self.inputs, 2, 0)  # in a decoder, the shorter sentences of a batch
+        whole = compute_logits(self.model, inputs)
+        name = "decoder_input_ids" if self.tiny.has_encoder else "input_ids"
+        mask_name = name.replace("input_ids", "attention_mask")
+        ids, mask = inputs[name], inputs[mask_name]
+        cache_name = "cache" if VERSION >= 5 else "past_key_values"
+        cache, parts = None, []
+        for start, end in [(0, 5), (5, 8), *((i, i + 1) for i in range(8, ids.size(1)))]:
+            step = {**inputs, name: ids[:, start:end], mask_name: mask[:, :end]}
+            with torch.no_grad():
+                out = self.model(**step, **{cache_name: cache}, use_cache=True)
+            cache = out[cache_name]
+            parts.append(out.logits)
+        return distance(torch.cat(parts, 1)[:, 2:], whole[:, 2:])
+
+    def compare_reloaded(self) -> float:
+        """Compare logits with those of a new model that loads this one's state."""
+        other = self.tiny.build(seed=5)
+        set_positions(other, self.model.config.position_encoding)
+        other.load_state_dict(copy.deepcopy(self.model.state_dict()))
+        a, b = (compute_logits(model, self.inputs) for model in (other, self.model))
+        return distance(a, b)
+
+    def compare_generated(self, **settings: Any) -> bool:
+        """Compare generated tokens with those of a generation without a cache, left-padded."""
+        named = {k: v for k, v in self.inputs.items() if "decoder" not in k}
+        lines = []
+        for inputs, use_cache in ((named, True), (pad(named, 3, 0), True), (named, False)):
+            torch.manual_seed(11)
+            tokens = self.model.generate(
+                **inputs, max_new_tokens=8, use_cache=use_cache, pad_token_id=PADDING, **settings
+            )
+            lines.append(
+                tokens if self.tiny.has_encoder else tokens[:, inputs["input_ids"].size(1) :]
+            )
+        return all(torch.equal(line, lines[0]) for line in lines)
+
+    def gradients(self, checkpointing: bool | None = None) -> dict[str, Tensor]:
+        """Compute the gradients of a loss, with one of the kinds of checkpointing.
+
+        Args:
+            checkpointing: reentrant or not; None for none.
+        """
+        model = self.model.train()
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        if checkpointing is not None:
+            model.gradient_checkpointing_enable({"use_reentrant": checkpointing})
+        model.zero_grad()
+        labels = self.inputs.get("decoder_input_ids", self.inputs["input_ids"])
+        model(**self.inputs, labels=labels).loss.backward()
+        model.gradient_checkpointing_disable()
+        model.eval()
+        return {
+            name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+            for name, p in model.named_parameters()
+        }
+
+
+def checks_of(cell: Cell) -> Iterator[tuple[str, Callable[[], float | bool]]]:
+    """Yield the checks that a cell has, by name; each returns a difference, or whether it holds."""
+    yield "padding", cell.compare_padding
+    yield "reloaded", cell.compare_reloaded
+    if cell.tiny.generates:
+        yield "cache", cell.compare_cache
+        yield "greedy", lambda: cell.compare_generated(do_sample=False)
+        yield "sampled", lambda: cell.compare_generated(do_sample=True)
+        yield "beams", lambda: cell.compare_generated(num_beams=3, do_sample=False)

@@ -1,0 +1,208 @@
+"""Every encoding in models of every family: the same logits, whatever the way to them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import transformers
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf import set_positions
+from fairseq_posenc.registry import names
+from tests.helpers.hf_models import (
+    MODELS,
+    SERVED,
+    VERSION,
+    Cell,
+    checks_of,
+    compute_logits,
+    distance,
+    make_inputs,
+    pad,
+    position_parameters,
+)
+from tests.helpers.products import product_of
+
+UNSEEN = {"fox"}  # reads what no attention function is given
+COMBINED = [
+    "3*rope(layout=half),none",
+    "rope+alibi",
+    "rope(layout=half)+window(size=5)",
+    "learned+window(size=4)+sink",
+    "rope+window(size=3),alibi+window(size=6),none",
+    "t5+chunk(size=6)",
+    "rope(layout=half,fraction=0.5)",
+    "rope+ssmax",
+    "alibi+logn",
+    "m4m+reset",
+]
+DECODERS = [name for name in SERVED if MODELS[name].generates and not MODELS[name].has_encoder]
+ENCODERS = [name for name in SERVED if name not in DECODERS]
+SPECS = [*names(), *COMBINED]
+
+
+def is_served(name: str, spec: str) -> bool:
+    causal_only = not set(spec.replace("(", "+").split("+")) & set(names()) <= set(
+        names(encoder=True)
+    )
+    return spec not in UNSEEN and not (name in ENCODERS and causal_only)
+
+
+CELLS = [cell for cell in product_of(SERVED, SPECS, times=2) if is_served(*cell)]
+
+
+@pytest.mark.parametrize(("name", "spec"), CELLS)
+def test_cell(name, spec):
+    cell = Cell.build(name, spec)
+    for check, compute in checks_of(cell):
+        result = compute()
+        assert result is True or (result is not False and result < 2e-5), (check, result)
+    missing = [n for n, grad in cell.gradients().items() if ".positions." in n and not grad.any()]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_own_positions_as_spec_give_the_models_logits(name):
+    tiny = MODELS[name]
+    model, inputs = tiny.build(), make_inputs(tiny)
+    before = compute_logits(model, inputs)
+    padded = compute_logits(model, pad(inputs, 0, 3))
+    set_positions(model, tiny.positions)
+    assert distance(compute_logits(model, inputs), before) < 1e-5
+    assert distance(compute_logits(model, pad(inputs, 0, 3))[:, :-3], padded[:, :-3]) < 1e-5
+    set_positions(model, "none")
+    assert distance(compute_logits(model, inputs), before) > 1e-2
+    assert not position_parameters(model)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("spec", ["t5+learned", "m4m"])
+def test_gradients_are_the_same_with_checkpointing(name, spec, reentrant):
+    cell = Cell.build(name, spec)
+    expected = cell.gradients()
+    if reentrant:
+        cell.model.enable_input_require_grads()
+    for key, gradient in cell.gradients(checkpointing=reentrant).items():
+        torch.testing.assert_close(gradient, expected[key], rtol=1e-4, atol=1e-5, msg=key)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_bfloat16(name):
+    cell = Cell.build(name, "rope+alibi")
+    exact = compute_logits(cell.model, cell.inputs)
+    logits = compute_logits(cell.model.to(torch.bfloat16), cell.inputs)
+    assert logits.dtype == torch.bfloat16
+    assert distance(logits.float(), exact) < 0.1
+
+
+def test_caches_forget_what_windows_hide():
+    cell = Cell.build("llama", "rope(layout=half)+window(size=5),alibi+window(size=3),none,none")
+    cache = cell.model(**cell.inputs, use_cache=True)["past_key_values" if VERSION < 5 else "cache"]
+    assert [layer.keys.size(2) for layer in cache.layers] == [4, 4, 12, 12]
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "words"),
+    [
+        ("llama", "fox", "gates read the input of each layer"),
+        ("llama", "rope(cross_attention=true)", "cross_attention"),
+        ("llama", "4*rope,none", "the stack has 4"),
+        ("llama", "nonsense", "unknown position encoding"),
+    ],
+)
+def test_refused_and_left_as_it_was(name, spec, words):
+    tiny = MODELS[name]
+    model, inputs = tiny.build(), make_inputs(tiny)
+    before = compute_logits(model, inputs)
+    with pytest.raises(UserError, match=words):
+        set_positions(model, spec)
+    assert torch.equal(compute_logits(model, inputs), before)
+    assert not hasattr(model.config, "position_encoding")
+
+
+def test_models_that_are_not_served_are_refused_by_name():
+    config = transformers.BloomConfig(hidden_size=8, n_head=2, n_layer=1, vocab_size=9)
+    with pytest.raises(UserError, match="'bloom'"):
+        set_positions(transformers.BloomForCausalLM(config), "alibi")
+    with pytest.raises(UserError, match="Linear is not a model of transformers"):
+        set_positions(torch.nn.Linear(2, 2), "alibi")
+
+
+@pytest.mark.skipif(VERSION > 4, reason="their attention can be replaced from version 5 on")
+def test_encoders_are_refused_in_version_4():
+    for name in ("bert", "t5"):
+        with pytest.raises(UserError, match="install transformers 5"):
+            set_positions(MODELS[name].build(), "alibi")
+
+
+def test_inputs_of_a_pass_that_cannot_be_served_are_refused():
+    cell = Cell.build("llama", "alibi")
+    ids = cell.inputs["input_ids"]
+    for named, words in [
+        ({"attention_mask": torch.ones(2, 1, 12, 12)}, "1 for tokens and 0 for padding"),
+        ({"attention_mask": torch.ones(2, 11)}, r"must be \(2, 12\)"),
+        ({"position_ids": torch.arange(12).flip(0)[None]}, "start again"),
+        ({"position_ids": torch.arange(12)[None] * 2}, "alibi acts on distances"),
+        ({"document_ids": torch.zeros(2, 12)}, "must have \\+documents"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            cell.model(input_ids=ids, **named)
+    with pytest.raises(UserError, match="has a fixed size"):
+        cell.model.generate(ids, max_new_tokens=4, cache_implementation="static")
+    cell.model.set_attn_implementation("eager")
+    with pytest.raises(UserError, match="leaves its positions out"):
+        cell.model(ids)
+
+
+def test_position_ids_of_rotations_are_taken():
+    cell = Cell.build("llama", "rope")
+    ids = cell.inputs["input_ids"]
+    logits = compute_logits(cell.model, {"input_ids": ids})
+    moved = compute_logits(
+        cell.model, {"input_ids": ids, "position_ids": torch.arange(5, 17)[None]}
+    )
+    assert distance(moved, logits) < 1e-5
+    spread = torch.arange(12)[None] * 2
+    assert (
+        distance(compute_logits(cell.model, {"input_ids": ids, "position_ids": spread}), logits)
+        > 1e-2
+    )
+
+
+def test_weights_of_shared_encodings_are_kept():
+    model = MODELS["gpt2"].build()
+    table = model.transformer.wpe.weight.detach().clone()
+    set_positions(model, "learned+t5")
+    assert torch.equal(
+        position_parameters(model)["transformer.positions.input.learned.table.weight"], table
+    )
+    bias = model.transformer.positions.shared.t5.table.detach().clone()
+    set_positions(model, "t5+rope", max_positions=128)
+    assert torch.equal(model.transformer.positions.shared.t5.table, bias)
+    assert model.config.position_encoding == "rope+t5"
+    assert model.config.position_encoding_max_positions == 128
+
+
+def test_copies_and_pickles_have_positions_of_their_own():
+    cell = Cell.build("llama", "m4m+alibi")
+    before = compute_logits(cell.model, cell.inputs)
+    for other in (copy.deepcopy(cell.model), pickle.loads(pickle.dumps(cell.model))):
+        assert torch.equal(compute_logits(other, cell.inputs), before)
+        with torch.no_grad():
+            for parameter in position_parameters(cell.model).values():
+                parameter.zero_()
+        assert torch.equal(compute_logits(other, cell.inputs), before)
+        cell.model.load_state_dict(other.state_dict())
+
+
+def test_attention_weights_are_returned_where_they_are_asked_for():
+    cell = Cell.build("llama", "alibi+sink")
+    out = cell.model(**cell.inputs, output_attentions=True)
+    assert [weights.shape for weights in out.attentions] == [(2, 4, 12, 12)] * 4
+    sums = out.attentions[0].sum(-1)
+    assert bool((sums < 1).all())
+    assert bool((sums > 0).all())
