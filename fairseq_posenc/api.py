@@ -25,7 +25,7 @@ torch.Size([1, 12, 64, 64])
 torch.Size([12, 129])
 """
 
-from fairseq_posenc.modules.attention_core import Cache
+from fairseq_posenc.modules.cache import Cache
 from fairseq_posenc.modules.cross_attention import CrossAttention
 from fairseq_posenc.modules.layer_positions import LayerPositions
 from fairseq_posenc.modules.position_encoding import PositionEncoding

@@ -33,6 +33,7 @@ class Shared(NamedTuple):
         cache: of values that the first layer computes for all.
         kinds: where layers differ, the state of each kind of them (see :meth:`of_kind`).
         recompute_terms: computes ``terms`` again, with a graph of their own.
+        rotate_ids: computes the rotation at positions ``(B or 1, S)``.
         stack: spec and sizes of the stack, which layers compare with their own.
     """
 
@@ -45,6 +46,7 @@ class Shared(NamedTuple):
     cache: PerForwardCache | None = None
     kinds: tuple[Shared, ...] = ()
     recompute_terms: Callable[[], Terms] | None = None
+    rotate_ids: Callable[[Tensor], Rotation | None] | None = None
     stack: object = None
     source_ids: Tensor | None = None
 
@@ -91,8 +93,9 @@ class Shared(NamedTuple):
                 span=span,
                 cache=None if span else PerForwardCache(),
                 recompute_terms=partial(combine, names, compute),
+                rotate_ids=partial(encodings.rotation, kind=kind),
             )
-            for names in encodings.kinds
+            for kind, names in enumerate(encodings.kinds)
         ]
         return states[0] if len(states) == 1 else cls(positions, kinds=tuple(states))
 
@@ -137,6 +140,14 @@ class Shared(NamedTuple):
         if self.recompute_terms is not None and is_reentrant_recomputation():
             return self.recompute_terms()
         return self.terms
+
+    def rotate_last(self, count: int) -> Rotation | None:
+        """Compute the rotation of the last tokens: of keys that are kept without theirs."""
+        if self.rotate_ids is None:
+            return None
+        places = self.positions.places
+        compute = partial(self.rotate_ids, places[:, places.size(1) - count :])
+        return self.cache.get("last", (places, count), compute) if self.cache else compute()
 
     def with_source(self, encodings: Encodings, ids: Tensor) -> Shared:
         """Add the rotation of the source's keys at positions ``ids``, ``(B or 1, S)``."""

@@ -246,7 +246,7 @@ class Encodings(nn.ModuleDict):
         """Add up the logarithms of forget gates over the tokens, or None where there are no gates.
 
         Args:
-            x: input of the layer, ``(B, T, C)``.
+            x: input of the layer for the last T tokens, ``(B, T, C)``.
             positions: of the tokens.
             past: result of earlier steps, ``(B, G, S - T, 2)``.
 
@@ -260,7 +260,7 @@ class Encodings(nn.ModuleDict):
             return None
         logs = F.logsigmoid(at_least_fp32(gates)).transpose(1, 2)  # [B, G, T]
         if (padding := positions.padding) is not None:
-            logs = logs.masked_fill(positions.queries(padding)[:, None], 0.0)
+            logs = logs.masked_fill(padding[:, None, -x.size(1) :], 0.0)
         sums = logs.cumsum(-1)
         if logs.dtype == torch.float64:
             sums = sums if past is None else past[:, :, -1:, 0] + sums

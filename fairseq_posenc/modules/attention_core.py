@@ -1,33 +1,37 @@
-"""Projections, rotations and terms of attention, which several libraries' modules share."""
+"""The flow of attention in a layer, which the modules of all hosts share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from fairseq_posenc.backends.base import AttentionCall
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.modules.cache import KeyValueCache
 from fairseq_posenc.positions import Span
 from fairseq_posenc.shared import Shared
 
-# Of a layer's earlier tokens: `key` (rotated) and `value`, both (B, H, S, D); `decay`,
-# (B, G, S, 2);
-# and `tokens`, the number of all that were read: of keys that no later query sees none is kept.
-Cache = dict[str, Any]
-
 
 class AttentionCore:
-    """Projections, rotations and terms of attention, for modules of any library to mix in.
+    """The flow of attention in a layer, for modules of any library to mix in.
+
+    A module projects its input, makes a call of it, gives that to a backend, and merges the heads
+    of what it attended to: ``project``, ``make_call``, ``merge_heads``. Attention to a source:
+    ``project_query``, ``project_source``, ``make_source_call``, ``merge_heads``.
 
     Attributes:
         batch_first: whether inputs and outputs are ``(B, T, C)``, else ``(T, B, C)``.
         num_heads: H.
         head_dim: D.
-        encodings: of the layer.
+        encodings: of the layer; attention to a source has none.
+        direction: ``both``, ``lr`` or ``rl`` (see :class:`~fairseq_posenc.backends.mask.Mask`).
+        rotates: of attention to a source, whether queries and keys are rotated by their positions.
     """
 
     batch_first = True
@@ -35,13 +39,15 @@ class AttentionCore:
         num_heads: int
         head_dim: int
         encodings: Encodings
+        direction: str
+        rotates: bool
         q_proj: nn.Linear
         k_proj: nn.Linear
         v_proj: nn.Linear
         out_proj: nn.Linear
 
-    def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
-        """Project tokens to rotated queries and keys, and values, each ``(B, H, T, D)``.
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Project tokens to queries, keys and values, each ``(B, H, T, D)``.
 
         Keys and values may be of fewer heads (see :meth:`repeat_heads`).
         """
@@ -49,14 +55,110 @@ class AttentionCore:
             self.split_heads(projection(x))
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        if (rotation := self.rotation(shared)) is not None:
-            query, key = rotation.rotate_queries(query), rotation.rotate_keys(key)
         return query, key, value
 
-    def rotation(self, shared: Shared) -> Rotation | None:
-        """Select the rotation of the T tokens: the stack's, this layer's own, or None."""
+    def make_call(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        shared: Shared,
+        inputs: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        mask: Mask | None = None,
+        terms: Terms | None = None,
+        dropout: float = 0.0,
+        need_weights: bool = False,
+    ) -> AttentionCall:
+        """Make the call of a backend: rotate, extend the cache, collect the terms and the mask.
+
+        Args:
+            query: of the last T of S tokens, projected but not rotated, ``(B, H, T, D)``.
+            key: of these T tokens; or of the last tokens up to S, where a host keeps them without
+                their rotation, and ``cache`` is None. Of H heads or fewer.
+            value: of the same tokens as the keys.
+            shared: of the pass, and of this kind of layer.
+            inputs: of the layer, ``(B, T, C)``, which forget gates read; None leaves them out.
+            cache: of the layer; extended.
+            mask: of all S keys; by default direction, padding and limits of ``shared``.
+            terms: of all S keys; by default those of the stack and of this layer.
+            dropout: probability of dropping a weight.
+            need_weights: whether the weights are asked for.
+        """
         positions = shared.positions
-        return shared.rotation or self.encodings.rotation(positions.queries(positions.places))
+        query, key = self._rotate(query, key, shared)
+        decay = None
+        if inputs is not None:
+            past = None if cache is None else cache.past_decay(key)
+            decay = self.encodings.decay(inputs, positions, past)
+        if cache is not None:
+            needed = shared.locality.needed_keys()
+            key, value, decay = cache.extend(key, value, decay, needed)
+        src_len = positions.tokens.size(1)
+        dropped = src_len - key.size(2)  # no query sees them
+        if terms is None:
+            terms = self.terms(Span.from_lengths(query.size(2), src_len, query.device), shared)
+        if mask is None:
+            mask = shared.mask(self.direction)
+        return AttentionCall(
+            query,
+            self.repeat_heads(key),
+            self.repeat_heads(value),
+            terms.without_first_keys(dropped).with_decay(decay, self.num_heads),
+            mask.without_first_keys(dropped),
+            dropout,
+            need_weights,
+        )
+
+    def _rotate(self, query: Tensor, key: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
+        """Rotate queries ``(B, H, T, D)``, and keys of as many of the last tokens as are given."""
+        if (rotation := self.rotation(shared)) is None:
+            return query, key
+        query = rotation.rotate_queries(query)
+        if key.size(2) != query.size(2):
+            rotation = self.rotation(shared, key.size(2))
+            assert rotation is not None, "the same encoding's"
+        return query, rotation.rotate_keys(key)
+
+    def rotation(self, shared: Shared, count: int | None = None) -> Rotation | None:
+        """Select the rotation of the last tokens: the stack's, this layer's own, or None.
+
+        Args:
+            shared: of the pass, and of this kind of layer.
+            count: of how many tokens; by default of the T that are new.
+        """
+        positions = shared.positions
+        if count is None:
+            stack, ids = shared.rotation, positions.queries(positions.places)
+        else:
+            stack, ids = shared.rotate_last(count), positions.places[:, -count:]
+        return stack or self.encodings.rotation(ids)
+
+    def project_query(self, x: Tensor, shared: Shared) -> Tensor:
+        """Project tokens to queries of a source, rotated where they are to be, ``(B, H, T, D)``."""
+        query = self.split_heads(self.q_proj(x))
+        rotation = shared.rotation if self.rotates else None
+        return query if rotation is None else rotation.rotate_queries(query)
+
+    def project_source(self, source: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
+        """Project a source to keys, rotated where they are to be, and values, ``(B, H, S, D)``."""
+        key, value = (self.split_heads(p(source)) for p in (self.k_proj, self.v_proj))
+        rotation = shared.source if self.rotates else None
+        return key if rotation is None else rotation.rotate_keys(key), value
+
+    def make_source_call(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        padding: Tensor | None,
+        dropout: float = 0.0,
+        need_weights: bool = False,
+    ) -> AttentionCall:
+        """Make the call of a backend for attention to a source; padding is ``(B, S)``."""
+        key, value = self.repeat_heads(key), self.repeat_heads(value)
+        mask = Mask(key_padding=padding)
+        return AttentionCall(query, key, value, Terms(), mask, dropout, need_weights)
 
     def terms(self, span: Span, shared: Shared) -> Terms:
         """Combine the terms of the stack and of this layer, with their rows projected to heads."""

@@ -1,18 +1,18 @@
 """Attention of a decoder's layer to the output of an encoder."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.backends import attend
-from fairseq_posenc.backends.mask import Mask
-from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import (
     AttentionCore,
-    Cache,
     check_dropout,
     make_projections,
 )
+from fairseq_posenc.modules.cache import Cache
 from fairseq_posenc.modules.stack_positions import (
     StackPositions,
     check_embeddings,
@@ -65,7 +65,7 @@ class CrossAttention(AttentionCore, nn.Module):
         source: Tensor | None,
         shared: Shared,
         source_padding_mask: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: Cache | dict[str, Any] | None = None,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the attention of new tokens to the source.
@@ -90,39 +90,30 @@ class CrossAttention(AttentionCore, nn.Module):
         shared.check_stack(self.stack)
         shared.check_input(x)
         shared = shared.of_kind(self.kind)
-        query = self.split_heads(self.q_proj(x))
-        if self.rotates:
-            if shared.source is None or shared.rotation is None:
-                raise UserError(
-                    "rope(cross_attention=true) rotates the source's keys: call "
-                    "positions(embeddings, ..., source_length=source.size(1))"
-                )
-            query = shared.rotation.rotate_queries(query)
+        if self.rotates and (shared.source is None or shared.rotation is None):
+            raise UserError(
+                "rope(cross_attention=true) rotates the source's keys: call "
+                "positions(embeddings, ..., source_length=source.size(1))"
+            )
+        query, cache = self.project_query(x, shared), Cache.wrap(cache)
         if cache:
-            if "source" not in cache:
+            if "source" not in cache.state:
                 raise UserError("the cache is not of a CrossAttention: give each layer its own")
-            self._check_sizes(x, cache["key"].transpose(1, 2), shared, source_padding_mask)
+            key, value = cache.state["key"], cache.state["value"]
+            self._check_sizes(x, key.transpose(1, 2), shared, source_padding_mask)
             self._check_source(source, cache, shared)
-            key, value = cache["key"], cache["value"]
         elif source is None:
             raise UserError("the cache is empty: pass the encoder's output as source")
         else:
             check_embeddings("source", source, self.k_proj.in_features)
             self._check_sizes(x, source, shared, source_padding_mask)
-            key = self._project_source(source, shared)
-            value = self.split_heads(self.v_proj(source))
+            key, value = self.project_source(source, shared)
             if cache is not None:
-                cache.update(key=key, value=value, source=source)
-        mask = Mask(key_padding=source_padding_mask)
+                cache.state.update(key=key, value=value, source=source)
         dropout = self.dropout if self.training else 0.0
-        key, value = self.repeat_heads(key), self.repeat_heads(value)
-        attended, weights = attend(query, key, value, Terms(), mask, dropout, need_weights)
+        call = self.make_source_call(query, key, value, source_padding_mask, dropout, need_weights)
+        attended, weights = attend(*call)
         return self.merge_heads(attended), weights
-
-    def _project_source(self, source: Tensor, shared: Shared) -> Tensor:
-        """Project the source to keys, rotated where they are to be, ``(B, H, S, D)``."""
-        key = self.split_heads(self.k_proj(source))
-        return shared.source.rotate_keys(key) if self.rotates and shared.source is not None else key
 
     def _check_sizes(
         self, x: Tensor, source: Tensor, shared: Shared, padding: Tensor | None
@@ -151,14 +142,14 @@ class CrossAttention(AttentionCore, nn.Module):
 
     def _check_source(self, source: Tensor | None, cache: Cache, shared: Shared) -> None:
         """Refuse a cache of another source, unless it is left out."""
-        if source is None or source is cache.get("source"):
+        if source is None or source is cache.state["source"]:
             return
-        key = cache["key"]
+        key = cache.state["key"]
         lengths = (key.size(0), key.size(2))
         same = source.dim() == 3 and source.shape[:2] == lengths
         if same and not torch.compiler.is_compiling():  # rows of both may have been reordered
             with torch.no_grad():
-                again = self._project_source(source, shared)
+                again, _ = self.project_source(source, shared)
             same = torch.allclose(again.float(), key.float(), rtol=1e-2, atol=1e-2)
         if not same:
             raise UserError(

@@ -4,16 +4,18 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import attend, reference
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import DIRECTIONS
+from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.modules.attention_core import check_dropout
+from fairseq_posenc.modules.attention_core import AttentionCore, check_dropout
 from fairseq_posenc.modules.stack_positions import StackPositions, positions_from_padding
 from fairseq_posenc.positions import Span
 from fairseq_posenc.shared import Shared
 
 
-class PositionEncoding(StackPositions):
+class PositionEncoding(AttentionCore, StackPositions):
     """The position encoding of one layer and of its input, to inspect, test or compare it.
 
     Arguments and errors are those of :class:`StackPositions`.
@@ -30,7 +32,15 @@ class PositionEncoding(StackPositions):
     ) -> None:
         super().__init__(spec, embed_dim, num_heads, max_positions, causal, head_dim)
         self.assembly.spec.check_length(1)
+        dims = self.assembly.dims
+        self.num_heads, self.head_dim = dims.num_heads, dims.head_dim
+        self.direction = "lr" if dims.causal else "both"
         self.layer = self.assembly.build_layer()
+
+    @property
+    def encodings(self) -> Encodings:  # type: ignore[override]
+        """The encodings of the layer, by the name that :class:`AttentionCore` knows."""
+        return self.layer
 
     def parameter_counts(self) -> dict[str, int]:
         """Count each trained parameter by name: input, shared by layers, per layer."""
@@ -60,9 +70,8 @@ class PositionEncoding(StackPositions):
         Returns:
             ``(batch, heads, tgt_len, src_len)``, in float32 at least.
         """
-        query, key, terms, shared = self._prepare(query, key, key_padding_mask, inputs)
-        mask = shared.mask("lr" if self.assembly.dims.causal else "both")
-        return reference.scores(query, key, terms, mask)
+        call = self._make_call(query, key, key, key_padding_mask, inputs)
+        return reference.scores(call.query, call.key, call.terms, call.mask)
 
     def attend(
         self,
@@ -93,9 +102,9 @@ class PositionEncoding(StackPositions):
         self.assembly.check(backend)
         if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
             raise UserError(f"value {tuple(value.shape)} must be as key, {tuple(key.shape)}")
-        query, key, terms, shared = self._prepare(query, key, key_padding_mask, inputs)
-        mask = shared.mask(direction or ("lr" if self.assembly.dims.causal else "both"))
-        return attend(query, key, value, terms, mask, check_dropout(dropout), requested=backend)[0]
+        dropout = check_dropout(dropout)
+        call = self._make_call(query, key, value, key_padding_mask, inputs, direction, dropout)
+        return attend(*call, requested=backend)[0]
 
     @torch.no_grad()
     def distance_curve(self, reach: int, samples: int = 64, seed: int = 0) -> Tensor:
@@ -128,14 +137,22 @@ class PositionEncoding(StackPositions):
         heads = embedded.unflatten(-1, (dims.num_heads, -1)).transpose(1, 2)  # [B, H, T, D]
         return self.scores(heads, heads, inputs=embedded)[:, :, reach].mean(0)
 
-    def _prepare(
+    def terms(self, span: Span, shared: Shared) -> Terms:
+        """Combine the terms of the input's and the layer's encodings, without projections."""
+        terms = shared.terms | self.encodings.terms(span, shared.positions)
+        return terms.unprojected(self.num_heads)
+
+    def _make_call(
         self,
         query: Tensor,
         key: Tensor,
+        value: Tensor,
         key_padding_mask: Tensor | None,
-        inputs: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Terms, Shared]:
-        """Rotate queries and keys, and collect the terms of the layer and of the stack."""
+        inputs: Tensor | None,
+        direction: str | None = None,
+        dropout: float = 0.0,
+    ) -> AttentionCall:
+        """Check what is given, and make the call of a backend."""
         dims = self.assembly.dims
         batch, _, tgt_len, _ = query.shape
         src_len = key.size(2)
@@ -146,23 +163,12 @@ class PositionEncoding(StackPositions):
                 f"{dims.num_heads} heads, length, {dims.head_dim}), the queries of the last tokens"
             )
         positions = positions_from_padding(batch, src_len, tgt_len, key_padding_mask, query.device)
-        shared = Shared.compute(self.shared, positions)
-        positions = shared.positions
-        rotations = [
-            self.shared.rotation(ids) or self.layer.rotation(ids)
-            for ids in (positions.queries(positions.places), positions.places)
-        ]
-        if rotations[0] is not None and rotations[1] is not None:
-            query, key = rotations[0].rotate_queries(query), rotations[1].rotate_keys(key)
-        terms = shared.terms | self.layer.terms(
-            Span.from_lengths(tgt_len, src_len, query.device), positions
-        )
         if inputs is not None and inputs.shape != (batch, src_len, dims.embed_dim):
             raise UserError(
                 f"inputs {tuple(inputs.shape)} must be ({batch}, {src_len}, {dims.embed_dim})"
             )
         if inputs is None:
             inputs = query.new_zeros(batch, src_len, dims.embed_dim)
-        decay = self.layer.decay(inputs, positions._replace(tgt_len=src_len))
-        terms = terms.unprojected(dims.num_heads).with_decay(decay, dims.num_heads)
-        return query, key, terms, shared
+        shared = Shared.compute(self.shared, positions)
+        mask = shared.mask(direction or self.direction)
+        return self.make_call(query, key, value, shared, inputs, mask=mask, dropout=dropout)

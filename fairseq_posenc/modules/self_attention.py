@@ -1,6 +1,7 @@
 """Self-attention of one layer, with position encodings."""
 
-import torch
+from typing import Any
+
 from torch import Tensor, nn
 
 from fairseq_posenc.backends import attend
@@ -8,12 +9,11 @@ from fairseq_posenc.backends.mask import DIRECTIONS
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import (
     AttentionCore,
-    Cache,
     check_dropout,
     make_projections,
 )
+from fairseq_posenc.modules.cache import Cache
 from fairseq_posenc.modules.stack_positions import StackPositions
-from fairseq_posenc.positions import Span
 from fairseq_posenc.shared import Shared
 
 
@@ -67,7 +67,11 @@ class SelfAttention(AttentionCore, nn.Module):
         self.kind = positions.assembly.spec.layer_kind(layer)
 
     def forward(
-        self, x: Tensor, shared: Shared, cache: Cache | None = None, need_weights: bool = False
+        self,
+        x: Tensor,
+        shared: Shared,
+        cache: Cache | dict[str, Any] | None = None,
+        need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the attention of new tokens to all.
 
@@ -75,7 +79,8 @@ class SelfAttention(AttentionCore, nn.Module):
             x: ``(batch, tgt_len, embed_dim)``.
             shared: what the stack's positions returned for this forward pass.
             cache: of this layer, empty at the first step of a generation; filled. The stack's
-                positions must have been given its length as ``past``.
+                positions must have been given its length as ``past``. A dictionary is the state
+                of one.
             need_weights: also return the attention weights, which only the reference computes.
 
         Returns:
@@ -89,74 +94,43 @@ class SelfAttention(AttentionCore, nn.Module):
         shared.check_stack(self.stack)
         shared.check_input(x)
         shared = shared.of_kind(self.kind)
-        positions = shared.positions
-        query, key, value = self.project(x, shared)
-        tgt_len, src_len = positions.tgt_len, positions.tokens.size(1)
-        decay = self.encodings.decay(x, positions, (cache or {}).get("decay"))
-        self._check_cache(shared, key, decay, {} if cache is None else cache)
-        if cache is not None:
-            needed = shared.locality.needed_keys()
-            key, value = self._extend(cache, key, value, needed)
-            if decay is not None:
-                cache["decay"] = decay[:, :, -cache["key"].size(2) :]
-        dropped = src_len - key.size(2)  # no query sees them
-        terms = self.terms(Span.from_lengths(tgt_len, src_len, x.device), shared)
-        mask = shared.mask(self.direction)
-        attended, weights = attend(
-            query,
-            self.repeat_heads(key),
-            self.repeat_heads(value),
-            terms.without_first_keys(dropped).with_decay(decay, self.num_heads),
-            mask.without_first_keys(dropped),
-            self.dropout if self.training else 0.0,
-            need_weights,
-            self.backend,
+        cache = Cache.wrap(cache)
+        query, key, value = self.project(x)
+        self._check_cache(shared, value, Cache() if cache is None else cache)
+        dropout = self.dropout if self.training else 0.0
+        call = self.make_call(
+            query, key, value, shared, x, cache, dropout=dropout, need_weights=need_weights
         )
+        attended, weights = attend(*call, requested=self.backend)
         return self.merge_heads(attended), weights
 
     @staticmethod
-    def _extend(
-        cache: Cache, key: Tensor, value: Tensor, needed: int | None
-    ) -> tuple[Tensor, Tensor]:
-        """Append new keys and values to the cache, which keeps what later queries need."""
-        tokens = cache.get("tokens", 0) + key.size(2)
-        if cache:
-            key = torch.cat([cache["key"], key], dim=2)  # [B, H, S, D]
-            value = torch.cat([cache["value"], value], dim=2)
-        first = 0 if needed is None else max(key.size(2) - needed, 0)
-        # A part of a tensor would keep the whole in memory.
-        kept = [x[:, :, first:].clone() if first else x for x in (key, value)]
-        cache.update(key=kept[0], value=kept[1], tokens=tokens)
-        return key, value
-
-    def _check_cache(self, shared: Shared, key: Tensor, decay: Tensor | None, cache: Cache) -> None:
+    def _check_cache(shared: Shared, value: Tensor, cache: Cache) -> None:
         """Refuse a cache of another layer, batch or number of tokens.
 
         Args:
             shared: of this kind of layer.
-            key: of the new tokens, ``(B, H, T, D)``.
-            decay: of all tokens that the cache and the call have; None where there are no gates.
+            value: of the new tokens, ``(B, H, T, D)``.
             cache: as it was given.
         """
         past = shared.positions.tokens.size(1) - shared.positions.tgt_len
-        if cache and "tokens" not in cache:
+        if cache and "tokens" not in cache.state:
             raise UserError("the cache is not of a SelfAttention")
-        if cache.get("tokens", 0) != past:
+        if cache.tokens != past:
             raise UserError(
-                f"{cache.get('tokens', 0)} tokens are in the cache and {key.size(2)} are new, but "
-                f"their positions were made for past={past} and {key.size(2)} new: "
+                f"{cache.tokens} tokens are in the cache and {value.size(2)} are new, but their "
+                f"positions were made for past={past} and {value.size(2)} new: "
                 "positions(embeddings, past=...)"
             )
         if not cache:
             return
-        needed, kept = shared.locality.needed_keys(), cache["key"]
-        batch, heads, length, width = kept.shape
-        expected = (key.size(0), key.size(1), past if needed is None else min(past, needed))
-        if (batch, heads, length, width) != (*expected, key.size(3)):
+        needed = shared.locality.needed_keys()
+        batch, heads, length = cache.state["key"].shape[:3]  # the width may be that of its rotation
+        width = cache.state["value"].size(3)
+        expected = (value.size(0), value.size(1), past if needed is None else min(past, needed))
+        if (batch, heads, length, width) != (*expected, value.size(3)):
             raise UserError(
                 f"the cache has a batch size of {batch} and {length} keys of {heads} heads of "
                 f"width {width}, but this layer and the positions need {expected[0]}, "
-                f"{expected[2]}, {expected[1]} and {key.size(3)}: give each layer its own cache"
+                f"{expected[2]}, {expected[1]} and {value.size(3)}: give each layer its own cache"
             )
-        if ("decay" in cache) != (decay is not None):
-            raise UserError("the cache is of a layer with other encodings: give each its own")

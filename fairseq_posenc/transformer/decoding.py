@@ -1,19 +1,60 @@
-"""Terms of a generation: computed for many steps at once, and sliced at each.
+"""What a generation keeps from step to step, in fairseq's incremental state.
 
-A step has one key more than the one before, so by distance it needs the rows of that, and one more.
-A bias by pair is computed for the queries of the steps to come. What is kept lives in fairseq's
-incremental state, with the keys and values of the generation, and goes with it.
+Terms are computed for many steps at once, and sliced at each: a step has one key more than the one
+before, so by distance it needs the rows of that, and one more. A bias by pair is computed for the
+queries of the steps to come.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
 
 STEPS = 32  # terms are computed for a multiple of so many keys
+
+
+class IncrementalCache:
+    """Keys and values of a layer in fairseq's format, so that its beam reordering works on them.
+
+    Args:
+        buffer: of the layer, from fairseq's incremental state; changed.
+        padding: True for padding, of all tokens, ``(B, S)``.
+        keeps_all: whether keys that no later query sees are kept, too.
+    """
+
+    def __init__(
+        self, buffer: dict[str, Tensor | None], padding: Tensor | None, keeps_all: bool
+    ) -> None:
+        self.buffer = buffer
+        self.padding = padding
+        self.keeps_all = keeps_all
+
+    def past_decay(self, key: Tensor) -> Tensor | None:
+        """See :class:`~fairseq_posenc.modules.cache.KeyValueCache`."""
+        return self.buffer.get("prev_decay")
+
+    def extend(
+        self, key: Tensor, value: Tensor, decay: Tensor | None, needed: int | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """See :class:`~fairseq_posenc.modules.cache.KeyValueCache`."""
+        past_key, past_value = self.buffer.get("prev_key"), self.buffer.get("prev_value")
+        if past_key is not None and past_value is not None:
+            key = torch.cat([past_key, key], dim=2)  # [B, H, S, D]
+            value = torch.cat([past_value, value], dim=2)
+        first = 0 if needed is None or self.keeps_all else max(key.size(2) - needed, 0)
+        self.buffer.update(
+            prev_key=key[:, :, first:],
+            prev_value=value[:, :, first:],
+            prev_key_padding_mask=self.padding,
+        )
+        if decay is not None:
+            self.buffer["prev_decay"] = decay[:, :, first - key.size(2) :]
+        return key, value, decay
 
 
 def compute_step_span(positions: Positions, limit: int) -> Span:

@@ -43,8 +43,7 @@ def _call(
         padding[row, : 2 * row] = left
         padding[row, length - 2 * row :] = not left
     with torch.no_grad():
-        query, key, terms, shared = layer._prepare(query, key, padding)
-    return AttentionCall(query, key, value, terms, shared.mask("lr" if causal else "both"))
+        return layer._make_call(query, key, value, padding, None)
 
 
 def _largest_difference(call: AttentionCall) -> float:
