@@ -22,11 +22,7 @@ from starts import apply_start
 from torch import nn
 
 from fairseq_posenc.position_parameters import is_position_parameter
-from fairseq_posenc.workbench.experiments.text_settings import (
-    KEEP_ALL,
-    LEARNING_RATE,
-    TRAIN_OPTIONS,
-)
+from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TRAIN_OPTIONS
 from fairseq_posenc.workbench.experiments.variants import MASKED
 from fairseq_posenc.workbench.running.logs import parse_line
 from fairseq_posenc.workbench.running.stages import Stage
@@ -37,7 +33,7 @@ SIZES = ("--warmup-updates", "100", "--max-tokens", "2048")
 _ADAM = (
     *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--lr", LEARNING_RATE),
     *("--lr-scheduler", "inverse_sqrt", *SIZES, "--dropout", "0", "--criterion", "cross_entropy"),
-    *KEEP_ALL,
+    *("--required-batch-size-multiple", "1"),
 )
 FAMILIES: dict[str, tuple[str, ...]] = {
     "masked LM": (*TRAIN_OPTIONS[MASKED], "--lr", LEARNING_RATE, *SIZES),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Generic, Optional, TypeVar
+from typing import Any, ClassVar, Generic, Optional, TypeVar
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
@@ -17,6 +18,7 @@ from fairseq_posenc.workbench.experiments.trials import Trial
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, Run, Variant, refuse_directions
 from fairseq_posenc.workbench.running.executor import Here, Slurm, run_jobs
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
+from fairseq_posenc.workbench.running.options import build_settings, parse_place
 from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
 # Beyond any run: validation and checkpoints are counted in updates, not in rounds of the data.
@@ -66,6 +68,24 @@ class ExperimentSettings(ABC):
                 instead = self.reserved[option]
                 raise UserError(f"-- {argument}: {option} cannot be set here; {instead}")
 
+    @classmethod
+    def from_args(cls: type[AnySettings], args: Namespace, **computed: Any) -> AnySettings:
+        """Build the settings from the options of the same names.
+
+        Args:
+            args: the parsed options.
+            **computed: settings that are not options.
+
+        Raises:
+            UserError: an option has a wrong value.
+        """
+        shared = {
+            "jobs": args.jobs or trials.default_jobs(),
+            "cluster": parse_place(args),
+            "train_args": tuple(args.after_dashes),  # the words after `--`
+        }
+        return build_settings(cls, args, **{**shared, **computed})
+
     @property
     @abstractmethod
     def runs(self) -> list[Run]:
@@ -89,16 +109,16 @@ class ExperimentSettings(ABC):
         The training can be continued at each of its validations.
         """
         between = max(1, self.updates // self.points)  # updates from one validation to the next
-        return [
-            *("fairseq-train", str(self.data(run)), "--max-update", str(self.updates)),
-            *("--seed", str(run.seed), "--save-dir", str(self.folder(run))),
-            *("--validate-interval-updates", str(between)),
-            *("--save-interval-updates", str(between)),
-            *("--keep-interval-updates", "1", "--no-epoch-checkpoints"),
-            *("--save-interval", _NEVER, "--validate-interval", _NEVER),
-            *("--log-format", "json", "--log-interval", str(min(20, between))),
-            *("--num-workers", "0", "--distributed-world-size", "1", *self.options(run)),
-        ]
+        begin = f"--max-update {self.updates} --seed {run.seed} --save-dir"
+        options = (
+            f"--validate-interval-updates {between} --save-interval-updates {between} "
+            f"--keep-interval-updates 1 --no-epoch-checkpoints --save-interval {_NEVER} "
+            f"--validate-interval {_NEVER} --log-format json --log-interval {min(20, between)} "
+            "--num-workers 0 --distributed-world-size 1"
+        )
+        folders = str(self.data(run)), str(self.folder(run))
+        words = ["fairseq-train", folders[0], *begin.split(), folders[1], *options.split()]
+        return [*words, *self.options(run)]
 
     def label(self, run: Run) -> str:
         """Name a training in messages."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,45 +14,29 @@ from fairseq_posenc.specs import parse
 from fairseq_posenc.workbench.experiments.experiment import RESERVED, ExperimentSettings
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED, Run
 
-# By default fairseq cuts the last batch to a multiple of 8 and drops the rest, in validation too.
-KEEP_ALL = ("--required-batch-size-multiple", "1")
-
 # Small enough that two processor cores train a model in minutes, large enough that the loss
 # leaves the level of a bag of words. Dropout would only slow down runs that see each text a few
 # times. The schedule does not depend on the length of the run, so a longer run continues a shorter.
-_DATA = (
-    *("--sample-break-mode", "none", "--tokens-per-sample", "64", "--max-tokens", "3072"),
-    *KEEP_ALL,
-)
-_LEARNING = (
-    *("--dropout", "0", "--attention-dropout", "0"),
-    *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)"),
-    *("--lr-scheduler", "inverse_sqrt", "--warmup-updates", "200"),
-)
-
+# By default fairseq cuts the last batch to a multiple of 8 and drops the rest, in validation too.
+_OPTIONS = """
+--task {task} --criterion {criterion} --sample-break-mode none --tokens-per-sample 64
+--max-tokens 3072 --required-batch-size-multiple 1 --arch {arch}
+--{stack}-layers 2 --{stack}-embed-dim 128 --{stack}-ffn-embed-dim 512 --{stack}-attention-heads 4
+--dropout 0 --attention-dropout 0 --optimizer adam --adam-betas '(0.9, 0.98)'
+--lr-scheduler inverse_sqrt --warmup-updates 200
+"""
 TASKS = {MASKED: "masked_lm", CAUSAL: "language_modeling"}
 # the stack's name in fairseq's options, such as --encoder-layers
 STACKS = {MASKED: "encoder", CAUSAL: "decoder"}
 LEARNING_RATE = "0.003"
 _MIN_VOCAB_SIZE = 16
-
-
-def _list_sizes(stack: str) -> tuple[str, ...]:
-    return (
-        *(f"--{stack}-layers", "2", f"--{stack}-embed-dim", "128"),
-        *(f"--{stack}-ffn-embed-dim", "512", f"--{stack}-attention-heads", "4"),
-    )
-
-
+_MODELS = {
+    MASKED: {"criterion": "masked_lm", "arch": "roberta_none_tiny"},
+    CAUSAL: {"criterion": "cross_entropy", "arch": "transformer_lm_none_tiny"},
+}
 TRAIN_OPTIONS = {
-    MASKED: (
-        *("--task", TASKS[MASKED], "--criterion", "masked_lm", *_DATA),
-        *("--arch", "roberta_none_tiny", *_list_sizes(STACKS[MASKED]), *_LEARNING),
-    ),
-    CAUSAL: (
-        *("--task", TASKS[CAUSAL], "--criterion", "cross_entropy", *_DATA),
-        *("--arch", "transformer_lm_none_tiny", *_list_sizes(STACKS[CAUSAL]), *_LEARNING),
-    ),
+    family: shlex.split(_OPTIONS.format(task=TASKS[family], stack=STACKS[family], **model))
+    for family, model in _MODELS.items()
 }
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -35,29 +35,8 @@ _MACHINE_FACTS = re.compile(
 _MOST_UPDATES = 10**15
 
 
-class Line(NamedTuple):
-    """All figures of a line of the log, as text (:func:`read_line`).
-
-    Attributes:
-        kind: ``train_inner`` or ``valid``.
-        epoch: the one it was written in, from 1 on; 0 where the line does not say.
-        updates_per_epoch: 0 where the line does not say.
-        figures: by name, without the ``valid_`` of validations.
-    """
-
-    kind: str
-    epoch: int
-    updates_per_epoch: int
-    figures: dict[str, str]
-
-    @property
-    def updates(self) -> int:
-        """Training updates so far; 0 where the line does not say."""
-        return int(float(self.figures.get("num_updates", 0)))
-
-
 class Entry(NamedTuple):
-    """The loss, speed and other numbers of a :class:`Line` (:func:`parse_line`).
+    """A line of the log (:func:`parse_line`).
 
     Attributes:
         kind: ``train_inner`` or ``valid``.
@@ -68,6 +47,8 @@ class Entry(NamedTuple):
         speed: tokens per second.
         epoch: the one it was written in, from 1 on; 0 where the line does not say.
         exact: share of questions answered right; None if the training does not report it.
+        updates_per_epoch: 0 where the line does not say.
+        figures: all of them by name, as text, without the ``valid_`` of validations.
     """
 
     kind: str
@@ -78,6 +59,8 @@ class Entry(NamedTuple):
     speed: float
     epoch: int = 0
     exact: Optional[float] = None
+    updates_per_epoch: int = 0
+    figures: Mapping[str, str] = {}
 
     @property
     def is_finite(self) -> bool:
@@ -129,49 +112,42 @@ class Curve(NamedTuple):
         return next((updates for updates, value in self.points if value <= perplexity), None)
 
 
-def read_line(text: str) -> Optional[Line]:
-    """Read the figures of a line of the log, as text; None if it has none."""
+def parse_line(text: str) -> Optional[Entry]:
+    """Read the figures of a line of the log; None if it has none."""
     try:
-        return _read_line(text)
+        return _parse_line(text)
     except _PARSE_ERRORS:
         return None
 
 
-def _read_line(text: str) -> Optional[Line]:
+def _parse_line(text: str) -> Optional[Entry]:
+    updates_per_epoch = 0
     if match := _JSON.search(text):
         figures = json.loads(match[2])
         figures = {name.removeprefix("valid_"): value for name, value in figures.items()}
-        return Line(match[1], int(figures.get("epoch", 0)), 0, figures) if figures else None
-    if match := _VALID.search(text):
+        epoch = figures.get("epoch", 0)
+    elif match := _VALID.search(text):
         pairs = (part.split() for part in match[3].split("|"))
-        return Line("valid", int(match[2]), 0, {pair[0]: pair[1] for pair in pairs if pair[1:]})
-    if match := _TRAIN.search(text):
+        figures, epoch = {pair[0]: pair[1] for pair in pairs if pair[1:]}, match[2]
+    elif match := _TRAIN.search(text):
         figures = dict(part.split("=", 1) for part in match[4].strip().split(", "))
-        return Line("train_inner", int(match[2]), int(match[3]), figures)
-    return None
-
-
-def parse_line(text: str) -> Optional[Entry]:
-    """Read the loss and the other numbers of a line of the log; None if it has no figures."""
-    line = read_line(text)
-    try:
-        return line and _convert_line(line)
-    except _PARSE_ERRORS:
+        epoch, updates_per_epoch = match[2], int(match[3])
+    if not (match and figures):
         return None
-
-
-def _convert_line(line: Line) -> Entry:
-    loss = float(line.figures.get("loss", "nan"))
-    accuracy, exact = line.figures.get("accuracy"), line.figures.get("exact")
+    loss = float(figures.get("loss", "nan"))
+    shares = map(figures.get, ("accuracy", "exact"))
+    accuracy, exact = (None if share is None else float(share) for share in shares)
     return Entry(
-        line.kind,
-        line.updates,
+        match[1],
+        int(float(figures.get("num_updates", 0))),
         loss,
-        2.0 ** min(float(line.figures.get("nll_loss", loss)), 1000.0),  # fairseq's are in bits
-        None if accuracy is None else float(accuracy),
-        float(line.figures.get("wps", 0)),
-        line.epoch,
-        None if exact is None else float(exact),
+        2.0 ** min(float(figures.get("nll_loss", loss)), 1000.0),  # fairseq's are in bits
+        accuracy,
+        float(figures.get("wps", 0)),
+        int(epoch),
+        exact,
+        updates_per_epoch,
+        figures,
     )
 
 

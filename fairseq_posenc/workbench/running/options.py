@@ -13,6 +13,7 @@ from argparse import (
     _ActionsContainer,
 )
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Optional, TypeVar, Union
 
@@ -263,14 +264,14 @@ def add_json(parser: ArgumentParser) -> None:
 
 
 def build_settings(kind: type[Settings], args: Namespace, **computed: Any) -> Settings:
-    """Build a dataclass from the parsed options of the same names.
+    """Build a class from the parsed options of the same names as its fields.
 
     Args:
-        kind: the dataclass.
+        kind: the class.
         args: the parsed options.
         **computed: fields that are not options.
     """
-    names = kind.__annotations__.keys() - computed.keys()
+    names = vars(args).keys() & signature(kind).parameters.keys() - computed.keys()
     return kind(**{name: getattr(args, name) for name in names}, **computed)
 
 

@@ -30,7 +30,6 @@ from fairseq_posenc.workbench.experiments.probe import (
     experiment,
     picture,
     report,
-    results,
     tasks,
 )
 from fairseq_posenc.workbench.experiments.probe.results import TaskResults, reciprocal_rank
@@ -466,9 +465,6 @@ def made_up(out: Path) -> TaskResults:
 
 
 class TestReport:
-    def test_ranks_share_their_mean(self):
-        assert [results.mean_rank(x, [0.9, 0.5, 0.5, 0.1]) for x in (0.9, 0.5, 0.1)] == [1, 2.5, 4]
-
     def test_mean_reciprocal_rank(self, tmp_path):
         found = made_up(tmp_path)
         ranks = {each.name: reciprocal_rank(found, each).mean for each in found.settings.variants}

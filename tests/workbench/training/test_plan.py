@@ -54,10 +54,10 @@ def test_the_figures_are_medians_without_the_first_updates():
         now += seconds
         assert watch.read(line(update, tokens=1000 if seconds < 4 else 2000), now)
     figures = watch.measure(left_out=2)
-    assert figures.seconds_per_update == 2
-    assert figures.tokens_per_second == 500  # of 500, 500, 40, 500, 500
-    assert figures.tokens_per_update == 1000
-    assert (figures.sequences_per_update, figures.updates_per_epoch) == (8, 40)
+    assert figures["seconds_per_update"] == 2
+    assert figures["tokens_per_second"] == 500  # of 500, 500, 40, 500, 500
+    assert figures["tokens_per_update"] == 1000
+    assert (figures["sequences_per_update"], figures["updates_per_epoch"]) == (8, 40)
 
 
 def test_memory_of_a_gpu_is_what_was_least_free(caplog):
@@ -72,8 +72,8 @@ def test_memory_of_a_gpu_is_what_was_least_free(caplog):
     for update, free in enumerate([70.0, 20.5, 60.0], start=1):
         watch.read(line(update, free=free), float(update))
     figures = watch.measure(left_out=1)
-    assert (figures.devices, figures.gpu, figures.gpu_total) == (2, "NVIDIA A100", 79.25)
-    assert figures.gpu_memory == 79.25 - 20.5
+    assert (figures["devices"], figures["gpu"], figures["gpu_total"]) == (2, "NVIDIA A100", 79.25)
+    assert figures["gpu_memory"] == 79.25 - 20.5
 
 
 def test_a_log_without_updates_is_an_error():
@@ -93,7 +93,7 @@ def test_large_numbers_as_fairseq_prints_them():
     watch = ProbeLog()
     for update in (1, 2):
         watch.read(line(update, tokens=2.09715e06), 10.0 * update)
-    assert watch.measure(left_out=1).tokens_per_second == pytest.approx(209715)
+    assert watch.measure(left_out=1)["tokens_per_second"] == pytest.approx(209715)
 
 
 # ---------------------------------------------------------------------------------- which training

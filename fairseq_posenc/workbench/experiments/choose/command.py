@@ -17,7 +17,6 @@ from fairseq_posenc.workbench.experiments.choose.answer import (
 from fairseq_posenc.workbench.experiments.choose.halving import Halving
 from fairseq_posenc.workbench.experiments.corpus import read_text, unigram_perplexity
 from fairseq_posenc.workbench.experiments.text_settings import TextSettings
-from fairseq_posenc.workbench.experiments.trials import default_jobs
 from fairseq_posenc.workbench.experiments.variants import BOTH, FAMILIES, MASKED, parse_variants
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
@@ -114,18 +113,13 @@ def _build_settings(question: ChooseQuestion, args: argparse.Namespace) -> TextS
     variants = parse_variants(listed)
     if len(variants) < 2:
         raise UserError(f"--encodings {listed}: name two or more candidates")
-    return TextSettings(
+    return TextSettings.from_args(
+        args,
         out=args.out or Path(f"choose-{args.text.stem}"),
-        text=args.text,
         variants=variants,
         updates=1,
-        seeds=args.seeds,
-        vocab_size=args.vocab_size,
-        family=question.family,
         eval_length=question.length,
         points=2,
-        jobs=args.jobs or default_jobs(),
-        cluster=options.parse_place(args),
         train_args=(*args.after_dashes, "--tokens-per-sample", str(question.trained)),
     )
 

@@ -91,21 +91,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build_settings(args: argparse.Namespace) -> TextSettings:
-    own = args.text and Path(f"compare-{args.text.stem}")  # so that a text never replaces the demo
+    default = args.text and Path(
+        f"compare-{args.text.stem}"
+    )  # so that a text never replaces the demo
     models = variants.parse_variants(args.encodings)
     jobs = args.jobs or default_jobs()
     if not args.jobs and choose_device() != "cuda":  # so that curves grow together
         jobs = max(jobs, min(len(models), _TOGETHER))
-    return TextSettings(
-        out=args.out or own or Path("demo"),
-        text=args.text,
-        family=args.family,
+    return TextSettings.from_args(
+        args,
+        out=args.out or default or Path("demo"),
         variants=models,
-        updates=args.updates,
-        seeds=args.seeds,
-        vocab_size=args.vocab_size,
         lrs=tuple(dict.fromkeys(lr.strip() for lr in args.lrs.split(","))),
-        train_args=tuple(args.after_dashes),  # the words after `--`
         jobs=jobs,
-        cluster=options.parse_place(args),
     )

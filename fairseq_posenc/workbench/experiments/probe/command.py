@@ -9,7 +9,6 @@ from fairseq_posenc.workbench.experiments.probe import picture, report, tasks
 from fairseq_posenc.workbench.experiments.probe.experiment import TaskExperiment
 from fairseq_posenc.workbench.experiments.probe.results import tasks_with_depths
 from fairseq_posenc.workbench.experiments.probe.settings import TaskSettings
-from fairseq_posenc.workbench.experiments.trials import default_jobs
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, FAMILIES, parse_variants
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running import options
@@ -70,16 +69,5 @@ def _build_settings(args: argparse.Namespace) -> TaskSettings:
     encodings = args.encodings
     if encodings == _ALL:
         encodings = ",".join(registry.names(encoder=args.family != CAUSAL))
-    return TaskSettings(
-        out=args.out,
-        family=args.family,
-        tasks=tuple(tasks.get(name.strip()) for name in dict.fromkeys(names)),
-        variants=parse_variants(encodings),
-        seeds=args.seeds,
-        updates=args.updates,
-        trained=args.trained,
-        lengths=args.lengths,
-        jobs=args.jobs or default_jobs(),
-        cluster=options.parse_place(args),
-        train_args=tuple(args.after_dashes),
-    )
+    chosen = tuple(tasks.get(name.strip()) for name in dict.fromkeys(names))
+    return TaskSettings.from_args(args, tasks=chosen, variants=parse_variants(encodings))

@@ -40,12 +40,13 @@ class TaskExperiment(Experiment[TaskSettings]):
     def trial(self, run: Run) -> Trial:
         """Build a training on one task, and its test at all lengths."""
         settings, (train, test) = self.settings, self._stages(run.case)
-        measure = [
-            *("fairseq-validate", str(test.folder), "--path", str(settings.folder(run) / LAST)),
-            *(*TASKS[settings.family], "--valid-subset"),
-            *(",".join(data.name_test_splits(tasks.get(run.case), settings.lengths)), *KEEP_ALL),
-            *("--log-format", "json", "--num-workers", "0", "--distributed-world-size", "1"),
-        ]
+        splits = ",".join(data.name_test_splits(tasks.get(run.case), settings.lengths))
+        options = (
+            f"{TASKS[settings.family]} --valid-subset {splits} {KEEP_ALL} --log-format json "
+            "--num-workers 0 --distributed-world-size 1"
+        )
+        model = str(settings.folder(run) / LAST)
+        measure = ["fairseq-validate", str(test.folder), "--path", model, *options.split()]
         return self._build_trial(run, train)._replace(
             measure=measure, parse_figures=parse_accuracies
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
 from fairseq_posenc.workbench.experiments.experiment import Results
@@ -52,23 +52,15 @@ def reciprocal_rank(results: TaskResults, model: Variant) -> Interval:
     the same one share the mean of their ranks. After Kazemnejad et al. (2023,
     arXiv:2305.19466).
     """
+    from scipy.stats import rankdata  # a second to import
+
     settings = results.settings
-    ranks: dict[int, list[float]] = {seed: [] for seed in settings.seeds}
-    for task in settings.tasks:
-        shares = {
-            each: share_by_seed(results, task.name, each, settings.beyond)
-            for each in settings.variants
-        }
-        for seed, seed_ranks in ranks.items():
-            values = [by_seed[seed] for by_seed in shares.values()]
-            seed_ranks.append(mean_rank(shares[model][seed], values))
+    number = settings.variants.index(model)
+    by_task = [
+        [share_by_seed(results, task.name, other, settings.beyond) for other in settings.variants]
+        for task in settings.tasks
+    ]
     return interval_of_share(
-        fmean(1 / rank for rank in seed_ranks) for seed_ranks in ranks.values()
+        fmean(1 / rankdata([-share[seed] for share in shares])[number] for shares in by_task)
+        for seed in settings.seeds
     )
-
-
-def mean_rank(value: float, values: Iterable[float]) -> float:
-    """Rank a value among all, from 1 for the highest; equal ones share their mean."""
-    values = list(values)
-    higher, same = sum(each > value for each in values), values.count(value)
-    return higher + (same + 1) / 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -16,38 +17,29 @@ POSITIONS = 1024  # rows of learned tables: at most two questions of LONGEST wor
 LONGEST = 500
 
 # By default fairseq cuts the last batch to a multiple of 8 and drops the rest, in validation too.
-KEEP_ALL = ("--max-tokens", "4096", "--required-batch-size-multiple", "1")
-
+KEEP_ALL = "--max-tokens 4096 --required-batch-size-multiple 1"
 # Small enough that a training takes at most two minutes on a core, large enough to learn the tasks
 # at the lengths trained on.
-_COMMON = (
-    *("--criterion", "answers", *KEEP_ALL),
-    *("--dropout", "0", "--attention-dropout", "0", "--max-target-positions", str(POSITIONS)),
-    *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "1.0"),
-    *("--lr", "0.003", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "100"),
-    *("--update-epoch-batch-itr", "True"),  # or a resumed training draws other batches
-)
+# A resumed training draws other batches without --update-epoch-batch-itr.
+_COMMON = f"""
+--criterion answers {KEEP_ALL} --dropout 0 --attention-dropout 0
+--max-target-positions {POSITIONS} --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0
+--lr 0.003 --lr-scheduler inverse_sqrt --warmup-updates 100 --update-epoch-batch-itr True
+"""
 TASKS = {
-    MASKED: ("--task", "language_modeling", "--self-target"),
-    CAUSAL: ("--task", "language_modeling"),
-    BOTH: ("--task", "translation", "--source-lang", QUESTION, "--target-lang", ANSWER),
+    MASKED: "--task language_modeling --self-target",
+    CAUSAL: "--task language_modeling",
+    BOTH: f"--task translation --source-lang {QUESTION} --target-lang {ANSWER}",
+}
+_SAMPLES = f"--sample-break-mode eos --tokens-per-sample {POSITIONS}"
+_MODELS = {
+    MASKED: f"--arch roberta_none_tiny {_SAMPLES} --encoder-ffn-embed-dim 256",
+    CAUSAL: f"--arch transformer_lm_none_tiny {_SAMPLES} --decoder-ffn-embed-dim 256",
+    BOTH: f"--arch transformer_none_tiny --max-source-positions {POSITIONS} "
+    "--encoder-ffn-embed-dim 256 --decoder-ffn-embed-dim 256",
 }
 TRAIN_OPTIONS = {
-    MASKED: (
-        *(*TASKS[MASKED], "--arch", "roberta_none_tiny", "--sample-break-mode", "eos"),
-        *("--tokens-per-sample", str(POSITIONS), "--encoder-ffn-embed-dim", "256"),
-        *_COMMON,
-    ),
-    CAUSAL: (
-        *(*TASKS[CAUSAL], "--arch", "transformer_lm_none_tiny", "--sample-break-mode", "eos"),
-        *("--tokens-per-sample", str(POSITIONS), "--decoder-ffn-embed-dim", "256"),
-        *_COMMON,
-    ),
-    BOTH: (
-        *(*TASKS[BOTH], "--arch", "transformer_none_tiny", "--max-source-positions"),
-        *(str(POSITIONS), "--encoder-ffn-embed-dim", "256", "--decoder-ffn-embed-dim", "256"),
-        *_COMMON,
-    ),
+    family: shlex.split(f"{TASKS[family]} {model} {_COMMON}") for family, model in _MODELS.items()
 }
 
 

@@ -35,7 +35,7 @@ from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.exit_codes import run_main, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import read_json
-from fairseq_posenc.workbench.running.logs import read_line
+from fairseq_posenc.workbench.running.logs import parse_line
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.stages import Job, Place
 
@@ -88,7 +88,7 @@ def _train(run: GlueRun, folder: Path, place: Place) -> None:
     def read(text: str) -> None:
         """Report validations, and the updates now and then."""
         nonlocal last
-        line, score = read_line(text), ""
+        line, score = parse_line(text), ""
         if line is None:
             return
         if line.kind == "valid" and run.metric in line.figures:

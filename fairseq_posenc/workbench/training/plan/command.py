@@ -18,7 +18,6 @@ from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import bar
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.plan.probe import (
-    Measurements,
     PlannedTraining,
     ProbeLog,
     measure_largest_process,
@@ -108,20 +107,20 @@ def run_probe(
     return {
         "probe_updates": updates,
         "left_out": left_out,
-        **figures._asdict(),
+        **figures,
         "process_memory": measure_largest_process(),
         "checkpoint_bytes": size,
         **_compute_duration(training, figures),
     }
 
 
-def _compute_duration(training: PlannedTraining, figures: Measurements) -> dict[str, Any]:
+def _compute_duration(training: PlannedTraining, figures: dict[str, Any]) -> dict[str, Any]:
     """Compute the duration of the training, and look up the paper's."""
     ends = [training.max_update] if training.max_update else []
     if training.max_epoch:
-        ends.append(training.max_epoch * figures.updates_per_epoch)
+        ends.append(training.max_epoch * figures["updates_per_epoch"])
     end = min(ends, default=None)
-    hours = end * figures.seconds_per_update / 3600 if end else None
+    hours = end * figures["seconds_per_update"] / 3600 if end else None
     paper: dict[str, Any] = {}
     if training.script and training.script in recipes.load()["pretraining"]:
         paper = recipes.build_recipe(training.script).hardware

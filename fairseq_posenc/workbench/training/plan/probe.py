@@ -10,10 +10,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.logs import read_line, read_machine_facts
+from fairseq_posenc.workbench.running.logs import parse_line, read_machine_facts
 from fairseq_posenc.workbench.training import recipes
 
 TRAIN = "fairseq-train"
@@ -116,21 +116,6 @@ def _print_command(words: Sequence[str]) -> list[str]:
     return commands[0]
 
 
-class Measurements(NamedTuple):
-    """The figures of a probe."""
-
-    seconds_per_update: float  # median
-    tokens_per_second: float  # median, of all GPUs together
-    tokens_per_update: float  # median
-    sequences_per_update: float  # median
-    updates_per_epoch: int  # as fairseq counts them; of a shard, if there are several
-    devices: int  # number of GPUs; 1 on a processor
-    gpu: Optional[str]  # name of the first GPU; None on a processor
-    gpu_memory: Optional[float]  # peak memory allocated on it in GiB; None on a processor
-    gpu_total: Optional[float]  # its memory in GiB; None on a processor
-    checkpoint_seconds: Optional[float]  # time to write a checkpoint
-
-
 class _Update(NamedTuple):
     time: float  # time at which its line came, in seconds
     epoch_size: int  # updates of an epoch
@@ -147,14 +132,14 @@ class ProbeLog:
     def read(self, text: str, time: float) -> bool:
         """Read a line that came at a time, in seconds; return whether it is an update's."""
         self._machine.update(read_machine_facts(text.rstrip()))
-        line = read_line(text.rstrip())
+        line = parse_line(text.rstrip())
         if line is None or line.kind != "train_inner":
             return False
         figures = {name: float(line.figures[name]) for name in _WANTED if name in line.figures}
         self.updates.append(_Update(time, line.updates_per_epoch, figures))
         return True
 
-    def measure(self, left_out: int) -> Measurements:
+    def measure(self, left_out: int) -> dict[str, Any]:
         """Compute the figures of all updates but the first ``left_out``.
 
         Raises:
@@ -172,18 +157,18 @@ class ProbeLog:
         free = [each.values["gb_free"] for each in self.updates if "gb_free" in each.values]
         numbers = {name: float(value) for name, value in self._machine.items() if name != "gpu"}
         total = numbers.get("gpu_total")
-        return Measurements(
-            seconds_per_update=statistics.median(seconds),
-            tokens_per_second=statistics.median(t / s for t, s in zip(tokens, seconds)),
-            tokens_per_update=statistics.median(tokens),
-            sequences_per_update=statistics.median(each.values["bsz"] for each in counted),
-            updates_per_epoch=max(update.epoch_size for update in self.updates),
-            devices=int(numbers.get("devices", 1)),
-            gpu=self._machine.get("gpu"),
-            gpu_memory=total - min(free) if total and free else None,
-            gpu_total=total,
-            checkpoint_seconds=numbers.get("checkpoint_seconds"),
-        )
+        return {  # medians; None for what a processor does not have
+            "seconds_per_update": statistics.median(seconds),
+            "tokens_per_second": statistics.median(t / s for t, s in zip(tokens, seconds)),
+            "tokens_per_update": statistics.median(tokens),
+            "sequences_per_update": statistics.median(each.values["bsz"] for each in counted),
+            "updates_per_epoch": max(update.epoch_size for update in self.updates),
+            "devices": int(numbers.get("devices", 1)),
+            "gpu": self._machine.get("gpu"),
+            "gpu_memory": total - min(free) if total and free else None,  # peak, in GiB
+            "gpu_total": total,
+            "checkpoint_seconds": numbers.get("checkpoint_seconds"),
+        }
 
 
 def measure_largest_process() -> float:
