@@ -22,6 +22,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import fairseq_posenc
 from fairseq_posenc import registry
 from fairseq_posenc.api import (
+    Cache,
     CrossAttention,
     LayerPositions,
     PositionEncoding,
@@ -174,13 +175,26 @@ def test_step_by_step_equals_the_full_pass(spec):
     padding = torch.zeros(2, 9, dtype=torch.bool)
     padding[1, :2] = True
     full = ours(*positions(embeddings, padding))[0]
-    cache: dict = {}
+    cache = Cache()
     steps = [slice(0, 3), *(slice(i, i + 1) for i in range(3, 8)), slice(8, 9)]
     for step in steps:
         x, shared = positions(embeddings[:, step], padding[:, : step.stop], past=step.start)
         found = ours(x, shared, cache)[0]
         real = ~padding[:, step]
         torch.testing.assert_close(found[real], full[:, step][real], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["rope+alibi", "fox", "m4m+window(size=3)"])
+def test_a_cache_selects_rows_as_beam_search_does(spec):
+    positions, layer, _ = both(spec, "lr")
+    embeddings, rows = torch.randn(3, 6, 16), torch.tensor([2, 2, 0, 1])
+    full = layer(*positions(embeddings[rows]))[0]
+    cache = Cache()
+    layer(*positions(embeddings[:, :4]), cache)
+    cache.reorder(rows)
+    for i in (4, 5):
+        step = layer(*positions(embeddings[rows, i : i + 1], past=i), cache)[0]
+        torch.testing.assert_close(step[:, 0], full[:, i], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("spec", ["none", "rope+shaw", "learned+m4m", "t5", "tupe", "deberta_v2"])
