@@ -9,6 +9,7 @@ from fairseq_posenc.api import PositionEncoding
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
 from tests.helpers.formulas import IN_FLOAT32, awake, oracle_options, oracle_params
+from tests.helpers.products import some_of
 from tests.helpers.tiny_models import encoding_specs, needs_causal
 
 SPECS = ["none", "learned+m4m", "rope+shaw", *encoding_specs("scores", "rotation")]
@@ -18,7 +19,7 @@ def make(spec: str) -> PositionEncoding:
     return awake(PositionEncoding(spec, 16, 2, max_positions=20, causal=needs_causal(spec)))
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", some_of([spec for spec in SPECS if "(" not in spec], SPECS))
 def test_scores_have_their_shape_and_padding_changes_none(spec):
     encoding = make(spec).double()
     query, key = torch.randn(2, 2, 2, 18, 8, dtype=torch.float64)
@@ -55,7 +56,7 @@ def test_input_vectors_are_added():
     torch.testing.assert_close(added, encoding.input["learned"].table.weight[:4].expand(2, -1, -1))
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", some_of([spec for spec in SPECS if "(" not in spec], SPECS))
 def test_distance_curves_are_finite_and_repeatable(spec):
     encoding = make(spec)
     curve = encoding.distance_curve(3)

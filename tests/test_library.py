@@ -34,6 +34,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import set_context
 from tests.helpers.formulas import awake
+from tests.helpers.products import product_of
 from tests.helpers.tiny_models import COMPOSITIONS, needs_causal
 
 ROOT = Path(fairseq_posenc.__file__).resolve().parents[1]
@@ -146,8 +147,7 @@ def both(spec: str, direction: str = "both"):
     return positions.eval(), ours.eval(), theirs.eval()
 
 
-@pytest.mark.parametrize("direction", ["both", "lr", "rl"])
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(("spec", "direction"), product_of(SPECS, ["both", "lr", "rl"]))
 def test_a_layer_equals_the_plugins_with_the_same_weights(spec, direction):
     if direction == "rl" and needs_causal(spec):
         return  # a causal stack has one direction

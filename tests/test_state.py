@@ -146,8 +146,7 @@ class Watch(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("length", [1, 20, 60])
-@pytest.mark.parametrize("spec", ALL)
+@pytest.mark.parametrize(("spec", "length"), product_of(ALL, [1, 20, 60]))
 def test_nothing_is_computed_in_float64(spec, length):
     """Devices such as Apple's have no float64."""
     with Watch() as watch:
@@ -158,8 +157,9 @@ def test_nothing_is_computed_in_float64(spec, length):
     assert not watch.found
 
 
-@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("spec", ALL)
+@pytest.mark.parametrize(
+    ("spec", "default"), product_of(ALL, [torch.float64, torch.bfloat16, torch.float16])
+)
 def test_the_default_type_changes_nothing(spec, default):
     torch.manual_seed(0)
     built = awake(Model(spec)).eval()

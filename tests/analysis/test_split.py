@@ -9,7 +9,8 @@ from fairseq_posenc.analysis.split import split
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.positions import Span
 from tests.helpers.formulas import INPUTS, make, our_scores, positions_of, their_scores
-from tests.helpers.tiny_models import COMPOSITIONS, encoding_specs
+from tests.helpers.products import some_of
+from tests.helpers.tiny_models import COMPOSITIONS, REPRESENTATIVES, encoding_specs
 
 LENGTH = 6
 
@@ -31,7 +32,9 @@ def parts(spec: str, dtype: torch.dtype = torch.float64):
     return split(query, key, terms, rotation, mask=mask), query, key, built
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    "spec", some_of([spec for spec in REPRESENTATIVES if spec in SPECS], SPECS)
+)
 def test_models_of_float32_are_split_in_float64(spec):
     found, *_ = parts(spec, torch.float32)
     assert found.scores.dtype == torch.float64

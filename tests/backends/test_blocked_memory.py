@@ -18,6 +18,7 @@ from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.terms import Terms
 from tests.backends.test_backends import inputs as small_inputs
 from tests.backends.test_backends import make_terms, masks
+from tests.helpers.products import product_of
 
 H, D = 12, 64
 pytestmark = pytest.mark.usefixtures("without_numbers")
@@ -118,8 +119,9 @@ def test_a_call_keeps_no_tensor_beside_the_saved_ones():
     assert tensors(vars(node)) == []
 
 
-@pytest.mark.parametrize("mask", ["lr, padded on the left", "pairs"])
-@pytest.mark.parametrize("form", make_terms(), ids=lambda name: name)
+@pytest.mark.parametrize(
+    ("form", "mask"), product_of(make_terms(), ["lr, padded on the left", "pairs"])
+)
 def test_no_call_waits_for_a_gpu(form, mask):
     terms, qkv = make_terms()[form], small_inputs()
     with pytest.raises(DataDependentOutputException):

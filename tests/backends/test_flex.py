@@ -22,11 +22,10 @@ LIMITS = ["none+window(size=6)", "m4m+window(size=6)", "t5+chunk(size=5)", "debe
 RESETS = ["tupe+reset", "m4+reset", "deberta+reset"]
 REFUSED = {"m3": "channel", "shaw_values": "table of values", "cope": "all scores"}
 SERVED = [name for name in names() if name not in REFUSED]
-MODELS = [
-    (spec, causal)
-    for spec in (*SERVED, *LIMITS, *RESETS)
-    for causal in ((True,) if needs_causal(spec) else (False, True))
-]
+MODELS = dict.fromkeys(
+    (spec, causal or needs_causal(spec))
+    for spec, causal in product_of([*SERVED, *LIMITS, *RESETS], [False, True])
+)
 
 
 def _call(

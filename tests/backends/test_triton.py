@@ -126,9 +126,9 @@ def assert_equals_the_reference(qkv: Inputs, terms: Terms, mask: Mask) -> None:
         torch.testing.assert_close(our, their, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "direction", "side"), product_of(FORMS, DIRECTIONS, ["left", "right"], times=2)
+)
 def test_equals_the_reference_with_padding(form, direction, side):
     terms = make_terms(FORMS[form], 7, 7)
     assert_equals_the_reference(inputs(1, 7, 7), terms, Mask(direction, padding(side, 1, 7)))
@@ -154,8 +154,9 @@ def test_reset_that_all_rows_share_with_past_keys():
     assert_equals_the_reference(inputs(2, 3, 18), terms, Mask("lr"))
 
 
-@pytest.mark.parametrize(("tgt_len", "src_len"), [(20, 20), (5, 37)])
-@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    ("direction", "tgt_len", "src_len"), product_of(DIRECTIONS, [(20, 20), (5, 37)])
+)
 def test_many_tiles(direction, tgt_len, src_len):
     """The last tiles are not full, and the queries are the last of the positions."""
     terms = make_terms({**EVERYTHING, "product": True}, tgt_len, src_len)
@@ -216,8 +217,13 @@ def test_a_query_that_sees_no_key_gets_zeros_and_gives_none():
     assert all(x.grad.isfinite().all() for x in (query, key, value, *leaves_of(terms)))
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize(("product", "reset"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("product", "reset", "dtype", "bound"),
+    product_of(
+        [(False, False), (True, False), (True, True)],
+        [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)],
+    ),
+)
 def test_half_precision_is_close_to_float64(product, reset, dtype, bound):
     """Errors are relative to the largest number of each tensor.
 
@@ -373,8 +379,7 @@ def test_nothing_grows_with_the_square_of_the_length(monkeypatch):
 @pytest.mark.parametrize(
     ("direction", "product", "numbers"),
     [
-        *(("rl", True, numbers) for numbers in (4 * 3 * 4_000, 14_000, 6_000)),
-        *(("both", False, 14_000), ("lr", True, 6_000)),
+        *(("rl", True, 4 * 3 * 4_000), ("both", False, 14_000), ("lr", True, 6_000)),
     ],
 )
 def test_slabs_of_any_size(direction, product, numbers, monkeypatch):
@@ -534,7 +539,7 @@ COMPILED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("form", "reset", "dropout"), product_of(COMPILED, [False, True], [0.0, 0.3], times=2)
+    ("form", "reset", "dropout"), product_of(COMPILED, [False, True], [0.0, 0.3])
 )
 def test_can_be_compiled_as_one_graph(form, reset, dropout):
     """With the forward and the backward pass traced: what "eager" does as well, and more."""

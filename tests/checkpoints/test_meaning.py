@@ -229,23 +229,20 @@ REFUSED = {  # in fairseq most of these go on without a word; more of them, in m
         (["--share-all-embeddings"], "and this model shares them"),
     ],
 }
-MAY = {
-    "masked_lm": [
-        (["--lr", 0.002], "lr [0.001] -> [0.002]"),
-        (["--dropout", 0.1], "dropout 0.0 -> 0.1"),
-        (["--mask-prob", 0.2], "mask_prob 0.15 -> 0.2"),
-        (["--max-positions", 64], "max_positions 16 -> 64"),
-    ],
-    "causal_lm": [
-        (["--lr", 0.002], "lr [0.001] -> [0.002]"),
-        (["--attention-dropout", 0.1], "attention_dropout 0.0 -> 0.1"),
-        (["--tokens-per-sample", 20], "tokens_per_sample 16 -> 20"),
-    ],
-    "translation": [
-        (["--label-smoothing", 0.2], "label_smoothing 0.1 -> 0.2"),
-        (["--dropout", 0.1], "dropout 0.0 -> 0.1"),
-        (["--max-source-positions", 64], "max_source_positions 16 -> 64"),
-    ],
+MAY = {  # of each family several at once
+    "masked_lm": (
+        ["--lr", 0.002, "--dropout", 0.1, "--mask-prob", 0.2, "--max-positions", 64],
+        ["lr [0.001] -> [0.002]", "dropout 0.0 -> 0.1", "mask_prob 0.15 -> 0.2"]
+        + ["max_positions 16 -> 64"],
+    ),
+    "causal_lm": (
+        ["--lr", 0.002, "--attention-dropout", 0.1, "--tokens-per-sample", 20],
+        ["lr [0.001] -> [0.002]", "attention_dropout 0.0 -> 0.1"] + ["tokens_per_sample 16 -> 20"],
+    ),
+    "translation": (
+        ["--label-smoothing", 0.2, "--dropout", 0.1, "--max-source-positions", 64],
+        ["label_smoothing 0.1 -> 0.2", "dropout 0.0 -> 0.1", "max_source_positions 16 -> 64"],
+    ),
 }
 
 
@@ -271,12 +268,13 @@ def test_a_dictionary_in_another_order_is_refused(family, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "more", "line"), _table(MAY))
-def test_what_may_change_does_and_the_log_says_it(family, more, line):
+@pytest.mark.parametrize("family", MAY)
+def test_what_may_change_does_and_the_log_says_it(family):
+    more, changes = MAY[family]
     log = resumed(family, *more).log
     (told,) = [x for x in log.splitlines() if "resumes with other settings" in x]
-    assert line in told
-    assert "max_update 2 -> 3" in told
+    for change in [*changes, "max_update 2 -> 3"]:
+        assert change in told
     assert "save_dir" not in told
 
 

@@ -13,21 +13,21 @@ from fairseq_posenc.registry import get
 from tests.encodings.test_second_oracles import CASES
 from tests.helpers import parity, support
 from tests.helpers.formulas import IN_FLOAT32
+from tests.helpers.products import product_of, some_of
 
 
 def test_the_support_table_is_what_runs():
     assert support.PAGE.read_text(encoding="utf-8") == support.page(), "run make docs"
 
 
-@pytest.mark.parametrize("name", parity.ENCODINGS)
-def test_layers_that_differ_windows_and_documents_equal_the_oracle(name, monkeypatch):
+@pytest.mark.parametrize(("name", "place"), product_of(parity.ENCODINGS, parity.PLACES))
+def test_layers_that_differ_windows_and_documents_equal_the_oracle(name, place, monkeypatch):
     monkeypatch.setattr("fairseq_posenc.backends.planner.SHORT", 0)  # so that `auto` takes blocks
     bound = 1e-5 if name in IN_FLOAT32 else 1e-9
-    for place in parity.PLACES:
-        assert parity.compare_translation(name, place) < bound
-        assert parity.compare_encoding(name, place, causal=True) < bound
-        if not get(name).causal_only:
-            assert parity.compare_encoding(name, place, causal=False) < bound
+    assert parity.compare_translation(name, place) < bound
+    assert parity.compare_encoding(name, place, causal=True) < bound
+    if not get(name).causal_only:
+        assert parity.compare_encoding(name, place, causal=False) < bound
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,6 @@ def test_translation_models_equal_the_second_formulas(case):
 def test_flex_in_float32_equals_the_second_formulas(case, monkeypatch):
     monkeypatch.setattr(flex, "_compile_attention", lambda: flex_attention)
     refused = "sink" in case.spec or "cope" in case.spec
-    for family in ("causal", "translation") if case.causal[0] else ("encoder",):
+    for family in ("causal", *some_of([], ["translation"])) if case.causal[0] else ("encoder",):
         with pytest.raises(UserError) if refused else nullcontext():
             assert parity.compare_feature(case, family, "flex") < 3e-5

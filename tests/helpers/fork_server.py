@@ -18,6 +18,7 @@ import copy
 import fcntl
 import gc
 import importlib
+import inspect
 import io
 import logging
 import marshal
@@ -31,7 +32,8 @@ import socket
 import sys
 import threading
 import warnings
-from types import ModuleType
+from functools import partial
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 THIRD_PARTY = [
@@ -47,8 +49,10 @@ COMMANDS = re.compile(r"fairseq-(?!posenc)|fairseq_cli\.")
 def hasten_hydra() -> None:
     """Keep Hydra from copying all that is registered, and parsing all settings, for each command.
 
-    The copy is of what it only reads; and a setting means the same each time.
+    The copy is of what it only reads; and a setting means the same each time. It also looks for its
+    caller among all frames: their lines of source, which it does not use, are not read.
     """
+    from hydra._internal import utils
     from hydra.core.config_store import ConfigStore
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -60,6 +64,7 @@ def hasten_hydra() -> None:
             parsed[text, rule] = parse(parser, text, rule)
         return copy.copy(parsed[text, rule])
 
+    utils.inspect = SimpleNamespace(**{**vars(inspect), "stack": partial(inspect.stack, 0)})
     OverridesParser.parse_rule = parse_once  # type: ignore[assignment, method-assign]
     ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
 

@@ -18,6 +18,14 @@ from typing import Any
 WHOLE = os.environ.get("WHOLE_PRODUCTS", "0") != "0"
 
 
+def some_of(chosen: Collection[Any], every: Collection[Any], whole: bool = WHOLE) -> list[Any]:
+    """Return the values of one axis: those chosen, or every one where products are whole.
+
+    For properties that depend on the kind of a value and not on the value itself.
+    """
+    return list(every if whole else chosen)
+
+
 def product_of(*axes: Collection[Any], times: int = 1, whole: bool = WHOLE) -> list[Any]:
     """Return the cases of a test, for parametrize: a value of each axis, in the axes' order.
 

@@ -41,7 +41,8 @@ SPEC = "--position-encoding"
 START = ["--max-positions", "48", "--tokens-per-sample", "48", "--encoder-layers", "2"]
 START += ["--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "128"]
 START += ["--encoder-attention-heads", "4"]
-FEWER = {"--encodings": 3, "--tasks": 1}  # of the values of a list, so many from the end
+# Of the values of a list, so many from the end.
+FEWER = {"compare": {"--encodings": 3}, "probe": {"--encodings": 1, "--tasks": 1}}
 
 
 def sizes(arch: str, layers: int = 1) -> list[str]:
@@ -80,8 +81,8 @@ def ours(words: list[str]) -> list[str]:
         asked[asked.index("--tasks") + 1] = "CoLA"
     if "--dry-run" in asked or "--help" in asked:
         return [*asked, *words[end:]]
-    for option, number in FEWER.items():
-        if option in asked and command in ("compare", "probe"):
+    for option, number in FEWER.get(command, {}).items():
+        if option in asked:
             at = asked.index(option) + 1
             asked[at] = ",".join(asked[at].split(",")[-number:])
     if command != "choose" or "--text" in asked:  # without one it trains nothing

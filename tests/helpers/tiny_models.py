@@ -93,6 +93,13 @@ PATTERNS = [
     "t5,alibi+t5(num_buckets=16)",
     "m4(reset=true),rope(base=500)",
 ]
+# One encoding of each kind of computation: vectors, angles, biases, tables, values, counts, gates.
+REPRESENTATIVES = [
+    *("none", "learned", "sinusoidal(layout=fairseq)", "sentence_learned+m4", "learned+m4m"),
+    *("rope", "xpos", "pope+fox", "rope+m4(reset=true)", "alibi", "t5", "fire", "sandwich", "cope"),
+    *("shaw+shaw_values", "deberta_v2", "m3", "m4m", "tupe_shared(reset=true)"),
+    "t5,alibi+t5(num_buckets=16)",
+]
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
 
 

@@ -61,7 +61,7 @@ def run(lines: formats.LineFormat, *arguments: object, **how: bool) -> None:
     """Run a program of preprocess/ in this process."""
     parser = options.make_parser("", **how)
     given = [str(argument) for argument in arguments]
-    command.run(parser.parse_args([*given, "--workers", "2"]), lines)
+    command.run(parser.parse_args(["--workers", "1", *given]), lines)
 
 
 def run_fairseq(text: Path, dest: Path, *arguments: object) -> None:

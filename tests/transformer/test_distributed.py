@@ -24,9 +24,10 @@ from tests.helpers.commands import (
     train,
     trained,
 )
+from tests.helpers.products import some_of
 from tests.helpers.tiny_models import logits, make_model, make_tokens
 from tests.helpers.waiting import wait_until
-from tests.transformer.test_golden_losses import CASES
+from tests.transformer.test_golden_losses import CASES, IN_TURN
 
 slow = pytest.mark.slow
 # fairseq finds out about ranks by itself only where there are GPUs.
@@ -169,7 +170,7 @@ def one_rank(tmp_path_factory):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize(("family", "spec"), CASES)
+@pytest.mark.parametrize(("family", "spec"), some_of(IN_TURN, CASES))
 def test_no_encoding_needs_to_look_for_unused_parameters(family, spec, one_rank):
     """DDP fails in its second pass if a parameter had no gradient in the first."""
     model = make_model(family, position_encoding=spec).train()

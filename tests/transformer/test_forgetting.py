@@ -15,6 +15,7 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
 from tests.helpers.formulas import awake, oracle_options
+from tests.helpers.products import product_of
 from tests.helpers.tiny_models import logits, make_model, make_tokens
 
 HEADS, WIDTH, HEAD_DIM, LENGTH = 2, 16, 8, 17
@@ -241,8 +242,9 @@ def test_gates_and_their_gradients_in_float32_are_those_in_float64(backend, caus
         assert (ours - exact).norm() < allowed * exact.norm()
 
 
-@pytest.mark.parametrize("spec", [*registry.names(), "rope+ssmax", "rope+sink"])
-@pytest.mark.parametrize("length", [5, 60])
+@pytest.mark.parametrize(
+    ("spec", "length"), product_of([*registry.names(), "rope+ssmax", "rope+sink"], [5, 60])
+)
 def test_nan_stays_nan(spec, length):
     """So that what looks for a training that diverged finds it; nothing is raised before."""
     positions = awake(StackPositions(spec, 16, 2, max_positions=64, causal=True))

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fairseq_posenc import positions, registry
 from fairseq_posenc.backends import by_distance
 from fairseq_posenc.transformer.forward_context import current_context
+from tests.helpers.products import product_of
 from tests.helpers.tiny_models import (
     ARCHITECTURES,
     STOCK,
@@ -86,8 +87,9 @@ def test_threads_do_not_meet(family, spec):
     assert not wrong
 
 
-@pytest.mark.parametrize("spec", ["learned+m4m", "rope", "tupe_shared"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "spec"), product_of(FAMILIES, ["learned+m4m", "rope", "tupe_shared"])
+)
 def test_a_model_is_freed_when_it_is_deleted(family, spec):
     model = make_model(family, position_encoding=spec)
     gc.collect()  # fairseq's way of building a model leaves cycles

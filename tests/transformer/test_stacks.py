@@ -22,6 +22,7 @@ from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import set_context
 from tests.helpers import oracles
 from tests.helpers.commands import sentences
+from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import (
     ARCHITECTURES,
     COMPOSITIONS,
@@ -105,7 +106,7 @@ def test_equals_fairseqs_own_model(family, spec, stock_options):
         torch.testing.assert_close(grad, their, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("family", "spec"), CASES)
+@pytest.mark.parametrize(("family", "spec"), some_of(IN_TURN, CASES))
 def test_padding_on_either_side_changes_nothing(family, spec):
     model = awake(make_model(family, position_encoding=spec))
     tokens = make_tokens()
@@ -117,8 +118,12 @@ def test_padding_on_either_side_changes_nothing(family, spec):
     torch.testing.assert_close(left, alone, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("directions", ["lr,lr", "lr,rl", "rl,both,lr"])
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if not needs_causal(spec)])
+@pytest.mark.parametrize(
+    ("spec", "directions"),
+    product_of(
+        [spec for spec in SPECS if not needs_causal(spec)], ["lr,lr", "lr,rl", "rl,both,lr"]
+    ),
+)
 def test_padding_changes_nothing_with_directions(spec, directions):
     model = awake(make_model("masked_lm", position_encoding=spec, attention_directions=directions))
     tokens = make_tokens()
@@ -269,7 +274,7 @@ def test_triton_can_be_required_where_it_serves(name, monkeypatch):
         make_model(family, position_encoding=name, position_backend="triton")
 
 
-@pytest.mark.parametrize(("family", "spec"), [*CASES, ("translation", CROSS)])
+@pytest.mark.parametrize(("family", "spec"), [*some_of(IN_TURN, CASES), ("translation", CROSS)])
 def test_activation_checkpointing_gives_the_same_gradients(family, spec):
     options = {"position_encoding": spec, "dropout": 0.1, "attention_dropout": 0.1}
     if family == "masked_lm":
@@ -290,8 +295,13 @@ def test_activation_checkpointing_gives_the_same_gradients(family, spec):
     assert all(p.grad.isfinite().all() for p in checkpointed.parameters() if p.grad is not None)
 
 
-@pytest.mark.parametrize("frozen", ["positions", "the rest"])
-@pytest.mark.parametrize(("family", "spec"), [case for case in CASES if has_parameters(case[1])])
+@pytest.mark.parametrize(
+    ("family", "spec", "frozen"),
+    product_of(
+        [case for case in some_of(IN_TURN, CASES) if has_parameters(case[1])],
+        ["positions", "the rest"],
+    ),
+)
 def test_positions_or_everything_else_can_be_frozen(family, spec, frozen):
     model = make_model(family, position_encoding=spec)
     for name, parameter in model.named_parameters():
@@ -342,7 +352,7 @@ def test_nothing_of_a_forward_pass_survives_it(family):
         assert set(vars(module)) - before[id(module)] <= {"_future_mask"}
 
 
-@pytest.mark.parametrize(("family", "spec"), CASES)
+@pytest.mark.parametrize(("family", "spec"), some_of(IN_TURN, CASES))
 def test_half_precision_models_run_and_stay_close(family, spec):
     # Every family meets both types; test_attention.py has every encoding with both.
     even = (FAMILIES.index(family) + SPECS.index(spec)) % 2

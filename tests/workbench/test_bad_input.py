@@ -325,11 +325,6 @@ def _resumed(path: Path):
     return train("causal_lm", *options, save_dir=folder, fails=True).run
 
 
-def _fine_tuned(path: Path):
-    options = ["--position-encoding", "learned+alibi", "--finetune-from-model", path]
-    return train("causal_lm", *options, "--max-epoch", 1, fails=True).run
-
-
 def _overridden(program: str, data: Callable[[], Path], option: str, value: str, *more: object):
     """Make a command of fairseq's that reads a checkpoint with another option of its model."""
     options = ["--user-dir", USER_DIR, "--model-overrides", {option: value}, *more]
@@ -340,12 +335,6 @@ ALIBI = "learned+alibi"
 MASKED = ["--task", "masked_lm", "--batch-size", 16]
 MISREAD = {
     "resume": ("causal_lm", _resumed, "trained with learned+rope, the model has learned+alibi"),
-    "fine-tune": ("causal_lm", _fine_tuned, "learned+rope, the model has learned+alibi"),
-    "eval-lm": (
-        "causal_lm",
-        _overridden("fairseq-eval-lm", sentences, "position_encoding", ALIBI),
-        "learned+rope, the model has learned+alibi",
-    ),
     "generate": (
         "translation",
         _overridden("fairseq-generate", pairs, "position_encoding_decoder", ALIBI),

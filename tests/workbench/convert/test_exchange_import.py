@@ -20,7 +20,7 @@ from fairseq_posenc.workbench.convert.exchange import exporting
 from fairseq_posenc.workbench.loading.pretrained import load_state
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint
-from tests.helpers.products import product_of
+from tests.helpers.products import product_of, some_of
 from tests.workbench.convert.test_exchange import (
     HARD,
     ROTATIONS,
@@ -79,7 +79,12 @@ def refused(folder: Path, capsys) -> str:
 
 
 @pytest.mark.parametrize(
-    ("family", "spec", "to", "more"), [*NATIVE, *((f, s, "hf", m) for f, s, m in HARD)]
+    ("family", "spec", "to", "more"),
+    some_of(
+        # Every class of transformers, and every scaling once; our code in each family.
+        [*NATIVE[:6], *NATIVE[6::3], *((f, s, "hf", m) for f, s, m in HARD[::3])],
+        [*NATIVE, *((f, s, "hf", m) for f, s, m in HARD)],
+    ),
 )
 def test_there_and_back_is_bit_for_bit(family, spec, to, more):
     trained = checkpoint(family, spec, **more)
@@ -148,7 +153,8 @@ def test_a_scaling_that_was_set_in_transformers_comes_back(scaling, spec, capsys
     if scaling.get("rope_type") == "longrope":  # where transformers 4 looks
         config[LENGTH] = scaling[LENGTH]
     path.write_text(json.dumps(config))
-    for version in ("4.57.6", "5.24.0"):
+    versions = ("4.57.6", "5.24.0")
+    for version in some_of([versions[len(spec) % 2]], versions):
         path.write_text(json.dumps({**config, "transformers_version": version}))
         state = load_state(start := import_(folder), "it")
         text = capsys.readouterr().out
