@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers.products import product_of
+from tests.helpers.products import product_of, some_of
 
 AXES = [
     (["a", "b", "c"], range(17)),
@@ -26,6 +26,11 @@ def test_each_value_of_each_axis_is_chosen(axes, times):
 
 def test_the_whole_is_the_product():
     assert product_of("ab", [1, 2], whole=True) == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+
+
+def test_some_stand_for_all_but_where_products_are_whole():
+    assert some_of("ac", "abc", whole=False) == ["a", "c"]
+    assert some_of("ac", "abc", whole=True) == ["a", "b", "c"]
 
 
 def test_values_of_short_axes_are_not_bound_to_each_other():

@@ -232,12 +232,17 @@ REFUSED = {  # in fairseq most of these go on without a word; more of them, in m
 MAY = {  # of each family several at once
     "masked_lm": (
         ["--lr", 0.002, "--dropout", 0.1, "--mask-prob", 0.2, "--max-positions", 64],
-        ["lr [0.001] -> [0.002]", "dropout 0.0 -> 0.1", "mask_prob 0.15 -> 0.2"]
-        + ["max_positions 16 -> 64"],
+        [
+            *("lr [0.001] -> [0.002]", "dropout 0.0 -> 0.1", "mask_prob 0.15 -> 0.2"),
+            "max_positions 16 -> 64",
+        ],
     ),
     "causal_lm": (
         ["--lr", 0.002, "--attention-dropout", 0.1, "--tokens-per-sample", 20],
-        ["lr [0.001] -> [0.002]", "attention_dropout 0.0 -> 0.1"] + ["tokens_per_sample 16 -> 20"],
+        [
+            *("lr [0.001] -> [0.002]", "attention_dropout 0.0 -> 0.1"),
+            "tokens_per_sample 16 -> 20",
+        ],
     ),
     "translation": (
         ["--label-smoothing", 0.2, "--dropout", 0.1, "--max-source-positions", 64],

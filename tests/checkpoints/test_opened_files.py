@@ -24,6 +24,7 @@ from fairseq.data import Dictionary
 
 from fairseq_posenc.checkpoints.trusted_settings import IN_DATA, OPENED
 from tests.helpers.commands import pairs, sentences
+from tests.helpers.products import some_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 # What models need beside their own options, from those of a task or of a training.
@@ -104,9 +105,13 @@ def find_opened(kind: Any, more: dict[str, Any], start: Callable[[Namespace], An
     return found
 
 
-def fairseqs(registry: dict[str, Any]) -> list[str]:
-    """Return the names in a registry that are fairseq's own."""
-    return sorted(n for n, kind in registry.items() if kind.__module__.startswith("fairseq."))
+def fairseqs(registry: dict[str, Any], step: int = 1) -> list[str]:
+    """Return the names in a registry that are fairseq's own, or some where products are not whole.
+
+    They change with the release of fairseq alone, and many share the code that opens files.
+    """
+    names = sorted(n for n, kind in registry.items() if kind.__module__.startswith("fairseq."))
+    return some_of(names[::step], names)
 
 
 def start_task(name: str) -> Callable[[Namespace], Any]:
@@ -182,13 +187,13 @@ def start_model(kind: Any) -> Callable[[Namespace], Any]:
     return start
 
 
-@pytest.mark.parametrize("name", fairseqs(tasks.TASK_REGISTRY))
+@pytest.mark.parametrize("name", fairseqs(tasks.TASK_REGISTRY, 2))
 def test_files_that_a_task_opens_are_in_the_table(name):
     kind = tasks.TASK_REGISTRY[name]
     assert find_opened(kind, task_settings(name), start_task(name)) <= OPENED | IN_DATA
 
 
-@pytest.mark.parametrize("name", fairseqs(models.MODEL_REGISTRY))
+@pytest.mark.parametrize("name", fairseqs(models.MODEL_REGISTRY, 4))
 def test_files_that_a_model_opens_are_in_the_table(name):
     kind = models.MODEL_REGISTRY[name]
     architectures = models.ARCH_MODEL_INV_REGISTRY.get(name, [name])
@@ -206,7 +211,7 @@ def test_files_that_a_model_opens_are_in_the_table(name):
     assert find_opened(kind, {"arch": architectures[0]}, start) <= OPENED | IN_DATA
 
 
-@pytest.mark.parametrize("name", fairseqs(criterions.CRITERION_REGISTRY))
+@pytest.mark.parametrize("name", fairseqs(criterions.CRITERION_REGISTRY, 2))
 def test_files_that_a_criterion_opens_are_in_the_table(name):
     kind = criterions.CRITERION_REGISTRY[name]
     settings = Namespace(task="language_modeling", data=str(sentences()), tokens_per_sample=16)

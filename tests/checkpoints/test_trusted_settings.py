@@ -83,7 +83,7 @@ KEPT_OUT = {
     "speech": "models and tasks of speech: nothing is promised of the files that they open",
 }
 CASES = [(command, kind) for command, kind in KINDS.items()]
-CASES += [(command, kind) for command in SEVERAL for kind in ("masked_lm", "causal_lm", "pieces")]
+CASES += product_of(SEVERAL, ["masked_lm", "causal_lm", "pieces"])
 
 
 COMMANDS = {

@@ -16,6 +16,7 @@ from fairseq.data import data_utils, indexed_dataset
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.data_bins import check_data_bin
 from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, refused, run, sentences, trained
+from tests.helpers.products import product_of
 
 SIZES = (3, 1, 4, 1, 5)
 HEADER = 26  # bytes of an index before its sizes
@@ -228,11 +229,9 @@ def test_lm_length_refuses_tokens_that_the_dictionary_does_not_have(copied, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize(
-    ("split", "more"),
-    [("train", []), ("valid", []), ("train", ["--dataset-impl", "mmap"])],
-    ids=["train", "valid", "with --dataset-impl"],
+    ("name", "split", "more"),
+    product_of(COMMANDS, [("train", []), ("valid", []), ("train", ["--dataset-impl", "mmap"])]),
 )
 def test_train_refuses_a_damaged_data_bin(split, more, name, copied, tmp_path):
     suffix, damage, _ = DAMAGES[name]

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.helpers.commands import FAMILIES, USER_DIR, new_directory, trained
+from tests.helpers.products import product_of
 from tests.helpers.programs import true_start
 
 pytestmark = pytest.mark.slow
@@ -36,8 +37,9 @@ else:
 """
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("way", ["name", "path", "imported before", "own class"])
+@pytest.mark.parametrize(
+    ("family", "way"), product_of(FAMILIES, ["name", "path", "imported before", "own class"])
+)
 def test_from_pretrained(family, way):
     module, name = (OWN if way == "own class" else CLASSES)[family]
     user_dir = {"name": "fairseq_posenc", "path": str(USER_DIR)}.get(way, "fairseq_posenc")
@@ -58,7 +60,6 @@ def test_from_pretrained(family, way):
         text=True,
         check=False,
         cwd=new_directory(),
-        env=true_start(),
     )
     assert done.stdout.splitlines()[-2:] == ["True", "True"], done.stderr[-2000:]
 

@@ -189,6 +189,7 @@ def full() -> Iterator[Any]:
         file.raw.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["list"], ["describe", "rope"], ["count", "--encoding", "rope"], ["user-dir"]]
 )
@@ -201,6 +202,7 @@ def test_an_output_that_cannot_be_written_is_a_line(words, full):
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "code"), [(["list"], 0), (["lits"], 2)])
 def test_an_error_output_that_cannot_be_written_changes_no_exit_code(words, code, full):
     assert program(*words, stdout=subprocess.PIPE, stderr=full).returncode == code
@@ -212,6 +214,7 @@ def test_an_error_output_that_cannot_be_written_changes_no_exit_code(words, code
 TEXT = "a\x1b[31mb\x9b1mc\x07d\x08e\x7ff"
 
 
+@pytest.mark.slow
 def test_only_printable_text_reaches_the_screen():
     code = (
         "import sys\n"
@@ -236,6 +239,7 @@ def test_messages_write_control_characters_out(text, capsys):
 # ------------------------------------------------------------------------------ file descriptors
 
 
+@pytest.mark.slow
 def test_too_few_file_descriptors_are_a_line(tmp_path):
     code = (
         "import os, resource, sys\n"

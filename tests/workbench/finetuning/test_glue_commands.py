@@ -26,6 +26,7 @@ from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrai
 from fairseq_posenc.workbench.results import record
 from tests.helpers.commands import TRAINING, USER_DIR, halting, new_directory, run, script, trained
 from tests.helpers.glue_files import COLOURS, start, train_pieces, write_task
+from tests.helpers.products import some_of
 from tests.helpers.slurm import needs_slurm
 from tests.helpers.waiting import wait_until
 from tests.transformer.test_distributed import DISTRIBUTED, TORCHRUN
@@ -243,7 +244,7 @@ def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, capsys):
     assert read(folder / "result.json") == read(whole / "result.json")
 
 
-@pytest.mark.parametrize("name", ["CoLA", "STS-B"])
+@pytest.mark.parametrize("name", some_of(["STS-B"], ["CoLA", "STS-B"]))
 def test_two_processes_measure_what_one_does(name):
     """29 examples in batches of 4: in the last round one of the processes has none."""
     one = the_run(name)

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.helpers.commands import sentences
+from tests.helpers.products import some_of
 from tests.helpers.slurm import NODES, Cluster, needs_slurm
 from tests.helpers.waiting import free_ports, wait_until
 from tests.workbench.training.test_train_scripts_pretraining import SCRIPTS, start
@@ -85,9 +86,10 @@ def train_on_one_node(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize(
-    "fault", ["none", "a process is killed", "a node dies", "it is queued again"]
-)
+FAULTS = ["none", "a process is killed", "a node dies", "it is queued again"]
+
+
+@pytest.mark.parametrize("fault", some_of(FAULTS[1:3], FAULTS))
 def test_two_nodes_give_the_losses_of_one_whatever_happens(cluster, alone, tmp_path, fault):
     out = tmp_path / "out"
     job = submit(cluster, out)
