@@ -64,7 +64,9 @@ def hasten_hydra() -> None:
             parsed[text, rule] = parse(parser, text, rule)
         return copy.copy(parsed[text, rule])
 
-    utils.inspect = SimpleNamespace(**{**vars(inspect), "stack": partial(inspect.stack, 0)})
+    vars(utils)["inspect"] = SimpleNamespace(
+        **{**vars(inspect), "stack": partial(inspect.stack, 0)}
+    )
     OverridesParser.parse_rule = parse_once  # type: ignore[assignment, method-assign]
     ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
 
