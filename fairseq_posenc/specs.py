@@ -155,19 +155,7 @@ def parse(text: str) -> Spec:
         UserError: a syntax error, an unknown name or option, a value of the wrong type, or a
             composition that has no meaning whatever the sizes.
     """
-    if len(text) > _MAX_CHARACTERS:
-        raise UserError(
-            f"position encoding {shortened(text)!r}: longer than {_MAX_CHARACTERS:,} characters"
-        )
-    layers: list[list[Item]] = []
-    for part in re.split(r",(?![^(]*\))", text):
-        repeated = _REPEATED.fullmatch(part)
-        count, one = (int(repeated[1]), repeated[2]) if repeated else (1, part)
-        if not 1 <= count <= _MAX_LAYERS - len(layers):
-            raise UserError(
-                f"position encoding {shortened(text)!r}: name from 1 to {_MAX_LAYERS:,} layers"
-            )
-        layers += [_parse_layer(one, text)] * count
+    layers = [_parse_layer(items, text) for items in split_layers(text)]
     layers = [[item for item in layer if item.name != "none"] for layer in layers]
     whole = sorted({item for item in chain(*layers) if _is_for_whole_stack(item)}, key=_sort_key)
     in_layers = [sorted(set(layer).difference(whole), key=_sort_key) for layer in layers]
@@ -176,11 +164,33 @@ def parse(text: str) -> Spec:
     return Spec(tuple(whole), _find_shortest_period([tuple(layer) for layer in in_layers]))
 
 
-def _parse_layer(part: str, text: str) -> list[Item]:
-    """Parse the spec of one layer, a part of ``text``."""
+def split_layers(text: str) -> list[list[str]]:
+    """Split the text of a spec into layers, and these into the texts of their encodings.
+
+    Raises:
+        UserError: the text is too long, or names too many layers.
+    """
+    if len(text) > _MAX_CHARACTERS:
+        raise UserError(
+            f"position encoding {shortened(text)!r}: longer than {_MAX_CHARACTERS:,} characters"
+        )
+    layers: list[list[str]] = []
+    for part in re.split(r",(?![^(]*\))", text):
+        repeated = _REPEATED.fullmatch(part)
+        count, layer = (int(repeated[1]), repeated[2]) if repeated else (1, part)
+        if not 1 <= count <= _MAX_LAYERS - len(layers):
+            raise UserError(
+                f"position encoding {shortened(text)!r}: name from 1 to {_MAX_LAYERS:,} layers"
+            )
+        layers += [re.split(r"\+(?![^(]*\))", layer)] * count
+    return layers
+
+
+def _parse_layer(layer: list[str], text: str) -> list[Item]:
+    """Parse the encodings of one layer of ``text``."""
     items: list[tuple[str, dict[str, Any]]] = []
-    for one in re.split(r"\+(?![^(]*\))", part):
-        match = _ITEM.fullmatch(one)
+    for written in layer:
+        match = _ITEM.fullmatch(written)
         if match is None:
             raise UserError(
                 f"cannot read position encoding {shortened(text)!r}: expected names joined by "

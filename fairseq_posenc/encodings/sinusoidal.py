@@ -27,10 +27,11 @@ class Sinusoidal(Encoding):
     Source:
         Vaswani et al. (2017), "Attention Is All You Need", arXiv:1706.03762, section 3.5.
     Differs:
-        nothing with ``layout=interleaved`` and ``scale=1``. ``layout=fairseq``, for checkpoints of
-        fairseq's own models: all sines, then all cosines, with frequencies 10000^(-i/(C/2 - 1)),
-        positions counted from padding_idx + 1. ``scale=0.03`` is for masked LMs, whose token
-        embeddings start with a standard deviation of 0.02: sinusoids of 0.7 drown them.
+        nothing with ``layout=interleaved`` and ``scale=1``. ``layout=half``, as in Marian: all
+        sines, then all cosines. ``layout=fairseq``, for checkpoints of fairseq's own models: the
+        same with frequencies 10000^(-t/(C/2 - 1)), and positions counted from padding_idx + 1.
+        ``scale=0.03`` is for masked LMs, whose token embeddings start with a standard deviation of
+        0.02: sinusoids of 0.7 drown them.
     """
 
     acts_on = "input"
@@ -40,7 +41,7 @@ class Sinusoidal(Encoding):
         self,
         dims: Dims,
         *,
-        layout: Literal["interleaved", "fairseq"] = "interleaved",
+        layout: Literal["interleaved", "half", "fairseq"] = "interleaved",
         scale: float = 1.0,
     ) -> None:
         super().__init__(dims)
@@ -61,12 +62,12 @@ class Sinusoidal(Encoding):
     def vectors(self, index: Tensor) -> Tensor:
         """Compute p of positions ``index`` of any shape: ``(*index.shape, C)`` in float32."""
         half = self.dims.embed_dim // 2
-        steps = half if self.layout == "interleaved" else half - 1
+        steps = half - 1 if self.layout == "fairseq" else half
         exponents = torch.arange(half, dtype=torch.float32, device=index.device) / max(steps, 1)
         # Angles from frequencies in float32, never in the model's half precision.
         angles = index.float().unsqueeze(-1) * torch.exp(
             exponents * -math.log(10000.0)
         )  # [..., C/2]
-        if self.layout == "fairseq":
+        if self.layout != "interleaved":
             return torch.cat([angles.sin(), angles.cos()], dim=-1)
         return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)  # [..., C]

@@ -130,13 +130,15 @@ def test_half_precision_leaves_angles_exact(spec, dtype):
 
 
 @pytest.mark.parametrize("scale", [1, 0.03])
-@pytest.mark.parametrize("layout", ["interleaved", "fairseq"])
+@pytest.mark.parametrize("layout", ["interleaved", "half", "fairseq"])
 def test_sinusoids_equal_the_formula(layout, scale):
     built = make(f"sinusoidal(layout={layout},scale={scale})")
     tokens = torch.tensor([[0, 7, 8, 9, 2], [PAD, PAD, 0, 7, 2]])
     ours = built["sinusoidal"].embed(Positions.from_tokens(tokens, PAD, EOS, 5))
     if layout == "interleaved":
         table = scale * oracles.sinusoidal(5, 16)
+    elif layout == "half":
+        table = scale * oracles.sinusoidal(5, 16).unflatten(1, (-1, 2)).transpose(1, 2).flatten(1)
     else:
         table = scale * oracles.sinusoidal_half(7, 16)[2:]  # fairseq counts from padding_idx + 1
     torch.testing.assert_close(ours[0].double(), table, rtol=0, atol=1e-6)

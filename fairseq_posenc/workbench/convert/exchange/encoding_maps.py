@@ -14,8 +14,10 @@ from fairseq_posenc.encodings.deberta_v2 import EPSILON, DebertaV2
 from fairseq_posenc.encodings.distance_table import DistanceEncoding, repeat_row
 from fairseq_posenc.encodings.learned import Learned
 from fairseq_posenc.encodings.rope import Rope
-from fairseq_posenc.encodings.rope_scaling import KINDS, TRAINED_LENGTH, Ntk, Scaling
+from fairseq_posenc.encodings.rope_parameters import read_rope
+from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH, Scaling
 from fairseq_posenc.encodings.t5 import T5
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import Item, parse
 
 
@@ -212,35 +214,14 @@ def _parse_rope(config: dict[str, Any], size: int) -> Item | None:
         names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
         old = {name: config[theirs] for name, theirs in names.items() if theirs in config}
         rotation = {**old, **(config.get("rope_scaling") or {})}
-    length = config.get(TRAINED_LENGTH) or rotation.get(TRAINED_LENGTH) or size
-    rotation = {
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.25,
-        "factor": size / length if rotation.get("rope_type") == "longrope" else 1.0,
-        **rotation,
-        TRAINED_LENGTH: length,
-        "max_position_embeddings": size,
-    }
-    kind = rotation.get("rope_type", rotation.get("type", "default"))
-    text = f"layout=half,base={rotation['rope_theta']}"
-    if kind != "proportional":
-        text += f",fraction={rotation['partial_rotary_factor']}"
-    if kind != "default":
-        if kind not in KINDS or KINDS[kind] is Ntk:  # of which transformers knows only the base
-            return None
-        given = {ours: rotation.get(theirs) for ours, theirs in KINDS[kind].hf_names().items()}
-        factor = given.pop("factor")
-        if given.get("length") == size:  # the model's, as it is without
-            del given["length"]
-        settings = [f"{name}={_format(x)}" for name, x in given.items() if x is not None]
-        text += f",scaling={':'.join([kind, str(factor), *settings])}"
-    (item,) = parse(f"rope({text})").items
+    stated = {"partial_rotary_factor": 0.25, **rotation}
+    if config.get(TRAINED_LENGTH):
+        stated[TRAINED_LENGTH] = config[TRAINED_LENGTH]
+    try:
+        (item,) = parse(read_rope(stated, size, "half")).items
+    except UserError:
+        return None
     return item
-
-
-def _format(value: Any) -> str:
-    """Write a setting of a scaling as specs have it."""
-    return "/".join(map(str, value)) if isinstance(value, list) else str(value).lower()
 
 
 def _find_t5(encoding: T5) -> list[HFClass]:

@@ -1,0 +1,62 @@
+"""Rotary positions as configurations of transformers state them (``rope_parameters``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fairseq_posenc.encodings.rope_scaling import KINDS, TRAINED_LENGTH, Ntk
+from fairseq_posenc.errors import UserError, shortened
+
+_ALPHA = "alpha"  # HunYuan's name for the factor of `ntk`, which it calls `dynamic`
+
+
+def read_rope(parameters: Mapping[str, Any], max_positions: int, layout: str) -> str:
+    """Write the item of a spec for rotations.
+
+    Args:
+        parameters: ``rope_theta``, ``partial_rotary_factor``, ``rope_type`` and the settings of
+            that type, as in ``rope_parameters`` of transformers 5.
+        max_positions: ``max_position_embeddings``, from which missing lengths are taken.
+        layout: how pairs are formed, see :class:`~fairseq_posenc.encodings.rope.Rope`.
+
+    Raises:
+        UserError: the type is not one of the library's.
+    """
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if "mrope_section" in parameters or kind == "mrope":
+        raise UserError("rotations along several axes (M-RoPE) are not among the encodings")
+    options = {"base": parameters.get("rope_theta", 10000.0), "layout": layout}
+    if kind != "proportional":  # whose part is a setting of the scaling
+        options["fraction"] = parameters.get("partial_rotary_factor", 1.0)
+    if kind != "default":
+        options["scaling"] = _read_scaling(kind, parameters, max_positions)
+    return f"rope({','.join(f'{name}={value}' for name, value in options.items())})"
+
+
+def _read_scaling(kind: str, parameters: Mapping[str, Any], max_positions: int) -> str:
+    """Write a scaling as specs have it."""
+    if kind == "dynamic" and parameters.get(_ALPHA):
+        return f"{Ntk.kind}:{parameters[_ALPHA]}"
+    if kind not in KINDS or KINDS[kind] is Ntk:  # of which transformers knows only the base
+        known = ", ".join(name for name in KINDS if name != Ntk.kind)
+        raise UserError(f"unknown scaling {shortened(repr(kind))} of rope; known: {known}")
+    length = parameters.get(TRAINED_LENGTH) or max_positions
+    settings = {
+        name: parameters.get(theirs)
+        for name, theirs in KINDS[kind].hf_names().items()
+        if theirs not in ("factor", "max_position_embeddings")
+    }
+    if "length" in settings:  # the model's is left out, as in specs
+        settings["length"] = length if length != max_positions else None
+    if kind == "yarn" and not (settings["mscale"] and settings["mscale_all_dim"]):
+        del settings["mscale"], settings["mscale_all_dim"]
+    ratio = max(max_positions / length, 1.0) if kind in ("yarn", "longrope") else 1.0
+    factor = parameters.get("factor") or ratio
+    written = [f"{name}={_format(value)}" for name, value in settings.items() if value is not None]
+    return ":".join([kind, str(factor), *written])
+
+
+def _format(value: Any) -> str:
+    """Write a setting of a scaling as specs have it."""
+    return "/".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value).lower()

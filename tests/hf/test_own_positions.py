@@ -1,0 +1,285 @@
+"""The spec of what a model of transformers has, and the word ``own`` in a spec."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, AutoConfig, LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.encodings.rope import Rope
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf.own_positions import (
+    count_positions,
+    expand_own,
+    join_layers,
+    read_positions,
+)
+from fairseq_posenc.specs import parse
+
+VERSION = int(transformers.__version__.partition(".")[0])
+LONG = {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [1.0, 2.0, 4.0, 8.0]}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+HALF = "rope(layout=half)"
+
+
+def make_config(kind: str, **settings: Any) -> Any:
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 4}
+    return AutoConfig.for_model(kind, **{**sizes, **settings})
+
+
+# model type, settings, its spec, its number of positions
+STATED: list[tuple[str, dict[str, Any], str, int]] = [
+    ("llama", {}, HALF, 2048),
+    ("llama", {"rope_theta": 500000.0}, "rope(base=500000,layout=half)", 2048),
+    ("llama", {"rope_scaling": LLAMA3}, "rope(layout=half,scaling=llama3:8:length=32)", 2048),
+    (
+        "llama",
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        "rope(layout=half,scaling=linear:2)",
+        2048,
+    ),
+    ("mistral", {"sliding_window": 16}, f"{HALF}+window(size=16)", 131072),
+    ("mistral", {"sliding_window": None}, HALF, 131072),
+    ("mixtral", {"sliding_window": 8}, "rope(base=1000000,layout=half)+window(size=8)", 131072),
+    (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 3},
+        f"3*{HALF},{HALF}+window(size=16)",
+        32768,
+    ),
+    ("qwen2", {"sliding_window": 16}, HALF, 32768),
+    ("qwen3", {}, HALF, 32768),
+    ("gemma", {}, HALF, 8192),
+    ("gemma2", {"sliding_window": 16}, f"{HALF}+window(size=16),{HALF}", 8192),
+    (
+        "gemma3_text",
+        {"sliding_window": 16, "num_hidden_layers": 8},
+        f"5*{HALF}+window(size=16),rope(base=1000000,layout=half)",
+        131072,
+    ),
+    ("olmo2", {}, HALF, 2048),
+    (
+        "olmo3",
+        {"rope_theta": 500000.0, "sliding_window": 16},
+        "3*rope(base=500000,layout=half)+window(size=16),rope(base=500000,layout=half)",
+        2048,
+    ),
+    ("phi", {}, "rope(fraction=0.5,layout=half)", 2048),
+    ("phi3", {"sliding_window": 16}, f"{HALF}+window(size=16)", 4096),
+    ("gpt_neox", {}, "rope(fraction=0.25,layout=half)", 2048),
+    ("stablelm", {}, "rope(fraction=0.25,layout=half)", 4096),
+    ("starcoder2", {"sliding_window": 16}, f"{HALF}+window(size=16)", 4096),
+    ("smollm3", {"num_hidden_layers": 10}, "3*rope(base=2000000,layout=half),none", 32768),
+    ("exaone4", {"sliding_window": 16}, f"3*{HALF}+window(size=16),none", 2048),
+    ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}, HALF, 2048),
+    ("cohere", {"rope_theta": 10000.0}, "rope", 8192),
+    ("cohere2", {"sliding_window": 16}, "3*rope+window(size=16),none", 8192),
+    ("glm4", {}, "rope(fraction=0.5)", 131072),
+    (
+        "llama4_text",
+        {"attention_chunk_size": 16, "floor_scale": 32},
+        "3*rope(base=500000)+chunk(size=16),llama4(length=32)",
+        131072,
+    ),
+    (
+        "gpt_oss",
+        {"sliding_window": 16, "rope_scaling": None, "rope_theta": 10000.0}
+        if VERSION < 5
+        else {
+            "sliding_window": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        f"{HALF}+sink+window(size=16),{HALF}+sink",
+        131072,
+    ),
+    ("modernbert", {}, f"rope(base=160000,layout=half),2*{HALF}+window(size=128)", 8192),
+    ("gptj", {"rotary_dim": 4}, "rope(fraction=0.5)", 2048),
+    ("gpt2", {}, "learned", 1024),
+    ("opt", {}, "learned", 2048),
+    ("bert", {}, "learned", 512),
+    ("roberta", {"max_position_embeddings": 514}, "learned", 512),
+    ("xlm-roberta", {"max_position_embeddings": 514}, "learned", 512),
+    ("electra", {}, "learned", 512),
+    ("bart", {}, "learned", 1024),
+    ("whisper", {}, "learned", 448),
+    ("marian", {}, "sinusoidal(layout=half)", 1024),
+    ("m2m_100", {}, "sinusoidal(layout=fairseq)", 1024),
+    ("t5", {}, "t5", 512),
+    (
+        "t5",
+        {
+            "relative_attention_num_buckets": 16,
+            "relative_attention_max_distance": 20,
+            "n_positions": 64,
+        },
+        "t5(num_buckets=16,max_distance=20)",
+        64,
+    ),
+    *([("bert", {"position_embedding_type": "relative_key"}, "shaw", 512)] if VERSION < 5 else []),
+    *(
+        [("bert", {"position_embedding_type": "relative_key_query"}, "m4", 512)]
+        if VERSION < 5
+        else []
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "spec", "length"), STATED)
+def test_positions_of_a_configuration(
+    kind: str, settings: dict[str, Any], spec: str, length: int
+) -> None:
+    config = make_config(kind, **settings)
+    assert read_positions(config) == spec
+    assert count_positions(config) == length
+    # As a file states it, written by this version.
+    again = AutoConfig.for_model(**json.loads(config.to_json_string()))
+    assert read_positions(again) == spec
+
+
+# settings of rope, length that frequencies are computed for
+SCALINGS: list[tuple[dict[str, Any], int]] = [
+    ({"rope_type": "linear", "factor": 4.0}, 64),
+    ({"rope_type": "dynamic", "factor": 2.0}, 64),
+    ({"rope_type": "dynamic", "factor": 2.0}, 256),
+    ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, 64),
+    ({"rope_type": "yarn", "factor": 4.0}, 64),
+    (
+        {"rope_type": "yarn", "factor": 4.0, "beta_fast": 8.0, "beta_slow": 2.0, "truncate": False},
+        64,
+    ),
+    ({"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5}, 64),
+    ({"rope_type": "yarn", "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.4}, 64),
+    ({"rope_type": "yarn", "factor": 4.0, "mscale": 0.7}, 64),
+    ({"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.0}, 64),
+    ({"rope_type": "longrope", "factor": 4.0, **LONG}, 64),
+    ({"rope_type": "longrope", "factor": 4.0, "attention_factor": 1.25, **LONG}, 128),
+    ({"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 16, **LONG}, 64),
+    (LLAMA3, 64),
+    ({**LLAMA3, "low_freq_factor": 0.5, "high_freq_factor": 8.0, "factor": 3.0}, 64),
+    *([({"rope_type": "proportional", "partial_rotary_factor": 0.5}, 64)] if VERSION > 4 else []),
+]
+
+
+@pytest.mark.parametrize("part", [1.0, 0.5])
+@pytest.mark.parametrize(("scaling", "length"), SCALINGS)
+def test_scaled_rotations_are_those_of_transformers(
+    scaling: dict[str, Any], length: int, part: float
+) -> None:
+    """A GPT-NeoX rotates a part of each head, a Llama all of it; both have four pairs here."""
+    settings: dict[str, Any] = {"rope_scaling": dict(scaling), "max_position_embeddings": 64}
+    if part < 1 and "partial_rotary_factor" not in scaling:
+        settings["rotary_pct"] = part
+    kind, width = ("gpt_neox", 64) if part < 1 else ("llama", 32)
+    config = make_config(kind, rope_theta=1000.0, hidden_size=width, **settings)
+    (item,) = parse(read_positions(config)).items
+    built = Rope(Dims(width, 4, length, trained_on=64), **dict(item.options))
+    compute = ROPE_INIT_FUNCTIONS[scaling["rope_type"]]
+    theirs, gain = compute(config, torch.device("cpu"), seq_len=length)
+    torch.testing.assert_close(built.frequencies, theirs, rtol=1e-6, atol=1e-7)
+    assert built.gain == pytest.approx(gain, rel=1e-6)
+
+
+REFUSED = {
+    "deepseek_v3": ({}, "latent attention"),
+    "qwen2_vl": ({}, "M-RoPE"),
+    "qwen3_next": ({}, "linear_attention"),
+    "umt5": ({}, "each layer has its own table"),
+    "bloom": ({}, "does not take another function"),
+    "vit": ({}, "known model types: albert"),
+    "llama": ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "unknown scaling 'spiral'"),
+    "qwen3": ({"rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]}}, "M-RoPE"),
+    **({"gemma4_text": ({}, "heads of two widths")} if VERSION > 4 else {}),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_other_positions_are_refused_by_name(kind: str) -> None:
+    settings, message = REFUSED[kind]
+    with pytest.raises(UserError, match=message) as error:
+        read_positions(CONFIG_MAPPING[kind](**settings))
+    assert "\n" not in str(error.value)
+    assert f"a model of type '{kind}" in str(error.value)
+
+
+def test_positions_that_were_set_are_read() -> None:
+    config = LlamaConfig(position_encoding="t5+rope", position_encoding_max_positions=99)
+    assert read_positions(config) == "rope+t5"
+    assert count_positions(config) == 99
+
+
+# the spec, that of the model, layers of the model, the spec with the model's in place of the word
+OWN = [
+    ("rope+alibi", HALF, 4, "rope+alibi"),
+    ("own", HALF, 4, HALF),
+    ("3*own+window(size=512),none", HALF, 4, f"3*{HALF}+window,none"),
+    ("own(scaling=yarn:4)", HALF, 4, "rope(layout=half,scaling=yarn:4)"),
+    (
+        "own(base=500,scaling=none)+sink",
+        "rope(layout=half,scaling=linear:2)",
+        4,
+        "rope(base=500,layout=half)+sink",
+    ),
+    ("own,none", "3*rope+window(size=8),rope(base=500)", 8, "rope+window(size=8),none"),
+    (
+        "none,own",
+        "3*rope+window(size=8),rope(base=500)",
+        8,
+        "none,rope+window(size=8),none,rope(base=500)",
+    ),
+    ("2*own,none", "rope,rope(base=500)", 4, "rope,rope(base=500),none,rope(base=500)"),
+    ("own(scaling=yarn:4)", "3*rope,none", 8, "3*rope(scaling=yarn:4),none"),
+    ("own(size=16)", "rope+window(size=8)", 8, "rope+window(size=16)"),
+    ("own+t5", "learned", 4, "learned+t5"),
+    ("own+alibi,own", "none", 4, "alibi,none"),
+    ("2*own", "rope,none", 3, "rope,none"),
+]
+
+
+@pytest.mark.parametrize(("spec", "theirs", "layers", "expanded"), OWN)
+def test_own_stands_for_the_positions_of_a_model(
+    spec: str, theirs: str, layers: int, expanded: str
+) -> None:
+    assert expand_own(spec, theirs, layers) == expanded
+
+
+@pytest.mark.parametrize(
+    ("spec", "theirs", "message"),
+    [
+        ("own(base=500)", "learned", r"own\(base=500\): .* no option 'base'; they are learned"),
+        ("own(size=8),own", "rope,rope+window(size=4)", "no option 'size'"),
+        ("own+rope", "rope", "rope is named twice"),
+        ("own(scaling=yarn)", "rope", "KIND:F"),
+        ("own+owl", "rope", "unknown position encoding 'owl'"),
+        ("own" * 2000, "rope", "longer than 5,000"),
+    ],
+)
+def test_own_that_cannot_be_read_is_refused(spec: str, theirs: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        expand_own(spec, theirs, 4)
+    assert "\n" not in str(error.value)
+
+
+def test_layers_are_joined_to_the_shortest_list_that_repeats() -> None:
+    assert join_layers("aabaabaa") == "a,a,b"
+    assert join_layers("aaab") == "a,a,a,b"
+    assert join_layers(["a"]) == "a"
+
+
+def test_reading_imports_no_fairseq() -> None:
+    code = (
+        "import sys; from transformers import LlamaConfig; from fairseq_posenc.hf.own_positions "
+        "import read_positions; read_positions(LlamaConfig()); assert 'fairseq' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
