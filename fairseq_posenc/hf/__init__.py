@@ -1,6 +1,42 @@
-"""Other positions for models of Hugging Face's transformers."""
+"""Other positions for models of Hugging Face's transformers.
+
+Once this is imported, the Auto classes of transformers read the folders of such models.
+"""
+
+from typing import TypeVar
+
+from transformers import PreTrainedModel
 
 from fairseq_posenc.hf.own_positions import read_positions
-from fairseq_posenc.hf.set_positions import set_positions
+from fairseq_posenc.hf.replacing import replace_positions
+from fairseq_posenc.hf.saving import make_saveable
 
 __all__ = ["read_positions", "set_positions"]
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+
+def set_positions(model: Model, spec: str, max_positions: int | None = None) -> Model:
+    """Give a model other positions, in place.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = dict(hidden_size=32, intermediate_size=64, num_attention_heads=4, vocab_size=100)
+    >>> model = set_positions(LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes)), "alibi")
+    >>> model.config.position_encoding
+    'alibi'
+
+    Its own positions are taken away. Weights of positions that old and new spec share (a table of
+    ``learned``, T5's buckets, sinks) are kept, all others begin as the encodings say.
+
+    Args:
+        model: of a known family, with any head.
+        spec: encodings, such as ``alibi`` or ``3*own+window(size=512),none``, in which ``own``
+            stands for the positions that the model has.
+        max_positions: longest sequence, for which tables have room; by default that of the model.
+
+    Returns:
+        The model. ``save_pretrained`` writes its positions, too.
+
+    Raises:
+        UserError: a family, a spec or sizes that cannot be served; the model is as it was.
+    """
+    return make_saveable(replace_positions(model, spec, max_positions))

@@ -168,6 +168,11 @@ class NoRotation(nn.Module):
 class NoPositions(nn.Module):
     """Zeros in place of a table of positions or distances."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        # Version 5 initializes tables by this name when it loads a T5; it is no parameter.
+        self.weight = torch.empty(0)
+
     def forward(self, ids: Tensor, *others: Any, **named: Any) -> Tensor:
         """Return a zero for all positions, ``(1, 1, 1)``."""
         # Of whole numbers: a sum with vectors of any precision keeps theirs.

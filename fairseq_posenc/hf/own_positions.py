@@ -54,16 +54,22 @@ def read_positions(model: Any) -> str:
 
 
 def count_positions(model: Any) -> int:
-    """Count the positions that a model is made for: the rows of its table, or its stated limit.
+    """Count the positions that a model has room for.
 
     Raises:
         UserError: the configuration states no such number.
     """
     config = getattr(model, "config", model)
-    length = getattr(config, LENGTH, None)
-    if length is not None:
-        return int(length)
-    config = config.get_text_config()
+    return int(getattr(config, LENGTH, None) or read_trained_length(config))
+
+
+def read_trained_length(model: Any) -> int:
+    """Read the length that a model was trained at: its limit, or the rows of its table.
+
+    Raises:
+        UserError: the configuration states no such number.
+    """
+    config = getattr(model, "config", model).get_text_config()
     for name in ("max_position_embeddings", "max_target_positions", "n_positions"):
         size = getattr(config, name, None)
         if isinstance(size, int) and size > 0:
@@ -72,9 +78,17 @@ def count_positions(model: Any) -> int:
     if config.model_type in ("t5", "mt5"):
         return _T5_LENGTH
     raise UserError(
-        f"a model of type {shortened(str(config.model_type))!r} states no number of positions: "
-        "set max_positions"
+        f"a model of type {shortened(str(config.model_type))!r} states no number of positions"
     )
+
+
+def names_own(spec: str) -> bool:
+    """Check whether a spec has the word ``own``.
+
+    Raises:
+        UserError: the spec is too long.
+    """
+    return any(_name(item) == OWN for layer in split_layers(spec) for item in layer)
 
 
 def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
@@ -95,8 +109,6 @@ def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
         UserError: the spec cannot be read, or an option is one that the model's positions lack.
     """
     layers = split_layers(spec)
-    if not any(_name(item) == OWN for layer in layers for item in layer):
-        return str(parse(spec))
     theirs = [layer.items for layer in parse(own_spec).split_layers()]
     count = math.lcm(len(layers), len(theirs))
     count = max(min(count, num_layers or count), len(layers))

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.attention import NAME, STATE, PassState, is_cosines
 from fairseq_posenc.hf.families import Stack
+from fairseq_posenc.hf.own_positions import read_trained_length
+from fairseq_posenc.identity import Identity
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import may_sync, syncs
 
@@ -34,6 +36,7 @@ class HookedPositions(StackPositions):
         super().__init__(
             spec, dims.embed_dim, dims.num_heads, max_positions, dims.causal, dims.head_dim
         )
+        self._trained_at(read_trained_length(stack.config))
         self.stack_parts = StackParts(stack, [*inspect.signature(stack.module.forward).parameters])
         rotary = stack.family.rotary
         self.width = stack.rotary_width(stack.module.get_submodule(rotary[0])) if rotary else 0
@@ -43,6 +46,28 @@ class HookedPositions(StackPositions):
             for kind in range(len(self.shared.kinds))
         ]
         self.has_documents = any(item.name == "documents" for item in self.assembly.spec.items)
+
+    def _trained_at(self, length: int) -> None:
+        """Let scalings and buckets keep the length of the training, whatever the tables hold."""
+        self.assembly = self.assembly.trained_at(length)
+        for encodings in filter(None, (self.input, self.shared)):
+            for encoding in encodings.as_list():
+                encoding.trained_at(length)
+
+    def get_extra_state(self) -> Tensor:
+        """Say what the weights were trained with, for whoever loads them."""
+        spec, dims = self.assembly.spec, self.assembly.dims
+        return Identity(str(spec), "", dims.trained_length).to_tensor()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Refuse weights that were trained with other positions.
+
+        Raises:
+            UserError: they were.
+        """
+        theirs, ours = (Identity.from_tensor(x) for x in (state, self.get_extra_state()))
+        for difference in theirs.differences(ours):
+            raise UserError(f"weights {difference}: set these positions before loading")
 
     def prepare(
         self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]

@@ -13,6 +13,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.attention import ATTRIBUTE, NAME, AttentionPositions
 from fairseq_posenc.hf.families import Stack, find_family
+from fairseq_posenc.hf.own_positions import (
+    count_positions,
+    expand_own,
+    names_own,
+    read_positions,
+)
 from fairseq_posenc.hf.stack_hook import HookedPositions
 from fairseq_posenc.registry import options
 from fairseq_posenc.specs import Spec, parse
@@ -22,33 +28,15 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 _HOOKS = "position_hooks"  # the handles of our hooks, on a stack's positions
 
 
-def set_positions(model: Model, spec: str, max_positions: int | None = None) -> Model:
-    """Give a model other positions, in place.
-
-    >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> sizes = dict(hidden_size=32, intermediate_size=64, num_attention_heads=4, vocab_size=100)
-    >>> model = set_positions(LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes)), "alibi")
-    >>> model.config.position_encoding
-    'alibi'
-
-    Its own positions are taken away. Weights of positions that old and new spec share (a table of
-    ``learned``, T5's buckets, sinks) are kept, all others begin as the encodings say.
-
-    Args:
-        model: of a known family, with any head.
-        spec: encodings, such as ``alibi`` or ``3*rope(layout=half)+window(size=512),none``.
-        max_positions: longest sequence, for which tables have room; by default that of the model.
-
-    Returns:
-        The model.
-
-    Raises:
-        UserError: a family, a spec or sizes that cannot be served; the model is as it was.
-    """
+def replace_positions(model: Model, spec: str, max_positions: int | None = None) -> Model:
+    """Replace the positions of a model: see :func:`fairseq_posenc.hf.set_positions`."""
     family = find_family(model)
-    length = max_positions or _find_length(model.config)
+    stacks = family.find_stacks(model)
+    length = max_positions or count_positions(model)
+    if names_own(spec):
+        spec = expand_own(spec, read_positions(model), len(stacks[0].attentions))
     parsed = parse(spec)
-    plans = [Plan.make(parsed, stack, length) for stack in family.find_stacks(model)]
+    plans = [Plan.make(parsed, stack, length) for stack in stacks]
     for plan in plans:
         plan.install()
     model.set_attn_implementation(NAME)
@@ -164,14 +152,6 @@ def _refuse_unseen(spec: Spec, positions: HookedPositions) -> None:
             f"{spec}: its gates read the input of each layer, which transformers does not hand to "
             "attention functions"
         )
-
-
-def _find_length(config: PretrainedConfig) -> int:
-    """Find the longest sequence of a model in its configuration."""
-    for name in ("max_position_embeddings", "n_positions"):
-        if getattr(config, name, None):
-            return int(getattr(config, name))
-    return 512
 
 
 def _limit_caches(config: PretrainedConfig, spec: Spec) -> None:

@@ -1,0 +1,264 @@
+"""Saving and loading of models whose positions were set.
+
+A folder holds the spec in its configuration and all weights, and transformers' Auto classes read it
+once ``fairseq_posenc.hf`` is imported. Without this package nothing reads it as the stock model,
+whose positions it does not have: transformers does not know its type, its configuration names a
+file of weights that cannot be one, and its weights have names of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from typing import Any, TypeVar, cast
+
+import transformers
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
+
+from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.hf.own_positions import LENGTH, SPEC
+from fairseq_posenc.hf.replacing import replace_positions
+from fairseq_posenc.identity import is_identity
+from fairseq_posenc.position_parameters import is_position_parameter
+from fairseq_posenc.specs import parse
+
+MODEL_TYPE = "fairseq_posenc.hf"  # of folders: transformers names it where it is not known
+_STOCK_TYPE = "base_model_type"
+# transformers reads the file of this name, and quotes it where it cannot be one.
+_WEIGHTS = "transformers_weights"
+_MESSAGE = "other positions: pip install 'fairseq-posenc[hf]' and import fairseq_posenc.hf"
+_SUFFIX = ".fairseq_posenc"  # of all weights' names in a folder
+_STRIP = {rf"^(.+){re.escape(_SUFFIX)}$": r"\1"}  # as transformers maps names
+_CLASS_PREFIX = "fairseq_posenc.hf."  # of classes in the `architectures` of a folder
+_AUTO_CLASSES = {
+    "AutoModel": "MODEL_MAPPING",
+    "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "AutoModelForMaskedLM": "MODEL_FOR_MASKED_LM_MAPPING",
+    "AutoModelForMultipleChoice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING",
+    "AutoModelForNextSentencePrediction": "MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING",
+    "AutoModelForPreTraining": "MODEL_FOR_PRETRAINING_MAPPING",
+    "AutoModelForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING",
+    "AutoModelForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
+    "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+    "AutoModelForSpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
+    "AutoModelForTextEncoding": "MODEL_FOR_TEXT_ENCODING_MAPPING",
+    "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
+}
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+
+def make_saveable(model: Model) -> Model:
+    """Let a model whose positions were set be saved and loaded with them, in place.
+
+    It stays an instance of its class, and so does its configuration.
+    """
+    if not isinstance(model.config, _ConfigWithPositions):
+        stock: Any = type(model.config)
+        model.config.__class__ = _derive_config(stock)
+    if not isinstance(model, _ModelWithPositions):
+        kind: Any = type(model)
+        model.__class__ = _derive_model(kind)
+    return model
+
+
+@cache
+def _derive_config(stock: Any) -> Any:
+    """Make the class of configurations with positions of a stock class; register its models."""
+    derived = _make_config_class(stock)
+    for auto_name, mapping_name in _AUTO_CLASSES.items():
+        mapping = getattr(transformers, mapping_name)
+        if stock in mapping:
+            model = _derive_model(mapping[stock])
+            getattr(transformers, auto_name).register(derived, model, exist_ok=True)
+    return derived
+
+
+@cache
+def _make_config_class(stock: Any) -> Any:
+    attributes = {"__module__": stock.__module__, "stock": stock}
+    name = f"{stock.__name__}WithPositions"  # Auto classes keep the names of stock ones
+    return type(name, (_ConfigWithPositions, stock), attributes)
+
+
+@cache
+def _derive_model(stock: Any) -> Any:
+    """Make the class of models with positions of a stock class.
+
+    Its name and module are the stock ones, by which transformers chooses losses, conversions of
+    weights, and what a pipeline takes.
+    """
+    attributes = {
+        "__module__": stock.__module__,
+        "__doc__": stock.__doc__,
+        "stock": stock,
+        "config_class": _make_config_class(stock.config_class),
+    }
+    derived = type(stock.__name__, (_ModelWithPositions, stock), attributes)
+    return derived
+
+
+def _rebuild(stock: type, is_model: bool) -> Any:
+    """Make an empty object of a derived class, which pickle fills."""
+    derived = _derive_model(stock) if is_model else _derive_config(stock)
+    return derived.__new__(derived)
+
+
+class _ConfigWithPositions:
+    """What configurations of models with positions have beside those of their stock class."""
+
+    stock: type
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _rebuild, (self.stock, False), self.__dict__
+
+    def to_json_string(self, use_diff: bool = True) -> str:
+        """Write the configuration so that it is no stock model's."""
+        stock = json.loads(super().to_json_string(use_diff))  # type: ignore[misc]
+        classes = [_CLASS_PREFIX + name for name in stock.get("architectures") or ()]
+        content = {
+            **stock,
+            "model_type": MODEL_TYPE,
+            _STOCK_TYPE: stock["model_type"],
+            _WEIGHTS: _MESSAGE,
+            "architectures": classes,
+        }
+        return json.dumps(content, indent=2, sort_keys=True) + "\n"
+
+    @classmethod
+    def get_config_dict(cls, source: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read the configuration of a folder."""
+        content, others = super().get_config_dict(source, **kwargs)  # type: ignore[misc]
+        return _read_content(content), others
+
+
+class PositionsConfig(PretrainedConfig):
+    """The configuration of a folder, which says itself of which stock model it is."""
+
+    model_type = MODEL_TYPE
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Make the configuration of the stock model with positions.
+
+        Raises:
+            UserError: the spec cannot be read, or this version of transformers lacks the model.
+        """
+        content = _read_content(config_dict)
+        kind = str(content["model_type"])
+        if kind not in CONFIG_MAPPING or kind == MODEL_TYPE:
+            raise UserError(
+                f"config.json: transformers {transformers.__version__} has no models of type "
+                f"{shortened(kind)!r}"
+            )
+        return _derive_config(CONFIG_MAPPING[kind]).from_dict(content, **kwargs)
+
+
+def _read_content(content: dict[str, Any]) -> dict[str, Any]:
+    """Undo :meth:`_ConfigWithPositions.to_json_string`."""
+    if content.get("model_type") != MODEL_TYPE:
+        return content
+    content = dict(content)
+    content["model_type"] = content.pop(_STOCK_TYPE, None)
+    content.pop(_WEIGHTS, None)
+    names = content.get("architectures") or ()
+    content["architectures"] = [str(name).removeprefix(_CLASS_PREFIX) for name in names]
+    spec, length = content.get(SPEC), content.get(LENGTH)
+    if not isinstance(spec, str) or not isinstance(length, int) or length < 1:
+        raise UserError(
+            f"config.json: {SPEC} must be a spec and {LENGTH} a number of at least 1, not "
+            f"{shortened(repr(spec))} and {shortened(repr(length))}"
+        )
+    content[SPEC] = str(parse(spec))
+    return content
+
+
+class _ModelWithPositions:
+    """What models with positions have beside those of their stock class."""
+
+    stock: type
+    config: PretrainedConfig
+
+    def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        model = cast(PreTrainedModel, self)
+        replace_positions(model, getattr(config, SPEC), getattr(config, LENGTH))
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _rebuild, (self.stock, True), self.__dict__
+
+    def save_pretrained(
+        self,
+        save_directory: Any,
+        is_main_process: bool = True,
+        state_dict: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Save the model as transformers does; the weights' names say that they are not stock."""
+        if not getattr(self, "_hf_peft_config_loaded", False):  # of which adapters are saved
+            weights = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
+            state_dict = {name + _SUFFIX: weight for name, weight in weights.items()}
+        super().save_pretrained(  # type: ignore[misc]
+            save_directory, is_main_process=is_main_process, state_dict=state_dict, **kwargs
+        )
+
+    @classmethod
+    def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load a model from a folder, as transformers does.
+
+        Raises:
+            UserError: the weights are not those of a model with the positions of the folder.
+        """
+        asked = kwargs.pop("output_loading_info", False)
+        names = {**_STRIP, **(kwargs.pop("key_mapping", None) or {})}
+        model, info = super().from_pretrained(  # type: ignore[misc]
+            source, *args, key_mapping=names, output_loading_info=True, **kwargs
+        )
+        _refuse_other_weights(model, source, info)
+        # Version 5 renames weights back when it saves, which `save_pretrained` does here.
+        conversions = getattr(model, "_weight_conversions", None) or []
+        kept = [x for x in conversions if not set(x.source_patterns) & set(_STRIP)]
+        if len(kept) < len(conversions):
+            model._weight_conversions = kept
+        return (model, info) if asked else model
+
+    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load weights, such as those of a saved folder.
+
+        Raises:
+            UserError: they were trained with other positions.
+        """
+        state_dict = {name.removesuffix(_SUFFIX): value for name, value in state_dict.items()}
+        if not any(map(is_identity, state_dict)):
+            names = self.state_dict()  # type: ignore[attr-defined]
+            other = [name for name in names if not is_position_parameter(name)]
+            if all(name in state_dict for name in other if not is_identity(name)):
+                raise UserError(
+                    "these are the weights of a model whose positions were not set, and the model "
+                    f"has {getattr(self.config, SPEC)}: load them before set_positions"
+                )
+        return super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
+
+
+def _refuse_other_weights(model: Any, source: Any, info: dict[str, Any]) -> None:
+    """Refuse weights that lack position parameters of the model, or have others."""
+    spec = getattr(model.config, SPEC)
+    for key, problem in (("missing_keys", "lack"), ("unexpected_keys", "also have")):
+        names = sorted(
+            name for name in info[key] if is_position_parameter(name) or is_identity(name)
+        )
+        if names:
+            raise UserError(
+                f"{source}: the weights {problem} {shortened(', '.join(names))}, and its "
+                f"config.json says {SPEC}={spec}"
+            )
+    if info.get("mismatched_keys"):
+        names = sorted(str(key[0]) for key in info["mismatched_keys"])
+        raise UserError(
+            f"{source}: the weights {shortened(', '.join(names))} have other shapes than in a "
+            f"model of its config.json, with {spec}"
+        )
+
+
+AutoConfig.register(MODEL_TYPE, PositionsConfig, exist_ok=True)
