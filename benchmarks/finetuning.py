@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 
 from fairseq_posenc.checkpoints.recovery import LAST
-from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE
+from fairseq_posenc.workbench.experiments.text_experiment import LEARNING_RATE
 from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results.intervals import interval
 from fairseq_posenc.workbench.results.record import Record, Row, read

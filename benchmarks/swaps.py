@@ -19,8 +19,11 @@ from pathlib import Path
 
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.workbench.experiments.compare.record import RECORD, build_record
-from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
-from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TextSettings
+from fairseq_posenc.workbench.experiments.text_experiment import (
+    LEARNING_RATE,
+    TextExperiment,
+    TextSettings,
+)
 from fairseq_posenc.workbench.experiments.trials import Trial
 from fairseq_posenc.workbench.experiments.variants import Run, Variant, parse_variants
 from fairseq_posenc.workbench.results.record import read

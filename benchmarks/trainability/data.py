@@ -15,8 +15,7 @@ from fairseq_posenc.workbench.experiments.corpus import (
     unigram_perplexity,
     write_pieces,
 )
-from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
-from fairseq_posenc.workbench.experiments.text_settings import TextSettings
+from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment, TextSettings
 from fairseq_posenc.workbench.running.stages import Stage
 
 VOCABULARY = {"text": 512, "translation": 2000}

@@ -22,7 +22,7 @@ from starts import apply_start
 from torch import nn
 
 from fairseq_posenc.position_parameters import is_position_parameter
-from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TRAIN_OPTIONS
+from fairseq_posenc.workbench.experiments.text_experiment import LEARNING_RATE, TRAIN_OPTIONS
 from fairseq_posenc.workbench.experiments.variants import MASKED
 from fairseq_posenc.workbench.running.logs import parse_line
 from fairseq_posenc.workbench.running.stages import Stage

@@ -22,7 +22,7 @@ from fairseq_posenc.workbench.experiments.choose.answer import (
     Evidence,
     Figures,
 )
-from fairseq_posenc.workbench.experiments.text_settings import STACKS, option_value
+from fairseq_posenc.workbench.experiments.text_experiment import STACKS, option_value
 from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.differences import PERPLEXITY, Scale, Values, find_worse

@@ -31,8 +31,7 @@ from .formats import LineFormat, check_format, describe_format
 from .items import TextRules, check_invalid, count_symbols, make_items
 from .options import BinarizeSettings
 from .pool import Pool
-from .shards import Part, find_files, parts_of_shard
-from .sources import Input, Place, combine_checksums, read_chunks
+from .sources import Input, Part, Place, combine_checksums, find_files, parts_of_shard, read_chunks
 from .split import Split, SplitState
 from .vocabulary import PACKAGES, save_dictionary
 

@@ -10,8 +10,7 @@ from typing import Any
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.folders import MANIFEST, list_differences, read_object
 
-from .shards import Part
-from .sources import Input, combine_checksums
+from .sources import Input, Part, combine_checksums
 
 _AGAIN = "and start the same command again, which makes that one alone"
 

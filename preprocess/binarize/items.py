@@ -17,7 +17,7 @@ from fairseq_posenc.workbench.tokens.tokenizer import Encoder, Symbols
 from .formats import LineFormat, split_lines
 from .options import BinarizeSettings
 from .sentences import split_sentences
-from .shards import Part
+from .sources import Part
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,3 @@
-"""Modules of ``mix.py``: ``documents`` reads and writes, ``draw`` samples, ``mixture`` runs all."""
+"""Modules of ``mix.py``: ``draw`` samples, ``mixture`` reads, runs all and writes."""
 
 from fairseq_posenc.workbench.running import host  # noqa: F401  (before fairseq: keeps it quiet, errors short)

@@ -29,8 +29,7 @@ from fairseq_posenc.workbench.experiments.compare.record import (
     refuse_to_lose_report,
 )
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, aggregate
-from fairseq_posenc.workbench.experiments.text_experiment import TextResults
-from fairseq_posenc.workbench.experiments.text_settings import TextSettings
+from fairseq_posenc.workbench.experiments.text_experiment import TextResults, TextSettings
 from fairseq_posenc.workbench.experiments.trials import LOG
 from fairseq_posenc.workbench.experiments.variants import Run, parse_variants
 from fairseq_posenc.workbench.results import pictures, record

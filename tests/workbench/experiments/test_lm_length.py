@@ -23,14 +23,14 @@ from fairseq_posenc.workbench.experiments.length.checkpoint import (
     load,
     parse_checkpoints,
 )
-from fairseq_posenc.workbench.experiments.length.scoring import score_stream
-from fairseq_posenc.workbench.experiments.length.stream import (
+from fairseq_posenc.workbench.experiments.length.scoring import (
     Stream,
     Window,
     batch_windows,
     cut_windows,
     read_dictionary,
     read_stream,
+    score_stream,
 )
 from fairseq_posenc.workbench.results.record import read
 from tests.helpers.commands import USER_DIR, new_directory, run, script, sentences, train, trained

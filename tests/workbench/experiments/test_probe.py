@@ -32,7 +32,7 @@ from fairseq_posenc.workbench.experiments.probe import (
     report,
     tasks,
 )
-from fairseq_posenc.workbench.experiments.probe.results import TaskResults, reciprocal_rank
+from fairseq_posenc.workbench.experiments.probe.report import TaskResults, reciprocal_rank
 from fairseq_posenc.workbench.experiments.probe.settings import TaskSettings
 from fairseq_posenc.workbench.experiments.variants import (
     BOTH,

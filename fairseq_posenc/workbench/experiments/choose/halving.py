@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate, aggregate
-from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
-from fairseq_posenc.workbench.experiments.text_settings import TextSettings
+from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment, TextSettings
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.progress import format_time, say

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from fairseq_posenc.workbench.experiments.choose.halving import Round
 from fairseq_posenc.workbench.experiments.outcomes import SeedAggregate
-from fairseq_posenc.workbench.experiments.text_settings import TextSettings
+from fairseq_posenc.workbench.experiments.text_experiment import TextSettings
 from fairseq_posenc.workbench.experiments.variants import CAUSAL
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.differences import (

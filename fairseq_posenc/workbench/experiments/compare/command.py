@@ -8,8 +8,12 @@ from pathlib import Path
 from fairseq_posenc.workbench.experiments import variants
 from fairseq_posenc.workbench.experiments.compare import record, report
 from fairseq_posenc.workbench.experiments.compare.live import Live, announce
-from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
-from fairseq_posenc.workbench.experiments.text_settings import LEARNING_RATE, TASKS, TextSettings
+from fairseq_posenc.workbench.experiments.text_experiment import (
+    LEARNING_RATE,
+    TASKS,
+    TextExperiment,
+    TextSettings,
+)
 from fairseq_posenc.workbench.experiments.trials import default_jobs
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_device

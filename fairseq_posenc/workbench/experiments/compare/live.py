@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from fairseq_posenc.workbench.experiments.compare.report import PAGE, write_report
-from fairseq_posenc.workbench.experiments.text_experiment import TextResults
-from fairseq_posenc.workbench.experiments.text_settings import TextSettings
+from fairseq_posenc.workbench.experiments.text_experiment import TextResults, TextSettings
 from fairseq_posenc.workbench.running.devices import choose_device, cores
 from fairseq_posenc.workbench.running.progress import format_time, say
 

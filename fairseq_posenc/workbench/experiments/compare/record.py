@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments.text_experiment import TextResults
-from fairseq_posenc.workbench.experiments.text_settings import TextSettings
+from fairseq_posenc.workbench.experiments.text_experiment import TextResults, TextSettings
 from fairseq_posenc.workbench.results.differences import compare_all
 from fairseq_posenc.workbench.results.record import Record, RecordError, Row, own_command, read
 

@@ -6,7 +6,7 @@ import argparse
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.experiments.length import checkpoint, report, stream
+from fairseq_posenc.workbench.experiments.length import checkpoint, report, scoring
 from fairseq_posenc.workbench.experiments.length.checkpoint import NamedCheckpoint
 from fairseq_posenc.workbench.experiments.length.scoring import Evaluation
 from fairseq_posenc.workbench.results.pictures import can_draw
@@ -100,8 +100,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read_stream(args: argparse.Namespace) -> stream.Stream:
-    return stream.read_stream(args.data, args.split, stream.read_dictionary(args.data))
+def _read_stream(args: argparse.Namespace) -> scoring.Stream:
+    return scoring.read_stream(args.data, args.split, scoring.read_dictionary(args.data))
 
 
 def _build_job(named: NamedCheckpoint, evaluation: Evaluation, args: argparse.Namespace) -> Job:

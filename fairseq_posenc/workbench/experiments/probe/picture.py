@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_posenc.workbench.experiments.probe.data import DEPTHS
-from fairseq_posenc.workbench.experiments.probe.results import (
+from fairseq_posenc.workbench.experiments.probe.report import (
     TaskResults,
     learning_curve,
     share_at_depth,
