@@ -13,7 +13,6 @@ import sys
 import pytest
 
 from tests.helpers.commands import (
-    BLOCKS,
     SENTENCES,
     USER_DIR,
     assert_positions,
@@ -25,6 +24,7 @@ from tests.helpers.commands import (
     trained,
     validate,
 )
+from tests.helpers.products import some_of
 from tests.helpers.programs import true_start
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ assert {"glue", "squad"} <= set(TASK_REGISTRY)
 """
 
 
-@pytest.mark.parametrize("user_dir", [BY_NAME, str(USER_DIR)])
+@pytest.mark.parametrize("user_dir", some_of([BY_NAME], [BY_NAME, str(USER_DIR)]))
 def test_a_program_that_has_imported_the_package_before(user_dir):
     done = subprocess.run(
         [sys.executable, "-c", BEFORE, user_dir],
@@ -127,28 +127,6 @@ def test_generate_by_relative_path():
     )
     assert_positions(done, "translation")
     assert done.out.count("\nH-") == SENTENCES["test"]
-
-
-def test_interactive_by_name():
-    path = trained("translation").save_dir / "checkpoint_last.pt"
-    done = run(
-        "fairseq-interactive",
-        *(pairs(), "--user-dir", BY_NAME, "--path", path, "--beam", 5),
-        given="w1 w2 w3\nw4\n",
-    )
-    assert_positions(done, "translation")
-    assert done.out.count("\nH-") == 2
-
-
-def test_eval_lm_by_relative_path():
-    here = new_directory()
-    path = trained("causal_lm").save_dir / "checkpoint_last.pt"
-    done = run(
-        "fairseq-eval-lm",
-        *(sentences(), "--user-dir", relative(here), "--path", path, *BLOCKS),
-        cwd=here,
-    )
-    assert_positions(done, "causal_lm")
 
 
 COMMON = """

@@ -11,6 +11,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, WeightSettings, is_identity
 from tests.helpers.commands import train
+from tests.helpers.products import product_of
 from tests.helpers.tiny_models import make_model
 
 SETTINGS = WeightSettings(heads=4, activation="gelu", norm="post", dictionary="1a2b")
@@ -96,8 +97,9 @@ def test_averaged_models_of_torch_keep_it(multi_avg_fn):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["masked_lm", "translation"])
-@pytest.mark.parametrize("kept", ["ema", "ema_fp32_params"])
+@pytest.mark.parametrize(
+    ("family", "kept"), product_of(["masked_lm", "translation"], ["ema", "ema_fp32_params"])
+)
 def test_training_keeps_a_moving_average(family, kept, tmp_path):
     words = ["--store-ema", "--ema-decay", 0.9, *["--ema-fp32"] * (kept != "ema")]
     done = train(family, *words, "--max-update", 4, save_dir=tmp_path)

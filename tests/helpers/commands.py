@@ -1,13 +1,17 @@
 """fairseq's console scripts, run as users run them, on tiny data made here.
 
-What several tests need (data, trained models) is made once for each session, when first asked for.
+What several tests need (data, trained models) is made once for each session, when first asked for,
+and by one worker for all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import json
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -18,14 +22,14 @@ import zipfile
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 import torch
 
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.running.host import USER_DIR
-from tests.helpers.programs import PROGRAMS
+from tests.helpers.programs import PROGRAMS, SHARED
 
 HOOK = Path(__file__).resolve().parent / "fault_hook"
 SENTENCES = {"train": 16, "valid": 8, "test": 5}
@@ -242,9 +246,42 @@ def workspace() -> Any:
     return tempfile.TemporaryDirectory(prefix="fairseq-posenc-tests-")
 
 
+_places: list[Path] = []  # where directories are made now, instead of the workspace
+Made = TypeVar("Made")
+
+
 def new_directory() -> Path:
     """Return a new, empty directory."""
-    return Path(tempfile.mkdtemp(dir=workspace().name))
+    return Path(tempfile.mkdtemp(dir=_places[-1] if _places else workspace().name))
+
+
+def made_once(function: Callable[..., Made]) -> Callable[..., Made]:
+    """Have one worker make what a function returns, for all of a session; nobody changes it.
+
+    Args:
+        function: returns paths in new directories; its arguments are text.
+    """
+
+    @functools.cache
+    @functools.wraps(function)
+    def make(*given: str) -> Made:
+        if SHARED not in os.environ:
+            return function(*given)
+        place = Path(os.environ[SHARED]) / "made"
+        place.mkdir(exist_ok=True)
+        path = place / "-".join([function.__module__, function.__qualname__, *given])
+        with open(f"{path}.lock", "w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                _places.append(place)
+                try:
+                    path.write_bytes(pickle.dumps(function(*given)))
+                finally:
+                    _places.pop()
+        made: Made = pickle.loads(path.read_bytes())
+        return made
+
+    return make
 
 
 def _write_text(directory: Path, suffixes: dict[str, int]) -> None:
@@ -267,13 +304,13 @@ def _preprocess(*arguments: str, suffixes: dict[str, int]) -> Path:
     return directory / "bin"
 
 
-@cache
+@made_once
 def sentences() -> Path:
     """Return data for language models, masked and causal."""
     return _preprocess("--only-source", suffixes={"": 1})
 
 
-@cache
+@made_once
 def pairs() -> Path:
     """Return data for translation: sentences, and the same backwards."""
     languages = ["--source-lang", "src", "--target-lang", "tgt", "--joined-dictionary"]
@@ -334,7 +371,7 @@ def train(
     return Training(run(*launcher, chosen.data(), *options, **how), save_dir)
 
 
-@cache
+@made_once
 def trained(family: str) -> Training:
     """Return the model of a family that all tests share: four epochs."""
     return train(family, "--max-epoch", EPOCHS)

@@ -65,7 +65,6 @@ def test_a_metric_that_is_there_is_taken_and_changes_no_weight():
     ("options", "said"),
     [
         (["--lr-scheduler", "reduce_lr_on_plateau"], "LR scheduler does not match"),
-        (["--lr-scheduler", "inverse_sqrt"], "--reset-lr-scheduler"),
         (["--optimizer", "sgd"], "Optimizer does not match; please reset the optimizer"),
         (["--criterion", "label_smoothed_cross_entropy"], "Criterion does not match"),
         (["--store-ema"], "no average of its weights"),

@@ -69,7 +69,10 @@ def test_equals_the_formula_with_padding_on_either_side(spec):
     padding[2, :2] = True
     first = make(spec, directions(spec)[0])
     by_formula = [scores_and_values(first, spec, x[~padding[b], b]) for b in range(3)]
-    for direction in directions(spec):
+    ways = directions(spec)
+    # Encodings meet all directions, their options one of them in turn.
+    one = ways[SPECS.index(spec) % len(ways)]
+    for direction in some_of([one], ways) if "(" in spec else ways:
         attention = make(spec, direction)
         attention.load_state_dict(first.state_dict())
         ours, _ = attention(x, x, x, key_padding_mask=padding)

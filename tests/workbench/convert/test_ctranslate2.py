@@ -20,6 +20,7 @@ from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.translation import Translator
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import WORDS, checkpoint, data_bin
+from tests.helpers.products import product_of
 from tests.helpers.tiny_models import make_model, needs_causal
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="pip install 'fairseq-posenc[ctranslate2]'")
@@ -141,8 +142,9 @@ def steady_ends(trained):
     return trained
 
 
-@pytest.mark.parametrize("beam", [1, 5])
-@pytest.mark.parametrize("spec", ["rope", "shaw+shaw_values", "alibi", "t5", "learned"])
+@pytest.mark.parametrize(
+    ("spec", "beam"), product_of(["rope", "shaw+shaw_values", "alibi", "t5", "learned"], [1, 5])
+)
 def test_translations_are_those_of_fairseq(spec, beam):
     trained = steady_ends(checkpoint("translation", spec, max_target_positions=60))
     sources = sentences(*range(1, 21))
@@ -285,8 +287,10 @@ def run_alone(code, *names):
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("family", ["translation", "causal_lm"])
-@pytest.mark.parametrize("cuts", ["sentencepiece", "tokenizers"])
+@pytest.mark.parametrize(
+    ("family", "cuts"),
+    product_of(["translation", "causal_lm"], ["sentencepiece", "tokenizers"]),
+)
 def test_the_card_s_example_needs_two_packages_alone(family, cuts):
     symbols, folder = ["Un", "homme", "dort.", *WORDS], new_directory()
     if cuts == "sentencepiece":

@@ -11,6 +11,7 @@ from fairseq_posenc.workbench.finetuning.glue.worker import predict
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint
 from tests.helpers.glue_files import DATA, start
+from tests.helpers.products import product_of
 from tests.workbench.convert.exchange_reader import answer
 from tests.workbench.convert.test_exchange import export, padded
 from tests.workbench.finetuning.test_glue_commands import data as glue_data
@@ -29,8 +30,7 @@ def rows(raw, task, columns):
     return [[line[lines[0].index(column)] for column in columns] for line in lines[1:]]
 
 
-@pytest.mark.parametrize(("spec", "more"), [NATIVE, OWN])
-@pytest.mark.parametrize("task", ["CoLA", "STS-B"])
+@pytest.mark.parametrize(("spec", "more", "task"), product_of([NATIVE, OWN], ["CoLA", "STS-B"]))
 def test_no_decision_on_a_dev_set_changes(task, spec, more):
     folder = glue_data()
     data, tokens = folder / "glue" / task, folder / "pieces.model"

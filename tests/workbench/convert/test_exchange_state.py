@@ -234,7 +234,6 @@ def draw_batch(rows, length, side):
     ("head", "spec"),
     [
         ("masked_lm", "rope+window(size=14),none+ssmax"),
-        ("causal_lm", "xpos+window(size=8)+ssmax"),
         ("causal_lm", "rope(scaling=dynamic:2)+chunk(size=6)"),
     ],
 )

@@ -34,6 +34,7 @@ from fairseq_posenc.workbench.experiments.length.scoring import (
 )
 from fairseq_posenc.workbench.results.record import read
 from tests.helpers.commands import USER_DIR, new_directory, run, script, sentences, train, trained
+from tests.helpers.products import product_of
 from tests.helpers.programs import true_start
 from tests.helpers.tiny_models import make_model, make_tokens
 
@@ -120,8 +121,7 @@ def test_the_first_token_is_predicted_from_the_end_of_a_sentence():
     assert stream.targets.tolist() == [7, 5, 2, 9]
 
 
-@pytest.mark.parametrize("encoding", registry.names())
-@pytest.mark.parametrize("stride", [4, 3, 1])
+@pytest.mark.parametrize(("encoding", "stride"), product_of(registry.names(), [4, 3, 1]))
 def test_the_loss_of_ten_tokens_is_that_of_predicting_them_one_by_one(encoding, stride):
     stream = Stream.from_tokens(torch.tensor([7, 5, 12, 2, 9, 9, 4, 22, 2, 8]), EOS)
     ours = loaded(encoding)

@@ -24,7 +24,16 @@ from fairseq_posenc.workbench.finetuning.glue.runs import read_run
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.results import record
-from tests.helpers.commands import TRAINING, USER_DIR, halting, new_directory, run, script, trained
+from tests.helpers.commands import (
+    TRAINING,
+    USER_DIR,
+    halting,
+    made_once,
+    new_directory,
+    run,
+    script,
+    trained,
+)
 from tests.helpers.glue_files import COLOURS, start, train_pieces, write_task
 from tests.helpers.products import some_of
 from tests.helpers.slurm import needs_slurm
@@ -49,7 +58,7 @@ def changed(*settings: str) -> list[str]:
 QUICK = changed("dataset.num_workers=0", "lr_scheduler.warmup_updates=2", "common.log_interval=5")
 
 
-@cache
+@made_once
 def data() -> Path:
     """Return data-bins of three tasks, and of a text to pre-train on, in sentencepieces."""
     folder = new_directory()
@@ -64,7 +73,7 @@ def data() -> Path:
     return folder
 
 
-@cache
+@made_once
 def pretrained() -> Path:
     """Return the checkpoint of a masked LM, trained for a moment."""
     folder = new_directory() / "tiny"

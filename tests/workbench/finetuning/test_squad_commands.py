@@ -28,7 +28,7 @@ from fairseq_posenc.workbench.loading.families import FAMILIES
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.locks import is_locked
-from tests.helpers.commands import halting, new_directory, refused, run, script
+from tests.helpers.commands import halting, made_once, new_directory, refused, run, script
 from tests.helpers.programs import true_start
 from tests.helpers.waiting import wait_until
 from tests.workbench.finetuning.test_squad_data import save, write_bpe
@@ -87,7 +87,7 @@ class Files(NamedTuple):
     preprocess: list[str]
 
 
-@cache
+@made_once
 def files():
     """Return the raw file, the data made of it, and a pre-trained model (untrained, but whole)."""
     folder = new_directory()

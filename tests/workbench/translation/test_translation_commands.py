@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,7 +32,7 @@ from fairseq_posenc.workbench.translation.average import average_checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import infer_data_bin
 from fairseq_posenc.workbench.translation.evaluation import parse_systems
 from fairseq_posenc.workbench.translation.scores import PIECE_BLEU, PieceBleu
-from tests.helpers.commands import USER_DIR, new_directory, refused, run, script, trained
+from tests.helpers.commands import USER_DIR, made_once, new_directory, refused, run, script, trained
 from tests.helpers.waiting import wait_until
 
 slow = pytest.mark.slow
@@ -53,7 +52,7 @@ def _sentences(count: int, seed: int) -> list[list[str]]:
     return [rng.choices(list(WORDS), k=rng.randint(2, 8)) for _ in range(count)]
 
 
-@cache
+@made_once
 def raw() -> Path:
     """Return a folder of parallel text."""
     folder = new_directory()
@@ -66,7 +65,7 @@ def raw() -> Path:
     return folder
 
 
-@cache
+@made_once
 def data() -> Path:
     """Return the data-bin of the text."""
     program = USER_DIR.parent / "preprocess" / "translation.py"
@@ -77,7 +76,7 @@ def data() -> Path:
     return out
 
 
-@cache
+@made_once
 def model() -> Path:
     """Return the checkpoints of a model that has learnt a little of the language."""
     save_dir = new_directory()
