@@ -22,6 +22,7 @@ from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.translation import average
 from tests.helpers.commands import FAMILIES, new_directory, pairs, run, sentences, train
+from tests.helpers.products import some_of
 from tests.helpers.tiny_models import make_dictionary, make_model, of_the_last_version
 
 # What is changed, and both sides as the error names them; all parameters fit.
@@ -212,12 +213,10 @@ REFUSED = {  # in fairseq most of these go on without a word; more of them, in m
     "masked_lm": [
         (["--encoder-attention-heads", 8], "trained with 4 heads, the model has 8 heads"),
         (["--untie-weights-roberta"], "its optimizer's state is for other parameters"),
-        (["--optimizer", "sgd"], "Optimizer does not match; please reset the optimizer"),
     ],
     "causal_lm": [
         (["--no-decoder-normalize-before"], "pre-norm layers, the model has post-norm layers"),
         (["--add-bos-token"], "add_bos_token off, the model has add_bos_token on"),
-        (["--no-share-decoder-input-output-embed"], "its optimizer's state is for other"),
     ],
     "translation": [
         (["--activation-fn", "gelu"], "activation relu, the model has activation gelu"),
@@ -225,7 +224,6 @@ REFUSED = {  # in fairseq most of these go on without a word; more of them, in m
             ["--source-lang", "tgt", "--target-lang", "src"],
             "encoder: trained with language src, the model has language tgt; decoder: trained with",
         ),
-        (["--share-decoder-input-output-embed"], "and this model shares them"),
         (["--share-all-embeddings"], "and this model shares them"),
     ],
 }
@@ -262,7 +260,7 @@ def test_a_training_is_not_resumed_with_another_meaning(family, more, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", some_of(["translation"], FAMILIES))
 def test_a_dictionary_in_another_order_is_refused(family, monkeypatch):
     base(family)
     data = reordered(family)
@@ -286,7 +284,10 @@ def test_what_may_change_does_and_the_log_says_it(family):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "more"),
-    [("masked_lm", ["--max-positions", 64]), ("causal_lm", ["--tokens-per-sample", 64])],
+    some_of(
+        [("causal_lm", ["--tokens-per-sample", 64])],
+        [("masked_lm", ["--max-positions", 64]), ("causal_lm", ["--tokens-per-sample", 64])],
+    ),
 )
 def test_tables_do_not_grow_under_an_optimizers_state(family, more):
     positions = ("--position-encoding", "m4m" if family == "masked_lm" else "m4")

@@ -10,7 +10,6 @@ import pytest
 
 from tests.helpers.commands import FAMILIES, USER_DIR, new_directory, trained
 from tests.helpers.products import product_of
-from tests.helpers.programs import true_start
 
 pytestmark = pytest.mark.slow
 CLASSES = {
@@ -80,6 +79,5 @@ def test_the_example_of_the_page():
         text=True,
         check=False,
         cwd=here,
-        env=true_start(),
     )
     assert "tensor([-" in done.stdout, done.stderr[-2000:]

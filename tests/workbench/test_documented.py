@@ -23,7 +23,7 @@ from fairseq_posenc.encodings import base
 from fairseq_posenc.workbench import cli
 from tests.helpers import documented
 from tests.helpers.commands import USER_DIR, new_directory, trained
-from tests.helpers.documented import FENCED, FILES, LEFT_OUT, ROOT, commands, run, scripts
+from tests.helpers.documented import FENCED, FILES, LEFT_OUT, LONG, ROOT, commands, run, scripts
 from tests.workbench.finetuning import test_glue_commands as glue
 from tests.workbench.finetuning import test_squad_commands as squad
 from tests.workbench.translation import test_translation_commands as translation
@@ -178,12 +178,16 @@ def test_blocks_are_commands_or_say_what_they_are():
             assert re.match(documented.PROGRAMS, first), f"{path}: {first}"
 
 
-def test_what_is_left_out_is_there():
+def test_what_is_left_out_is_there(monkeypatch):
     found = [
         line for path in WITH_COMMANDS for script in scripts(path) for line in commands(script)
     ]
     for start in LEFT_OUT:
         assert any(line.startswith(start) for line in found), start
+    monkeypatch.setattr(cli.Command, "run", lambda command, args: 0)
+    for start in LONG:
+        (line,) = [line for line in found if line.startswith(start)]
+        assert cli.main(shlex.split(line, comments=True)[1:]) == 0, line
     assert all((DOCS / name).exists() for name in [*RECORDS, *OWN])
 
 
