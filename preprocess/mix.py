@@ -30,7 +30,12 @@ from fairseq_posenc.workbench.running.exit_codes import (
     signals_as_keyboard_interrupt,
 )
 from fairseq_posenc.workbench.running.folders import Folder
-from fairseq_posenc.workbench.running.options import Parser, add_count, add_workers
+from fairseq_posenc.workbench.running.options import (
+    Parser,
+    add_count,
+    add_workers,
+    build_settings,
+)
 from fairseq_posenc.workbench.running.progress import format_counts
 from mixing.draw import DOCUMENTS, LINES, CorpusRequest, parse_corpus
 from mixing.mixture import Mixture, MixtureRules
@@ -43,14 +48,7 @@ def main() -> None:
     """Run the program."""
     args = _parser().parse_args()
     corpora = [(corpus, _find_inputs(corpus)) for corpus in map(parse_corpus, args.corpus)]
-    rules = MixtureRules(
-        seed=args.seed,
-        sentences=args.sentences,
-        unit=args.unit,
-        files=args.files,
-        skip_invalid=args.invalid_lines == "skip",
-        workers=args.workers,
-    )
+    rules = build_settings(MixtureRules, args, skip_invalid=args.invalid_lines == "skip")
     folder = Folder(args.out, _plan(corpora, rules))
     if folder.is_done():
         return

@@ -65,8 +65,8 @@ def make_parser() -> argparse.ArgumentParser:
     text = "name of the training files before .LANGUAGE[.gz]"
     files.add_argument("--train", required=True, metavar="PREFIX", help=text)
     _add_sets(files, valid=None, test=None)
-    for one in (iwslt, multi30k, files):
-        _add_options(one)
+    for corpus in (iwslt, multi30k, files):
+        _add_options(corpus)
     return parser
 
 

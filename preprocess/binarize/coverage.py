@@ -34,10 +34,10 @@ def read_shards(folders: Sequence[Path], plan: dict[str, Any]) -> list[list[Inpu
             Input(Part(each["path"], each["start"], each["end"]), each["sha256"])
             for each in manifest["splits"]["train"]["inputs"]
         ]
-        own = manifest["plan"]
-        wrong = list_differences(_drop_shard(own), _drop_shard(plan))
+        made = manifest["plan"]
+        wrong = list_differences(_drop_shard(made), _drop_shard(plan))
         number = int(folder.name.removeprefix("shard").split("-")[0])
-        given = (own["options"]["shard"], own["inputs"]["train"])
+        given = (made["options"]["shard"], made["inputs"]["train"])
         if given != (number, combine_checksums(parts)):
             wrong.append("parts of the text")
         for split in manifest["splits"].values():
@@ -57,7 +57,7 @@ def check_coverage(shards: Sequence[Sequence[Input]], files: Sequence[str]) -> N
     Raises:
         UserError: bytes are in no shard, or in two.
     """
-    parts = [one.part for shard in shards for one in shard]
+    parts = [entry.part for shard in shards for entry in shard]
     for path in files:
         reached, size = 0, os.path.getsize(path)
         while reached < size:

@@ -99,14 +99,6 @@ _MOST_CONTROLS = 0.03  # the share of them in a text
 _LONGEST_LINE = 1 << 28  # bytes; a chunk is held in memory several times
 
 
-class Chunk(NamedTuple):
-    """Whole lines of a part."""
-
-    data: bytes  # decompressed bytes
-    offset: int  # beginning of the next chunk in decompressed bytes from the part's start
-    lines: int  # number of lines
-
-
 class Input(NamedTuple):
     """A part with the checksum of its content, which identifies the text wherever it lies."""
 
@@ -121,7 +113,7 @@ class Input(NamedTuple):
 
 def combine_checksums(inputs: Sequence[Input]) -> str:
     """Combine the checksums of several parts in one."""
-    return hashlib.sha256(" ".join(one.sha256 for one in inputs).encode()).hexdigest()
+    return hashlib.sha256(" ".join(entry.sha256 for entry in inputs).encode()).hexdigest()
 
 
 def describe_file(path: Path) -> dict[str, Any]:
@@ -160,12 +152,11 @@ def read_chunks(inputs: Sequence[Input], place: Place) -> Iterator[tuple[Mark, b
     for number in range(place.part, len(inputs)):
         part, expected = inputs[number]
         reader = Reader(part, offset, line)
-        for chunk in reader:
-            offset, line = chunk.offset, line + chunk.lines
-            yield Mark(Place(number, offset, line), chunk.lines, False), chunk.data
+        for data, lines in reader:
+            yield Mark(Place(number, reader.offset, reader.line), lines, False), data
         if expected and reader.sha256() != expected:
             raise UserError(f"{part.path} changed while it was read; start again from nothing")
-        yield Mark(Place(number, offset, line), 0, True), b""
+        yield Mark(Place(number, reader.offset, reader.line), 0, True), b""
         offset, line = 0, 0
 
 
@@ -198,32 +189,36 @@ class Reader:
 
     Args:
         part: part to read.
-        offset: :attr:`Chunk.offset` of the last chunk that is done already; 0 for none.
-        line: number of lines up to the offset.
+        offset: decompressed bytes of the part before the first chunk.
+        line: lines before it.
+
+    Attributes:
+        offset: decompressed bytes of the part that have been read.
+        line: lines that have been read.
     """
 
     def __init__(self, part: Part, offset: int = 0, line: int = 0) -> None:
-        self.part, self._offset, self._line = part, offset, line
+        self.part, self.offset, self.line = part, offset, line
         self._raw = _Hashed(part)
 
     def sha256(self) -> str:
         """Compute the checksum of the part on disk; call it after all chunks are read."""
         return self._raw.digest.hexdigest()
 
-    def __iter__(self) -> Iterator[Chunk]:
-        """Yield the chunks.
+    def __iter__(self) -> Iterator[tuple[bytes, int]]:
+        """Yield chunks of whole lines, decompressed, and their numbers of lines.
 
         Raises:
             UserError: the file cannot be decompressed, is not UTF-8 text, or a line has no end.
         """
         try:
             with io.BufferedReader(self._raw, CHUNK_BYTES) as raw:
-                file, left = decompress(self.part.path, raw), self._offset
+                file, left = decompress(self.part.path, raw), self.offset
                 while left and (data := file.read(min(left, CHUNK_BYTES))):
                     left -= len(data)
                 for number, chunk in enumerate(self._split(file)):
                     if number == 0:
-                        refuse_wide_characters(chunk.data, self.part.path)
+                        refuse_wide_characters(chunk[0], self.part.path)
                     yield chunk
                 while raw.read(CHUNK_BYTES):  # bytes after the content count in the checksum
                     continue
@@ -232,7 +227,7 @@ class Reader:
                 raise  # of the disk, not of the compressed data
             raise UserError(f"{self.part.path} is damaged: {error}; fetch it again") from error
 
-    def _split(self, file: BinaryIO) -> Iterator[Chunk]:
+    def _split(self, file: BinaryIO) -> Iterator[tuple[bytes, int]]:
         """Yield the rest of a file, cut behind the last line feed of each block."""
         pending: list[bytes] = []
         held = 0
@@ -245,20 +240,19 @@ class Reader:
             held += len(tail)
             if held > _LONGEST_LINE:
                 raise UserError(
-                    f"{self.part.path}, line {self._line + 1}: more than {_LONGEST_LINE >> 20} MiB "
+                    f"{self.part.path}, line {self.line + 1}: more than {_LONGEST_LINE >> 20} MiB "
                     "without an end of line; is this a text file?"
                 )
         if held:
             yield self._make_chunk(b"".join(pending))
 
-    def _make_chunk(self, data: bytes) -> Chunk:
-        if self._offset + self.part.start == 0:
-            self._offset = len(data) - len(data.removeprefix(codecs.BOM_UTF8))
+    def _make_chunk(self, data: bytes) -> tuple[bytes, int]:
+        if self.offset + self.part.start == 0:
+            self.offset = len(data) - len(data.removeprefix(codecs.BOM_UTF8))
             data = data.removeprefix(codecs.BOM_UTF8)
-        self._offset += len(data)
         lines = count_lines(data)
-        self._line += lines
-        return Chunk(data, self._offset, lines)
+        self.offset, self.line = self.offset + len(data), self.line + lines
+        return data, lines
 
 
 def refuse_wide_characters(data: bytes, name: str) -> None:

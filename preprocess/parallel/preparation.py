@@ -211,11 +211,11 @@ class Preparation:
 
     def _binarize(self) -> None:
         source, target = self._languages
-        own = ["--tgtdict", str(self._text / f"dict.{target}.txt")]
+        target_dictionary = ["--tgtdict", str(self._text / f"dict.{target}.txt")]
         command = [
             *("fairseq-preprocess", "--source-lang", source, "--target-lang", target),
             *("--srcdict", str(self._text / f"dict.{source}.txt")),
-            *(own if self._settings.separate else ["--joined-dictionary"]),
+            *(target_dictionary if self._settings.separate else ["--joined-dictionary"]),
             *("--destdir", str(self._work), "--workers", str(self._settings.workers)),
         ]
         for kind in ("train", "valid", "test"):

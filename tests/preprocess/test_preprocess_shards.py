@@ -248,15 +248,16 @@ def test_chunks_are_whole_lines_wherever_reading_begins(tmp_path, block, monkeyp
     (tmp_path / "text").write_bytes(data)
     part = sources.Part(str(tmp_path / "text"), 0, len(data))
     reader = sources.Reader(part)
-    chunks = list(reader)
-    assert b"".join(chunk.data for chunk in chunks) == data
-    assert all(chunk.data.endswith(b"\n") for chunk in chunks[:-1])
+    chunks = [(text, lines, reader.offset) for text, lines in reader]
+    texts = [text for text, *_ in chunks]
+    assert b"".join(texts) == data
+    assert all(text.endswith(b"\n") for text in texts[:-1])
     with open(tmp_path / "text", encoding="utf-8") as file:
-        assert sum(chunk.lines for chunk in chunks) == len(list(file))
+        assert sum(lines for _, lines, _ in chunks) == len(list(file)) == reader.line
     assert reader.sha256() == hashlib.sha256(data).hexdigest()
-    for done, chunk in enumerate(chunks, start=1):
-        again = sources.Reader(part, chunk.offset, 0)
-        assert b"".join(left.data for left in again) == b"".join(c.data for c in chunks[done:])
+    for done, (_, _, offset) in enumerate(chunks, start=1):
+        again = sources.Reader(part, offset, 0)
+        assert b"".join(text for text, _ in again) == b"".join(texts[done:])
         assert again.sha256() == reader.sha256()
 
 

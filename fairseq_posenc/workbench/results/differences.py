@@ -58,9 +58,9 @@ class PairedDifference(NamedTuple):
         return self.is_judged and not self.interval.low <= 0 <= self.interval.high
 
 
-def compare(one: Values, other: Values, scale: Scale = PERPLEXITY) -> PairedDifference:
+def compare(first: Values, other: Values, scale: Scale = PERPLEXITY) -> PairedDifference:
     """Compute the difference of the first from the second over the seeds that both have."""
-    pairs = [(scale.apply(one[s]), scale.apply(other[s])) for s in one.keys() & other.keys()]
+    pairs = [(scale.apply(first[s]), scale.apply(other[s])) for s in first.keys() & other.keys()]
     changes = [a - b for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
     change = interval(changes or [math.nan])
     return PairedDifference("", "", len(changes), change, _compute_p_value(changes))
@@ -72,8 +72,8 @@ def compare_all(samples: Mapping[str, Values]) -> list[PairedDifference]:
     Holm's correction is over the pairs that are judged.
     """
     differences = [
-        compare(samples[one], samples[other])._replace(better=one, other=other)
-        for one, other in combinations(_rank(samples), 2)
+        compare(samples[better], samples[other])._replace(better=better, other=other)
+        for better, other in combinations(_rank(samples), 2)
     ]
     judged = sorted((each for each in differences if each.is_judged), key=lambda each: each.p_value)
     corrected, largest = {}, 0.0

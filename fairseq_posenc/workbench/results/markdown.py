@@ -23,8 +23,8 @@ _TICKS = re.compile("`+")
 def escape(text: str) -> str:
     """Write a text of somebody else's so that a page shows it, and nothing of it is active."""
 
-    def replace(found: re.Match[str]) -> str:
-        return found[1] * 2 + ("&lt;" if found[2] == "<" else f"\\{found[2]}")
+    def replace(match: re.Match[str]) -> str:
+        return match[1] * 2 + ("&lt;" if match[2] == "<" else f"\\{match[2]}")
 
     return _ACTIVE.sub(replace, printable(text))
 

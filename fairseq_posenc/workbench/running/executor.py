@@ -144,10 +144,10 @@ class Here(NamedTuple):
                     say(f"[{ended} of {len(jobs)} runs ended] {text}")
 
             environment = free.pop()
-            own = lock_folder(job.folder, "run") if self.lock is None else nullcontext(self.lock)
+            locked = lock_folder(job.folder, "run") if self.lock is None else nullcontext(self.lock)
             try:
                 if not job.is_done():
-                    with own as lock:
+                    with locked as lock:
                         job.work(Place(lock, report, environment))
                 elif not job.updates:  # of which the bar tells
                     say(f"{job.label}: done before")

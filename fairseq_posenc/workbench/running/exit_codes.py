@@ -30,29 +30,20 @@ def run_main(program: Callable[[], Optional[int]]) -> int:
     """
     outlive_readers()
     try:
-        return _run_reporting_errors(program)
-    except KeyboardInterrupt as interruption:
-        print(
-            f"fairseq-posenc: {'; '.join(['stopped', *filter(None, interruption.args)])}",
-            file=sys.stderr,
-        )
-        return STOPPED
-
-
-def _run_reporting_errors(program: Callable[[], Optional[int]]) -> int:
-    try:
         try:
             _check_working_folder()
             return program() or 0
         finally:
             if sys.stdout:
                 sys.stdout.flush()  # at Python's exit nobody would hear of a full disk
+    except KeyboardInterrupt as interruption:
+        line, code = "; ".join(["stopped", *filter(None, interruption.args)]), STOPPED
     except Exception as error:
-        message = find_message(error)
-        if message is None:
+        if (message := find_message(error)) is None:
             raise
-        print(f"fairseq-posenc: error: {message}", file=sys.stderr)
-        return choose_exit_code(error)
+        line, code = f"error: {message}", choose_exit_code(error)
+    print(f"fairseq-posenc: {line}", file=sys.stderr)
+    return code
 
 
 def _check_working_folder() -> None:

@@ -112,15 +112,10 @@ def add_out(
         computed_default: description of a default that depends on other options. Without either
             default, ``--out`` is required.
     """
-    shown = default or computed_default
-    parser.add_argument(
-        "--out",
-        type=data_path,
-        metavar="DIR",
-        default=Path(default) if default else None,
-        required=not shown,
-        help="folder of the results" + (f" (default: {shown})" if shown else ""),
-    )
+    shown, path = default or computed_default, Path(default) if default else None
+    text = "folder of the results" + (f" (default: {shown})" if shown else "")
+    add = parser.add_argument
+    add("--out", type=data_path, metavar="DIR", default=path, required=not shown, help=text)
 
 
 def add_split(parser: ArgumentParser, default: str) -> None:
@@ -133,11 +128,8 @@ def add_computing(parser: ArgumentParser, bf16: bool = True) -> None:
 
     :mod:`fairseq_posenc.workbench.running.devices` evaluates them.
     """
-    parser.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
-        help="device to compute on (default: a GPU if there is one)",
-    )
+    text = "device to compute on (default: a GPU if there is one)"
+    parser.add_argument("--device", choices=("cpu", "cuda"), help=text)
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--fp16", action="store_true", help="half precision, on a GPU")
     if bf16:
@@ -160,14 +152,10 @@ def add_lengths(parser: ArgumentParser, text: str, default: str) -> None:
 
 def add_seeds(parser: ArgumentParser, default: Union[str, Sequence[int]]) -> None:
     """Add ``--seeds``; ``default`` is its default, or a description of a computed one."""
-    text = default if isinstance(default, str) else ",".join(map(str, default))
-    parser.add_argument(
-        "--seeds",
-        type=_seeds,
-        metavar="N,N",
-        default=None if isinstance(default, str) else default,
-        help=f"random seeds, one run per seed, as in 1,2,3 (default: {text})",
-    )
+    shown = default if isinstance(default, str) else ",".join(map(str, default))
+    text = f"random seeds, one run per seed, as in 1,2,3 (default: {shown})"
+    value = None if isinstance(default, str) else default
+    parser.add_argument("--seeds", type=_seeds, metavar="N,N", default=value, help=text)
 
 
 def add_jobs(parser: _ActionsContainer, default: str, what: str = "runs") -> None:
@@ -188,19 +176,13 @@ def add_place(parser: _ActionsContainer, one_by_one: bool = False) -> None:
     parser.set_defaults(one_by_one=one_by_one)
     if one_by_one:
         add_jobs(parser, "all", "with --on slurm: jobs")
-    parser.add_argument(
-        "--on",
-        nargs="+",
-        default=["local"],
-        metavar="WHERE",
-        help="local (default), or slurm with options of sbatch, as in slurm partition=gpu gpus=1 "
-        "time=12:00:00; Slurm runs one job per run, at most --jobs at a time",
+    text = (
+        "local (default), or slurm with options of sbatch, as in slurm partition=gpu gpus=1 "
+        "time=12:00:00; Slurm runs one job per run, at most --jobs at a time"
     )
-    parser.add_argument(
-        "--detach",
-        action="store_true",
-        help="with --on slurm: submit the jobs, print their states and exit",
-    )
+    parser.add_argument("--on", nargs="+", default=["local"], metavar="WHERE", help=text)
+    text = "with --on slurm: submit the jobs, print their states and exit"
+    parser.add_argument("--detach", action="store_true", help=text)
 
 
 def parse_place(args: Namespace) -> Optional[Slurm]:
@@ -236,25 +218,16 @@ def parse_place(args: Namespace) -> Optional[Slurm]:
 
 def add_workers(parser: _ActionsContainer) -> None:
     """Add ``--workers``, the processes of a preprocessing."""
-    parser.add_argument(
-        "--workers",
-        type=positive_int,
-        metavar="N",
-        default=cores(),
-        help="processes (default: all cores)",
-    )
+    text = "processes (default: all cores)"
+    parser.add_argument("--workers", type=positive_int, metavar="N", default=cores(), help=text)
 
 
 def add_set(parser: ArgumentParser, example: str) -> None:
     """Add ``--set``, which overrides settings of fairseq's configuration."""
-    parser.add_argument(
-        "--set",
-        dest="changes",
-        action="append",
-        type=_setting,
-        default=[],
-        metavar="KEY=VALUE",
-        help=f"override a setting of fairseq, as in {example}; repeatable",
+    text = f"override a setting of fairseq, as in {example}; repeatable"
+    add, form = parser.add_argument, "KEY=VALUE"
+    add(
+        "--set", dest="changes", action="append", type=_setting, default=[], metavar=form, help=text
     )
 
 

@@ -117,18 +117,14 @@ def run_logged(
     Raises:
         RunError: the command failed; the message ends with the last lines of the log.
     """
-    with open(log, "a", encoding="utf-8") as output:
+    with open(log, "a", encoding="utf-8", buffering=1) as output:  # a line at a time
 
-        def write(line: str) -> None:
+        def note(line: str) -> None:
             output.write(line)
-            output.flush()
-
-        def write_and_show(line: str) -> None:
-            write(line)
             on_line(line)
 
-        write(f"$ {shlex.join(command)}\n")
-        status = run_watched(command, write_and_show, lock, environment)
+        output.write(f"$ {shlex.join(command)}\n")
+        status = run_watched(command, note, lock, environment)
     if status:
         raise RunError(_describe_failure(command[0], status, log))
 

@@ -50,7 +50,7 @@ class _PrintableText(io.TextIOWrapper):
     commands: re.Pattern[str]
 
     def write(self, text: str, /) -> int:
-        return super().write(self.commands.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+        return super().write(self.commands.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 class _Output(io.FileIO):

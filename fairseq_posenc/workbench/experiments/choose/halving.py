@@ -94,8 +94,8 @@ class Halving:
         overhead = max(
             last.seconds * self._settings.jobs / started - each * (last.updates - last.before), 0
         )
-        own = seconds * self._settings.jobs / (candidates * len(self._settings.seeds))
-        return last.updates + int((own - overhead) / each)
+        share = seconds * self._settings.jobs / (candidates * len(self._settings.seeds))
+        return last.updates + int((share - overhead) / each)
 
     def _train_round(
         self, number: int, variants: Sequence[Variant], before: int, updates: int

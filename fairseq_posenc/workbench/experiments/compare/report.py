@@ -150,16 +150,8 @@ def _format_row(model: SeedAggregate, settings: TextSettings) -> tuple[str, ...]
 def _format_begun(run: Run, curve: Curve) -> tuple[str, ...]:
     updates, perplexity = curve.points[-1]
     so_far = f"{perplexity:,.2f} at update {updates:,}"
-    return (
-        markdown.code(run.variant.name),
-        "-",
-        run.case,
-        "0",
-        so_far,
-        "-",
-        f"{curve.speed:,.0f}",
-        "-",
-    )
+    name, speed = markdown.code(run.variant.name), f"{curve.speed:,.0f}"
+    return (name, "-", run.case, "0", so_far, "-", speed, "-")
 
 
 def draw(results: TextResults, title: str, path: Path) -> bool:

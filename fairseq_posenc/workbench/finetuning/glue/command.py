@@ -30,6 +30,7 @@ from fairseq_posenc.workbench.running.options import (
     add_place,
     add_seeds,
     add_set,
+    build_settings,
     finite_number,
     parse_place,
 )
@@ -72,15 +73,14 @@ def run(args: argparse.Namespace) -> int:
     pretrained = pretrained._replace(path=pretrained.path.resolve())
     name = args.name or _name_model(pretrained.path)
     out = (args.out or Path(f"glue-{name}-{args.protocol}")).resolve()
-    request = GlueRequest(
-        protocol=args.protocol,
+    request = build_settings(
+        GlueRequest,
+        args,
         tasks=parse_tasks(args.tasks),
-        data=args.data,
         pretrained=pretrained,
         out=out,
         rates=_parse_rates(args.learning_rates),
         seeds=args.seeds or (),
-        configs=args.configs,
         overrides=[*hydra_words(args, here=cluster is None), *args.changes],
     )
     if not request.rates:

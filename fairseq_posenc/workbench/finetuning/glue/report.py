@@ -136,7 +136,9 @@ def _summarise_seeds(results: Sequence[Result], metric: str, best: Result) -> Ro
 
 def format_report(record: Record) -> str:
     """Format the report."""
-    data, tasks = record.data, _group_by_task(record)
+    data, tasks = record.data, Tasks()
+    for row in record.figures["tasks"]:
+        tasks.setdefault(row["task"], {})[row["metric"]] = row
     spread = [row for task in tasks for row in _build_spread_rows(record, task)]
     lines = [
         f"# GLUE: {data['name']}",
@@ -152,9 +154,12 @@ def format_report(record: Record) -> str:
         "",
         table(_SPREAD_HEAD, spread, "l"),
         "",
-        *_list_collapsed(record.figures["runs"]),
-        "## All runs",
     ]
+    if collapsed := [run["folder"] for run in record.figures["runs"] if run["collapsed"]]:
+        text = "(the same prediction for everything, or no better than chance)"
+        lines += [f"Collapsed {text}, and counted in the figures above:", ""]
+        lines += [*(f"- `{folder}`" for folder in collapsed), ""]
+    lines.append("## All runs")
     for task, metrics in tasks.items():
         runs = [run for run in record.figures["runs"] if run["task"] == task]
         lines += ["", f"### {task}", "", _format_runs(runs, list(metrics))]
@@ -163,18 +168,14 @@ def format_report(record: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _group_by_task(record: Record) -> Tasks:
-    tasks: Tasks = {}
-    for row in record.figures["tasks"]:
-        tasks.setdefault(row["task"], {})[row["metric"]] = row
-    return tasks
-
-
 def _compare_with_paper(data: Row, tasks: Tasks) -> Iterator[str]:
     how, columns = _REPORTED[data["protocol"]], _select_columns(tasks)
     ours = [f"**{data['name']}** ({_describe_selection(how, columns)})"]
     ours += [f"{row[how]:.2f}" for row in columns.values()]
-    head = ["", *(f"{name} ({_format_metric(row).split()[0]})" for name, row in columns.items())]
+    head = [
+        "",
+        *(f"{name} ({_format_metric(row['metric']).split()[0]})" for name, row in columns.items()),
+    ]
     rows, notes = [ours], []
     for theirs in _select_paper_tables(data["protocol"]):
         if not columns.keys() & theirs.columns.keys():
@@ -229,20 +230,12 @@ def _build_spread_rows(record: Record, task: str) -> Iterator[list[str]]:
                 values = [f"{row['learning_rate']:g}", str(row["seeds"])]
                 values += [f"{row[key]:.2f}" for key in ("best", "mean", "median")]
                 values.append(f"{row['std']:.2f}" if row["seeds"] > 1 else "-")
-                yield [name, _format_metric(row), *values]
-
-
-def _list_collapsed(runs: Sequence[Row]) -> list[str]:
-    folders = [run["folder"] for run in runs if run["collapsed"]]
-    if not folders:
-        return []
-    text = "Collapsed (the same prediction for everything, or no better than chance), and counted "
-    return [f"{text}in the figures above:", "", *(f"- `{folder}`" for folder in folders), ""]
+                yield [name, _format_metric(row["metric"]), *values]
 
 
 def _format_runs(runs: Sequence[Row], metrics: Sequence[str]) -> str:
     head = ["learning rate", "seed", "best at update"]
-    head += [*(_format_metric({"metric": metric}) for metric in metrics), ""]
+    head += [*map(_format_metric, metrics), ""]
     rows = [
         [
             *(f"{run['learning_rate']:g}", str(run["seed"]), f"{run['update']:,}"),
@@ -254,7 +247,7 @@ def _format_runs(runs: Sequence[Row], metrics: Sequence[str]) -> str:
     return table(head, rows, "l")
 
 
-def _format_metric(row: Row) -> str:
-    """Format the name of a row's metric, and which of two development sets it is of."""
-    name, _, which = row["metric"].partition("_")
+def _format_metric(metric: str) -> str:
+    """Format the name of a metric, and which of two development sets it is of."""
+    name, _, which = metric.partition("_")
     return f"{_METRICS.get(name, name)} {which}".strip()

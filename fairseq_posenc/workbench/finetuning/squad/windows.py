@@ -161,11 +161,8 @@ def write_split(squad: Squad, encoder: WindowMaker, symbols: int, prefix: Path) 
     words = counts["tokens"] - SYMBOLS * counts["windows"]
     warn_of_unknown(prefix.name, counts["unknown_tokens"], words)
     counts["questions_cut"] = encoder.questions_cut - cut_before
-    names = (
-        *("questions_left_out", "answers_moved", "answers_in_no_window"),
-        "questions_without_answer",
-    )
-    return {**{name: 0 for name in names}, **counts}
+    names = "questions_left_out answers_moved answers_in_no_window questions_without_answer"
+    return {**dict.fromkeys(names.split(), 0), **counts}
 
 
 def _locate_answer_in_windows(

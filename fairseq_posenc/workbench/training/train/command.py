@@ -126,33 +126,33 @@ def _run_all(runs: list[TrainingRun], args: argparse.Namespace) -> int:
     """Train all that are not done: as jobs of a cluster, or here, until one fails.
 
     Returns:
-        The exit code of the last one.
+        The exit code of the last training.
     """
     cluster = parse_place(args)
     if args.dry_run:
-        for one in runs:
-            print(shlex.join(one.command()))
+        for training in runs:
+            print(shlex.join(training.command()))
         return 0
     if cluster and (args.nodes or args.head):
         raise UserError(
             "--on slurm submits one single-node job per training; for several nodes, use "
             "train_scripts/slurm.sh"
         )
-    for one in runs:
-        one.choose_start()  # a wrong one is an error before the first is trained
-    out = Path(os.path.commonpath([one.folder for one in runs]))
+    for training in runs:
+        training.choose_start()  # a wrong one is an error before the first is trained
+    out = Path(os.path.commonpath([training.folder for training in runs]))
     with signals_as_keyboard_interrupt():
         if cluster:
             run_jobs([*map(_build_job, runs)], out, cluster)
             return 0
         refuse_jobs(out)
-        for one in runs:
-            if one.is_done():
-                print(f"{one.folder}: the training is finished, and nothing was changed")
+        for training in runs:
+            if training.is_done():
+                print(f"{training.folder}: the training is finished, and nothing was changed")
                 continue
-            if code := run_command(one.begin(), one.folder / LOG):
+            if code := run_command(training.begin(), training.folder / LOG):
                 return code
-            one.finish()
+            training.finish()
     return 0
 
 
@@ -170,11 +170,10 @@ def _build_job(run: TrainingRun) -> Job:
 def run_command(command: Sequence[str], log: Path) -> int:
     """Run a command whose output goes into a log as well; return its exit code as shells do."""
     # fairseq's own --log-file repeats every line once more in each epoch.
-    with open(log, "a", encoding="utf-8") as file:
+    with open(log, "a", encoding="utf-8", buffering=1) as file:  # a line at a time
 
         def write(line: str) -> None:
             file.write(line)
-            file.flush()
             print(line, end="", flush=True)
 
         status = run_watched(command, write)

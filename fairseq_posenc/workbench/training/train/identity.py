@@ -65,10 +65,10 @@ def _check_data_bin(folder: Path, first: Path, pairs: bool) -> None:
     if not any(folder.glob("dict*.txt")):
         raise UserError(f"{folder} is not a data-bin folder: it has no dict.txt")
     check_kind(folder, pairs, "this recipe")
-    for own in sorted(folder.glob("dict*.txt")):
-        others = first / own.name
-        if not others.exists() or own.read_bytes() != others.read_bytes():
-            raise UserError(f"{own} differs from that of {first}: its numbers mean other tokens")
+    for path in sorted(folder.glob("dict*.txt")):
+        other = first / path.name
+        if not other.exists() or path.read_bytes() != other.read_bytes():
+            raise UserError(f"{path} differs from that of {first}: its numbers mean other tokens")
 
 
 class RunIdentity(NamedTuple):

@@ -50,10 +50,8 @@ class RecipeTraining:
     """
 
     def __init__(self, recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> None:
-        spec, self.data = (
-            str(specs.parse(encoding)),
-            find_data(args.data, recipe.name == TRANSLATION),
-        )
+        spec = str(specs.parse(encoding))
+        self.data = find_data(args.data, recipe.name == TRANSLATION)
         self.passed = parse_options(args.after_dashes)
         _check_options(recipe, args, self.passed)
         self.recipe, self.encoding, self.args, self.model = recipe, encoding, args, model

@@ -53,9 +53,9 @@ def odds_first(chance: random.Random, length: int) -> Example:
 def addition(chance: random.Random, length: int) -> Example:
     """Add two numbers of half as many digits as the length; the sum has a digit more."""
     digits = max(1, length // 2)
-    one, other = (chance.randrange(10**digits) for _ in range(2))
-    question = f"{one:0{digits}}+{other:0{digits}}"
-    return list(question), list(f"{one + other:0{digits + 1}}")
+    first, other = (chance.randrange(10**digits) for _ in range(2))
+    question = f"{first:0{digits}}+{other:0{digits}}"
+    return list(question), list(f"{first + other:0{digits + 1}}")
 
 
 @register(LETTERS + MISSING)
