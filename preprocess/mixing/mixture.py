@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,32 +40,6 @@ def cut_documents(data: bytes, text: TextRules) -> Parts:
         else:
             texts[-1] = "".join(f"{line}\n" for line in group).encode()
     return Parts(texts, counts, invalid)
-
-
-@dataclass
-class Documents:
-    """Reads a corpus chunk by chunk."""
-
-    inputs: Sequence[Input]
-    place: Place  # beginning of the next chunk
-    pending: bytes  # text of a document that the chunks before it began
-    skip_invalid: bool  # leave invalid lines out, instead of stopping at the first
-
-    def read(self, pool: Pool) -> Iterator[list[bytes]]:
-        """Yield the documents that end in each chunk, and advance ``place`` and ``pending``.
-
-        Raises:
-            UserError: a line is invalid, or a file cannot be read.
-        """
-        for mark, parts in pool.map(read_chunks(self.inputs, self.place)):
-            part, line = self.inputs[mark.place.part].part, mark.place.line - mark.lines
-            for message in check_invalid(parts.invalid, part, line, self.skip_invalid):
-                say(f"skipped {message}")
-            first, *others = parts.texts
-            pieces = [self.pending + first, *others]
-            self.pending = b"" if mark.is_last else pieces.pop()
-            self.place = mark.next
-            yield [document for document in pieces if document]
 
 
 class Texts:
@@ -178,20 +152,24 @@ class Mixture:
 
     def _process_corpus(self, number: int, is_count: bool) -> None:
         """Count a corpus, or draw from it."""
-        state, (corpus, inputs) = self._state, self._corpora[number]
-        draw = self._make_draw(number)
-        skip = self._rules.skip_invalid
-        documents = Documents(inputs, state.place, state.pending.encode(), skip)
-        text = TextRules(corpus.lines, self._rules.sentences, "keep")
-        with Pool(self._rules.workers, cut_documents, text) as opened:
-            for batch in documents.read(opened):
-                for document in batch:
+        state, rules, (corpus, inputs) = self._state, self._rules, self._corpora[number]
+        draw, pending = self._make_draw(number), state.pending.encode()
+        text = TextRules(corpus.lines, rules.sentences, "keep")
+        with Pool(rules.workers, cut_documents, text) as opened:
+            for mark, parts in opened.map(read_chunks(inputs, state.place)):
+                part, line = inputs[mark.place.part].part, mark.place.line - mark.lines
+                for message in check_invalid(parts.invalid, part, line, rules.skip_invalid):
+                    say(f"skipped {message}")
+                documents = [pending + parts.texts[0], *parts.texts[1:]]
+                # The next chunk goes on with the last one.
+                pending = b"" if mark.is_last else documents.pop()
+                for document in filter(None, documents):
                     if is_count:
                         state.there[number].update(measure(document))
                     else:
                         place = state.done[number]["train_documents"]
                         self._texts.write(draw.draw(document), place)
-                state.place, state.pending = documents.place, documents.pending.decode()
+                state.place, state.pending = mark.next, pending.decode()
                 if time.monotonic() - self._saved >= SECONDS_BETWEEN_SAVES:
                     self._save()
 

@@ -168,7 +168,7 @@ class Preparation:
         assert settings.vocab_size is not None
         assert settings.model_type is not None
         say(f"learning {settings.vocab_size:,} sentencepieces ({settings.model_type})")
-        sides = [split.source.lines, split.target.lines]
+        sides = [side.lines for side in split.sides]
         texts = sides if settings.separate else [[*sides[0], *sides[1]]]
         encoders = []
         for name, lines in zip(names if settings.separate else ["sentencepiece.model"], texts):
@@ -180,7 +180,7 @@ class Preparation:
     def _write_split(
         self, name: str, split: ParallelSplit, encoders: tuple[SubwordEncoder, SubwordEncoder]
     ) -> dict[str, Any]:
-        sides = [encoder.encode(side.lines) for encoder, side in zip(encoders, split[1:])]
+        sides = [encoder.encode(side.lines) for encoder, side in zip(encoders, split.sides)]
         figures: dict[str, Any] = {"set": split.name, "read": len(sides[0])}
         if name == "train":
             limits = self._settings.max_length, self._settings.max_ratio
@@ -192,7 +192,7 @@ class Preparation:
                 f"{split.source.origin}: {_describe(figures)}, so there is nothing to train on; "
                 "choose another --max-length and --max-ratio"
             )
-        for language, encoder, side, text in zip(self._languages, encoders, sides, split[1:]):
+        for language, encoder, side, text in zip(self._languages, encoders, sides, split.sides):
             figures[language] = encoder.write(self._text / f"{name}.{language}", side)
             counts = figures[language]
             warn_of_unknown(f"{name}.{language}", counts["unknown"], counts["pieces"])

@@ -33,6 +33,11 @@ class ParallelSplit(NamedTuple):
     source: NumberedLines
     target: NumberedLines
 
+    @property
+    def sides(self) -> tuple[NumberedLines, NumberedLines]:
+        """Both sides, the source first."""
+        return self.source, self.target
+
 
 class ParallelCorpus(NamedTuple):
     """A corpus: text for training, validation and test."""
@@ -70,7 +75,7 @@ def check_split(split: ParallelSplit, keep_all: bool) -> ParallelSplit:
     """
     source, target = split.source, split.target
     shared = min(len(source.lines), len(target.lines))
-    for side in (source, target):
+    for side in split.sides:
         if len(side.lines) > shared:
             raise UserError(
                 f"{side.where(shared)}: no line of the other side belongs to it, because "

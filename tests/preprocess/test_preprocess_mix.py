@@ -187,19 +187,19 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch, cal
     given = ["size=5KiB", "hold-out=20", "--corpus", "plain", tmp_path / "other", "hold-out=9"]
     given += ["--unit", "lines", "--files", 3]
     run(monkeypatch, "--corpus", "plain", tmp_path / "old", *given, "--out", tmp_path / "whole")
-    original, left = mixture.Documents.read, [0]
+    original, left = mixture.Pool.map, [0]
 
-    def read(self, opened):
-        for found in original(self, opened):
+    def read(self, chunks):
+        for result in original(self, chunks):
             if left[0] == 0:
                 for path in (tmp_path / "resumed.partial").rglob("*.txt"):
                     with open(path, "ab") as file:
                         file.write(b"never saved")
                 raise _InterruptedError
             left[0] -= 1
-            yield found
+            yield result
 
-    monkeypatch.setattr(mixture.Documents, "read", read)
+    monkeypatch.setattr(mixture.Pool, "map", read)
     corpus, interruptions = tmp_path / "old", 0
     while not (tmp_path / "resumed").exists():
         left[0] = calls + interruptions

@@ -30,6 +30,11 @@ class Variant(NamedTuple):
     directions: str = ""
 
     @property
+    def model(self) -> tuple[str, str]:
+        """What is trained, whatever it is called: spec and directions."""
+        return self.position_encoding, self.directions
+
+    @property
     def folder(self) -> str:
         """The name as a folder name that needs no quoting in a shell."""
         name = _BETWEEN.sub("--", self.name.replace(" ", "")).replace("*", "x")
@@ -77,7 +82,7 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
     for item in split_list(text):
         variant = _parse_one(item, text)
         for other in variants:
-            if variant[1:] == other[1:]:
+            if variant.model == other.model:
                 both = repr(item) if item == other.name else f"{other.name!r} and {item!r}"
                 raise UserError(f"--encodings: {both} would train the same model twice")
         variants.append(variant)

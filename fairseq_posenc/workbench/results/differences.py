@@ -75,12 +75,16 @@ def compare_all(samples: Mapping[str, Values]) -> list[PairedDifference]:
         compare(samples[better], samples[other])._replace(better=better, other=other)
         for better, other in combinations(_rank(samples), 2)
     ]
-    judged = sorted((each for each in differences if each.is_judged), key=lambda each: each.p_value)
-    corrected, largest = {}, 0.0
-    for place, each in enumerate(judged):
-        largest = max(largest, min(1.0, (len(judged) - place) * each.p_value))
-        corrected[each[:2]] = largest
-    return [each._replace(holm=corrected.get(each[:2], math.nan)) for each in differences]
+    order = sorted(
+        (number for number, pair in enumerate(differences) if pair.is_judged),
+        key=lambda number: differences[number].p_value,
+    )
+    largest = 0.0
+    for place, number in enumerate(order):
+        p_value = (len(order) - place) * differences[number].p_value
+        largest = max(largest, min(1.0, p_value))
+        differences[number] = differences[number]._replace(holm=largest)
+    return differences
 
 
 def find_worse(best: Values, others: Mapping[str, Values], scale: Scale = PERPLEXITY) -> set[str]:

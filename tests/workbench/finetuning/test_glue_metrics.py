@@ -25,7 +25,6 @@ from fairseq_posenc.workbench.finetuning.glue.runs import (
     config_name,
     format_override,
     list_runs,
-    look_up_grid,
     read_run,
 )
 from fairseq_posenc.workbench.finetuning.glue.submission import format_predictions
@@ -138,12 +137,12 @@ def test_updates_follow_from_the_data_or_the_paper():
     overrides = ["dataset.batch_size=16", "optimization.update_freq=[2]"]
     for more in ([], overrides):  # 3668 examples are 114 batches of 32 and one of 20
         found = compose_task_config(CONFIGS, "m4m", TASKS["MRPC"], 3668, more)
-        assert found == ("m4m_mrpc", "f1", 345, 21, model)
+        assert found == ("m4m_mrpc", "f1", 345, 21, model, [2e-5, 3e-5, 4e-5], [1])
     found = compose_task_config(CONFIGS, "decbert", TASKS["MRPC"], 3668, [])
-    assert found == ("decbert_mrpc", "accuracy", 2296, 137, model)
-    assert look_up_grid("decbert", TASKS["MRPC"]) == ((1e-5, 2e-5), (1, 2, 3, 4, 5))
-    assert look_up_grid("decbert", TASKS["RTE"]) == ((2e-5,), (1, 2, 3, 4, 5))
-    assert look_up_grid("m4m", TASKS["RTE"]) == ((2e-5, 3e-5, 4e-5), (1,))
+    grid = [1e-5, 2e-5], [1, 2, 3, 4, 5]
+    assert found == ("decbert_mrpc", "accuracy", 2296, 137, model, *grid)
+    found = compose_task_config(CONFIGS, "decbert", TASKS["RTE"], 2490, [])
+    assert (found.rates, found.seeds) == ([2e-5], [1, 2, 3, 4, 5])
 
 
 def test_a_wrong_override_and_a_missing_file_are_told(tmp_path):

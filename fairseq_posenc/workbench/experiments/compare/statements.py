@@ -26,7 +26,7 @@ def derive_statements(models: Sequence[SeedAggregate], masked: bool = True) -> l
     shown = [*diverged, *_describe_falling(able)]
     if few := explain_few_seeds(min(len(model.outcomes) for model in models)):
         return [few, *shown]
-    bag = next((each for each in able if masked and each.variant[1:] == ("none", "")), None)
+    bag = next((each for each in able if masked and each.variant.model == ("none", "")), None)
     others = [model for model in able if model is not bag]
     order = describe_differences({model.variant.name: model.by_seed for model in able})
     sentences = [*shown, *order, _compare_with_bag(bag, others), _describe_arrivals(others)]
@@ -69,7 +69,7 @@ def _describe_arrivals(models: Sequence[SeedAggregate]) -> str:
     able = [model for model in models if model.curve]
     if not able:
         return ""
-    baseline = next((model for model in able if model.variant[1:] == ("learned", "")), able[0])
+    baseline = next((model for model in able if model.variant.model == ("learned", "")), able[0])
     others = [model for model in able if _is_below(model, baseline)]
     updates, level = baseline.curve[-1]
     if not others:

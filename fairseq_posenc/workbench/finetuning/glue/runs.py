@@ -82,7 +82,7 @@ class GlueRequest(NamedTuple):
 
 
 class TaskConfig(NamedTuple):
-    """The settings of a task: its YAML file with the user's overrides."""
+    """The settings of a task: its YAML file with the user's overrides, and the paper's grid."""
 
     name: str  # name of the YAML file without its ending
     metric: str  # metric that chooses the checkpoint, and is reported
@@ -90,20 +90,16 @@ class TaskConfig(NamedTuple):
     warmup_updates: int  # updates in which the learning rate grows
     # model options in the file: hydra changes them, and adds all others with `+`
     model: frozenset[str]
-
-
-def look_up_grid(protocol: str, task: Task) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Look up the learning rates and seeds of the paper."""
-    recipe = recipes.load()["finetuning"]["glue"][protocol]
-    given = {**recipe["not_given"], **recipe["settings"]}
-    given.update(recipe.get("per_task", {}).get(task.name, {}))
-    return tuple(given["lr"]), tuple(given["seeds"])
+    rates: Sequence[float]  # the paper's learning rates
+    seeds: Sequence[int]  # the paper's seeds
 
 
 def compose_task_config(
     configs: Path, protocol: str, task: Task, examples: int, overrides: Sequence[str]
 ) -> TaskConfig:
     """Compose a task's configuration, with the updates that depend on the data.
+
+    A YAML file holds one rate and one seed, and leaves open what depends on the data.
 
     Args:
         configs: folder of the YAML files.
@@ -117,21 +113,22 @@ def compose_task_config(
     """
     path = configs / f"{config_name(protocol, task)}.yaml"
     cfg = _compose(path, overrides)
-    # Where the YAML file leaves them open, they depend on the data.
+    written = _compose(path, []) if overrides else cfg
+    recipe = recipes.load()["finetuning"]["glue"][protocol]
+    paper = {**recipe["not_given"], **recipe["settings"]}
+    paper |= recipe.get("per_task", {}).get(task.name, {})
     max_update = cfg.optimization.max_update or (
         cfg.optimization.max_epoch * _count_updates_per_epoch(cfg, examples)
     )
-    recipe = recipes.load()["finetuning"]["glue"][protocol]
-    warmup = cfg.lr_scheduler.warmup_updates or round(
-        recipe["not_given"].get("warmup_ratio", 0) * max_update
-    )
-    written = _compose(path, []) if overrides else cfg
+    warmup = cfg.lr_scheduler.warmup_updates or round(paper.get("warmup_ratio", 0) * max_update)
     return TaskConfig(
         name=path.stem,
         metric=cfg.checkpoint.best_checkpoint_metric,
         max_update=int(max_update),
         warmup_updates=int(warmup),
         model=frozenset(written.get("model") or {}),
+        rates=paper["lr"],
+        seeds=paper["seeds"],
     )
 
 
@@ -167,8 +164,8 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
         settings = compose_task_config(
             request.configs, request.protocol, task, examples, request.overrides
         )
-        rates, seeds = look_up_grid(request.protocol, task)
-        for rate, seed in product(request.rates or rates, request.seeds or seeds):
+        grid = request.rates or settings.rates, request.seeds or settings.seeds
+        for rate, seed in product(*grid):
             run = GlueRun(
                 protocol=request.protocol,
                 task=task.name,

@@ -132,13 +132,6 @@ def combine_windows(
     return Prediction(name, list(texts.values())[:NBEST], min(each.null for each in windows))
 
 
-class QuestionWindow(NamedTuple):
-    """A window of a context, with the number of its question."""
-
-    question: int
-    window: Window
-
-
 class Predictor:
     """Answers questions.
 
@@ -189,15 +182,15 @@ class Predictor:
             The predictions in the order of the questions.
         """
         inputs = [
-            QuestionWindow(number, window)
+            (number, window)
             for number, question in enumerate(questions)
             for window in self.encoder.windows(question)
         ]
         scored: list[list[WindowSpans]] = [[] for _ in questions]
         with bar("squad predict", len(inputs), " windows") as shown:
             for batch in _batch_windows(inputs, max_tokens):
-                for item, spans in zip(batch, self._score([item.window for item in batch])):
-                    scored[item.question].append(spans)
+                for (number, _), spans in zip(batch, self._score([window for _, window in batch])):
+                    scored[number].append(spans)
                 shown.update(len(batch))
         return [
             combine_windows(each.id, each.context, self.encoder.context(each.context), spans)
@@ -217,14 +210,17 @@ class Predictor:
 
 
 def _batch_windows(
-    inputs: Sequence[QuestionWindow], max_tokens: int
-) -> Iterator[list[QuestionWindow]]:
-    """Batch windows of similar length, the longest first: if memory runs out, it does so early."""
-    batch: list[QuestionWindow] = []
-    for item in sorted(inputs, key=lambda item: -len(item.window.tokens)):
-        if batch and (len(batch) + 1) * len(batch[0].window.tokens) > max_tokens:
+    inputs: Sequence[tuple[int, Window]], max_tokens: int
+) -> Iterator[list[tuple[int, Window]]]:
+    """Batch windows of similar length, the longest first: if memory runs out, it does so early.
+
+    Each window comes with the number of its question.
+    """
+    batch: list[tuple[int, Window]] = []
+    for number, window in sorted(inputs, key=lambda item: -len(item[1].tokens)):
+        if batch and (len(batch) + 1) * len(batch[0][1].tokens) > max_tokens:
             yield batch
             batch = []
-        batch.append(item)
+        batch.append((number, window))
     if batch:
         yield batch
