@@ -20,15 +20,6 @@ _ALONE = 1.7  # a map alone in its row is this many times larger
 _FEW = 4  # maps in a row that have room for whole titles
 
 
-class TextAttention(NamedTuple):
-    """Attention of one kind to a text, in all layers of a model."""
-
-    kind: str  # `encoder`, `decoder` or `cross`
-    layers: Sequence[CapturedAttention]
-    queries: Sequence[str]  # the tokens that attend
-    keys: Sequence[str]  # the tokens that are attended to
-
-
 class Maps(NamedTuple):
     """Attention of some layers and heads to one sentence."""
 
@@ -38,6 +29,22 @@ class Maps(NamedTuple):
     hidden: Tensor  # whether no head has any weight, `(layers, tgt_len, src_len)`
     queries: Sequence[str]  # the tokens that attend
     keys: Sequence[str]  # the tokens that are attended to
+
+    @classmethod
+    def of_stack(
+        cls, seen: Sequence[CapturedAttention], queries: Sequence[str], keys: Sequence[str]
+    ) -> Maps:
+        """Build the maps of the first sentence that a stack, all of whose layers are given, read."""
+        weights = torch.stack([attention.weights[0] for attention in seen])
+        layers, heads = range(weights.size(0)), range(weights.size(1))
+        return cls(layers, heads, weights, weights.eq(0).all(1), queries, keys)
+
+    def select(self, layers: Sequence[int], heads: Sequence[int]) -> Maps:
+        """Select layers and heads from those of a whole stack."""
+        weights, hidden = self.weights[list(layers)], self.hidden[list(layers)]
+        return self._replace(
+            layers=layers, heads=heads, weights=weights[:, list(heads)], hidden=hidden
+        )
 
     def subtract(self, others: Maps) -> Maps:
         """Subtract the attention of another model to the same tokens.
@@ -52,18 +59,6 @@ class Maps(NamedTuple):
             )
         hidden = self.hidden & others.hidden
         return self._replace(weights=self.weights - others.weights, hidden=hidden)
-
-
-def select_maps(
-    seen: Sequence[CapturedAttention],
-    layers: Sequence[int],
-    heads: Sequence[int],
-    queries: Sequence[str],
-    keys: Sequence[str],
-) -> Maps:
-    """Select the maps of the first sentence that a stack, all of whose layers are given, read."""
-    weights = torch.stack([seen[layer].weights[0] for layer in layers])
-    return Maps(layers, heads, weights[:, list(heads)], weights.eq(0).all(1), queries, keys)
 
 
 def draw_attention(maps: Maps, title: str, signed: bool = False) -> Any:

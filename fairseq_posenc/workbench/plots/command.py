@@ -43,10 +43,6 @@ class Subject(NamedTuple):
     heads: list[int]  # indices of the heads, from 0
     name: str  # name in titles
 
-    def collect_tables(self) -> list[tables.PlottedTable]:
-        """Collect the tables of the chosen layers and heads."""
-        return tables.collect_tables(self.stack, self.layers, self.heads)
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the kinds of pictures, each with its options."""
@@ -118,13 +114,12 @@ def _check_source(args: argparse.Namespace, kind: Kind) -> None:
 
 
 def _draw_tables(args: argparse.Namespace) -> Any:
-    subject = _find_subject(args)
-    return tables.draw_tables(subject.collect_tables(), subject.name)
+    return tables.draw_tables(*_collect_tables(args))
 
 
 def _draw_map(args: argparse.Namespace) -> Any:
-    subject = _find_subject(args)
-    return tables.draw_map(subject.collect_tables(), f"{subject.name}: near rows are alike")
+    collected, name = _collect_tables(args)
+    return tables.draw_map(collected, f"{name}: near rows are alike")
 
 
 def _draw_products(args: argparse.Namespace) -> Any:
@@ -147,23 +142,21 @@ def _draw_scores(args: argparse.Namespace) -> Any:
 
 
 def _draw_attention(args: argparse.Namespace) -> Any:
-    return attention.draw_attention(*_select_maps(args, args.checkpoint[0]))
+    return attention.draw_attention(*_read_maps(args))
 
 
 def _draw_distance(args: argparse.Namespace) -> Any:
-    maps, title = _select_maps(args, args.checkpoint[0])
+    maps, title = _read_maps(args)
     return attention.draw_distance(maps, f"{title}, by distance")
 
 
 def _draw_difference(args: argparse.Namespace) -> Any:
-    path, other = args.checkpoint
+    read = _read_maps if args.text else _collect_tables
+    (ours, title), (theirs, _) = (read(args, number) for number in (0, 1))
+    title = f"{title} less {_shorten_path(args.checkpoint[1])}"
     if args.text:
-        (maps, title), (others, _) = (_select_maps(args, each) for each in (path, other))
-        title = f"{title} less {_shorten_path(other)}"
-        return attention.draw_attention(maps.subtract(others), title, signed=True)
-    ours, theirs = (_choose_from_checkpoint(args, each) for each in (path, other))
-    less = tables.subtract_tables(ours.collect_tables(), theirs.collect_tables())
-    return tables.draw_tables(less, f"{ours.name} less {_shorten_path(other)}")
+        return attention.draw_attention(ours.subtract(theirs), title, signed=True)
+    return tables.draw_tables(tables.subtract_tables(ours, theirs), title)
 
 
 KINDS = {
@@ -193,38 +186,41 @@ KINDS = {
 }
 
 
-def _find_subject(args: argparse.Namespace) -> Subject:
-    """Find the stack to show: a checkpoint's, or that of a spec as before training."""
+def _collect_tables(args: argparse.Namespace, number: int = 0) -> tuple[Any, str]:
+    """Collect the tables of a spec, or of the checkpoint ``number``; return them with a title."""
+    stack, _, layers, heads, name = _find_subject(args, number)
+    return tables.collect_tables(stack, layers, heads), name
+
+
+def _find_subject(args: argparse.Namespace, number: int = 0) -> Subject:
+    """Find the stack to show: that of the checkpoint ``number``, or of a spec before training."""
+    model = None
     if args.checkpoint:
-        return _choose_from_checkpoint(args, args.checkpoint[0])
-    width, heads, length = (getattr(args, size) or default for size, default in _SIZES.items())
-    stack = build_untrained_stack(args.encoding, width, heads, length, args.decoder)
-    if args.stack not in (None, stack.name):
-        raise UserError(f"--stack {args.stack}: --encoding has one, the {stack.name}")
-    trains = any(True for _ in stack.layers[0].parameters())
-    return _choose(args, stack, None, f"{stack.spec}, before training" if trains else stack.spec)
-
-
-def _choose_from_checkpoint(args: argparse.Namespace, path: Path) -> Subject:
-    stack, model = _import_trained().open_stack(path, args.data, args.stack)
-    return _choose(args, stack, model, f"{stack.spec} in {_shorten_path(path)}")
-
-
-def _choose(args: argparse.Namespace, stack: PlottedStack, model: Any, name: str) -> Subject:
+        path = args.checkpoint[number]
+        stack, model = _import_trained().open_stack(path, args.data, args.stack)
+        name = f"{stack.spec} in {_shorten_path(path)}"
+    else:
+        sizes = (getattr(args, size) or default for size, default in _SIZES.items())
+        stack = build_untrained_stack(args.encoding, *sizes, args.decoder)
+        if args.stack not in (None, stack.name):
+            raise UserError(f"--stack {args.stack}: --encoding has one, the {stack.name}")
+        trains = any(True for _ in stack.layers[0].parameters())
+        name = f"{stack.spec}, before training" if trains else stack.spec
     layers = choose_numbers(args.layer, len(stack.layers), "layer", name)
     heads = choose_numbers(args.head, stack.dims.num_heads, "head", name)
     return Subject(stack, model, layers, heads, name)
 
 
-def _select_maps(args: argparse.Namespace, path: Path) -> tuple[attention.Maps, str]:
+def _read_maps(args: argparse.Namespace, number: int = 0) -> tuple[Any, str]:
     """Compute the attention of a checkpoint to the text; return it with a title."""
-    kind, seen, queries, keys = _import_trained().attention_to_text(
+    path = args.checkpoint[number]
+    kind, maps = _import_trained().attention_to_text(
         path, args.data, args.text, args.target, args.stack
     )
     name = _shorten_path(path)
-    layers = choose_numbers(args.layer, len(seen), "layer", name)
-    heads = choose_numbers(args.head, seen[0].weights.size(1), "head", name)
-    return attention.select_maps(seen, layers, heads, queries, keys), f"{kind} attention in {name}"
+    layers = choose_numbers(args.layer, len(maps.layers), "layer", name)
+    heads = choose_numbers(args.head, len(maps.heads), "head", name)
+    return maps.select(layers, heads), f"{kind} attention in {name}"
 
 
 def _import_trained() -> Any:

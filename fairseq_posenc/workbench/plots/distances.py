@@ -37,19 +37,15 @@ def mean_by_distance(values: Tensor, counted: Tensor | None = None) -> tuple[Ten
     Returns:
         Distances ``(R,)`` and means ``(H, R)``, without distances of which no pair counts.
     """
-    batch, heads, tgt_len, src_len = values.shape
+    batch, _, tgt_len, src_len = values.shape
     if counted is None:
         counted = torch.ones(batch, tgt_len, src_len, dtype=torch.bool)
-    values = values.masked_fill(~counted[:, None], 0.0).sum(0).double()
-    pairs = torch.arange(src_len) - torch.arange(tgt_len)[:, None] + tgt_len - 1  # from 0
-    count = tgt_len + src_len - 1
-    sums = torch.zeros(heads, count, dtype=torch.double).index_add(
-        1, pairs.flatten(), values.flatten(1)
-    )
-    number = torch.bincount(pairs.flatten(), counted.sum(0).flatten().double(), count)
-    there = number > 0
-    distances = torch.arange(count) - tgt_len + 1
-    return distances[there], sums[:, there] / number[there]
+    values = values.double().masked_fill(~counted[:, None], 0.0)
+    means = {}
+    for distance in range(1 - tgt_len, src_len):
+        if number := counted.diagonal(distance, 1, 2).sum():
+            means[distance] = values.diagonal(distance, 2, 3).sum((0, 2)) / number  # [H]
+    return torch.tensor(list(means)), torch.stack(list(means.values()), 1)
 
 
 @torch.no_grad()
@@ -66,19 +62,18 @@ def compute_curves(
     (:meth:`~fairseq_posenc.api.PositionEncoding.distance_curve`).
     """
     reach = stack.limit_reach(reach)
-    scores = {
-        each.layer: each.split for each in seen if each.stack == stack.name and not each.cross
-    }
-    found = []
-    for layer in layers if scores else ():
-        distances, means = mean_by_distance(scores[layer].scores)
-        found.append(Curves(f"score, layer {layer + 1}", distances, means[list(heads)]))
-    if not scores:
+    curves = []
+    for attention in seen:
+        if attention.stack == stack.name and not attention.cross and attention.layer in layers:
+            title = f"score, layer {attention.layer + 1}"
+            distances, means = mean_by_distance(attention.split.scores)
+            curves.append(Curves(title, distances, means[list(heads)]))
+    if not curves:
         equal = stack.layers[0].distance_curve(reach)[list(heads)]
-        found = [Curves("score of equal contents", torch.arange(-reach, reach + 1), equal)]
+        curves = [Curves("score of equal contents", torch.arange(-reach, reach + 1), equal)]
     for layer in layers if stack.has_own_encodings else layers[:1]:
-        found += _compute_term_curves(stack, layer, heads)
-    return [_cut_curves(curves, reach, stack.dims.causal) for curves in found]
+        curves += _compute_term_curves(stack, layer, heads)
+    return [_cut_curves(curve, reach, stack.dims.causal) for curve in curves]
 
 
 def draw_curves(curves: Sequence[Curves], heads: Sequence[int], title: str) -> Any:
@@ -139,15 +134,6 @@ def compute_products(
     return torch.einsum("hd,hrd->hr", query @ vectors[middle], around @ key.transpose(1, 2))
 
 
-def _draw_projections(stack: PlottedStack) -> tuple[Tensor, Tensor]:
-    """Draw W_q and W_k ``(H, D, C)``, normal with standard deviation C^-0.5, from a seed."""
-    dims = stack.dims
-    generator = torch.Generator().manual_seed(_SEED)
-    size = (2, dims.num_heads, dims.head_dim, dims.embed_dim)
-    query, key = torch.randn(size, generator=generator) * dims.embed_dim**-0.5
-    return query, key
-
-
 @torch.no_grad()
 def draw_products(
     stack: PlottedStack, layers: Sequence[int], heads: Sequence[int], reach: int, title: str
@@ -164,15 +150,15 @@ def draw_products(
     if vectors is None:
         raise UserError(f"{stack.spec} adds no vectors at the input, so it has no products to show")
     reach = stack.limit_reach(reach)
-    drawn = {
-        "themselves": compute_products(vectors, reach),
-        "random projections": compute_products(vectors, reach, _draw_projections(stack))[
-            list(heads)
-        ],
-    }
+    dims, generator = stack.dims, torch.Generator().manual_seed(_SEED)
+    size = (2, dims.num_heads, dims.head_dim, dims.embed_dim)
+    query, key = torch.randn(size, generator=generator) * dims.embed_dim**-0.5
+    projections = {"random projections": (query, key)}
     for layer in layers if stack.projections else ():
-        own = compute_products(vectors, reach, stack.projections[layer])
-        drawn[f"projections of layer {layer + 1}"] = own[list(heads)]
+        projections[f"projections of layer {layer + 1}"] = stack.projections[layer]
+    drawn = {"themselves": compute_products(vectors, reach)}
+    for name, pair in projections.items():
+        drawn[name] = compute_products(vectors, reach, pair)[list(heads)]
     figure, panels = grids.new_panels(len(drawn), title, columns=3, ratio=0.9)
     for axes, (name, rows) in zip(panels, drawn.items()):
         names = grids.name_heads(heads) if rows is not drawn["themselves"] else ["all channels"]

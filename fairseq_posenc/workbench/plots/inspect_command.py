@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import refuse_bad_place, write_whole
-from fairseq_posenc.transformer.capture_attention import CapturedAttention, capture_attention
+from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.plots import quantize
@@ -102,7 +102,16 @@ def inspect_model(opened: OpenModel, reading: Reading) -> Inspection:
             scale = {"step": coded.step, "first": coded.first, "last": coded.last}
             planes.append({"name": plane.name, "role": plane.role, "start": len(codes), **scale})
             codes += coded.tobytes()
-        kinds.append({**_describe_kind(kind, layers, reading), "planes": planes})
+        kinds.append(
+            {
+                "name": kind,
+                "layers": len(layers),
+                "heads": layers[0].weights.size(1),
+                "queries": reading.labels["encoder" if kind == "encoder" else "decoder"],
+                "keys": reading.labels["decoder" if kind == "decoder" else "encoder"],
+                "planes": planes,
+            }
+        )
     facts = {
         "path": str(opened.path),
         "sha256": checksum(opened.path),
@@ -115,31 +124,17 @@ def inspect_model(opened: OpenModel, reading: Reading) -> Inspection:
 
 def render_page(inspections: Sequence[Inspection], command: str) -> str:
     """Fill the template with one model, or two side by side; ``command`` is printed on the page."""
-    starts = [sum(len(each.codes) for each in inspections[:i]) for i in range(len(inspections))]
-    data = {
-        "command": command,
-        "version": __version__,
-        "models": [{**each.facts, "start": start} for each, start in zip(inspections, starts)],
-    }
-    codes = zlib.compress(b"".join(each.codes for each in inspections))
+    models, codes = [], b""
+    for inspection in inspections:
+        models.append({**inspection.facts, "start": len(codes)})
+        codes += inspection.codes
+    data = {"command": command, "version": __version__, "models": models}
     filled = {
         # "<" could end the script element that holds the data.
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
-        "codes": base64.b64encode(codes).decode(),
+        "codes": base64.b64encode(zlib.compress(codes)).decode(),
     }
     return _PLACEHOLDER.sub(lambda found: filled[found[1]], TEMPLATE.read_text(encoding="utf-8"))
-
-
-def _describe_kind(
-    kind: str, layers: Sequence[CapturedAttention], reading: Reading
-) -> dict[str, Any]:
-    return {
-        "name": kind,
-        "layers": len(layers),
-        "heads": layers[0].weights.size(1),
-        "queries": reading.labels["encoder" if kind == "encoder" else "decoder"],
-        "keys": reading.labels["decoder" if kind == "decoder" else "encoder"],
-    }
 
 
 def _refuse_large(opened: OpenModel, reading: Reading) -> None:

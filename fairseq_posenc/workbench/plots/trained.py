@@ -13,7 +13,7 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import CapturedAttention, capture_attention
 from fairseq_posenc.workbench.loading.open_model import open_model
-from fairseq_posenc.workbench.plots.attention import TextAttention
+from fairseq_posenc.workbench.plots.attention import Maps
 from fairseq_posenc.workbench.plots.model_inputs import read_text
 from fairseq_posenc.workbench.plots.quantize import group_by_kind
 from fairseq_posenc.workbench.plots.stacks import PlottedStack, collect_trained_stacks
@@ -39,10 +39,13 @@ def open_stack(path: Path, data: Path | None, wanted: str | None) -> tuple[Plott
 
 def attention_to_text(
     path: Path, data: Path | None, text: str, target: str | None, wanted: str | None
-) -> TextAttention:
+) -> tuple[str, Maps]:
     """Capture the attention of a checkpoint to a text, of the ``wanted`` kind or the first.
 
-    :func:`read_text` explains ``text`` and ``target``.
+    Returns:
+        The kind (``encoder``, ``decoder`` or ``cross``) and the maps of all its layers and heads.
+
+    See :func:`read_text` for ``text`` and ``target``.
 
     Raises:
         UserError: no such checkpoint or attention, or a text that the model cannot read.
@@ -52,7 +55,7 @@ def attention_to_text(
     kinds = group_by_kind(capture_attention(opened.model, reading.run))
     kind = _choose_stack(path, list(kinds), wanted)
     queries, keys = ("decoder", "encoder") if kind == "cross" else (kind, kind)
-    return TextAttention(kind, kinds[kind], reading.labels[queries], reading.labels[keys])
+    return kind, Maps.of_stack(kinds[kind], reading.labels[queries], reading.labels[keys])
 
 
 def attention_to_random_symbols(model: Any, length: int) -> list[CapturedAttention]:

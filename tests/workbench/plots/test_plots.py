@@ -253,7 +253,7 @@ class TestAttention:
         seen = seen_by("masked_lm", tokens, attention_directions="lr")
         padded = tokens[0].eq(PAD)
         words = [f"word{index}" for index in range(9)]
-        found = attention.select_maps(seen, [0, 2], [1, 3], words, words)
+        found = attention.Maps.of_stack(seen, words, words).select([0, 2], [1, 3])
         drawn = panels(attention.draw_attention(found, "title"))
         for axes, (layer, head) in zip(drawn, [(0, 1), (0, 3), (2, 1), (2, 3)]):
             shown = image(axes)
@@ -268,7 +268,7 @@ class TestAttention:
         tokens = make_tokens()
         cross = [each for each in seen_by("translation", tokens) if each.cross]
         words = list("abcdefghi")
-        found = attention.select_maps(cross, [0], [0], words, [word.upper() for word in words])
+        found = attention.Maps.of_stack(cross, words, [word.upper() for word in words]).select([0], [0])
         (axes,) = panels(attention.draw_attention(found, "title"))
         assert [text.get_text() for text in axes.get_xticklabels()] == list("ABCDEFGHI")
         assert_same(image(axes), cross[0].weights[0, 0])
@@ -276,7 +276,7 @@ class TestAttention:
     @pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
     def test_by_distance_they_are_means_over_pairs_that_are_seen(self, family):
         seen = seen_by(family, make_tokens())
-        found = attention.select_maps(seen, [1], ALL, "abcdefghi", "abcdefghi")
+        found = attention.Maps.of_stack(seen, "abcdefghi", "abcdefghi").select([1], ALL)
         (axes,) = panels(attention.draw_distance(found, "title"))
         far = range(-8, 9 if family == "masked_lm" else 1)
         weights = seen[1].weights[0]
@@ -318,7 +318,7 @@ class TestDifference:
 
     def test_of_attention(self):
         ours, theirs = (
-            attention.select_maps(seen_by("causal_lm", make_tokens()), [0], ALL, words, words)
+            attention.Maps.of_stack(seen_by("causal_lm", make_tokens()), words, words).select([0], ALL)
             for words in ["abcdefghi"] * 2
         )
         found = ours.subtract(theirs)
