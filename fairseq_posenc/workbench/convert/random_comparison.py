@@ -46,7 +46,7 @@ def compute_scores(model: Any, *tokens: Tensor) -> Tensor:
 
 @torch.no_grad()
 def largest_difference(
-    model: Any, ours: Compute, theirs: Compute, of_classes: bool = False
+    model: Any, ours: Compute, theirs: Compute, of_classes: bool = False, graph: bool = False
 ) -> float:
     """Compute the largest difference of two models, in parts of the largest number.
 
@@ -56,18 +56,21 @@ def largest_difference(
         theirs: computes those of the other.
         of_classes: whether the numbers are of sentences, read off the first token: then padding is
             on the right.
+        graph: whether the other model is a graph of the first stack alone, which must also serve
+            fewer and shorter sentences than the first ones.
     """
     differences = []
     for side in ("right",) if of_classes else ("right", "left"):
-        tokens = draw_sentences(model, side)
-        one, other = ours(*tokens), theirs(*tokens)
-        if not of_classes:
-            real = tokens[-1].ne(list_stacks(model)[-1][1].padding_idx)
-            one, other = one[real], other[real]
-        differences.append(relative_difference(one, other))
+        batches = [draw_sentences(model, side)]
+        if graph:
+            whole, *_ = batches[0]
+            half = whole.size(1) // 2
+            batches = [[whole], [whole[:2, :half] if side == "right" else whole[:2, -half:]]]
+        for tokens in batches:
+            our_numbers, their_numbers = ours(*tokens), theirs(*tokens)
+            if not of_classes:
+                real = tokens[-1].ne(list_stacks(model)[len(tokens) - 1][1].padding_idx)
+                our_numbers, their_numbers = our_numbers[real], their_numbers[real]
+            distance = (our_numbers - their_numbers).abs().max()
+            differences.append(float(distance / our_numbers.abs().max()))
     return max(differences)
-
-
-def relative_difference(ours: Tensor, theirs: Tensor) -> float:
-    """Compute the largest difference of two tensors, in parts of the largest number of ours."""
-    return float((ours - theirs).abs().max() / ours.abs().max())

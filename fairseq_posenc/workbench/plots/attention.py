@@ -34,7 +34,7 @@ class Maps(NamedTuple):
     def of_stack(
         cls, seen: Sequence[CapturedAttention], queries: Sequence[str], keys: Sequence[str]
     ) -> Maps:
-        """Build the maps of the first sentence that a stack, all of whose layers are given, read."""
+        """Build the maps of the first sentence; ``seen`` are all layers of a stack."""
         weights = torch.stack([attention.weights[0] for attention in seen])
         layers, heads = range(weights.size(0)), range(weights.size(1))
         return cls(layers, heads, weights, weights.eq(0).all(1), queries, keys)

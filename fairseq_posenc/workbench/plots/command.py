@@ -200,15 +200,15 @@ def _find_subject(args: argparse.Namespace, number: int = 0) -> Subject:
         stack, model = _import_trained().open_stack(path, args.data, args.stack)
         name = f"{stack.spec} in {_shorten_path(path)}"
     else:
-        sizes = (getattr(args, size) or default for size, default in _SIZES.items())
-        stack = build_untrained_stack(args.encoding, *sizes, args.decoder)
+        width, heads, length = (getattr(args, size) or _SIZES[size] for size in _SIZES)
+        stack = build_untrained_stack(args.encoding, width, heads, length, args.decoder)
         if args.stack not in (None, stack.name):
             raise UserError(f"--stack {args.stack}: --encoding has one, the {stack.name}")
         trains = any(True for _ in stack.layers[0].parameters())
         name = f"{stack.spec}, before training" if trains else stack.spec
     layers = choose_numbers(args.layer, len(stack.layers), "layer", name)
-    heads = choose_numbers(args.head, stack.dims.num_heads, "head", name)
-    return Subject(stack, model, layers, heads, name)
+    chosen = choose_numbers(args.head, stack.dims.num_heads, "head", name)
+    return Subject(stack, model, layers, chosen, name)
 
 
 def _read_maps(args: argparse.Namespace, number: int = 0) -> tuple[Any, str]:

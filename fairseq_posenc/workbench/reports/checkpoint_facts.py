@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
-from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
+from fairseq_posenc.workbench.loading.checkpoints import read_updates
 
 PRETRAINING = ("masked_lm", "language_modeling")  # fairseq's tasks
 NAMES = ("checkpoint_last.pt", "checkpoint_best.pt")
@@ -80,16 +80,12 @@ def read_checkpoint(path: Path) -> CheckpointFacts:
         UserError: it is not a checkpoint of fairseq.
     """
     with open_checkpoint(path) as state:
-        settings = _flatten_settings(state)
-        history = state["optimizer_history"][-1]
-        extra = state["extra_state"]
-    return CheckpointFacts(
-        path=path.resolve(),
-        task=str(settings.get("task")),
-        settings=settings,
-        updates=int(history.get("num_updates", 0)),
-        perplexity=_read_best_perplexity(settings, extra),
-    )
+        settings, updates = _flatten_settings(state), read_updates(state)
+        metric = settings.get("best_checkpoint_metric", "loss")
+        best = state["extra_state"].get("best") if metric in ("loss", "ppl") else None
+    if best is not None:
+        best = float(2.0**best if metric == "loss" else best)  # fairseq's losses are in bits
+    return CheckpointFacts(path.resolve(), str(settings.get("task")), settings, updates, best)
 
 
 def read_folder(folder: Path) -> Optional[CheckpointFacts]:
@@ -107,13 +103,6 @@ def _flatten_settings(state: dict[str, Any]) -> dict[str, Any]:
         flat.update(section if isinstance(section, dict) else vars(section))
     flat["task"] = state["cfg"]["task"]["_name"]
     return flat
-
-
-def _read_best_perplexity(settings: dict[str, Any], extra: dict[str, Any]) -> Optional[float]:
-    metric, best = settings.get("best_checkpoint_metric", "loss"), extra.get("best")
-    if best is None or metric not in ("loss", "ppl"):
-        return None
-    return float(2.0**best if metric == "loss" else best)  # fairseq's losses are in bits
 
 
 def name_translation_test(training: Optional[CheckpointFacts]) -> str:

@@ -31,6 +31,7 @@ from fairseq_posenc.workbench.running.logs import Curve, Entry
 Curves = Mapping[str, Curve]
 Trainings = Mapping[str, Sequence[Curve]]  # name -> a curve for each seed
 
+_MEANS = {"perplexity": 2, "loss_at_the_end_nats": 3, "plateau_ends": 0, "plateau": 0}  # digits
 STAGES_NOTE = (
     "The loss is fitted with straight segments, as many as its noise warrants. The dive is the "
     f"steepest segment that follows one at least {SLOW} times flatter (the plateau), which in turn "
@@ -44,7 +45,7 @@ def format_all_tables(trainings: Trainings) -> str:
     curves = _number_seeds(trainings)
     parts = [_format_best(curves), *_format_epochs(trainings), *_format_seeds(trainings)]
     parts += [*_format_stages(curves), _list_divergences(curves)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _number_seeds(trainings: Trainings) -> dict[str, Curve]:
@@ -58,30 +59,43 @@ def _number_seeds(trainings: Trainings) -> dict[str, Curve]:
 
 def collect_figures(trainings: Trainings) -> dict[str, list[Row]]:
     """Collect the figures of all tables for the record."""
-    curves = _number_seeds(trainings)
-    return {
-        "best": [_build_best_row(name, curve) for name, curve in curves.items()],
-        "epochs": [
-            {"training": name, "epoch": n, "update": each.updates, "perplexity": each.perplexity}
-            for name, curve in curves.items()
-            for n, each in curve.epochs.items()
-        ],
-        "stages": [
-            {"training": name, **{f"{stage}_ends": at for stage, at in stages._asdict().items()}}
-            for name, curve in curves.items()
-            if (stages := find_stages(curve)) is not None
-        ],
-        "pieces": [
-            {"training": name, "last_update": piece.end, "nats_in_1000_updates": 1000 * piece.rate}
-            for name, curve in curves.items()
-            for piece in fit_segments(training_points(curve))
-        ],
-        "seeds": [
-            {"training": name, "seeds": len(each), **_flatten_means(_average_over_seeds(each))}
-            for name, each in trainings.items()
-            if len(each) > 1
-        ],
-    }
+    tables: dict[str, list[Row]] = {"best": [], "epochs": [], "stages": [], "pieces": []}
+    for name, curve in _number_seeds(trainings).items():
+        best, broken = curve.best, [entry.updates for entry in curve.entries if not entry.is_finite]
+        row = {
+            "updates": curve.entries[-1].updates,
+            "best_at": best.updates if best.is_finite else None,
+            "loss_bits": best.loss,
+            "perplexity": best.perplexity if best.is_finite else None,
+            "accuracy": best.accuracy,
+            "tokens_per_second": curve.speed,
+            "diverged_at": broken[0] if broken else None,
+        }
+        stages = find_stages(curve)
+        found: dict[str, list[Row]] = {
+            "best": [row],
+            "epochs": [
+                {"epoch": epoch, "update": entry.updates, "perplexity": entry.perplexity}
+                for epoch, entry in curve.epochs.items()
+            ],
+            "stages": [{f"{stage}_ends": at for stage, at in stages._asdict().items()}]
+            if stages
+            else [],
+            "pieces": [
+                {"last_update": piece.end, "nats_in_1000_updates": 1000 * piece.rate}
+                for piece in fit_segments(training_points(curve))
+            ],
+        }
+        for table_name, rows in found.items():
+            tables[table_name] += [{"training": name, **row} for row in rows]
+    tables["seeds"] = []
+    for name, curves in trainings.items():
+        if len(curves) > 1:
+            figures: dict[str, float] = {}
+            for figure, mean in _average_over_seeds(curves).items():
+                figures |= mean.figures(figure)
+            tables["seeds"].append({"training": name, "seeds": len(curves), **figures})
+    return tables
 
 
 def _average_over_seeds(curves: Sequence[Curve]) -> dict[str, Interval]:
@@ -90,36 +104,31 @@ def _average_over_seeds(curves: Sequence[Curve]) -> dict[str, Interval]:
     ends = [points[-1][1] for points in map(smooth_losses, curves) if points]
     if len(ends) == len(curves):
         means["loss_at_the_end_nats"] = interval(ends)
-    stages = [stage for stage in map(find_stages, curves) if stage is not None]
+    stages = [stages for stages in map(find_stages, curves) if stages is not None]
     if len(stages) == len(curves):
-        means["plateau_ends"] = interval(each.plateau for each in stages)
-        means["plateau"] = interval(each.plateau - each.start for each in stages)
+        means["plateau_ends"] = interval(found.plateau for found in stages)
+        means["plateau"] = interval(found.plateau - found.start for found in stages)
     return means
 
 
-def _flatten_means(means: Mapping[str, Interval]) -> Row:
-    return {key: value for name, mean in means.items() for key, value in mean.figures(name).items()}
-
-
 def _format_seeds(trainings: Trainings) -> list[str]:
+    several = {name: curves for name, curves in trainings.items() if len(curves) > 1}
     columns = ["training", "seeds", "best perplexity", "loss at the end (nats)"]
     columns += ["with a dive after a plateau", "plateau ends", "length of the plateau"]
     rows = []
-    for name, curves in trainings.items():
-        if len(curves) > 1:
-            means = _average_over_seeds(curves)
-            dives = sum(find_stages(curve) is not None for curve in curves)
-            row = [code(name), str(len(curves)), _format_mean(means["perplexity"], 2)]
-            row += [_format_mean(means.get("loss_at_the_end_nats"), 3), f"{dives} of {len(curves)}"]
-            rows.append(
-                [*row, *(_format_mean(means.get(key), 0) for key in ("plateau_ends", "plateau"))]
-            )
+    for name, curves in several.items():
+        means, number = _average_over_seeds(curves), len(curves)
+        dives = sum(find_stages(curve) is not None for curve in curves)
+        perplexity, loss, end, length = (
+            means[key].show(digits) if key in means and math.isfinite(means[key].mean) else "-"
+            for key, digits in _MEANS.items()
+        )
+        row = [code(name), str(number), perplexity, loss, f"{dives} of {number}", end, length]
+        rows.append(row)
     if not rows:
         return []
     parts = ["## Means over seeds", table(columns, rows), f"In brackets: {NOTE}."]
-    return parts + _format_differences(
-        {name: each for name, each in trainings.items() if len(each) > 1}
-    )
+    return parts + _format_differences(several)
 
 
 def _format_differences(trainings: Trainings) -> list[str]:
@@ -139,24 +148,6 @@ def _format_differences(trainings: Trainings) -> list[str]:
     ]
 
 
-def _format_mean(value: Interval | None, digits: int) -> str:
-    return "-" if value is None or not math.isfinite(value.mean) else value.show(digits)
-
-
-def _build_best_row(name: str, curve: Curve) -> Row:
-    best, broken = curve.best, [entry.updates for entry in curve.entries if not entry.is_finite]
-    return {
-        "training": name,
-        "updates": curve.entries[-1].updates,
-        "best_at": best.updates if best.is_finite else None,
-        "loss_bits": best.loss,
-        "perplexity": best.perplexity if best.is_finite else None,
-        "accuracy": best.accuracy,
-        "tokens_per_second": curve.speed,
-        "diverged_at": broken[0] if broken else None,
-    }
-
-
 def _format_best(curves: Curves) -> str:
     """Format the best validation of each training."""
     accuracies = any(curve.best.accuracy is not None for curve in curves.values())
@@ -165,58 +156,52 @@ def _format_best(curves: Curves) -> str:
     rows = []
     for name, curve in curves.items():
         best = curve.best
-        row = [code(name), f"{curve.entries[-1].updates:,}"]
-        row += [f"{best.updates:,}" if best.is_finite else "-"]
-        row += [
-            _format_number(best.loss, 3),
-            _format_number(best.nats, 3),
-            _format_perplexity(best),
-        ]
+        row = [code(name), _format(curve.entries[-1].updates)]
+        row.append(_format(best.updates) if best.is_finite else "-")
+        row += [_format(best.loss, 3), _format(best.nats, 3), _format_perplexity(best)]
         if accuracies:
             row.append("-" if best.accuracy is None else f"{best.accuracy:.1f} %")
-        rows.append([*row, f"{curve.speed:,.0f}" if curve.speed else "-"])
+        rows.append([*row, _format(curve.speed or None)])
     return table(columns, rows)
 
 
 def _format_epochs(trainings: Trainings) -> list[str]:
     perplexities = {name: _average_epochs(curves) for name, curves in trainings.items()}
-    epochs = sorted({epoch for each in perplexities.values() for epoch in each})
+    epochs = sorted(set().union(*perplexities.values()))
     if not epochs:
         return []
     rows = [
-        [str(epoch), *(_format_perplexity(each.get(epoch)) for each in perplexities.values())]
+        [str(epoch), *(_format_perplexity(entries.get(epoch)) for entries in perplexities.values())]
         for epoch in epochs
     ]
-    header = ["epoch", *(code(name) for name in perplexities)]
+    header = ["epoch", *map(code, perplexities)]
     return ["## Perplexity by epoch", table(header, rows), *_format_reached(perplexities)]
 
 
 def _average_epochs(curves: Sequence[Curve]) -> dict[int, Entry]:
     """Take the last validation of each epoch that all seeds have, with their mean perplexity."""
-    by_seed = [curve.epochs for curve in curves]
-    return {
-        epoch: entry._replace(
-            perplexity=interval_of_perplexity(each[epoch].perplexity for each in by_seed).mean
-        )
-        for epoch, entry in by_seed[0].items()
-        if all(epoch in each for each in by_seed)
-    }
+    averages = {}
+    for epoch, entry in curves[0].epochs.items():
+        if all(epoch in curve.epochs for curve in curves):
+            perplexities = (curve.epochs[epoch].perplexity for curve in curves)
+            averages[epoch] = entry._replace(perplexity=interval_of_perplexity(perplexities).mean)
+    return averages
 
 
 def _format_perplexity(entry: Entry | None) -> str:
-    return "-" if entry is None or not entry.is_finite else f"{entry.perplexity:,.2f}"
+    return _format(entry.perplexity, 2) if entry and entry.is_finite else "-"
 
 
-def _format_number(value: float, digits: int) -> str:
-    return f"{value:.{digits}f}" if math.isfinite(value) else "-"
+def _format(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
 
 
 def _format_reached(perplexities: Mapping[str, Mapping[int, Entry]]) -> list[str]:
     """Format when each reaches the lowest perplexity, at the end of an epoch, that all reach."""
     lowest = {
-        name: min(entry.perplexity for entry in each.values())
-        for name, each in perplexities.items()
-        if each
+        name: min(entry.perplexity for entry in entries.values())
+        for name, entries in perplexities.items()
+        if entries
     }
     if len(lowest) < 2:
         return []
@@ -238,19 +223,15 @@ def _format_stages(curves: Curves) -> list[str]:
     columns += ["length of the plateau", "loss at the end (nats)"]
     rows = []
     for name, curve in curves.items():
-        points = smooth_losses(curve)
-        stages = find_stages(curve)
+        points, stages = smooth_losses(curve), find_stages(curve)
+        updates = [entry.updates for entry in curve.training]
+        every = min((b - a for a, b in zip(updates, updates[1:])), default="-")
         ends = ["-", "no dive after a plateau", "-", "-"]
         if stages is not None:
             ends = [f"{update:,}" for update in (*stages, stages.plateau - stages.start)]
         last = f"{points[-1][1]:.3f}" if points else "-"
-        rows.append([code(name), _find_log_interval(curve), *ends, last])
+        rows.append([code(name), str(every), *ends, last])
     return ["## Stages of the training loss, in updates", table(columns, rows), STAGES_NOTE]
-
-
-def _find_log_interval(curve: Curve) -> str:
-    updates = [entry.updates for entry in curve.training]
-    return str(min(b - a for a, b in zip(updates, updates[1:]))) if len(updates) > 1 else "-"
 
 
 def _list_divergences(curves: Curves) -> str:
@@ -258,8 +239,7 @@ def _list_divergences(curves: Curves) -> str:
     lines = []
     for name, curve in curves.items():
         for what, entries in (("training", curve.training), ("validation", curve.entries)):
-            broken = [entry for entry in entries if not entry.is_finite]
-            if broken:
+            if broken := [entry for entry in entries if not entry.is_finite]:
                 lines.append(
                     f"- {code(name)} diverged: the {what} loss is {broken[0].loss:g} at update "
                     f"{broken[0].updates:,} first, and NaN or infinite in {len(broken)} of "

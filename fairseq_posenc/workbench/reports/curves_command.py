@@ -16,7 +16,7 @@ from fairseq_posenc.workbench.results import intervals, learning_curves
 from fairseq_posenc.workbench.results.markdown import escape
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.results.record import Record, make_folder, own_command
-from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
+from fairseq_posenc.workbench.running.logs import read_curve_file
 from fairseq_posenc.workbench.running.options import add_json, add_out, parse_named, split_trainings
 from fairseq_posenc.workbench.running.progress import say
 
@@ -46,10 +46,16 @@ def run(args: argparse.Namespace) -> int:
     """Write table and picture, print the table; return the exit code."""
     first, last = _parse_updates(args.updates)
     logs = _parse_logs(args.logs)
-    trainings = {name: [_read_curve(name, log) for log in each] for name, each in logs.items()}
+    trainings = {name: list(map(read_curve_file, paths)) for name, paths in logs.items()}
+    for name, paths in logs.items():
+        for log, curve in zip(paths, trainings[name]):
+            if not curve.entries:
+                raise UserError(
+                    f"{name}: {log} has no validation; fairseq-train prints one an epoch"
+                )
     make_folder(args.out)
     text = format_all_tables(trainings)
-    data = {name: ",".join(map(str, each)) for name, each in logs.items()}
+    data = {name: ",".join(map(str, paths)) for name, paths in logs.items()}
     record = Record("curves", collect_figures(trainings), data, command=own_command())
     record.write(args.out / RECORD)
     print(record.text() if args.json else text)
@@ -70,15 +76,12 @@ def run(args: argparse.Namespace) -> int:
         if learning_curves.draw_lines(means, title, args.out / file, file == PICTURE, bands, dots):
             drawn.append(f"\n![{escape(title)}]({file})\n")
     write_whole(args.out / TABLE, "".join([text, *drawn]))
-    say(f"tables{_describe_pictures(len(drawn))}: {args.out}")
+    pictures_text = (
+        " and pictures" if drawn else " (nothing was logged in --updates, so no picture)"
+    )
+    missing = " (matplotlib, for pictures, is missing)"
+    say(f"tables{pictures_text if can_draw() else missing}: {args.out}")
     return 0
-
-
-def _describe_pictures(drawn: int) -> str:
-    """Format the text on the pictures beside the tables."""
-    if not can_draw():
-        return " (matplotlib, for pictures, is missing)"
-    return " and pictures" if drawn else " (nothing was logged in --updates, so no picture)"
 
 
 def _parse_updates(text: Optional[str]) -> tuple[float, float]:
@@ -97,10 +100,3 @@ def _parse_logs(texts: Sequence[str]) -> dict[str, list[Path]]:
             if not log.is_file():
                 raise UserError(f"{name}: the log {log} does not exist")
     return logs
-
-
-def _read_curve(name: str, log: Path) -> Curve:
-    curve = read_curve_file(log)
-    if not curve.entries:
-        raise UserError(f"{name}: {log} has no validation; fairseq-train prints one an epoch")
-    return curve

@@ -53,10 +53,9 @@ def _compare_settings(settings: dict[str, Any], paper: dict[str, Any]) -> list[s
     """List the options of fairseq that have other values than the paper's."""
     lines = []
     for name in sorted(paper.keys() - _NOT_COMPARED):
-        if name not in settings:
-            lines.append(f"{name}: not known (paper: {_format(paper[name])})")
-        elif _normalize(settings[name]) != _normalize(paper[name]):
-            lines.append(f"{name}: {_format(settings[name])} (paper: {_format(paper[name])})")
+        if name not in settings or _normalize(settings[name]) != _normalize(paper[name]):
+            ours = _format(settings[name]) if name in settings else "not known"
+            lines.append(f"{name}: {ours} (paper: {_format(paper[name])})")
     return lines
 
 
@@ -73,12 +72,11 @@ def _compare_translation(training: CheckpointFacts) -> list[str]:
 def _format_batch(settings: dict[str, Any]) -> str:
     """Format the batch of an update on all GPUs; fairseq takes the lesser of two limits."""
     steps = settings.get("update_freq") or [1]
-    times = (steps[0] if isinstance(steps, list) else steps) * (
-        settings.get("distributed_world_size") or 1
-    )
-    sizes = [(settings.get("batch_size"), "sequences"), (settings.get("max_tokens"), "tokens")]
-    limits = [f"{size * times:,} {unit}" for size, unit in sizes if size]
-    return " or ".join(limits) if limits else "not known"
+    times = steps[0] if isinstance(steps, list) else steps
+    times *= settings.get("distributed_world_size") or 1
+    units = {"batch_size": "sequences", "max_tokens": "tokens"}
+    limits = [f"{settings[key] * times:,} {units[key]}" for key in units if settings.get(key)]
+    return " or ".join(limits) or "not known"
 
 
 def _compare_fine_tuning(run: OwnRun) -> list[str]:
@@ -88,9 +86,8 @@ def _compare_fine_tuning(run: OwnRun) -> list[str]:
     runs, lines = run.record.figures["runs"], []
     for task in dict.fromkeys(each["task"] for each in runs):
         given = {**recipe.get("settings", {}), **recipe.get("per_task", {}).get(task, {})}
-        papers = {"learning_rate": given.get("lr"), "seed": given.get("seeds")}
-        for key, paper in papers.items():
-            ours = sorted({each[key] for each in runs if each["task"] == task})
+        for key, paper in ("learning_rate", given.get("lr")), ("seed", given.get("seeds")):
+            ours = sorted({run[key] for run in runs if run["task"] == task})
             if paper is None or ours != sorted(paper):
                 what = f"{key.replace('_', ' ')}s"
                 lines.append(f"{task}, {what}: {_join(ours)} (paper: {_join(paper)})")

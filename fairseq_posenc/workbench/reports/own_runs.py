@@ -24,6 +24,8 @@ LOG = "train.log"  # the training scripts write it beside the checkpoints
 _STAGES = ("start ends", "plateau ends", "dive ends", "length of the plateau")
 _PERPLEXITY = "3.48"  # the models of DecBERT's figure 4 reach it; the task of that table
 _METRICS = {"BLEU-4 on pieces, 0 to 1": "bleu", "BLEU": "sacreBLEU", "chrF2": "chrF2"}
+# figures, the recipe that such a record is compared with unless a user names another, and notes
+Evaluation = tuple[dict[Figure, float], Optional[str], list[str]]
 
 
 class OwnRun(NamedTuple):
@@ -51,23 +53,15 @@ class OwnRun(NamedTuple):
         return str(path.parent if path.name.startswith("checkpoint") else path)
 
 
-class Evaluation(NamedTuple):
-    """The figures of a record."""
-
-    figures: dict[Figure, float]
-    recipe: Optional[str]  # recipe of such a record unless a user names another
-    notes: list[str]
-
-
 def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[OwnRun]:
     """Build the runs of a record, for the user's recipe if any; none if no table shows its kind."""
     if record.kind == "bleu":
         # The papers' test is greedy; a given translation has no beam.
         rows = record.figures["scores"]
         return [_build_bleu_run(path, row, record) for row in rows if row["beam"] in (None, 1)]
-    if record.kind not in _EVALUATIONS:
+    if record.kind not in _READERS:
         return []
-    evaluation = _EVALUATIONS[record.kind](record)
+    figures, usual_recipe, notes = _READERS[record.kind](record)
     training = _read_if_there(record.data.get("checkpoint"), path)
     directions, encoding = record.data.get("attention_directions"), record.spec
     if training is not None:
@@ -79,37 +73,34 @@ def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[OwnRun]
         name=str(record.data.get("name") or path.stem),
         kind=record.kind,
         path=path,
-        recipe=recipe or evaluation.recipe or _choose_m4m_recipe(training),
+        recipe=recipe or usual_recipe or _choose_m4m_recipe(training),
         encoding=encoding,
         directions=directions,
-        figures=evaluation.figures,
+        figures=figures,
         training=training,
-        notes=evaluation.notes,
+        notes=notes,
         record=record,
     )
     return [run]
 
 
 def _read_glue(record: Record) -> Evaluation:
-    is_decbert = record.data["protocol"] == "decbert"
-    figures = {
-        _build_figure(row["task"], row["metric"], "dev"): float(
-            row["mean" if is_decbert else "best"]
+    is_decbert, figures, runs = record.data["protocol"] == "decbert", {}, record.figures["runs"]
+    for row in record.figures["tasks"]:
+        # MNLI's two development sets are columns of their own.
+        metric, _, part = row["metric"].rpartition("_")
+        key = (
+            (f"{row['task']}-{part}", metric)
+            if part in ("m", "mm")
+            else (row["task"], row["metric"])
         )
-        for row in record.figures["tasks"]
-    }
-    runs = Counter(run["task"] for run in record.figures["runs"])
-    collapsed = Counter(run["task"] for run in record.figures["runs"] if run["collapsed"])
-    notes = [f"{task}: {n} of {runs[task]} runs collapsed" for task, n in collapsed.items()]
+        figures[(*key, "dev")] = float(row["mean" if is_decbert else "best"])
+    counts = Counter(run["task"] for run in runs)
+    collapsed = Counter(run["task"] for run in runs if run["collapsed"])
+    notes = [f"{task}: {n} of {counts[task]} runs collapsed" for task, n in collapsed.items()]
     if unfinished := record.data.get("unfinished"):
         notes.append(f"not finished: {unfinished}")
-    return Evaluation(figures, "b_small" if is_decbert else None, notes)
-
-
-def _build_figure(task: str, metric: str, split: str) -> Figure:
-    """Build the key of a figure; MNLI's two development sets are columns of their own."""
-    stem, _, part = metric.rpartition("_")
-    return (f"{task}-{part}", stem, split) if part in ("m", "mm") else (task, metric, split)
+    return figures, "b_small" if is_decbert else None, notes
 
 
 def _read_glue_test(record: Record) -> Evaluation:
@@ -119,18 +110,15 @@ def _read_glue_test(record: Record) -> Evaluation:
         for metric, value in row.items()
         if metric != "task"
     }
-    return Evaluation(figures, "b_large", [])
+    return figures, "b_large", []
 
 
 def _read_squad(record: Record) -> Evaluation:
     task, (row,) = f"SQuAD{record.data['squad']}", record.rows
-    figures: dict[Figure, float] = {
-        (task, metric, "dev"): float(row[metric]) for metric in ("exact", "f1")
-    }
-    return Evaluation(figures, None, [])
+    return {(task, metric, "dev"): float(row[metric]) for metric in ("exact", "f1")}, None, []
 
 
-_EVALUATIONS = {"glue": _read_glue, "glue-test": _read_glue_test, "squad": _read_squad}
+_READERS = {"glue": _read_glue, "glue-test": _read_glue_test, "squad": _read_squad}
 
 
 def _build_bleu_run(path: Path, row: Row, record: Record) -> OwnRun:
@@ -181,12 +169,13 @@ def build_run(path: Path, training: CheckpointFacts, recipe: Optional[str]) -> O
     """
     whole = path.is_dir() or training.path.name.startswith("checkpoint")
     usual = {"language_modeling": "b_lm", "translation": TRANSLATION}.get(training.task, "b_small")
+    given = str((read_inputs(training.path.parent) or {}).get("recipe"))
     figures, notes = _collect_figures(training, whole)
     return OwnRun(
         name=training.path.parent.name if whole else path.stem,
         kind="training" if training.task == "translation" else "pre-training",
         path=path,
-        recipe=recipe or _find_recipe(training.path.parent) or usual,
+        recipe=recipe or (given if given in recipes.load()["pretraining"] else usual),
         encoding=training.encoding,
         directions=training.directions,
         figures=figures,
@@ -204,10 +193,14 @@ def _collect_figures(
     if training.task == "translation":
         figures = _compute_translation_figures(curve, name_translation_test(training))
         return figures, [] if figures else ["there is no train.log beside its checkpoint"]
-    causal = training.task == "language_modeling"
-    task = _name_corpus(training) if causal else "validation"
-    notes = [] if task else ["the name of its data folder holds neither wikitext nor zh or chinese"]
+    causal, name, notes = training.task == "language_modeling", training.data_name, []
     figures = {} if causal else _compute_masked_lm_figures(curve)
+    task: Optional[str] = "validation"
+    if causal:  # the data folder names the column of its text
+        chinese = "Chinese Wikipedia" if "zh" in name or "chinese" in name else None
+        task = "WikiText-103" if "wikitext" in name and "103" in name else chinese
+    if task is None:
+        notes.append("the name of its data folder holds neither wikitext nor zh or chinese")
     if training.perplexity is None:
         notes.append("its checkpoint has no validation loss")
     else:
@@ -215,23 +208,13 @@ def _collect_figures(
     return figures, notes
 
 
-def _name_corpus(training: CheckpointFacts) -> Optional[str]:
-    """Name the column of a language model's text by its data folder."""
-    name = training.data_name
-    if "wikitext" in name and "103" in name:
-        return "WikiText-103"
-    return "Chinese Wikipedia" if "zh" in name or "chinese" in name else None
-
-
 def _compute_masked_lm_figures(curve: Curve) -> dict[Figure, float]:
     """Compute the last training loss, the stages, and when DecBERT's perplexity is reached."""
     figures: dict[Figure, float] = {}
-    points = smooth_losses(curve)
-    if points:
+    if points := smooth_losses(curve):
         figures["masked LM", "loss", "train"] = points[-1][1]
     if stages := find_stages(curve):
-        length = stages.plateau - stages.start
-        for metric, updates in zip(_STAGES, (*stages, length)):
+        for metric, updates in zip(_STAGES, (*stages, stages.plateau - stages.start)):
             figures["pre-training", metric, "train"] = updates
     for epoch, entry in curve.epochs.items():
         # Rounded as the paper prints it.
@@ -245,17 +228,10 @@ def _compute_masked_lm_figures(curve: Curve) -> dict[Figure, float]:
 def _compute_translation_figures(curve: Curve, task: str) -> dict[Figure, float]:
     """Collect losses in nats and the accuracy as a share, as the report on IWSLT 2017 does."""
     figures: dict[Figure, float] = {}
-    points = smooth_losses(curve)
-    if points:
+    if points := smooth_losses(curve):
         figures[task, "loss", "train"] = points[-1][1]
     if curve.points:
         figures[task, "loss", "valid"] = curve.best.nats
         if curve.best.accuracy is not None:
             figures[task, "accuracy", "valid"] = curve.best.accuracy / 100
     return figures
-
-
-def _find_recipe(folder: Path) -> Optional[str]:
-    """Find the recipe that a folder was trained with; None without one."""
-    name = (read_inputs(folder) or {}).get("recipe")
-    return name if name in recipes.load()["pretraining"] else None

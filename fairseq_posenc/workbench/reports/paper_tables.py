@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Optional
 from fairseq_posenc import specs
 from fairseq_posenc.analysis.catalogue import count_at_base_size
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.identity import format_directions
 from fairseq_posenc.workbench.reports.deviations import list_differences
 from fairseq_posenc.workbench.reports.own_runs import TRANSLATION, OwnRun
 from fairseq_posenc.workbench.results.record import Record
@@ -62,13 +63,12 @@ class PaperTable(NamedTuple):
     def select_figures(self, model: Sequence[OwnRun]) -> dict[str, float]:
         """Select the figures of one of our models by column."""
         figures = {key: value for run in model for key, value in run.figures.items()}
-        selected = {
-            name: figures[key] for name, key in self.paper.columns.items() if key in figures
-        }
-        others = [name for name, key in self.paper.columns.items() if key[0] != "average"]
-        for name in self.paper.columns.keys() - set(others):
-            if all(other in selected for other in others):
-                selected[name] = statistics.fmean(selected[other] for other in others)
+        columns = self.paper.columns.items()
+        selected = {name: figures[key] for name, key in columns if key in figures}
+        others = [name for name, key in columns if key[0] != "average"]
+        if selected.keys() >= set(others):
+            average = statistics.fmean(selected[name] for name in others)
+            selected |= {name: average for name, key in columns if key[0] == "average"}
         return selected
 
 
@@ -84,9 +84,8 @@ def collect(runs: Sequence[OwnRun], wanted: Optional[str]) -> tuple[list[PaperTa
     names = list(TABLES) if every else [name.strip() for name in str(wanted).split(",")]
     for name in names:
         if name not in TABLES:
-            raise UserError(
-                f"--tables {wanted}: unknown table {name!r}: choose from {', '.join(TABLES)}"
-            )
+            known = ", ".join(TABLES)
+            raise UserError(f"--tables {wanted}: unknown table {name!r}: choose from {known}")
     tables = {name: _build_table(paper, runs) for name, paper in reported().items()}
     placed = {id(run) for table in tables.values() for run in table.runs}
     others = [run for run in runs if id(run) not in placed]
@@ -95,24 +94,27 @@ def collect(runs: Sequence[OwnRun], wanted: Optional[str]) -> tuple[list[PaperTa
 
 
 def _build_table(paper: Reported, runs: Sequence[OwnRun]) -> PaperTable:
-    released = any("released" in row for row in paper.rows)
-    rows = []
+    released, columns = any("released" in row for row in paper.rows), set(paper.columns.values())
+    table = PaperTable(paper, [])
     for row in paper.rows:
         wanted = {"recipe": paper.recipe, "released": False if released else None, **row}
-        models = _group_by_model(wanted, set(paper.columns.values()), runs)
-        spec = row["position_encoding"]
+        by_model: dict[str, list[OwnRun]] = {}
+        for run in runs:
+            if columns & run.figures.keys() and _belongs_to_row(run, wanted):
+                by_model.setdefault(run.model, []).append(run)
+        models, spec = list(by_model.values()), row["position_encoding"]
         computed = {
             column: count_at_base_size(spec) / 1000
             for column, figure in paper.columns.items()
             if figure[0] == "parameters"
         }
         texts = row.get("texts", {})
-        best = _find_best(paper, models) if paper.recipe == TRANSLATION else []
-        rows.append(PaperRow(row["name"], spec, row["values"], texts, computed, models, best))
-    return PaperTable(paper, rows)
+        best = _find_best(table, models) if paper.recipe == TRANSLATION else []
+        table.rows.append(PaperRow(row["name"], spec, row["values"], texts, computed, models, best))
+    return table
 
 
-def _find_best(paper: Reported, models: Sequence[list[OwnRun]]) -> list[BestRun]:
+def _find_best(table: PaperTable, models: Sequence[list[OwnRun]]) -> list[BestRun]:
     """Find the best of each group of trainings that differ by seed alone."""
     groups: dict[str, list[list[OwnRun]]] = {}
     for model in models:
@@ -120,30 +122,16 @@ def _find_best(paper: Reported, models: Sequence[list[OwnRun]]) -> list[BestRun]
         if training is not None:
             known = {k: v for k, v in training.settings.items() if k not in _OF_ONE_RUN}
             groups.setdefault(repr(sorted(known.items(), key=str)), []).append(model)
-    found = []
+    best = []
     for group in groups.values():
+        figures = [table.select_figures(model) for model in group]
         column = next(
-            (name for name in _BEST_BY if all(_figure(paper, each, name) for each in group)), None
+            (name for name in _BEST_BY if all(known.get(name) for known in figures)), None
         )
         if len(group) > 1 and column is not None:
-            best = _BEST_BY[column](group, key=lambda each: _figure(paper, each, column) or 0.0)
-            found.append(BestRun(best, len(group), column))
-    return found
-
-
-def _figure(paper: Reported, model: Sequence[OwnRun], column: str) -> Optional[float]:
-    return PaperTable(paper, []).select_figures(model).get(column)
-
-
-def _group_by_model(
-    row: dict[str, Any], columns: set[Figure], runs: Sequence[OwnRun]
-) -> list[list[OwnRun]]:
-    """Group the runs that belong to a row by model."""
-    models: dict[str, list[OwnRun]] = {}
-    for run in runs:
-        if columns & run.figures.keys() and _belongs_to_row(run, row):
-            models.setdefault(run.model, []).append(run)
-    return list(models.values())
+            place = _BEST_BY[column](range(len(group)), key=lambda n: figures[n][column])
+            best.append(BestRun(group[place], len(group), column))
+    return best
 
 
 def _belongs_to_row(run: OwnRun, row: dict[str, Any]) -> bool:
@@ -155,20 +143,11 @@ def _belongs_to_row(run: OwnRun, row: dict[str, Any]) -> bool:
     is_released = run.training is not None and run.training.is_released
     if row["released"] not in (None, is_released):
         return False
-    if "attention_directions" not in row:
-        return not _split_directions(run.directions or "")
-    known = run.directions is not None
-    return known and _split_directions(run.directions or "") == _split_directions(
-        row["attention_directions"]
+    ours, papers = (
+        format_directions([part.strip() for part in (text or "").split(",")])
+        for text in (run.directions, row.get("attention_directions"))
     )
-
-
-def _split_directions(text: str) -> tuple[str, ...]:
-    """Split directions; drop those at the end that are ``both``, the default."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    while parts and parts[-1] == "both":
-        parts.pop()
-    return tuple(parts)
+    return ours == papers and (run.directions is not None or "attention_directions" not in row)
 
 
 def build_report(
@@ -195,10 +174,10 @@ def build_report(
 
 
 def _build_row(table: PaperTable, row: PaperRow) -> dict[str, Any]:
-    best = {id(each.model): each for each in row.best}
+    best = {id(found.model): {"best_of": found.trainings} for found in row.best}
     ours = [
         {
-            **({"best_of": best[id(model)].trainings} if id(model) in best else {}),
+            **best.get(id(model), {}),
             "runs": [_describe_run(run) for run in model],
             "values": table.select_figures(model),
             "differences": list_differences(model, model[0].recipe),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from fairseq_posenc.workbench.reports.deviations import list_differences
 from fairseq_posenc.workbench.reports.own_runs import OwnRun
@@ -12,7 +12,6 @@ from fairseq_posenc.workbench.reports.paper_tables import PaperTable, format_fig
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes import Figure
 
 
 def format_report(
@@ -50,7 +49,10 @@ def _format_table(table: PaperTable) -> str:
         for name, model in named:
             ours = {**row.computed, **table.select_figures(model)}
             cells = [
-                " / ".join(_format_number(each.get(column), digits) for each in (ours, row.paper))
+                " / ".join(
+                    f"{figures[column]:,.{digits}f}" if figures.get(column) is not None else "-"
+                    for figures in (ours, row.paper)
+                )
                 for column, digits in table.paper.digits.items()
             ]
             words = [row.texts.get(name, "-") for name in texts]
@@ -94,43 +96,27 @@ def _format_differences(table: PaperTable) -> str:
 
 
 def _format_unmatched_runs(runs: Sequence[OwnRun]) -> str:
-    if not runs:
-        return ""
-    lines = [
-        f"- {markdown.code(run.name)} ({markdown.escape(', '.join(_describe_run(run)))}): "
-        f"{markdown.escape(_format_figures(run.figures))}"
-        for run in runs
-    ]
-    title = "## Runs that belong to no row of the tables"
-    return "\n".join([title, "", *lines])
-
-
-def _describe_run(run: OwnRun) -> list[str]:
-    encoding = run.encoding or "positions not known"
-    directions = "directions not known" if run.directions is None else run.directions
-    return [part for part in (run.kind, run.recipe, encoding, directions, *run.notes) if part]
-
-
-def _format_figures(figures: Mapping[Figure, float]) -> str:
-    texts = [f"{format_figure(key)} {value:.2f}" for key, value in figures.items()]
-    return ", ".join(texts) or "no figures"
-
-
-def _format_number(value: Optional[float], digits: int) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
+    lines = ["## Runs that belong to no row of the tables", ""]
+    for run in runs:
+        encoding = run.encoding or "positions not known"
+        directions = "directions not known" if run.directions is None else run.directions
+        facts = filter(None, (run.kind, run.recipe, encoding, directions, *run.notes))
+        figures = [f"{format_figure(key)} {value:.2f}" for key, value in run.figures.items()]
+        lines.append(
+            f"- {markdown.code(run.name)} ({markdown.escape(', '.join(facts))}): "
+            f"{markdown.escape(', '.join(figures) or 'no figures')}"
+        )
+    return "\n".join(lines) if runs else ""
 
 
 def _format_records(records: Mapping[Path, Record]) -> Iterator[str]:
     """Format the records of each kind as a section."""
     for kind in dict.fromkeys(record.kind for record in records.values()):
-        chosen = {path: each for path, each in records.items() if each.kind == kind}
+        chosen = [pair for pair in records.items() if pair[1].kind == kind]
+        numbered = list(enumerate(chosen, start=1))
         yield f"## Results of {markdown.escape(kind)}"
-        yield "\n".join(
-            f"{n}. {_describe_record(*each)}" for n, each in enumerate(chosen.items(), start=1)
-        )
-        yield _format_rows(
-            [(n, row) for n, each in enumerate(chosen.values(), start=1) for row in each.rows]
-        )
+        yield "\n".join(f"{number}. {_describe_record(*pair)}" for number, pair in numbered)
+        yield _format_rows([(n, row) for n, (_, record) in numbered for row in record.rows])
 
 
 def _describe_record(path: Path, record: Record) -> str:

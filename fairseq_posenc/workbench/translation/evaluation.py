@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
 from fairseq.utils import split_paths
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.files import write_whole
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.loading.dictionaries import open_task
-from fairseq_posenc.workbench.results.record import Record, Row
+from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running.executor import Here, Slurm, run_jobs
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.options import is_folder_name, parse_named, split_trainings
@@ -26,7 +25,7 @@ from fairseq_posenc.workbench.translation.checkpoint import (
     load_translation,
 )
 from fairseq_posenc.workbench.translation.generate import Generation, GenerationOptions, Search
-from fairseq_posenc.workbench.translation.report import build_record
+from fairseq_posenc.workbench.translation.report import compute_means
 from fairseq_posenc.workbench.translation.scores import PIECE_BLEU, PieceBleu, Scorer
 
 
@@ -157,18 +156,18 @@ def evaluate(request: BleuRequest, out: Path) -> Record:
     texts = _read_texts(request, list(models.values()))
     written = _check_lengths(request, models, texts)
     scorer, piece_bleu = Scorer(texts.references), PieceBleu(texts.data, texts.references)
-    generations = {each: _build_generation(each, models[each], request, out) for each in models}
-    jobs = [_build_job(each, request.searches) for each in generations.values()]
+    generations = {
+        system: _build_generation(system, model, request, out) for system, model in models.items()
+    }
+    jobs = [_build_job(generation, request.searches) for generation in generations.values()]
     run_jobs(jobs, out, request.cluster or Here())
     rows: list[Row] = []
     compared: dict[str, list[list[str]]] = {}  # all trainings of each system, by the last search
     for system in request.systems:
-        translations = (
-            _write_translations(generations[system], request.searches)
-            if system in models
-            else [(None, system.path, written[system])]
-        )
-        for search, path, lines in translations:
+        for search in request.searches if system in models else [None]:
+            path, lines = system.path, written.get(system, [])
+            if search is not None:
+                path, lines = generations[system].join(search)
             row = {
                 "system": system.name,
                 "path": system.path,
@@ -180,18 +179,21 @@ def evaluate(request: BleuRequest, out: Path) -> Record:
             }
             rows.append(row)
         compared.setdefault(system.name, []).append(lines)
-    differences, test_signatures = scorer.compare(compared) if len(compared) > 1 else ({}, {})
+    differences, test_signatures = scorer.compare(compared) if len(compared) > 1 else ([], {})
     data = {
         "subset": request.options.subset,
         "reference": str(texts.path),
         "sentences": len(texts.references),
         "baseline": request.systems[0].name,
-        **{f"signature of {name}": each for name, each in scorer.signatures().items()},
-        **{f"test signature of {name}": each for name, each in test_signatures.items()},
+        **{f"signature of {name}": text for name, text in scorer.signatures().items()},
+        **{f"test signature of {name}": text for name, text in test_signatures.items()},
         f"signature of {PIECE_BLEU}": piece_bleu.note,
     }
-    groups = scorer.score_by_length(texts.sources, compared) if texts.sources is not None else []
-    return build_record(rows, differences, groups, data)
+    tables = {"scores": rows, "means": compute_means(rows), "differences": differences}
+    tables["lengths"] = (
+        [] if texts.sources is None else scorer.score_by_length(texts.sources, compared)
+    )
+    return Record("bleu", tables, data, command=own_command())
 
 
 def _find_model(system: System, request: BleuRequest) -> _SystemModel:
@@ -249,7 +251,15 @@ def _build_generation(
     """Build the translations of a model, and average its checkpoints if it is a folder."""
     folder, checkpoints = out / system.folder, model.checkpoints
     if system.is_folder:
-        checkpoints = [_write_average(checkpoints, folder / "average")]
+        target = folder / "average" / f"checkpoint_average_{len(checkpoints)}.pt"
+        inputs = {"of": [checksum(path) for path in checkpoints], "version": __version__}
+
+        def average() -> Outputs:
+            average_checkpoints(model.checkpoints, target)
+            return {}
+
+        Stage(target.parent, inputs).do(average)
+        checkpoints = [target]
     return Generation(system.label, checkpoints, model.data, request.options, folder)
 
 
@@ -264,27 +274,3 @@ def _build_job(generation: Generation, searches: list[Search]) -> Job:
         return sum(map(generation.count_left, searches))
 
     return Job(generation.label, generation.folder, work, lambda: not count_left(), count_left)
-
-
-def _write_translations(
-    generation: Generation, searches: list[Search]
-) -> Iterator[tuple[Optional[Search], str, list[str]]]:
-    """Yield, for each search, the file of the translations and its lines."""
-    for search in searches:
-        lines = generation.read(search)
-        path = generation.folder / f"{search.file_name}.txt"
-        write_whole(path, "".join(f"{line}\n" for line in lines))
-        yield search, str(path), lines
-
-
-def _write_average(checkpoints: list[Path], folder: Path) -> Path:
-    """Write the average of checkpoints into a folder, unless it is there; return its file."""
-    target = folder / f"checkpoint_average_{len(checkpoints)}.pt"
-    stage = Stage(folder, {"of": [checksum(path) for path in checkpoints], "version": __version__})
-
-    def work() -> Outputs:
-        average_checkpoints(checkpoints, target)
-        return {}
-
-    stage.do(work)
-    return target

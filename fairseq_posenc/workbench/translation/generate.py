@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.files import write_whole
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.files import checksum
@@ -72,11 +73,13 @@ class Generation:
         self.label, self.folder, self._checkpoints = label, folder, list(checkpoints)
         self._data, self._options = data, options
         self._sentences = data.count_sentences(options.subset)
+        files = sorted(data.folder.glob(f"{options.subset}.*-*.*"))
+        files += [data.folder / f"dict.{name}.txt" for name in (data.source, data.target)]
         # Each part gets a batch at least: fairseq-generate divides by its number of sentences.
         self._shards = min(options.num_shards, self._sentences)
         self._inputs: Inputs = {
             "checkpoints": [checksum(path) for path in self._checkpoints],
-            "data": [checksum(path) for path in self._list_test_files()],
+            "data": [checksum(path) for path in files],
             "languages": [data.source, data.target],
             "options": [options.subset, options.max_tokens, options.fp16],
             "version": __version__,
@@ -99,23 +102,25 @@ class Generation:
         """Count the parts that are not translated."""
         return sum(stage.outputs is None for stage in self._stages(search))
 
-    def read(self, search: Search) -> list[str]:
-        """Read the translations of the whole test set, plain text in its order.
+    def join(self, search: Search) -> tuple[str, list[str]]:
+        """Join the parts to a file of plain text, in the order of the test set.
+
+        Returns:
+            The file, and its lines.
 
         Raises:
             UserError: ``fairseq-generate`` left out a sentence.
         """
         hypotheses: dict[int, str] = {}
         for stage in self._stages(search):
-            hypotheses.update(
-                read_hypotheses(stage.folder / f"generate-{self._options.subset}.txt")
-            )
-        missing = next(
-            (number for number in range(self._sentences) if number not in hypotheses), None
-        )
-        if missing is not None:
-            raise UserError(f"{self.folder}: fairseq-generate left out sentence {missing + 1}")
-        return [hypotheses[number] for number in range(self._sentences)]
+            hypotheses |= read_hypotheses(stage.folder / f"generate-{self._options.subset}.txt")
+        for number in range(self._sentences):
+            if number not in hypotheses:
+                raise UserError(f"{self.folder}: fairseq-generate left out sentence {number + 1}")
+        lines = [hypotheses[number] for number in range(self._sentences)]
+        path = self.folder / f"{search.file_name}.txt"
+        write_whole(path, "".join(f"{line}\n" for line in lines))
+        return str(path), lines
 
     def _stages(self, search: Search) -> list[Stage]:
         folder = self.folder / search.file_name
@@ -151,11 +156,6 @@ class Generation:
             *(["--cpu"] if choose_device(options.device, options.fp16) == "cpu" else []),
             *(["--fp16"] if options.fp16 else []),
         ]
-
-    def _list_test_files(self) -> list[Path]:
-        data = self._data
-        files = sorted(data.folder.glob(f"{self._options.subset}.*-*.*"))
-        return [*files, *(data.folder / f"dict.{name}.txt" for name in (data.source, data.target))]
 
 
 def read_hypotheses(path: Path) -> dict[int, str]:

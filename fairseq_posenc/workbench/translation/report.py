@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.results.intervals import NOTE, Interval, interval
 from fairseq_posenc.workbench.results.markdown import code, table
-from fairseq_posenc.workbench.results.record import Record, Row, own_command
+from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.translation.generate import Search
-from fairseq_posenc.workbench.translation.scores import METRICS, PIECE_BLEU, Difference, LengthGroup
+from fairseq_posenc.workbench.translation.scores import METRICS, PIECE_BLEU
 
 REPORT, FIGURES = "bleu.md", "bleu.json"
 _P_OF_ONE_TRAINING = (
@@ -25,38 +25,7 @@ _P_OF_SEVERAL_TRAININGS = (
 )
 
 
-def build_record(
-    rows: list[Row],
-    differences: Mapping[str, Sequence[Difference]],
-    groups: Sequence[LengthGroup],
-    data: Row,
-) -> Record:
-    """Build the record of all figures.
-
-    Args:
-        rows: scores of each system, training and search, in the user's order.
-        differences: differences of each system from the first.
-        groups: BLEU by length of the source; empty if the source text is not known.
-        data: facts about the test set, and the signatures of the metrics.
-    """
-    tables: dict[str, Sequence[Row]] = {
-        "scores": rows,
-        "means": _compute_means(rows),
-        "differences": [
-            {"system": name, **each._asdict()}
-            for name, compared in differences.items()
-            for each in compared
-        ],
-        "lengths": [
-            {"words": group.words, "sentences": group.sentences, "system": name, "BLEU": bleu}
-            for group in groups
-            for name, bleu in group.bleu.items()
-        ],
-    }
-    return Record("bleu", tables, data, command=own_command())
-
-
-def _compute_means(rows: Sequence[Row]) -> list[Row]:
+def compute_means(rows: Sequence[Row]) -> list[Row]:
     """Compute the mean scores of each system and search over its trainings, with intervals."""
     means: list[Row] = []
     for alike in _group(rows, "system", *Search._fields):
@@ -123,10 +92,10 @@ def _format_means(record: Record) -> list[str]:
     if not _has_trainings(record):
         return []
     rows = []
-    for each in record.figures["means"]:
-        bounds = [[each[f"{metric}{end}"] for end in ("", "_low", "_high")] for metric in METRICS]
-        scores = [Interval(*pair).show(2) for pair in bounds]
-        rows.append([code(each["system"]), _name_search(each), str(each["trainings"]), *scores])
+    for row in record.figures["means"]:
+        bounds = [[row[f"{metric}{end}"] for end in ("", "_low", "_high")] for metric in METRICS]
+        scores = [Interval(*mean).show(2) for mean in bounds]
+        rows.append([code(row["system"]), _name_search(row), str(row["trainings"]), *scores])
     header = ["system", "search", "trainings", *METRICS]
     return ["## Means over trainings", table(header, rows, "llr"), f"In brackets: {NOTE}."]
 
@@ -135,9 +104,9 @@ def _format_differences(record: Record) -> list[str]:
     rows = []
     for differences in _group(record.figures["differences"], "system"):
         rows.append([code(differences[0]["system"])])
-        for each in differences:
-            p_value = "same translations" if each["p_value"] is None else f"{each['p_value']:.4f}"
-            rows[-1] += [f"{each['difference']:+.2f}", p_value]
+        for row in differences:
+            p_value = "same translations" if row["p_value"] is None else f"{row['p_value']:.4f}"
+            rows[-1] += [f"{row['difference']:+.2f}", p_value]
     if not rows:
         return []
     return [
@@ -163,5 +132,8 @@ def _format_lengths(record: Record) -> list[str]:
 
 def _list_signatures(record: Record, prefix: str) -> str:
     """List the signatures of the metrics, which the record's data hold under a prefix."""
-    signatures = {name: value for name, value in record.data.items() if name.startswith(prefix)}
-    return "\n".join(f"- {name.removeprefix(prefix)}: `{signatures[name]}`" for name in signatures)
+    return "\n".join(
+        f"- {name.removeprefix(prefix)}: `{signature}`"
+        for name, signature in record.data.items()
+        if name.startswith(prefix)
+    )

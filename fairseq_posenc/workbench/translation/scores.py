@@ -13,12 +13,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.tokens.pieces import Pieces
 from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin
 
@@ -28,24 +29,6 @@ _LENGTHS = (5, 10, 15, 20, 30, 50)
 PIECE_BLEU = "BLEU-4 on pieces, 0 to 1"
 _INSTALL = "NLTK is not installed (pip install nltk)"
 _NO_PIECES = "there is no sentencepiece model to cut the text with; name its folder with --data"
-
-
-class Difference(NamedTuple):
-    """How a system's score differs from that of the baseline."""
-
-    metric: str  # one of :data:`METRICS`
-    difference: float  # the system's score less the baseline's
-    # p-value of the paired test; None where both have the same translations, which sacreBLEU
-    # would call significant
-    p_value: Optional[float]
-
-
-class LengthGroup(NamedTuple):
-    """The sentences of similar length."""
-
-    words: str  # the range of their numbers of words, such as `6-10`
-    sentences: int  # how many there are
-    bleu: dict[str, float]  # BLEU on them, by system; of all trainings together
 
 
 class Scorer:
@@ -68,8 +51,11 @@ class Scorer:
 
     def compare(
         self, systems: Mapping[str, Sequence[Sequence[str]]]
-    ) -> tuple[dict[str, list[Difference]], dict[str, str]]:
+    ) -> tuple[list[Row], dict[str, str]]:
         """Compare each system with the first; return differences, and the signatures by metric.
+
+        A row has the system, the metric, the difference of its score, and the p-value: None where
+        both have the same translations, which sacreBLEU would call significant.
 
         With a training of each, by sacreBLEU's paired bootstrap. With several, by approximate
         randomization over trainings and sentences (Clark et al. 2011, "Better hypothesis testing
@@ -85,36 +71,36 @@ class Scorer:
         test = PairedTest(list(together.items()), metrics, None, "ar" if trainings > 1 else "bs")
         signatures, tested = test()
         results: Any = tested
-        differences: dict[str, list[Difference]] = {name: [] for name in others}
+        differences: list[Row] = []
         for index, name in enumerate(others, start=1):
             same = together[name] == together[baseline]
             for metric in METRICS:
                 first, other = results[metric][0], results[metric][index]
-                p_value = None if same else other.p_value
-                differences[name].append(Difference(metric, other.score - first.score, p_value))
+                row = {"system": name, "metric": metric, "difference": other.score - first.score}
+                differences.append({**row, "p_value": None if same else other.p_value})
         return differences, {name: str(signature) for name, signature in signatures.items()}
 
     def score_by_length(
         self, sources: Sequence[str], systems: Mapping[str, Sequence[Sequence[str]]]
-    ) -> list[LengthGroup]:
-        """Compute the BLEU of each system on sources of similar length, in words."""
-        groups = []
+    ) -> list[Row]:
+        """Compute the BLEU of each system, all trainings together, by the source's words.
+
+        A row has the range of words, such as ``6-10``, the number of sentences, system and BLEU.
+        """
+        rows: list[Row] = []
         for low, high in zip((0, *_LENGTHS), (*_LENGTHS, None)):
             chosen = [
                 number
                 for number, source in enumerate(sources)
                 if low < max(len(source.split()), 1) and (not high or len(source.split()) <= high)
             ]
-            if chosen:
-                words = f"{low + 1}-{high}" if high else f"over {low}"
-                bleu = {name: self._bleu(each, chosen) for name, each in systems.items()}
-                groups.append(LengthGroup(words, len(chosen), bleu))
-        return groups
-
-    def _bleu(self, trainings: Sequence[Sequence[str]], chosen: Sequence[int]) -> float:
-        references = [self.references[number] for number in chosen] * len(trainings)
-        hypotheses = [lines[number] for lines in trainings for number in chosen]
-        return float(BLEU().corpus_score(hypotheses, [references]).score)
+            group = {"words": f"{low + 1}-{high}" if high else f"over {low}"}
+            for name, trainings in systems.items() if chosen else ():
+                references = [self.references[number] for number in chosen] * len(trainings)
+                hypotheses = [lines[number] for lines in trainings for number in chosen]
+                bleu = float(BLEU().corpus_score(hypotheses, [references]).score)
+                rows.append({**group, "sentences": len(chosen), "system": name, "BLEU": bleu})
+        return rows
 
 
 class PieceBleu:

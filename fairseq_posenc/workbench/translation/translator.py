@@ -76,10 +76,10 @@ class Translator:
         """
         how = Computing.chosen(device, fp16, bf16)
         opened = open_ensemble(map(Path, checkpoints), Path(data) if data else None)
-        for each in opened:
-            how.place(each.model).prepare_for_inference_(each.settings)
+        models = [trained.model for trained in opened]
+        for model, trained in zip(models, opened):
+            how.place(model).prepare_for_inference_(trained.settings)
         folder = find_data_bin(opened[0])
-        models = [each.model for each in opened]
         return cls(opened[0].task, models, folder.find_pieces(folder.source))
 
     def translate(
@@ -124,8 +124,13 @@ class Translator:
                 longest = numbers[int(batch["net_input"]["src_lengths"].argmax())]
                 raise UserError(f"'{sentences[longest][:_QUOTED]}...': {error}") from None
             for number, hypotheses in zip(numbers, searched):
-                results[number] = [self._make_hypothesis(each) for each in hypotheses[:nbest]]
+                results[number] = [self._decode(hypothesis) for hypothesis in hypotheses[:nbest]]
         return results
+
+    def _decode(self, hypothesis: dict[str, Any]) -> Hypothesis:
+        tokens = self.task.target_dictionary.string(hypothesis["tokens"])
+        text = post_process(tokens, "sentencepiece")
+        return Hypothesis(text, float(hypothesis["score"]), tuple(tokens.split()))
 
     def _encode(self, sentence: str) -> Tensor:
         """Look up the symbols of a sentence, the end included: ``(S,)``."""
@@ -147,8 +152,3 @@ class Translator:
         ):
             batch = dataset.collater([dataset[number] for number in numbers])
             yield utils.apply_to_sample(lambda tensor: tensor.to(self.device), batch)
-
-    def _make_hypothesis(self, hypothesis: dict[str, Any]) -> Hypothesis:
-        tokens = self.task.target_dictionary.string(hypothesis["tokens"])
-        text = post_process(tokens, "sentencepiece")
-        return Hypothesis(text, float(hypothesis["score"]), tuple(tokens.split()))

@@ -268,7 +268,9 @@ class TestAttention:
         tokens = make_tokens()
         cross = [each for each in seen_by("translation", tokens) if each.cross]
         words = list("abcdefghi")
-        found = attention.Maps.of_stack(cross, words, [word.upper() for word in words]).select([0], [0])
+        found = attention.Maps.of_stack(cross, words, [word.upper() for word in words]).select(
+            [0], [0]
+        )
         (axes,) = panels(attention.draw_attention(found, "title"))
         assert [text.get_text() for text in axes.get_xticklabels()] == list("ABCDEFGHI")
         assert_same(image(axes), cross[0].weights[0, 0])
@@ -318,7 +320,9 @@ class TestDifference:
 
     def test_of_attention(self):
         ours, theirs = (
-            attention.Maps.of_stack(seen_by("causal_lm", make_tokens()), words, words).select([0], ALL)
+            attention.Maps.of_stack(seen_by("causal_lm", make_tokens()), words, words).select(
+                [0], ALL
+            )
             for words in ["abcdefghi"] * 2
         )
         found = ours.subtract(theirs)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.loading.checkpoints import read_updates
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 from fairseq_posenc.workbench.results.markdown import code, escape
 
@@ -104,10 +105,14 @@ def write_card(
     rows = [
         (f"positions, {side}", code(s.identity.describe())) for side, s in trained.stacks.items()
     ]
-    rows.append(("parameters", f"{sum(each.numel() for each in trained.model.parameters()):,}"))
+    rows.append(("parameters", f"{sum(x.numel() for x in trained.model.parameters()):,}"))
     rows.append(("architecture in fairseq", code(trained.settings.model._name)))
     rows.append(("data", code(trained.data.resolve().name)))
-    rows += _collect_figures(trained)
+    rows.append(("updates", f"{read_updates(trained.state):,}"))
+    extra = trained.state.get("extra_state") or {}
+    if isinstance(extra.get("val_loss"), float):
+        metric = trained.settings.checkpoint.get("best_checkpoint_metric") or "loss"
+        rows.append((f"validation {metric}", f"{extra['val_loss']:.3f}"))
     text = _CARD.format(
         title=escape(trained.path.resolve().parent.name or trained.path.stem),
         version=__version__,
@@ -122,14 +127,3 @@ def write_card(
         notes="\n".join(f"- {note}" for note in notes),
     )
     (folder / "README.md").write_text(text, encoding="utf-8")
-
-
-def _collect_figures(trained: OpenModel) -> list[tuple[str, str]]:
-    """Collect the updates, and the loss or other metric, from the checkpoint."""
-    history = trained.state.get("optimizer_history") or [{}]
-    rows = [("updates", f"{history[-1].get('num_updates', 0):,}")]
-    extra = trained.state.get("extra_state") or {}
-    if isinstance(extra.get("val_loss"), float):
-        metric = trained.settings.checkpoint.get("best_checkpoint_metric") or "loss"
-        rows.append((f"validation {metric}", f"{extra['val_loss']:.3f}"))
-    return rows

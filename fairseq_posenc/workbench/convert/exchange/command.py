@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -75,13 +76,10 @@ def run_export(options: argparse.Namespace) -> int:
         )
 
         quantization = options.quantization or "float32"
-        print(
-            "\n".join(
-                export_to_ctranslate2(trained, quantization, options.tokens, options.out, labels)
-            )
-        )
+        lines = export_to_ctranslate2(trained, quantization, options.tokens, options.out, labels)
     else:
-        print("\n".join(export(trained, options.to, options.tokens, options.out, labels)))
+        lines = export(trained, options.to, options.tokens, options.out, labels)
+    print("\n".join(lines))
     return 0
 
 
@@ -132,12 +130,11 @@ def run_import(options: argparse.Namespace) -> int:
 
 def _require(extra: str, *libraries: str) -> None:
     """Refuse to go on without the libraries of an extra."""
-    if missing := [name for name in libraries if not _is_installed(name)]:
+    missing = []
+    for name in libraries:
+        with suppress(ModuleNotFoundError):  # the package that it is in
+            if find_spec(name) is not None:
+                continue
+        missing.append(name)
+    if missing:
         raise UserError(f"needs {', '.join(missing)}: pip install 'fairseq-posenc[{extra}]'")
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # the package that it is in
-        return False

@@ -27,13 +27,13 @@ ACTIVATIONS = {
     "swish": "silu",
 }
 _LONGEST = 200  # tokens of a target that fairseq-generate writes, without </s>
-_NAMES = (
-    (r"^encoder\.sentence_encoder\.", "encoder."),
-    (r"^encoder\.lm_head\.", "lm_head."),
-    (r"^classification_heads\.[^.]+\.", "classifier."),
-    (r"^decoder\.output_projection\.", "output_projection."),
-    (r"\.embed_positions\.encodings\.", ".positions."),
-)
+_NAMES = {  # parts of fairseq's names -> those of an exported model
+    r"^encoder\.sentence_encoder\.": "encoder.",
+    r"^encoder\.lm_head\.": "lm_head.",
+    r"^classification_heads\.[^.]+\.": "classifier.",
+    r"^decoder\.output_projection\.": "output_projection.",
+    r"\.embed_positions\.encodings\.": ".positions.",
+}
 
 
 def collect_weights(trained: OpenModel) -> dict[str, Tensor]:
@@ -56,7 +56,7 @@ def collect_weights(trained: OpenModel) -> dict[str, Tensor]:
 
 def to_exported_name(name: str) -> str:
     """Convert fairseq's name of a parameter to that of an exported model."""
-    for pattern, exported in _NAMES:
+    for pattern, exported in _NAMES.items():
         name = re.sub(pattern, exported, name)
     return name
 
@@ -121,15 +121,13 @@ def build_generation_config(trained: OpenModel) -> dict[str, Any]:
 
 def list_layer_options(spec: Spec) -> list[dict[str, dict[str, Any]]]:
     """List the options of the encodings of successive layers, by name; see ``StackConfig``."""
+
+    def describe(item: Item) -> dict[str, Any]:
+        return {k: str(x) if isinstance(x, Scaling) else x for k, x in item.options}
+
     return [
-        {item.name: _describe_options(item) for item in (*spec.whole_stack, *layer)}
-        for layer in spec.layers
+        {item.name: describe(item) for item in (*spec.whole_stack, *layer)} for layer in spec.layers
     ]
-
-
-def _describe_options(item: Item) -> dict[str, Any]:
-    """Describe an encoding's options as JSON: a scaling by its text."""
-    return {k: str(x) if isinstance(x, Scaling) else x for k, x in item.options}
 
 
 def parse_layers(stack: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:

@@ -66,36 +66,24 @@ def export(
     with create_folder(out) as folder:
         unknown, notes = _write_tokenizers(trained, tokens, folder)
         if target == "onnx":
-            what = _write_graph(trained, folder, notes, labels)
+            # Its libraries are an extra.
+            from fairseq_posenc.workbench.convert.exchange.onnx_graph import GRAPH, write_graph
+
+            names, difference = write_graph(trained, folder)
+            notes.append(f"equal to {difference:.1e} of the largest number, on padded sentences")
+            usage, encodes = format_graph_usage(names), trained.family.name == "translation"
+            model = "the encoder of a translation model" if encodes else GRAPH
+            what = f"{model}, with {' and '.join(names)}"
         else:
-            what = _write_for_transformers(trained, target, unknown, folder, notes, labels)
+            config = _write_model(trained, target, unknown, folder, notes)
+            if trained.family.name != "masked_lm":
+                write_json(folder / "generation_config.json", build_generation_config(trained))
+            for name in trained.dictionaries:
+                (folder / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(trained.data / name, folder / name)
+            usage, what = format_model_usage(config), str(config["architectures"][0])
+        write_card(folder, trained, target, usage, notes, labels)
     return [f"wrote {out}: {what}", *notes]
-
-
-def _write_graph(trained: OpenModel, folder: Path, notes: list[str], labels: Labels) -> str:
-    """Write an ONNX graph with its card; describe its outputs."""
-    # Its libraries are an extra.
-    from fairseq_posenc.workbench.convert.exchange.onnx_graph import GRAPH, write_graph
-
-    names, difference = write_graph(trained, folder)
-    notes.append(f"equal to {difference:.1e} of the largest number, on padded sentences")
-    write_card(folder, trained, "onnx", format_graph_usage(names), notes, labels)
-    what = "the encoder of a translation model" if trained.family.name == "translation" else GRAPH
-    return f"{what}, with {' and '.join(names)}"
-
-
-def _write_for_transformers(
-    trained: OpenModel, target: str, unknown: int, folder: Path, notes: list[str], labels: Labels
-) -> str:
-    """Write what transformers reads, and what an import needs; name the class."""
-    config = _write_model(trained, target, unknown, folder, notes)
-    if trained.family.name != "masked_lm":
-        write_json(folder / "generation_config.json", build_generation_config(trained))
-    write_card(folder, trained, target, format_model_usage(config), notes, labels)
-    for name in trained.dictionaries:
-        (folder / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(trained.data / name, folder / name)
-    return str(config["architectures"][0])
 
 
 def _write_model(

@@ -153,18 +153,18 @@ def _find_untied(model: dict[str, Any], folder: HFFolder) -> dict[str, bool]:
         untied = {"share_decoder_input_output_embed": False}
     else:
         return {}
-    one, other = pair
-    same = one is None or other is None or torch.equal(one, other)
-    return {} if same else untied
+    first, second = pair
+    tied = first is None or second is None or torch.equal(first, second)
+    return {} if tied else untied
 
 
 def _find_head(folder: HFFolder) -> tuple[str, Any]:
     """Find the head of a folder's class, and its activation if it has one of its own."""
     name = str((folder.config.get("architectures") or [None])[0])
-    for head, own in ARCHITECTURES.items():
-        if own == name:
-            has_one = head in ("masked_lm", "classes")
-            return head, folder.config.get("head_activation") if has_one else None
+    for head, our_class in ARCHITECTURES.items():
+        if our_class == name:
+            activates = head in ("masked_lm", "classes")
+            return head, folder.config.get("head_activation") if activates else None
     for layout in LAYOUTS.values():
         for head, hf_class in layout.heads.items():
             if hf_class == name:

@@ -81,14 +81,12 @@ def _check_kinds(path: Path, config: dict[str, Any]) -> None:
     """Refuse values of another kind where nearly all else depends on them."""
     for name in _TEXTS:
         if not isinstance(config.get(name, ""), (str, type(None))):
-            raise UserError(f"{path}: {name} is {_show(config[name])}, which is not a text")
+            value = shortened(json.dumps(config[name]))
+            raise UserError(f"{path}: {name} is {value}, which is not a text")
     classes = config.get("architectures") or []
-    if not isinstance(classes, list) or not all(isinstance(each, str) for each in classes):
-        raise UserError(f"{path}: architectures is {_show(classes)}, not a list of classes")
-
-
-def _show(value: Any) -> str:
-    return shortened(json.dumps(value))
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        value = shortened(json.dumps(classes))
+        raise UserError(f"{path}: architectures is {value}, not a list of classes")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

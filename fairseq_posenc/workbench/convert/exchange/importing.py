@@ -86,7 +86,11 @@ def build_model(folder: HFFolder) -> Built:
     symbols = _read_vocabulary_sizes(folder)
     with refuse_unusable_settings(str(folder.path)):
         model = build({**values, "_name": arch}, symbols)
-        _add_head(model, own)
+        if own.get("head") == "spans":
+            model.register_span_head()
+        elif own.get("head") == "classes":
+            name, number = str(own["head_name"]), int(own["classes"])
+            model.register_classification_head(name, num_classes=number)
     config["model"] = values if plain else Namespace(**values)
     config["task"] = {**config["task"], **task, "data": str(folder.path)}
     before = (folder.settings or own)["model"]
@@ -103,10 +107,11 @@ def _refuse_other_code(folder: HFFolder) -> None:
     if not path.is_file():
         return
     try:
-        expected = _strip_version(generate_code(folder.config))
+        expected = _VERSION.sub("", generate_code(folder.config), count=1)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{folder.path / CONFIG}: is not of {CODE}: {error!r}") from None
-    if _strip_version(path.read_text(encoding="utf-8", errors="replace")) != expected:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if _VERSION.sub("", text, count=1) != expected:
         raise UserError(
             f"{path}: is not the code that this version of fairseq_posenc writes for {CONFIG}, so "
             "the weights may mean something else; import them with the version that exported "
@@ -114,26 +119,14 @@ def _refuse_other_code(folder: HFFolder) -> None:
         )
 
 
-def _strip_version(text: str) -> str:
-    return _VERSION.sub("", text, count=1)
-
-
-def _add_head(model: Any, own: dict[str, Any]) -> None:
-    """Give a model the head that it was fine-tuned with."""
-    if own.get("head") == "spans":
-        model.register_span_head()
-    elif own.get("head") == "classes":
-        model.register_classification_head(str(own["head_name"]), num_classes=int(own["classes"]))
-
-
 def _read_vocabulary_sizes(folder: HFFolder) -> list[int]:
     """Read the number of symbols of each stack."""
     stacks = [folder.config.get(key) for key in ("encoder_stack", "decoder_stack")]
-    sizes = [each.get("vocab_size") for each in stacks if isinstance(each, dict)]
-    sizes_read: list[Any] = sizes or [folder.config.get("vocab_size")]
-    if not all(isinstance(size, int) and size > 4 for size in sizes_read):
+    holders = [stack for stack in stacks if isinstance(stack, dict)] or [folder.config]
+    sizes: list[Any] = [holder.get("vocab_size") for holder in holders]
+    if not all(isinstance(size, int) and size > 4 for size in sizes):
         raise UserError(f"{folder.path / CONFIG}: has no vocab_size of more than 4")
-    return sizes_read
+    return sizes
 
 
 def _refuse_other_sizes(values: dict[str, Any], folder: HFFolder) -> None:
@@ -141,14 +134,14 @@ def _refuse_other_sizes(values: dict[str, Any], folder: HFFolder) -> None:
     there = sum(weight.numel() for weight in folder.weights.values())
     numbers = _read_vocabulary_sizes(folder)
     for side in ("encoder", "decoder"):
-        names = ("layers", "embed_dim", "ffn_embed_dim")
-        sizes = [values.get(f"{side}_{name}") or 0 for name in names]
+        layers, width, inner = sizes = [
+            values.get(f"{side}_{name}") or 0 for name in ("layers", "embed_dim", "ffn_embed_dim")
+        ]
         if all(isinstance(size, int) for size in sizes):
-            layers, width, inner = sizes
             numbers.append(layers * width * (4 * width + 2 * inner))
     positions = ("max_positions", "max_source_positions", "max_target_positions", "classes")
     numbers += [values.get(name) or 0 for name in positions]
-    if not all(isinstance(each, int) and 0 <= each <= max(2 * there, 10_000) for each in numbers):
+    if not all(isinstance(x, int) and 0 <= x <= max(2 * there, 10_000) for x in numbers):
         raise UserError(
             f"{folder.path}: its {there:,} weights do not fit the model of its settings"
         )
@@ -200,8 +193,8 @@ def _list_pretraining_head(built: Built, own: dict[str, Any]) -> list[str]:
         return []
     head = built.model.encoder.lm_head
     tied = head.weight is built.model.encoder.sentence_encoder.embed_tokens.weight
-    names = [name for name in own if name.startswith(_PRETRAINING_HEAD)]
-    return [name for name in names if not (tied and name == f"{_PRETRAINING_HEAD}weight")]
+    kept = f"{_PRETRAINING_HEAD}weight" if tied else ""
+    return [name for name in own if name.startswith(_PRETRAINING_HEAD) and name != kept]
 
 
 def _adopt_trained_settings(folder: HFFolder, built: Built) -> None:

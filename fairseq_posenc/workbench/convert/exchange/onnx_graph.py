@@ -25,11 +25,7 @@ from fairseq_posenc.workbench.convert.exchange.modeling.configuration import (
     StackConfig,
 )
 from fairseq_posenc.workbench.convert.exchange.modeling.stack import Stack
-from fairseq_posenc.workbench.convert.random_comparison import (
-    ALLOWED,
-    draw_sentences,
-    relative_difference,
-)
+from fairseq_posenc.workbench.convert.random_comparison import ALLOWED, largest_difference
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 GRAPH = "model.onnx"
@@ -113,39 +109,29 @@ def _shorten_errors(trained: OpenModel) -> Iterator[None]:
         reason: BaseException = error
         while reason.__cause__ is not None:
             reason = reason.__cause__
-        (_, stack), *_ = trained.stacks.items()
+        positions = next(iter(trained.stacks.values())).identity.positions
         raise UserError(
-            f"--to onnx: {stack.identity.positions} cannot become a graph: "
+            f"--to onnx: {positions} cannot become a graph: "
             f"{shortened(' '.join(str(reason).split()))}"
         ) from None
     finally:
         logger.setLevel(level)
 
 
-@torch.no_grad()
 def _compare_graph(trained: OpenModel, session: Any) -> float:
     """Compute the largest difference on padded sentences, in parts of the largest number."""
-    differences = []
-    (_, stack), *_ = trained.stacks.items()
-    for side in ("right",) if trained.head == "classes" else ("right", "left"):
-        whole, *_ = draw_sentences(trained.model, side)
-        half = whole.size(1) // 2
-        for tokens in (whole, whole[:2, :half] if side == "right" else whole[:2, -half:]):
-            ours = _compute_outputs(trained, tokens)
-            mask = tokens.ne(stack.padding_idx)
-            inputs = dict(zip(INPUTS, (tokens.numpy(), mask.long().numpy())))
-            outputs = [torch.from_numpy(each) for each in session.run(None, inputs)]
-            theirs = torch.stack(outputs, -1) if len(outputs) > 1 else outputs[0]
-            if trained.head != "classes":
-                ours, theirs = ours[mask], theirs[mask]
-            differences.append(relative_difference(ours, theirs))
-    return max(differences)
+    padding = next(iter(trained.stacks.values())).padding_idx
 
+    def compute_ours(tokens: Tensor) -> Tensor:
+        if trained.family.name != "translation":
+            return compute_outputs(trained, tokens)
+        encoded = trained.model.encoder(tokens, tokens.ne(padding).sum(1))
+        return encoded["encoder_out"][0].transpose(0, 1)  # [B, T, C]
 
-def _compute_outputs(trained: OpenModel, tokens: Tensor) -> Tensor:
-    """Compute fairseq's numbers for a graph's: scores, or a source encoded, ``(B, T, C)``."""
-    if trained.family.name != "translation":
-        return compute_outputs(trained, tokens)
-    encoder = trained.model.encoder
-    encoded = encoder(tokens, tokens.ne(encoder.padding_idx).sum(1))
-    return encoded["encoder_out"][0].transpose(0, 1)
+    def compute_theirs(tokens: Tensor) -> Tensor:
+        given = (tokens.numpy(), tokens.ne(padding).long().numpy())
+        outputs = [torch.from_numpy(x) for x in session.run(None, dict(zip(INPUTS, given)))]
+        return torch.stack(outputs, -1) if len(outputs) > 1 else outputs[0]
+
+    of_classes = trained.head == "classes"
+    return largest_difference(trained.model, compute_ours, compute_theirs, of_classes, graph=True)

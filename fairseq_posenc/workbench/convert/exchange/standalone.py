@@ -56,21 +56,16 @@ class Module:
         self.definitions: dict[str, ast.stmt] = {}
         self._imported: dict[str, Symbol] = {}
         for node in tree.body:
-            self._read(node)
-
-    def _read(self, node: ast.stmt) -> None:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            self.definitions[node.name] = node
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            names = {each.id: node for each in ast.walk(node) if _is_stored(each)}  # type: ignore[attr-defined]
-            self.definitions.update(names)
-        elif isinstance(node, ast.Import):
-            self._imported.update(
-                {each.asname or each.name: Symbol(each.name) for each in node.names}
-            )
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for each in node.names:
-                self._imported[each.asname or each.name] = Symbol(node.module, each.name)
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                self.definitions[node.name] = node
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+                self.definitions |= dict.fromkeys(filter(None, map(_stored, ast.walk(node))), node)
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    self._imported[alias.asname or alias.name] = Symbol(alias.name)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    self._imported[alias.asname or alias.name] = Symbol(node.module, alias.name)
 
     def find(self, name: str) -> Symbol | None:
         """Find what a name means at the top of the module; None for Python's own."""
@@ -125,7 +120,8 @@ class Module:
         node, lines = self.definitions[name], list(self.lines)
         uses = [use for use in self.list_uses(name) if use.symbol.is_ours]
         # From the last one on, so that the columns of those before stay right.
-        for symbol, _, place in sorted(uses, key=_find_place, reverse=True):
+        uses.sort(key=lambda use: (use.node.lineno, use.node.col_offset), reverse=True)
+        for symbol, _, place in uses:
             line = lines[place.lineno - 1].encode()  # columns count bytes
             new = names.get(symbol, symbol.name).encode()
             changed = line[: place.col_offset] + new + line[place.end_col_offset :]
@@ -134,7 +130,7 @@ class Module:
         if self.is_block(name):
             heading = rf"(def|class) {name}\b"
             lines[node.lineno - 1] = re.sub(heading, rf"\1 {own}", lines[node.lineno - 1])
-        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+        first = min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
         while first > 1 and lines[first - 2].startswith("#"):
             first -= 1
         return _REFERENCE.sub(r"\1", "\n".join(lines[first - 1 : node.end_lineno]))
@@ -146,12 +142,9 @@ def load_module(name: str) -> Module:
     return Module(name)
 
 
-def _find_place(use: Use) -> tuple[int, int]:
-    return use.node.lineno, use.node.col_offset
-
-
-def _is_stored(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+def _stored(node: ast.AST) -> str:
+    """Return the name that a node assigns; empty for any other node."""
+    return node.id if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else ""
 
 
 def _list_bound(scope: ast.AST) -> set[str]:
@@ -162,8 +155,7 @@ def _list_bound(scope: ast.AST) -> set[str]:
         node = left.pop()
         if isinstance(node, ast.arg):
             bound.add(node.arg)
-        if _is_stored(node):
-            bound.add(node.id)  # type: ignore[attr-defined]
+        bound.update(filter(None, [_stored(node)]))
         if isinstance(node, ast.FunctionDef):
             bound.add(node.name)
         if not isinstance(node, _SCOPES):
@@ -175,13 +167,16 @@ def build_standalone(title: str, wanted: Iterable[Symbol]) -> str:
     """Write a module with the wanted definitions, and what they need of the package."""
     taken, imports = _collect_needed(list(wanted))
     counts = Counter([symbol.name for symbol in taken])
-    names = {each: _make_distinct(each) for each in taken if counts[each.name] > 1}
+    names = {}  # of definitions whose name two modules have: named by their module, too
+    for symbol in taken:
+        if counts[symbol.name] > 1:
+            module = symbol.module.rpartition(".")[2]
+            names[symbol] = f"{module}_{symbol.name.lstrip('_')}"
     parts = ["\n".join([f'"""{title}"""\n', "from __future__ import annotations\n", *imports])]
     for source in _sort_modules(taken):
         parts.append(f"{_RULE}\n# {source.title}\n{_RULE}")
-        parts += source.write_definitions(
-            [each.name for each in taken if each.module == source.name], names
-        )
+        own = [symbol.name for symbol in taken if symbol.module == source.name]
+        parts += source.write_definitions(own, names)
     return "\n\n\n".join(parts) + "\n"
 
 
@@ -196,11 +191,11 @@ def _collect_needed(first: list[Symbol]) -> tuple[dict[Symbol, list[Symbol]], li
             continue
         uses = load_module(symbol.module).list_uses(symbol.name)
         taken[symbol] = [use.symbol for use in uses if use.symbol.is_ours and use.symbol != symbol]
-        for use in uses:
-            if not use.symbol.is_ours:
-                outside.setdefault(use.symbol.module, set()).add(_format_alias(use))
+        for (module, name), written, _ in (use for use in uses if not use.symbol.is_ours):
+            alias = name if written == (name or module) else f"{name} as {written}"
+            outside.setdefault(module, set()).add(alias)
         left += taken[symbol][::-1]
-    return taken, [_format_import(source, outside[source]) for source in sorted(outside)]
+    return taken, [_format_import(module, outside[module]) for module in sorted(outside)]
 
 
 def _sort_modules(taken: dict[Symbol, list[Symbol]]) -> list[Module]:
@@ -221,20 +216,10 @@ def _sort_modules(taken: dict[Symbol, list[Symbol]]) -> list[Module]:
     return [load_module(name) for name in order]
 
 
-def _format_alias(use: Use) -> str:
-    """Write what is imported for a use from its module; "" is the module itself."""
-    name = use.symbol.name
-    return name if use.written == (name or use.symbol.module) else f"{name} as {use.written}"
-
-
 def _format_import(source: str, names: set[str]) -> str:
+    """Format the import of names from a module; "" is the module itself."""
     lines = [f"import {source}"] if "" in names else []
     if listed := ", ".join(sorted(names - {""})):
         line = f"from {source} import {listed}"
         lines.append(line if len(line) <= 100 else f"from {source} import (\n    {listed},\n)")
     return "\n".join(lines)
-
-
-def _make_distinct(symbol: Symbol) -> str:
-    """Name a definition by its module, too, where another one has that name."""
-    return f"{symbol.module.rpartition('.')[2]}_{symbol.name.lstrip('_')}"
