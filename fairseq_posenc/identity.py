@@ -121,9 +121,8 @@ class Identity(NamedTuple):
             ArithmeticError,
             RuntimeError,
         ) as e:
-            raise UserError(
-                f"the checkpoint's record of its positions cannot be read: {e}"
-            ) from None
+            text = f"the checkpoint's record of its positions cannot be read: {e}"
+            raise UserError(text) from None
 
     def describe(self) -> str:
         """Describe positions, directions and length in words."""
@@ -152,7 +151,7 @@ class Identity(NamedTuple):
 def _decode_text(state: Tensor) -> str:
     """Decode the bits of an identity, or its code points in checkpoints of earlier versions."""
     if not state.is_floating_point():
-        return "".join(chr(int(point)) for point in state.tolist())
+        return "".join(map(chr, map(int, state.tolist())))
     bits = state.detach().cpu().float()
     mixed = (bits.abs() - 1).abs() > _ROUNDING + 4 * torch.finfo(state.dtype).eps
     if bool(mixed.any()):

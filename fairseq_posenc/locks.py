@@ -59,18 +59,14 @@ def release(lock: int) -> None:
 
 def is_held(path: Path) -> bool:
     """Check whether a process holds a lock; False on a file system without locks."""
-    try:
+    with suppress(OSError):  # no such file, or a file system without locks
         lock = os.open(path, os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return False
-    finally:
-        os.close(lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
     return False
 
 

@@ -29,23 +29,26 @@ def extend_tables(model: nn.Module, state_dict: dict[str, Any], prefix: str) -> 
         if not isinstance(module, Encoding):
             continue
         for parameter, _ in module.named_parameters():
-            key = f"{name}.{parameter}"
-            if (
-                key not in state_dict
-                or state_dict[key].dim() != module.get_parameter(parameter).dim()
-            ):
+            key, own = f"{name}.{parameter}", module.get_parameter(parameter)
+            if key not in state_dict or (old := state_dict[key]).dim() != own.dim():
                 continue
-            longer = module.extend(parameter, state_dict[key])
-            if longer.shape != state_dict[key].shape:
+            longer = module.extend(parameter, old)
+            if longer.shape != old.shape:
                 logger.info("%s: its ends are repeated for longer distances", key)
-                changes.append(_describe_resized(key, state_dict[key], longer))
+                changes.append(_describe_resized(key, old, longer))
                 state_dict[key] = longer
     return changes
 
 
 def fit_positions(state_dict: dict[str, Any], own: dict[str, Tensor]) -> list[str]:
-    """Give ``state_dict`` the model's own position parameters; return what that changed."""
-    theirs = {key: value for key, value in state_dict.items() if is_position_parameter(key)}
+    """Give ``state_dict`` a model's own position parameters; return what that changed.
+
+    ``own`` is the model's state dict.
+    """
+    own, theirs = (
+        {key: value for key, value in weights.items() if is_position_parameter(key)}
+        for weights in (own, state_dict)
+    )
     resized = [key for key in own if key in theirs and theirs[key].shape != own[key].shape]
     fresh = [key for key in own if key not in theirs]
     dropped = [key for key in theirs if key not in own]

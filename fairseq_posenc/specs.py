@@ -131,14 +131,12 @@ class Spec(NamedTuple):
             )
 
     def __str__(self) -> str:
-        runs = []
-        for index, (layer, same) in enumerate(groupby(self.layers)):
-            items = (
-                (*self.input_items, *layer, *self.whole_stack[len(self.input_items) :])
-                if index == 0
-                else layer
-            )
-            text, count = "+".join(map(str, items)) or "none", len(list(same))
+        runs: list[str] = []
+        inputs = len(self.input_items)
+        for layer, same in groupby(self.layers):
+            if not runs:  # what holds for the whole stack is written with the first layers
+                layer = (*self.whole_stack[:inputs], *layer, *self.whole_stack[inputs:])
+            text, count = "+".join(map(str, layer)) or "none", len(list(same))
             runs.append(f"{count}*{text}" if count > 1 else text)
         return ",".join(runs)
 
@@ -272,42 +270,39 @@ def _parse_value(name: str, key: str, value: str, kind: Any) -> Any:
     """Convert the text of an option to its type ``kind``."""
     if get_origin(kind) in (Union, UnionType):  # Optional[X] or X | None
         kind = next(choice for choice in get_args(kind) if choice is not NoneType)
-    if get_origin(kind) is Literal:
-        if value in get_args(kind):
-            return value
-        raise UserError(
-            f"{name}({key}={shortened(value)}): choose one of {', '.join(get_args(kind))}"
-        )
-    if kind is bool:
-        if value.lower() in ("true", "false"):
-            return value.lower() == "true"
-        raise UserError(f"{name}({key}={shortened(value)}): write true or false")
-    if kind in (int, float, Signed):
-        return _parse_number(name, key, value, kind)
     try:
+        if get_origin(kind) is Literal:
+            if value not in get_args(kind):
+                raise UserError(f"choose one of {', '.join(get_args(kind))}")
+            return value
+        if kind is bool:
+            if value.lower() not in ("true", "false"):
+                raise UserError("write true or false")
+            return value.lower() == "true"
+        if kind in (int, float, Signed):
+            return _parse_number(key, value, kind)
         return kind.parse(value)
     except UserError as error:
         raise UserError(f"{name}({key}={shortened(value)}): {error}") from None
 
 
-def _parse_number(name: str, key: str, text: str, kind: type) -> float:
+def _parse_number(key: str, text: str, kind: type) -> float:
     """Parse a number: sizes, distances and factors are above 0."""
-    written = f"{name}({key}={shortened(text)})"
+    wanted = {int: "a whole number", Signed: "a finite number"}.get(kind, "a number")
     try:
         number: float = kind(text)
     except ValueError:
-        wanted = {int: "a whole number", Signed: "a finite number"}.get(kind, "a number")
-        raise UserError(f"{written}: expected {wanted}") from None
+        raise UserError(f"expected {wanted}") from None
     if kind is Signed:
         if not math.isfinite(number):
-            raise UserError(f"{written}: expected a finite number")
+            raise UserError(f"expected {wanted}")
         return number
     if not 0 < number < math.inf:  # so that NaN fails
         allowed = "at least 1" if kind is int else "a finite number above 0"
-        raise UserError(f"{written}: {key} must be {allowed}, not {shortened(text)}")
+        raise UserError(f"{key} must be {allowed}, not {shortened(text)}")
     least, most = _INT_RANGE if kind is int else _FLOAT_RANGE
     if not least <= number <= most:
-        raise UserError(f"{written}: {key} must be from {least:g} to {most:,.0f}")
+        raise UserError(f"{key} must be from {least:g} to {most:,.0f}")
     return number
 
 

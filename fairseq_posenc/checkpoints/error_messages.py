@@ -29,6 +29,8 @@ _READERS = {
     (_CHECKPOINTS, _BUILDS): "filename",
     ("fairseq/trainer.py", "load_checkpoint"): "filename",
 }
+# Those that set up a task, or build a model, of settings.
+_BUILDERS = {("tasks/__init__.py", "setup_task"), ("models/__init__.py", "build_model")}
 
 
 def find_message(error: BaseException) -> str | None:
@@ -58,9 +60,7 @@ def describe_damage(error: BaseException) -> str:
             )
     if isinstance(error, OSError) and error.filename:
         return f"cannot be read: {error.strerror}"
-    reason = shortened(" ".join(str(error).partition(". ")[0].split()))
-    kind = type(error).__name__
-    return f"not a whole checkpoint of fairseq ({kind}{': ' if reason else ''}{reason})"
+    return f"not a whole checkpoint of fairseq ({quote_error(error, first_sentence=True)})"
 
 
 def _runs_code(error: BaseException) -> bool:
@@ -87,8 +87,9 @@ def _describe_unreadable(error: BaseException) -> str | None:
             path = frame.f_locals.get(_READERS[place])
             here = frame is frames[-1]
             wrong = _describe_fault(error, opening=place[1] == _OPENS, here=here)
-            if wrong is None and place[1] == _BUILDS and _builds_model(frames):
-                wrong = _describe_unbuildable(error)
+            is_building = place[1] == _BUILDS and not _BUILDERS.isdisjoint(map(_locate, frames))
+            if wrong is None and is_building and isinstance(error, UNBUILDABLE):
+                wrong = f"no model can be built of its settings: {quote_error(error)}"
             if wrong:
                 return f"{path}: {wrong}"
     return describe_damage(error) if _runs_code(error) else None
@@ -118,24 +119,10 @@ def _describe_fault(error: BaseException, opening: bool, here: bool) -> str | No
     return describe_damage(error) if opening or (here and lacks) else None
 
 
-def _builds_model(frames: list[FrameType]) -> bool:
-    """Check whether fairseq was setting up a task or building a model of settings."""
-    return not {
-        ("tasks/__init__.py", "setup_task"),
-        ("models/__init__.py", "build_model"),
-    }.isdisjoint(map(_locate, frames))
-
-
-def _describe_unbuildable(error: BaseException) -> str | None:
-    """Describe an error in building the task or model of a checkpoint from its settings."""
-    if not isinstance(error, UNBUILDABLE):
-        return None
-    return f"no model can be built of its settings: {quote_error(error)}"
-
-
-def quote_error(error: BaseException) -> str:
+def quote_error(error: BaseException, first_sentence: bool = False) -> str:
     """Quote an error whose text alone may say nothing, as the name that a KeyError is about."""
-    reason = shortened(" ".join(str(error).split()))
+    text = str(error).partition(". ")[0] if first_sentence else str(error)
+    reason = shortened(" ".join(text.split()))
     return f"{type(error).__name__}{': ' if reason else ''}{reason}"
 
 

@@ -40,8 +40,11 @@ def check_file(path: Path, checksums: bool) -> None:
         _try_legacy_pickles(path)
         return
     with zipfile.ZipFile(path) as archive:
-        _refuse_swollen(path, archive)
-        parts = archive.infolist()
+        parts, size = archive.infolist(), path.stat().st_size
+        if (inside := sum(part.file_size for part in parts)) > size:  # torch compresses nothing
+            raise UserError(
+                f"not a checkpoint of torch: its {size:,} bytes would expand to {inside:,}"
+            )
         names = {part.filename.lower() for part in parts}  # torch ignores their case
         if len(names) < len(parts):
             raise UserError("not a checkpoint of torch: it has two parts of the same name")
@@ -58,16 +61,6 @@ def check_file(path: Path, checksums: bool) -> None:
                     )
                 file = io.BytesIO(archive.read(part) if has_checksums else _read(path, part))
                 contents.append(_Trial(file, sys.maxsize).load())
-
-
-def _refuse_swollen(path: Path, archive: zipfile.ZipFile) -> None:
-    """Refuse an archive that claims to hold more than its length: torch compresses nothing."""
-    inside = sum(part.file_size for part in archive.infolist())
-    if inside > path.stat().st_size:
-        raise UserError(
-            f"not a checkpoint of torch: its {path.stat().st_size:,} bytes would expand to "
-            f"{inside:,}"
-        )
 
 
 def _is_storage(part: zipfile.ZipInfo) -> bool:

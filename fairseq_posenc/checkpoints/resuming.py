@@ -30,8 +30,14 @@ def start_resuming(path: Path, settings: DictConfig | None) -> None:
         changes = list_changes(state.get("cfg"), now)
     if changes:
         logger.info("%s resumes with other settings: %s", path, ", ".join(changes))
-    _refuse_other_average(path, state, settings)
-    if checkpoint.patience > 0 and not _has_patience(state):
+    extra = state.get("extra_state") or {}
+    if settings.ema.store_ema and "ema" not in extra:  # fairseq fails with a KeyError
+        raise UserError(
+            f"{path} has no average of its weights, and --store-ema can begin one only with a new "
+            "training: leave it out"
+        )
+    counts = any(isinstance(part, dict) and "patience" in part for part in extra.values())
+    if checkpoint.patience > 0 and not counts:  # see `fairseq_posenc.host.patience`
         logger.warning("%s does not record the count of --patience; it starts at 0", path)
     if state.get("last_optimizer_state") is not None and not checkpoint.reset_optimizer:
         _refuse_other_classes(path, state.get("cfg"), now)
@@ -57,9 +63,6 @@ def _refuse_other_classes(path: Path, before: Any, now: dict[str, Any]) -> None:
     """Refuse to load a state into another kind of optimizer, schedule or criterion.
 
     fairseq fails with a KeyError, takes a part of the state, or asks for the wrong option.
-
-    Raises:
-        UserError: names both, and the option that starts fresh.
     """
     if not isinstance(before, dict):
         return
@@ -75,11 +78,11 @@ def _refuse_other_classes(path: Path, before: Any, now: dict[str, Any]) -> None:
                 f"--{name.replace('_', '-')} {old[name]}: {path} was trained with that, and its "
                 f"state is not one of {new[name]}"
             )
-    wrappers = [_describe_precision(_get_section(each, "common")) for each in (before, now)]
-    if wrappers[0] != wrappers[1]:
+    then, wanted = (_describe_precision(_get_section(x, "common")) for x in (before, now))
+    if then != wanted:
         raise UserError(
-            f"{path} was trained {wrappers[0]}, and its optimizer's state is not one of a training "
-            f"{wrappers[1]}: give the precision of its training, or go on with --reset-optimizer"
+            f"{path} was trained {then}, and its optimizer's state is not one of a training "
+            f"{wanted}: give the precision of its training, or go on with --reset-optimizer"
         )
 
 
@@ -95,8 +98,7 @@ def _describe_precision(common: dict[str, Any]) -> str:
 def _refuse_other_metric(path: Path, before: Any, now: dict[str, Any]) -> None:
     """Refuse to compare a metric with the best value of another one.
 
-    Raises:
-        UserError: no checkpoint might ever be the best again.
+    No checkpoint might ever be the best again.
     """
     old, new = _get_section(before or {}, "checkpoint"), _get_section(now, "checkpoint")
     metric = "best_checkpoint_metric"
@@ -107,25 +109,6 @@ def _refuse_other_metric(path: Path, before: Any, now: dict[str, Any]) -> None:
                 f"--{name.replace('_', '-')} {new[name]}: keep the metric, or go on with "
                 "--reset-meters"
             )
-
-
-def _refuse_other_average(path: Path, state: dict[str, Any], settings: DictConfig) -> None:
-    """Refuse ``--store-ema`` for a checkpoint without an average: fairseq fails with a KeyError.
-
-    Raises:
-        UserError: says so.
-    """
-    if settings.ema.store_ema and "ema" not in (state.get("extra_state") or {}):
-        raise UserError(
-            f"{path} has no average of its weights, and --store-ema can begin one only with a new "
-            "training: leave it out"
-        )
-
-
-def _has_patience(state: dict[str, Any]) -> bool:
-    """Check whether a checkpoint has the count (:mod:`fairseq_posenc.host.patience`)."""
-    parts = (state.get("extra_state") or {}).values()
-    return any(isinstance(part, dict) and "patience" in part for part in parts)
 
 
 def list_changes(before: Any, now: Any) -> list[str]:
@@ -142,16 +125,17 @@ def list_changes(before: Any, now: Any) -> list[str]:
 
 def _flatten(settings: dict[str, Any]) -> dict[str, Any]:
     """Flatten the settings of a training by name, without those of how it is run."""
-    run = {name for key in settings if key not in _SECTIONS for name in _get_section(settings, key)}
+    # A model of argparse has the options of all sections.
+    left_out = _ALIASES.union(*(_get_section(settings, k) for k in settings if k not in _SECTIONS))
     flat: dict[str, Any] = {}
     for key in _SECTIONS:
         for name, value in _get_section(settings, key).items():
             if name == "_name":
                 flat[key] = value
-            elif name not in run | _ALIASES:  # a model of argparse has the options of all sections
+            elif name not in left_out:
                 flat.setdefault(name, value)
     for key, names in _MORE.items():
-        flat.update({n: x for n, x in _get_section(settings, key).items() if n in names})
+        flat |= {name: x for name, x in _get_section(settings, key).items() if name in names}
     return flat
 
 

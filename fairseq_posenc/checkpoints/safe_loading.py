@@ -62,11 +62,7 @@ def is_torn(path: Path) -> bool:
 
 
 def _refuse_strange_weights(weights: Any) -> None:
-    """Refuse weights in a form that no training of fairseq writes, and few programs can read.
-
-    Raises:
-        UserError: names the parameter.
-    """
+    """Refuse weights in a form that no training of fairseq writes, and few programs can read."""
     for name, weight in weights.items() if isinstance(weights, dict) else ():
         if type(name) is not str or not is_name(name):
             raise UserError(f"the checkpoint is damaged: a parameter is called {ascii(name)[:100]}")

@@ -14,7 +14,7 @@ from fairseq_posenc.checkpoints.weights import (
 )
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import KEY, Identity
-from fairseq_posenc.position_parameters import extend_tables, fit_positions, is_position_parameter
+from fairseq_posenc.position_parameters import extend_tables, fit_positions
 
 logger = logging.getLogger(__name__)
 STOCK_SINUSOIDS = ("embed_positions._float_tensor", "embed_positions.weights")
@@ -64,9 +64,7 @@ class PositionCheckpoints(nn.Module):
         _refuse_other_dictionary(state_dict, own)
         changes = self._match_identities(state_dict, prefix)
         longer = extend_tables(self, state_dict, prefix)
-        moved = fit_positions(
-            state_dict, {k: v for k, v in own.items() if is_position_parameter(k)}
-        )
+        moved = fit_positions(state_dict, own)
         changes += moved
         if changes and not self.init_positions:
             raise UserError(
@@ -101,15 +99,14 @@ class PositionCheckpoints(nn.Module):
                     f"{name}: the checkpoint comes from a version that did not record positions; "
                     f"assuming {own.positions}"
                 )
-            differing = theirs.weight_settings.differences(own.weight_settings)
-            others += [f"{name}: {each}" for each in differing]
-            if unknown := theirs.weight_settings.list_unknown(own.weight_settings):
+            settings = theirs.weight_settings
+            others += [f"{name}: {text}" for text in settings.differences(own.weight_settings)]
+            if unknown := settings.list_unknown(own.weight_settings):
                 logger.info("%s: the checkpoint does not record its %s", name, ", ".join(unknown))
             differences = theirs.differences(own, stack.layers_kept)
             changes += [f"{name}: {difference}" for difference in differences]
-            now = (own if differences else theirs)._replace(
-                weight_settings=theirs.weight_settings.fill_from(own.weight_settings)
-            )
+            now = own if differences else theirs
+            now = now._replace(weight_settings=settings.fill_from(own.weight_settings))
             state_dict[f"{prefix}{name}.{KEY}"] = now.to_tensor()
         if others:
             raise UserError(

@@ -104,13 +104,11 @@ def check_settings(state: Any) -> None:
 def _describe_form(value: Any) -> str | None:
     """Describe what makes a value no setting; None for a setting."""
     kind = type(value)
-    if kind is str:
-        long = len(value) > _LONGEST_TEXT
-        return f"has {len(value):,} characters" if long else None
-    if kind is int:
-        long = value.bit_length() > _MOST_BITS
-        return f"is a number of {value.bit_length():,} bits" if long else None
-    return None if kind in (*_PLAIN, *_HOLDERS) else f"is of the type {kind.__name__}"
+    if kind is str and len(value) > _LONGEST_TEXT:
+        return f"has {len(value):,} characters"
+    if kind is int and value.bit_length() > _MOST_BITS:
+        return f"is a number of {value.bit_length():,} bits"
+    return None if kind in (str, int, *_PLAIN, *_HOLDERS) else f"is of the type {kind.__name__}"
 
 
 def refuse_files(state: Any) -> None:
@@ -158,8 +156,7 @@ def is_literal(text: str) -> bool:
 def _count_parts(node: ast.expr) -> int:
     """Count the characters or items of a literal's value, sums and products included.
 
-    Raises:
-        ValueError, TypeError: it is no literal.
+    Anything else is a ValueError or a TypeError.
     """
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _count_parts(node.left) + _count_parts(node.right)
@@ -171,11 +168,7 @@ def _count_parts(node: ast.expr) -> int:
 
 
 def _iterate_settings(state: Any) -> Iterator[_Setting]:
-    """Yield the settings of a checkpoint, sections and what is in them.
-
-    Raises:
-        UserError: they are nested too deep, perhaps without end, or too many.
-    """
+    """Yield the settings of a checkpoint, sections and what is in them; refuse too many."""
     kept = {name: state.get(name) for name in ("args", "cfg")} if isinstance(state, dict) else {}
     left: list[tuple[str, Any, int]] = [("", kept, 0)]
     count = 0
@@ -203,14 +196,15 @@ def _iterate_settings(state: Any) -> Iterator[_Setting]:
 def _list_files(state: Any) -> list[_Setting]:
     """List the settings of models and tasks that name a file; older checkpoints have one list."""
     files = []
-    for each in _iterate_settings(state):
-        start, _, rest = each.place.partition(".")
-        read = start == "args" or rest.partition(".")[0] in _BUILT_OF
+    for setting in _iterate_settings(state):
+        place, name, value, _ = setting
+        start, _, rest = place.partition(".")
+        is_read = start == "args" or rest.partition(".")[0] in _BUILT_OF
         # Tokenizers stand in older checkpoints' one list, too, and are not read from there.
-        whose = each.name in OPENED and not (start == "args" and "bpe" in each.name)
-        whose |= each.name in IN_DATA and "/" in str(each.value)
-        if read and whose and each.value not in (None, ""):
-            files.append(each)
+        is_opened = name in OPENED and not (start == "args" and "bpe" in name)
+        is_opened |= name in IN_DATA and "/" in str(value)
+        if is_read and is_opened and value not in (None, ""):
+            files.append(setting)
     return files
 
 

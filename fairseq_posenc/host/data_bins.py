@@ -36,6 +36,17 @@ class _Files(NamedTuple):
         """Refuse the split."""
         raise UserError(f"{self.path} is damaged: {reason}; make the data-bin again")
 
+    def check_index_size(self, expected: int, count: int) -> None:
+        """Refuse an index that has not the bytes of so many sentences."""
+        if self.index_size != expected:
+            self.refuse(f"{self.index_size:,} bytes, not the {expected:,} of {count:,} sentences")
+
+    def check_data_size(self, expected: int) -> None:
+        """Refuse data that have not the bytes of all sentences."""
+        if self.data_size != expected:
+            data = self.path.with_suffix(".bin").name
+            self.refuse(f"{data} has {self.data_size:,} bytes, and its sentences have {expected:,}")
+
 
 def audit_data_bins() -> None:
     """Keep fairseq from reading a damaged data-bin."""
@@ -87,9 +98,9 @@ def check_data_bin(index: Path) -> None:
     if not (index.exists() and data.exists()):
         return  # fairseq says that the split is not there
     states = index.stat(), data.stat()
-    key = index.resolve(), tuple((each.st_size, each.st_mtime_ns) for each in states)
+    key = index.resolve(), tuple((state.st_size, state.st_mtime_ns) for state in states)
     if key not in _checked:
-        _check(_Files(index, *(each.st_size for each in states)))
+        _check(_Files(index, *(state.st_size for state in states)))
         _checked.add(key)
 
 
@@ -123,7 +134,7 @@ def _check_mapped(files: _Files, header: bytes) -> None:
         files.refuse("it was not written to its end")
     version, code, count = struct.unpack("<QBQ", header[1:])
     size = _check_header(files, version, code)
-    _refuse_other_size(files, 26 + 12 * count, count)
+    files.check_index_size(26 + 12 * count, count)
     sizes = _map(files.path, "<i4", 26, count)
     pointers = _map(files.path, "<i8", 26 + 4 * count, count)
     address = 0
@@ -131,11 +142,10 @@ def _check_mapped(files: _Files, header: bytes) -> None:
         lengths = sizes[start : start + _BLOCK].astype(np.int64)
         _refuse_negative(files, lengths, start)
         ends = address + size * lengths.cumsum()
-        _refuse_other_pointers(
-            files, pointers[start : start + _BLOCK], ends - size * lengths, start
-        )
+        begins = ends - size * lengths
+        _refuse_other_pointers(files, pointers[start : start + _BLOCK], begins, start)
         address = int(ends[-1])
-    _refuse_other_data(files, address)
+    files.check_data_size(address)
 
 
 def _check_legacy(files: _Files, header: bytes) -> None:
@@ -145,7 +155,7 @@ def _check_legacy(files: _Files, header: bytes) -> None:
     version, code, size, count, dimensions = struct.unpack("<5Q", header)
     if size != _check_header(files, version, code):
         files.refuse(f"its tokens of type {code} have {size} bytes")
-    _refuse_other_size(files, 48 + 8 * (2 * (count + 1) + dimensions), count)
+    files.check_index_size(48 + 8 * (2 * (count + 1) + dimensions), count)
     if count != dimensions:
         files.refuse(f"it has {count:,} sentences, and sizes of {dimensions:,}")
     offsets = _map(files.path, "<i8", 48 + 8 * (count + 1), count + 1).copy()
@@ -154,7 +164,7 @@ def _check_legacy(files: _Files, header: bytes) -> None:
     _refuse_other_pointers(files, offsets[1:] - lengths, offsets[:-1], 0)
     if offsets[0] or (_map(files.path, "<i8", 48, count + 1) != np.arange(count + 1)).any():
         files.refuse("its sentences do not begin at the first token, or have several dimensions")
-    _refuse_other_data(files, size * int(offsets[-1]))
+    files.check_data_size(size * int(offsets[-1]))
 
 
 def _check_header(files: _Files, version: int, code: int) -> int:
@@ -164,11 +174,6 @@ def _check_header(files: _Files, version: int, code: int) -> int:
     if code not in _BYTES:
         files.refuse(f"its tokens are of type {code}, not an integer type")
     return _BYTES[code]
-
-
-def _refuse_other_size(files: _Files, expected: int, count: int) -> None:
-    if files.index_size != expected:
-        files.refuse(f"{files.index_size:,} bytes, not the {expected:,} of {count:,} sentences")
 
 
 def _map(path: Path, kind: str, offset: int, count: int) -> NDArray[np.int64]:
@@ -194,9 +199,3 @@ def _refuse_other_pointers(
             f"sentence {start + wrong[0] + 1:,} begins at {found[wrong[0]]:,}, not at "
             f"{expected[wrong[0]]:,}, where the one before it ends"
         )
-
-
-def _refuse_other_data(files: _Files, expected: int) -> None:
-    if files.data_size != expected:
-        data = files.path.with_suffix(".bin").name
-        files.refuse(f"{data} has {files.data_size:,} bytes, and its sentences have {expected:,}")

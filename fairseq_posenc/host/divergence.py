@@ -70,16 +70,15 @@ def _describe_largest_score(trainer: Trainer, samples: list[Any]) -> str:
             largest += _measure_largest_scores(model, sentence)
     if not largest:
         return ""
-    broken = [each for each in largest if not math.isfinite(each.score)]
-    if broken:
-        first = min(broken, key=lambda each: (each.stack == "decoder", each.layer))
+    if broken := [score for score in largest if not math.isfinite(score.score)]:
+        stack, layer, head, _ = min(
+            broken, key=lambda score: (score.stack == "decoder", score.layer)
+        )
+        what = "the first attention score that is not finite is"
     else:
-        first = max(largest, key=lambda each: each.score)
-    place = f"layer {first.layer + 1}, head {first.head + 1}"
-    where = f"{first.stack} {place} ({specs[first.stack]})"
-    if broken:
-        return f"the first attention score that is not finite is in {where}; "
-    return f"the largest attention score is {first.score:.3g}, in {where}; "
+        stack, layer, head, score = max(largest, key=lambda score: score.score)
+        what = f"the largest attention score is {score:.3g},"
+    return f"{what} in {stack} layer {layer + 1}, head {head + 1} ({specs[stack]}); "
 
 
 def _measure_largest_scores(model: nn.Module, sentence: dict[str, Any]) -> Iterator[_LargestScore]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -61,18 +60,16 @@ def _explain_absence(error: BaseException) -> str | None:
     return None
 
 
-_LAUNCH: dict[tuple[str, str], Callable[[BaseException], bool]] = {
-    ("fairseq/distributed/utils.py", "_infer_torch_distributed_launch_init"): lambda error: (
-        isinstance(error, ZeroDivisionError)
-    ),
-    ("fairseq/distributed/utils.py", "_infer_single_node_init"): lambda error: isinstance(
-        error, AssertionError
-    ),
-}
-
-
 def _explain_launch(error: BaseException) -> str | None:
-    if any(passed_through(error, *place) and known(error) for place, known in _LAUNCH.items()):
+    """Explain what fairseq raises where it shares processes among GPUs that are not there."""
+    launch = "fairseq/distributed/utils.py"
+    if (
+        isinstance(error, ZeroDivisionError)
+        and passed_through(error, launch, "_infer_torch_distributed_launch_init")
+    ) or (
+        isinstance(error, AssertionError)
+        and passed_through(error, launch, "_infer_single_node_init")
+    ):
         return (
             "--distributed-world-size is more than the GPUs that torch sees: give as many as there "
             "are, or all options of docs/cluster.md for processes without GPUs"

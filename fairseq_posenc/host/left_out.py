@@ -28,8 +28,10 @@ def count_left_out(record: logging.LogRecord) -> None:
     left, rest, dataset = found["ignored"], found["indices"], found["dataset"]
     samples, longest = len(left) + len(rest), found["max_positions"]
     if not len(rest):
+        numbers = longest if isinstance(longest, (tuple, list)) else [longest]  # sides
         raise UserError(
-            f"all {samples:,} samples are longer than {_describe(longest)}: give a smaller "
+            f"all {samples:,} samples are longer than {' or '.join(f'{n:,}' for n in numbers)} "
+            "tokens: give a smaller "
             "--tokens-per-sample, or a larger --max-tokens, or a model with more positions "
             "(--max-positions, --max-source-positions)"
         )
@@ -104,9 +106,3 @@ def _count_tokens(dataset: Any, indices: Any) -> int | None:
         sizes = sizes[0]
     table = np.asarray(sizes)
     return int(table[indices].sum()) if len(table) == len(dataset) else None
-
-
-def _describe(longest: Any) -> str:
-    """Describe the number of positions, of one side or of two."""
-    numbers = longest if isinstance(longest, (tuple, list)) else [longest]
-    return " or ".join(f"{number:,}" for number in numbers) + " tokens"

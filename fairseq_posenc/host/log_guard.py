@@ -16,12 +16,11 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.best_metric import check_direction, check_metric
 from fairseq_posenc.host.frames import find_call
 from fairseq_posenc.host.left_out import check_blocks, check_window, count_left_out
-from fairseq_posenc.host.packages import check_packages
 from fairseq_posenc.host.patience import keep_patience
-from fairseq_posenc.host.precision import check_precision
 from fairseq_posenc.host.processes import check_alone
 from fairseq_posenc.host.save_dir_lock import lock_save_dir
 from fairseq_posenc.host.training_data import check_data
+from fairseq_posenc.host.unmet_needs import check_packages, check_precision
 from fairseq_posenc.host.whole_words import prepare_whole_words
 
 TRAINER = "fairseq.trainer"
@@ -52,9 +51,11 @@ class _CheckpointGuard(logging.Filter):
         if isinstance(record.msg, DictConfig):
             # This is the configuration itself, no copy: what is changed here is what fairseq does.
             # But fairseq-validate logs that of the checkpoint's training.
-            if command == "validate":
-                _check_validation()
-            elif command:
+            if command == "validate" and (call := find_call("fairseq_cli/validate.py", "main")):
+                settings, saved = call.f_locals["cfg"], call.f_locals["saved_cfg"]
+                check_precision(settings.common)
+                prepare_whole_words(call.f_locals["task"], settings.bpe or saved.bpe)
+            elif command and command != "validate":
                 self._begin(record.msg, command)
         elif command:
             self._check_command(record, command)
@@ -104,8 +105,11 @@ class _CheckpointGuard(logging.Filter):
         missing = message.partition("No existing checkpoint found ")[2]
         target = message.partition("Saving checkpoint to ")[2]
         source = message.partition("Preparing to load checkpoint ")[2]
-        if missing:
-            _refuse_fresh_start(Path(missing), self._settings)
+        if missing and not _is_default_restore(Path(missing), self._settings):
+            what = "is a folder" if Path(missing).is_dir() else "does not exist"
+            raise UserError(
+                f"--restore-file {missing} {what}; training would have started from random weights"
+            )
         if target and not message.startswith("Finished"):
             _refuse_full_disk(target)
         if source:
@@ -115,15 +119,6 @@ class _CheckpointGuard(logging.Filter):
             _end_if_finished(Path(loaded[1]), int(loaded[2]), self._settings)
 
 
-def _check_validation() -> None:
-    """Check the settings of fairseq-validate when it has loaded the model."""
-    call = find_call("fairseq_cli/validate.py", "main")
-    if call is not None:
-        settings, saved = call.f_locals["cfg"], call.f_locals["saved_cfg"]
-        check_precision(settings.common)
-        prepare_whole_words(call.f_locals["task"], settings.bpe or saved.bpe)
-
-
 def _is_default_restore(path: Path, settings: DictConfig | None) -> bool:
     """Check whether fairseq looks for its own last checkpoint, as no other was requested."""
     if settings is None:  # a program with a trainer of its own
@@ -131,15 +126,6 @@ def _is_default_restore(path: Path, settings: DictConfig | None) -> bool:
     if settings.checkpoint.restore_file != CheckpointConfig.restore_file:
         return False
     return path.parent == Path(settings.checkpoint.save_dir)
-
-
-def _refuse_fresh_start(path: Path, settings: DictConfig | None) -> None:
-    """Refuse to train from random weights where a checkpoint was requested."""
-    if not _is_default_restore(path, settings):
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise UserError(
-            f"--restore-file {path} {what}; training would have started from random weights"
-        )
 
 
 def _refuse_torn(path: Path, settings: DictConfig | None) -> None:

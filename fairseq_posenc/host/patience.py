@@ -45,7 +45,8 @@ def keep_patience(task: Any, checkpoint: Any, counter: Any) -> None:
             return
         counter.best = count["best"]
         counter.num_runs = count["runs"]
-        if count["runs"] >= checkpoint.patience and _is_default(checkpoint):
+        restores_own = checkpoint.restore_file == CheckpointConfig.restore_file
+        if count["runs"] >= checkpoint.patience and restores_own:
             logger.warning(
                 f"{checkpoint.save_dir}: {count['runs']} validations without improvement reach "
                 f"--patience {checkpoint.patience}: the training is finished, and nothing was "
@@ -55,7 +56,3 @@ def keep_patience(task: Any, checkpoint: Any, counter: Any) -> None:
 
     task.get_checkpoint_dict = get_checkpoint_dict
     task.set_checkpoint_dict = set_checkpoint_dict
-
-
-def _is_default(checkpoint: Any) -> bool:
-    return bool(checkpoint.restore_file == CheckpointConfig.restore_file)

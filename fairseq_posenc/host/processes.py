@@ -19,8 +19,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.packages import NO_PLASMA
-from fairseq_posenc.host.precision import forget_tpu
+from fairseq_posenc.host.unmet_needs import NO_PLASMA, forget_tpu
 
 _OF_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 _TRAINS = ("fairseq-train", "train")  # fairseq's script, and its file in fairseq_cli/

@@ -22,7 +22,12 @@ def share_temporary_folder() -> None:
         new = folder / f"{_ALIVE}.new"
         lock = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)  # until the process ends
         held = [lock]  # not in a fork of a fork, where the number may be another file's
-        os.register_at_fork(after_in_child=lambda: _close(held))
+
+        def close_in_fork() -> None:
+            while held:
+                os.close(held.pop())
+
+        os.register_at_fork(after_in_child=close_in_fork)
         lock_if_possible(lock)
         new.rename(folder / _ALIVE)  # locked already: nobody takes the folder for abandoned
 
@@ -31,9 +36,3 @@ def delete_temporary_folders() -> None:
     """Delete the ``pymp-*`` folders that programs with this plugin left when they were killed."""
     for alive in Path(tempfile.gettempdir()).glob(f"pymp-*/{_ALIVE}"):
         delete_abandoned(alive, alive.parent)
-
-
-def _close(files: list[int]) -> None:
-    """Close files, and forget them."""
-    while files:
-        os.close(files.pop())

@@ -82,13 +82,13 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
             default=SUPPRESS,
             help="activation function to use",
         )
-        for each in fields(PositionalLMConfig):
-            if each.default is True:
+        for option in fields(PositionalLMConfig):
+            if option.default is True:
                 parser.add_argument(
-                    f"--{each.name.replace('_', '-')}",
+                    f"--{option.name.replace('_', '-')}",
                     action=BooleanOptionalAction,
                     default=SUPPRESS,
-                    help=each.metadata.get("help"),
+                    help=option.metadata.get("help"),
                 )
         super().add_args(parser)  # skips options that are there
 
@@ -147,11 +147,7 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
 
 
 def _shares_embeddings(args: Any) -> bool:
-    """Check whether input and output embeddings are one matrix, where there is one to share.
-
-    Raises:
-        UserError: the two have other widths.
-    """
+    """Check whether input and output embeddings are one matrix; refuse two widths for it."""
     if args.adaptive_input or args.character_embeddings or args.adaptive_softmax_cutoff:
         return False  # fairseq's option has no meaning there
     widths = args.decoder_input_dim, args.decoder_output_dim

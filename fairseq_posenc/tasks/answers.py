@@ -75,13 +75,12 @@ class AnswersCriterion(FairseqCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log the loss, in bits as everywhere in fairseq, and the share of right answers."""
-
-        def total(name: str) -> Any:
-            return sum(log.get(name, 0) for log in logging_outputs)
-
-        tokens, answers = total("sample_size"), total("nsentences")
-        metrics.log_scalar("loss", total("loss") / tokens / math.log(2), tokens, round=3)
-        metrics.log_scalar("exact", total("exact") / answers, answers, round=5)
+        names = ("sample_size", "nsentences", "loss", "exact")
+        tokens, answers, loss, exact = (
+            sum(log.get(name, 0) for log in logging_outputs) for name in names
+        )
+        metrics.log_scalar("loss", loss / tokens / math.log(2), tokens, round=3)
+        metrics.log_scalar("exact", exact / answers, answers, round=5)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:

@@ -159,14 +159,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    words = _read_words() if argv is None else list(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if _COMPLETING in os.environ:  # those typed so far
+        words = os.environ["COMP_LINE"].split()[1:]
     chosen = next((word for word in words if not word.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS and _COMPLETING not in os.environ:
-        raise UserError(_explain_unknown(chosen))
+        near = get_close_matches(chosen, COMMANDS, n=2)
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        raise UserError(f"there is no command '{chosen}': {meant}fairseq-posenc --help lists all")
+    width = max(map(len, COMMANDS))
+    listed = [
+        "\n".join([f"{title}:", *(f"  {name:<{width}}  {group[name].help}" for name in group)])
+        for title, group in GROUPS.items()
+    ]
     parser = Parser(
         prog="fairseq-posenc",
         description="Compare position encodings, and train fairseq's Transformers with them.",
-        epilog=_list_commands(),
+        epilog="\n\n".join(listed),
     )
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -191,26 +200,3 @@ def _run(argv: Sequence[str] | None) -> int:
     logging.basicConfig()  # or importing fairseq does it, now or later, and turns everything on
     logging.getLogger().setLevel(logging.WARNING)
     return COMMANDS[args.command].run(args)
-
-
-def _list_commands() -> str:
-    """List the commands by group, for the help."""
-    width = max(map(len, COMMANDS))
-    return "\n\n".join(
-        "\n".join([f"{title}:", *(f"  {name:<{width}}  {group[name].help}" for name in group)])
-        for title, group in GROUPS.items()
-    )
-
-
-def _explain_unknown(name: str) -> str:
-    """Say that a command does not exist, and which may have been meant."""
-    near = get_close_matches(name, COMMANDS, n=2)
-    meant = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"there is no command '{name}': {meant}fairseq-posenc --help lists all"
-
-
-def _read_words() -> list[str]:
-    """Read the words after the program's name; in completion, those typed so far."""
-    if _COMPLETING in os.environ:
-        return os.environ["COMP_LINE"].split()[1:]
-    return sys.argv[1:]

@@ -30,7 +30,7 @@ def run_describe(args: argparse.Namespace) -> int:
         print(_DECBERT.format(name=args.name, directions=directions))
         return 0
     described = catalogue.parse_page(args.name)
-    rows = {heading: value for heading, value in zip(catalogue.HEADINGS, described[1:])}
+    rows = dict(zip(catalogue.HEADINGS, described[1:]))
     rows["Options"] = ", ".join(map(str, catalogue.list_options(args.name).values())) or "none"
     rows["Where"] = catalogue.name_families(args.name)
     beyond = "in a layer, beyond plain attention:"
@@ -45,12 +45,8 @@ def run_describe(args: argparse.Namespace) -> int:
 
 def add_count_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc count``; the defaults are RoBERTa-base."""
-    parser.add_argument(
-        "--encoding",
-        required=True,
-        metavar="SPEC",
-        help="position-encoding spec, as in learned+m4m",
-    )
+    text = "position-encoding spec, as in learned+m4m"
+    parser.add_argument("--encoding", required=True, metavar="SPEC", help=text)
     for name, default, meaning in (
         ("--layers", BASE_LAYERS, "number of layers"),
         ("--embed-dim", BASE.embed_dim, "width of the model"),

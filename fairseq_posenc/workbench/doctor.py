@@ -55,7 +55,9 @@ def collect_findings() -> Iterator[Finding]:
     yield from _check_cuda()
     if has_fairseq:
         yield from _check_apex()
-    yield _check_triton()
+    has_triton = importlib.util.find_spec("triton") is not None
+    triton = importlib.metadata.version("triton") if has_triton else "not installed"
+    yield Finding("triton", has_triton or None, triton)
     for name, why_not in available().items():
         yield Finding(f"backend {name}", None if why_not else True, why_not or "can run")
     if has_fairseq:
@@ -107,12 +109,6 @@ def _check_apex() -> Iterator[Finding]:
         else:
             why = "no GPU" if installed else "not installed"
             yield Finding(subject, None, f"{why}: {otherwise}, with the same result, slower")
-
-
-def _check_triton() -> Finding:
-    if importlib.util.find_spec("triton") is None:
-        return Finding("triton", None, "not installed")
-    return Finding("triton", True, importlib.metadata.version("triton"))
 
 
 def _check_user_dir() -> Finding:

@@ -14,14 +14,13 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_list(args: argparse.Namespace) -> int:
     """Print each encoding's name and what it is, a line each; or all of it as JSON."""
+    entries = list_entries()
     if args.json:
         from fairseq_posenc.analysis import catalogue  # imports torch
 
-        print(
-            json.dumps([catalogue.collect_facts(entry.name) for entry in list_entries()], indent=2)
-        )
+        facts = [catalogue.collect_facts(entry.name) for entry in entries]
+        print(json.dumps(facts, indent=2))
         return 0
-    entries = list_entries()
     width = max(len(entry.name) for entry in entries)
     for name, acts_on, summary in entries:
         print(f"{name:<{width}}  {acts_on:<8}  {summary.replace('``', '')}")

@@ -23,14 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "kind of text, see below; fairseq-posenc preprocess KIND --help lists its options"
     parser.add_argument("program", choices=programs, metavar="KIND", help=what)
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help="options of KIND")
-    width = max(map(len, programs))
-    parser.epilog = "\n".join(f"  {name:<{width}}  {_summarise(name)}" for name in programs)
-
-
-def _summarise(program: str) -> str:
-    """Read the first line of a program's docstring."""
-    source = (FOLDER / f"{program}.py").read_text(encoding="utf-8")
-    return source.partition('"""')[2].partition("\n")[0].removesuffix('"""')
+    width, lines = max(map(len, programs)), []
+    for name in programs:  # with the first line of its docstring
+        source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+        summary = source.partition('"""')[2].partition("\n")[0].removesuffix('"""')
+        lines.append(f"  {name:<{width}}  {summary}")
+    parser.epilog = "\n".join(lines)
 
 
 def run(args: argparse.Namespace) -> int:

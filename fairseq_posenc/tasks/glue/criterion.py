@@ -5,7 +5,7 @@ summed: counts for classes; for scores, whose order matters, a vector over all e
 """
 
 import math
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,12 +67,12 @@ class GlueCriterion(FairseqCriterion):
             summed = sum(counts).round().long().cpu()
             log.log_scalar_sum(_COUNTS, summed)
             for name in metrics.classification(summed):
-                log.log_derived(name, _derive_from_counts(name))
+                log.log_derived(name, partial(_classify, name))
         if any(_SEEN in output for output in logging_outputs):
             for name in _PLACES:
                 log.log_scalar_sum(name, sum(output[name].cpu() for output in logging_outputs))
             for name in ("pearson", "spearman"):
-                log.log_derived(name, _derive_from_scores(name))
+                log.log_derived(name, partial(_correlate, name))
 
 
 def _scatter(figures: Tensor, sample: dict[str, Any]) -> Tensor:
@@ -82,13 +82,11 @@ def _scatter(figures: Tensor, sample: dict[str, Any]) -> Tensor:
     return places
 
 
-def _derive_from_counts(name: str) -> Callable[[Any], float]:
-    return lambda meters: metrics.classification(meters[_COUNTS].sum)[name]
+def _classify(name: str, meters: Any) -> float:
+    return metrics.classification(meters[_COUNTS].sum)[name]
 
 
-def _derive_from_scores(name: str) -> Callable[[Any], float]:
-    def figure(meters: Any) -> float:
-        seen = meters[_SEEN].sum > 0
-        return metrics.regression(meters[_PREDICTIONS].sum[seen], meters[_SCORES].sum[seen])[name]
-
-    return figure
+def _correlate(name: str, meters: Any) -> float:
+    """Compute a metric of the scores of all examples seen since the last reset."""
+    seen = meters[_SEEN].sum > 0
+    return metrics.regression(meters[_PREDICTIONS].sum[seen], meters[_SCORES].sum[seen])[name]

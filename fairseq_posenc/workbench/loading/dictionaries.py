@@ -90,8 +90,12 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
     task = fairseq_tasks.setup_task(settings.task)
     dictionaries = dict(zip(files, (task.source_dictionary, task.target_dictionary)))
     for stack, name in zip(("encoder.", "decoder.") if len(files) > 1 else ("",), files):
-        known = _describe_trained(path, state, stack, trained / name)
-        known.check(folder / name, dictionaries[name], _ADVICE)
+        weights = {key: x for key, x in state["model"].items() if key.startswith(stack)}
+        size = next(iter(count_symbols(weights, path).values()), None)
+        identities = (Identity.from_tensor(weights[key]) for key in filter(is_identity, weights))
+        known = next((identity.weight_settings.dictionary for identity in identities), None)
+        dictionary = TrainedDictionary(path, size, known, trained / name)
+        dictionary.check(folder / name, dictionaries[name], _ADVICE)
     return OpenTask(task, folder, dictionaries)
 
 
@@ -106,14 +110,6 @@ def _list_files(settings: Any, folder: Path) -> list[str]:
         raise UserError(f"--data {folder}: has no files of a language pair, such as test.fr-en.fr")
     settings.source_lang, settings.target_lang = pair
     return [f"dict.{language}.txt" for language in pair]
-
-
-def _describe_trained(path: Path, state: State, stack: str, file: Path) -> TrainedDictionary:
-    weights = {name: each for name, each in state["model"].items() if name.startswith(stack)}
-    sizes = count_symbols(weights, path)
-    identities = [Identity.from_tensor(weights[name]) for name in weights if is_identity(name)]
-    known = next((each.weight_settings.dictionary for each in identities), None)
-    return TrainedDictionary(path, next(iter(sizes.values()), None), known, file)
 
 
 def count_symbols(weights: dict[str, Any], path: Path) -> dict[str, int]:

@@ -68,9 +68,12 @@ def find_family(arch: str, stock: bool = False) -> Optional[Family]:
 
 def list_stacks(model: Any) -> list[tuple[str, Any]]:
     """List encoder and decoder of a model, by these names."""
-    sides = [side for side in ("encoder", "decoder") if hasattr(model, side)]
-    stacks = [(side, getattr(model, side)) for side in sides]
-    return [(side, getattr(stack, "sentence_encoder", stack)) for side, stack in stacks]
+    stacks = [(side, getattr(model, side, None)) for side in ("encoder", "decoder")]
+    return [
+        (side, getattr(stack, "sentence_encoder", stack))
+        for side, stack in stacks
+        if stack is not None
+    ]
 
 
 def defaults(arch: str, task: str) -> dict[str, Any]:

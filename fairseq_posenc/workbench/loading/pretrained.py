@@ -109,10 +109,10 @@ def read_pretrained(
     arch = architecture(args)
     family = find_family(arch, stock=True)
     if family is None or not (any_family or family.name == "masked_lm"):
-        kinds = "causal language model or encoder-decoder Transformer" if any_family else ""
+        others = ", causal language model or encoder-decoder Transformer" if any_family else ""
         raise UserError(
             f"{option} {path}: a model of the architecture {arch}, not a RoBERTa (roberta_... or "
-            f"decbert_...){kinds and ', '}{kinds}"
+            f"decbert_...){others}"
         )
     sizes = count_symbols(weights, path)
     if not sizes:
@@ -120,9 +120,9 @@ def read_pretrained(
     with refuse_unusable_settings(f"{option} {path}"):
         ARCH_CONFIG_REGISTRY[arch](args)  # old checkpoints lack options that came later
         data = settings.task.get("data")
-        identities = [
-            Identity.from_tensor(weights[name]) for name in sorted(filter(is_identity, weights))
-        ]
+        fingerprint = None
+        for name in sorted(filter(is_identity, weights)):  # the encoder's is the last
+            fingerprint = Identity.from_tensor(weights[name]).weight_settings.dictionary
         return Pretrained(
             path=path,
             settings=settings,
@@ -133,9 +133,7 @@ def read_pretrained(
             positions=_count_positions(args, settings, family, weights),
             sizes=[sizes[name] for name in sorted(sizes, reverse=True)],  # encoder before decoder
             dictionary=Path(str(data).split(":")[0], DICTIONARY) if data else None,
-            fingerprint=identities[-1].weight_settings.dictionary
-            if identities
-            else None,  # encoder's
+            fingerprint=fingerprint,
             weights=weights if with_weights else {},
         )
 
@@ -159,12 +157,11 @@ def _count_positions(
     for side, option in family.positions.items():
         # The oldest RoBERTas have their encoder under the decoder's name.
         start = f"{side}." if family.name != "masked_lm" else ""
-        tables = [
-            name
+        in_tables = (
+            weight.size(0) - STOCK_OFFSET
             for name, weight in weights.items()
             if name.startswith(start) and name.endswith(STOCK_TABLE) and weight.dim()
-        ]
-        in_table = weights[tables[0]].size(0) - STOCK_OFFSET if tables else 0
-        rows = in_table or getattr(args, option, None)
+        )
+        rows = next(in_tables, 0) or getattr(args, option, None)
         counts[side] = int(rows or settings.task.tokens_per_sample)
     return counts

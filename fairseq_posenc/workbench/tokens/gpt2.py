@@ -51,13 +51,14 @@ class GPT2:
 
     def encode(self, lines: Sequence[str]) -> Encoded:
         """Encode lines, none of which begins or ends with white space."""
-        text = "\n".join(lines)
-        if not lines or "" in lines or self._is_odd(text):
-            return self._encode_mixed(lines)
-        try:
-            return self._encode_joined(text)
-        except ValueError:  # tiktoken gave up on a run of very many equal characters
-            return self._encode_mixed(lines)
+        if lines and "" not in lines and not self._is_odd("\n".join(lines)):
+            return self._encode_run(lines)
+        parts = [Encoded(self._table[:0], np.zeros(0, np.int32))]
+        # Runs of ordinary lines together, and the other lines one by one.
+        for is_odd, group in groupby(lines, lambda line: not line or self._is_odd(line)):
+            run = list(group)
+            parts += map(self._encode_slowly, run) if is_odd else [self._encode_run(run)]
+        return Encoded(*map(np.concatenate, zip(*parts)))
 
     def tokens(self, text: str) -> Tokens:
         """Tokenize a text, with the place of each token in it."""
@@ -68,33 +69,22 @@ class GPT2:
         spans = spans_of_bytes(text, self._sizes[ranks])
         return Tokens.from_spans(text, self._table[ranks].tolist(), spans)
 
-    def _encode_joined(self, text: str) -> Encoded:
+    def _encode_run(self, lines: Sequence[str]) -> Encoded:
+        """Encode lines that are neither empty nor odd."""
         # No line begins or ends with white space, so the newline between two lines is a token of
         # its own and does not change its neighbours.
-        ranks = self._fast_ranks(text + "\n")
+        try:
+            ranks = self._fast_ranks("\n".join(lines) + "\n")
+        except ValueError:  # tiktoken gave up on a run of very many equal characters
+            if len(lines) == 1:
+                return self._encode_slowly(lines[0])
+            half = len(lines) // 2
+            halves = self._encode_run(lines[:half]), self._encode_run(lines[half:])
+            return Encoded(*map(np.concatenate, zip(*halves)))
         ends = np.flatnonzero(ranks == _NEWLINE)
         tokens = self._table[ranks]
         tokens[ends] = self._eos
         return Encoded(tokens, np.diff(ends, prepend=-1).astype(np.int32))
-
-    def _encode_mixed(self, lines: Sequence[str]) -> Encoded:
-        """Encode runs of ordinary lines together, and the other lines one by one."""
-        parts = [Encoded(self._table[:0], np.zeros(0, np.int32))]
-        for is_odd, run in groupby(lines, lambda line: not line or self._is_odd(line)):
-            some = list(run)
-            parts += map(self._encode_slowly, some) if is_odd else [self._encode_ordinary(some)]
-        tokens, sizes = zip(*parts)
-        return Encoded(np.concatenate(tokens), np.concatenate(sizes))
-
-    def _encode_ordinary(self, lines: Sequence[str]) -> Encoded:
-        try:
-            return self._encode_joined("\n".join(lines))
-        except ValueError:
-            if len(lines) == 1:
-                return self._encode_slowly(lines[0])
-            half = len(lines) // 2
-            first, second = self._encode_ordinary(lines[:half]), self._encode_ordinary(lines[half:])
-            return Encoded(*(np.concatenate(both) for both in zip(first, second)))
 
     def _encode_slowly(self, line: str) -> Encoded:
         tokens = np.append(self._table[self._slow_ranks(line)], self._table.dtype.type(self._eos))

@@ -79,17 +79,13 @@ def run(options: argparse.Namespace) -> int:
     )
     with refuse_unusable_settings(f"--checkpoint {options.checkpoint}"):
         choice = choice if options.arch else choice.fill_from(source)
-        return _write_start(choice, source, options, out)
-
-
-def _write_start(choice: Choice, source: Pretrained, options: argparse.Namespace, out: Path) -> int:
-    new = build_new_model(choice, source, options.seed)
-    start = transfer_weights(source, new.model, options.extend)
-    same = _describe_equality(source, new) if start.permuted else ""
-    settings: Any = OmegaConf.to_container(source.settings, resolve=True, enum_to_str=True)
-    is_plain = source.family.name == "causal_lm"
-    settings["model"] = new.values if is_plain else argparse.Namespace(**new.values)
-    write_start_checkpoint(settings, start.weights, out)
+        new = build_new_model(choice, source, options.seed)
+        start = transfer_weights(source, new.model, options.extend)
+        same = _describe_equality(source, new) if start.permuted else ""
+        settings: Any = OmegaConf.to_container(source.settings, resolve=True, enum_to_str=True)
+        is_plain = source.family.name == "causal_lm"
+        settings["model"] = new.values if is_plain else argparse.Namespace(**new.values)
+        write_start_checkpoint(settings, start.weights, out)
     lines = [*_describe_parameters(source, start, same), *_describe_training(source, new, out)]
     print("\n".join(lines))
     return 0
@@ -99,14 +95,18 @@ def _describe_equality(source: Pretrained, new: NewModel) -> str:
     """Compare a model with its source on random sentences, if only layouts of rotations differ."""
     old = build_new_model(Choice().fill_from(source), source, seed=1)
     transfer_weights(source, old.model, None)
-    stacks = zip(list_stacks(old.model), list_stacks(new.model))
-    if any(
-        _describe_without_layouts(one) != _describe_without_layouts(other)
-        for (_, one), (_, other) in stacks
-    ):
+    # What a stack's weights are for, whatever the layout of its rotation.
+    purposes = [
+        [
+            str(stack.identity._replace(positions=str(with_default_layouts(stack.assembly.spec))))
+            for _, stack in list_stacks(built.model)
+        ]
+        for built in (old, new)
+    ]
+    if purposes[0] != purposes[1]:
         return ""
-    one, other = (partial(compute_scores, x.model.float().eval()) for x in (old, new))
-    difference = largest_difference(old.model, one, other)
+    before, after = (partial(compute_scores, built.model.float().eval()) for built in (old, new))
+    difference = largest_difference(old.model, before, after)
     if difference > ALLOWED:
         raise UserError(
             f"{source.path}: with the other layout its scores differ by {difference:.1e} of the "
@@ -115,18 +115,13 @@ def _describe_equality(source: Pretrained, new: NewModel) -> str:
     return f"; on random sentences all scores are equal to {difference:.0e} of the largest one"
 
 
-def _describe_without_layouts(stack: Any) -> str:
-    """Describe what a stack's weights are for, whatever the layout of its rotation."""
-    return str(stack.identity._replace(positions=str(with_default_layouts(stack.assembly.spec))))
-
-
 def _describe_parameters(source: Pretrained, start: StartWeights, same: str) -> list[str]:
     """Describe what became of the source's parameters, in lines."""
     stacks = []
     for side, spec in source.specs.items():
         layers, width = (getattr(source.args, f"{side}_{n}") for n in ("layers", "embed_dim"))
-        stacks.append(f"{layers} layers of width {width}, {source.positions[side]:,} positions")
-        stacks[-1] += f", positions: {spec}"
+        size = f"{layers} layers of width {width}, {source.positions[side]:,} positions"
+        stacks.append(f"{size}, positions: {spec}")
     symbols = " and ".join(f"{size:,}" for size in dict.fromkeys(source.sizes))
     lines = [
         f"source: {source.path}: {source.arch}, {symbols} symbols, {'; '.join(stacks)}",

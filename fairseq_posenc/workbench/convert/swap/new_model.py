@@ -16,13 +16,6 @@ from fairseq_posenc.transformer.options import PositionConfig
 from fairseq_posenc.workbench.loading.families import build, defaults, model_options
 from fairseq_posenc.workbench.loading.pretrained import NOT_THE_MODEL, Pretrained
 
-_SIZES = (
-    "encoder_layers",
-    "encoder_embed_dim",
-    "encoder_ffn_embed_dim",
-    "encoder_attention_heads",
-)
-
 
 class Choice(NamedTuple):
     """What the user asked of the new model."""
@@ -64,23 +57,20 @@ def build_new_model(choice: Choice, source: Pretrained, seed: int) -> NewModel:
     """
     if choice.arch is not None:
         _refuse_other_arch(choice.arch, source)
-    named = [choice.arch] if choice.arch else _list_architectures(choice, source)
-    candidates = []
-    for arch in named:
-        values = _collect_options(arch, choice, source)
-        candidates.append((_list_training_options(arch, values, source), values))
-    training, values = min(candidates, key=lambda each: len(each[0]))
+        architectures = [choice.arch]
+    else:  # those named after the positions, or `none`
+        name = parse(str(choice.position_encoding)).items[0].name
+        stems = (f"{source.family.stem}{encoding}" for encoding in (name, "none"))
+        stem = next(stem for stem in stems if stem in ARCH_MODEL_REGISTRY)
+        architectures = [f"{stem}{s}" for s in SUFFIXES if f"{stem}{s}" in ARCH_MODEL_REGISTRY]
+    training: list[str] = []
+    for arch in architectures:
+        options = _collect_options(arch, choice, source)
+        words = _list_training_options(arch, options, source)
+        if not training or len(words) < len(training):
+            training, values = words, options
     torch.manual_seed(seed)
     return NewModel(values, training, build(values, source.sizes))
-
-
-def _list_architectures(choice: Choice, source: Pretrained) -> list[str]:
-    """List the architectures named after the positions, or ``none``."""
-    assert choice.position_encoding is not None
-    name = parse(choice.position_encoding).items[0].name
-    stems = [f"{source.family.stem}{each}" for each in (name, "none")]
-    stem = next(each for each in stems if each in ARCH_MODEL_REGISTRY)
-    return [arch for suffix in SUFFIXES if (arch := f"{stem}{suffix}") in ARCH_MODEL_REGISTRY]
 
 
 def _collect_options(arch: str, choice: Choice, source: Pretrained) -> dict[str, Any]:
@@ -136,24 +126,21 @@ def _refuse_other_arch(arch: str, source: Pretrained) -> None:
             "name that fairseq-posenc list prints, or decbert_same or decbert_diff; for another "
             "size than base, followed by _large or _tiny"
         )
-    sizes = tuple(getattr(source.args, name) for name in _SIZES)
-    by_suffix = {suffix: _read_sizes(setter) for suffix, setter in SUFFIXES.items()}
-    wanted = next((s for s in by_suffix if s and arch.endswith(s)), "")
-    fitting = next((s for s, each in by_suffix.items() if each == sizes), "")
+    by_suffix = {suffix: Namespace() for suffix in SUFFIXES}
+    for suffix, args in by_suffix.items():
+        SUFFIXES[suffix](args)
+    wanted = next((suffix for suffix in SUFFIXES if suffix and arch.endswith(suffix)), "")
+    own_size = _describe_size(source.args)
+    fitting = next((s for s, args in by_suffix.items() if _describe_size(args) == own_size), "")
     if wanted != fitting:
-        stem = arch[: len(arch) - len(wanted)]
         raise UserError(
-            f"--arch {arch} has {_describe_sizes(by_suffix[wanted])}, but {source.path} has "
-            f"{_describe_sizes(sizes)}: write --arch {stem}{fitting}"
+            f"--arch {arch} has {_describe_size(by_suffix[wanted])}, but {source.path} has "
+            f"{own_size}: write --arch {arch.removesuffix(wanted)}{fitting}"
         )
 
 
-def _read_sizes(setter: Any) -> tuple[Any, ...]:
-    args = Namespace()
-    setter(args)
-    return tuple(getattr(args, name) for name in _SIZES)
-
-
-def _describe_sizes(sizes: tuple[Any, ...]) -> str:
-    layers, width, inner, heads = sizes
-    return f"{layers} layers of width {width} and {inner}, {heads} heads"
+def _describe_size(args: Namespace) -> str:
+    return (
+        f"{args.encoder_layers} layers of width {args.encoder_embed_dim} and "
+        f"{args.encoder_ffn_embed_dim}, {args.encoder_attention_heads} heads"
+    )

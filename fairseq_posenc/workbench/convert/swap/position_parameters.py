@@ -85,7 +85,11 @@ def find_source_values(
     if old.size(0) - before not in stack.positions or old.shape[1:] != drawn.shape[1:]:
         return None, f", as the source's is {tuple(old.shape)}"
     if extend is None:
-        raise UserError(_ask_for_rule(name, old, drawn))
+        rules = "; ".join(f"--extend {rule} {what}" for rule, what in RULES.items())
+        raise UserError(
+            f"{name} has {old.size(0)} rows in the source and would have {drawn.size(0)}: say how "
+            f"a longer table is made ({rules}), or leave --max-positions out"
+        )
     longer = lengthen_table(old, before, drawn.size(0), extend)
     return longer, f" from {origin}, {old.size(0)} rows: --extend {extend} {RULES[extend]}"
 
@@ -103,23 +107,14 @@ def _changed_options(name: str, old: Spec, new: Spec) -> str:
     encoding = name.rpartition(ENCODINGS)[2].split(".")[0]
     before, now = (
         {
-            option
+            (key, value)
             for item in spec.items
-            if item.name == encoding
-            for option in item.options
-            if option[0] not in _FREE_OPTIONS and option[1] is not False
+            for key, value in item.options
+            if item.name == encoding and key not in _FREE_OPTIONS and value is not False
         }
         for spec in (old, new)
     )
     return ", ".join(sorted({f"{key}={value}" for key, value in before ^ now}))
-
-
-def _ask_for_rule(name: str, old: Tensor, drawn: Tensor) -> str:
-    rules = "; ".join(f"--extend {rule} {what}" for rule, what in RULES.items())
-    return (
-        f"{name} has {old.size(0)} rows in the source and would have {drawn.size(0)}: say how a "
-        f"longer table is made ({rules}), or leave --max-positions out"
-    )
 
 
 def name_in_source(name: str, source: Pretrained) -> str:

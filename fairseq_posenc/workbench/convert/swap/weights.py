@@ -50,24 +50,25 @@ def transfer_weights(source: Pretrained, model: Any, extend: Optional[LengthRule
         UserError: the rest of the parameters is not the model's, or a table would be longer.
     """
     stacks = _pair_stacks(source, model)
-    source_weights, heads = _rename_for_this_fairseq(source, model)
+    heads = [name for name in source.weights if not name.startswith(("encoder.", "decoder."))]
+    source_weights = {name: x for name, x in source.weights.items() if name not in heads}
+    model.upgrade_state_dict(source_weights)  # to the names of this fairseq, in place
     own = dict(model.state_dict())
-    kept = [name for name in source_weights if not _is_position_or_id(name)]
-    shared = {name: value for name, value in own.items() if not _is_position_or_id(name)}
-    _refuse_other_parameters(source, {name: source_weights[name] for name in kept}, shared)
-    weights = {**own, **{name: source_weights[name] for name in kept}}
-    permuted = {}
+    ours, theirs = (
+        {name: x for name, x in weights.items() if not (_is_position(name) or is_identity(name))}
+        for weights in (own, source_weights)
+    )
+    _refuse_other_parameters(source, theirs, ours)
+    weights, permuted = {**own, **theirs}, {}
     for stack in stacks:
         permuted.update(permute_queries_and_keys(stack.prefix, stack.module, stack.spec, weights))
         weights[f"{stack.prefix}{KEY}"] = _combine_identities(stack, source_weights).to_tensor()
     accounts = []
     for name in filter(_is_position, own):
-        stack = next(each for each in stacks if name.startswith(each.prefix))
-        from_source, note = find_source_values(
-            name, own[name], source_weights, source, stack, extend
-        )
-        weights[name] = own[name] if from_source is None else from_source
-        fate = "new" if from_source is None else "mapped"
+        stack = next(pair for pair in stacks if name.startswith(pair.prefix))
+        values, note = find_source_values(name, own[name], source_weights, source, stack, extend)
+        weights[name] = own[name] if values is None else values
+        fate = "new" if values is None else "mapped"
         accounts.append(f"{name} {tuple(own[name].shape)}: {fate}{note}")
     for name in source_weights:
         if _is_position(name) and name not in own:
@@ -75,8 +76,8 @@ def transfer_weights(source: Pretrained, model: Any, extend: Optional[LengthRule
             accounts.append(f"{there} {tuple(source.weights[there].shape)}: dropped")
     weights.update(permuted)
     model.load_state_dict(dict(weights))  # strict: fairseq's own check of names and shapes
-    still = [name for name in kept if name not in permuted]
-    return StartWeights(weights, still, list(permuted), accounts, heads)
+    kept = [name for name in theirs if name not in permuted]
+    return StartWeights(weights, kept, list(permuted), accounts, heads)
 
 
 def _pair_stacks(source: Pretrained, model: Any) -> list[StackPair]:
@@ -93,21 +94,8 @@ def _pair_stacks(source: Pretrained, model: Any) -> list[StackPair]:
     ]
 
 
-def _rename_for_this_fairseq(source: Pretrained, model: Any) -> tuple[dict[str, Tensor], list[str]]:
-    """Rename the source's weights as today's fairseq does; list what has no stack."""
-    heads = [n for n in source.weights if not n.startswith(("encoder.", "decoder."))]
-    weights = {name: value for name, value in source.weights.items() if name not in heads}
-    upgrade: Any = model.upgrade_state_dict
-    upgrade(weights)
-    return weights, heads
-
-
 def _is_position(name: str) -> bool:
     return is_position_parameter(name) or name.endswith(STOCK_SINUSOIDS)
-
-
-def _is_position_or_id(name: str) -> bool:
-    return _is_position(name) or is_identity(name)
 
 
 def _combine_identities(stack: StackPair, source_weights: Mapping[str, Tensor]) -> Identity:
@@ -120,10 +108,10 @@ def _combine_identities(stack: StackPair, source_weights: Mapping[str, Tensor]) 
     old = None if state is None else Identity.from_tensor(state)
     if old is not None:
         now = now._replace(weight_settings=old.weight_settings)
-    both = {item.name for item in stack.spec.items} & {
-        item.name for item in stack.module.assembly.spec.items
-    }
-    if not both - {"none"}:
+    before, after = (
+        {item.name for item in spec.items} for spec in (stack.spec, stack.module.assembly.spec)
+    )
+    if not (before & after) - {"none"}:
         return now
     length = stack.positions[0] if old is None else old.trained_length
     return now._replace(trained_length=length)
@@ -168,12 +156,16 @@ def permute_queries_and_keys(
         attentions.append("encoder_attn")
     permuted = {}
     for layer in range(len(stack.layers)):
-        before, now = (_build_rotary(each, layer, dims) for each in (old, spec))
+        before, now = (_build_rotary(positions, layer, dims) for positions in (old, spec))
         if before is None or now is None or before.rotated != now.rotated:
             continue
         if before.layout == now.layout:
             continue
-        _refuse_vectors_of_others(stack)
+        if not all(terms.content_only for terms in stack.assembly.check("auto")):
+            raise UserError(
+                f"{spec}: the layout of pairs can change if other encodings add numbers to the "
+                "scores, but not if they multiply vectors with queries or keys"
+            )
         index = torch.empty_like(now.order())
         index[now.order()] = before.order()
         for names in product(attentions, ("q_proj", "k_proj"), ("weight", "bias")):
@@ -187,9 +179,10 @@ def with_default_layouts(spec: Spec) -> Spec:
     """Give each rotation of a spec the layout that is its default."""
 
     def plain(layer: Layer) -> Layer:
-        options = (dict(item.options) for item in layer)
-        without = ({key: x for key, x in each.items() if key != "layout"} for each in options)
-        return tuple(Item.canonical(item.name, each) for item, each in zip(layer, without))
+        return tuple(
+            Item.canonical(item.name, {key: x for key, x in item.options if key != "layout"})
+            for item in layer
+        )
 
     layers = tuple(map(plain, spec.layers))
     return Spec(plain(spec.whole_stack), layers).select_layers(range(len(layers)))
@@ -202,12 +195,3 @@ def _build_rotary(spec: Spec, layer: int, dims: Dims) -> Optional[Rope]:
             (built,) = build_encodings({item.name: item}, dims).as_list()
             return cast(Rope, built)
     return None
-
-
-def _refuse_vectors_of_others(stack: Any) -> None:
-    """Refuse another order of coordinates where another encoding has vectors in the old one."""
-    if not all(terms.content_only for terms in stack.assembly.check("auto")):
-        raise UserError(
-            f"{stack.assembly.spec}: the layout of pairs can change if other encodings add "
-            "numbers to the scores, but not if they multiply vectors with queries or keys"
-        )

@@ -1,4 +1,4 @@
-"""Half precision: refused where there is no GPU, and bf16 kept from being taken for a TPU."""
+"""Options that need what a machine or an installation lacks: precisions, TPUs, packages."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import torch
 
 from fairseq_posenc.errors import UserError
 
+NO_PLASMA = (
+    "--use-plasma-view needs pyarrow.plasma, which pyarrow has dropped (12.0): leave it out; the "
+    "data are mapped into memory anyway"
+)
 # The former imply the latter.
 _HALVES = ("memory_efficient_fp16", "memory_efficient_bf16", "fp16", "bf16", "amp")
 
@@ -44,6 +48,21 @@ def check_precision(common: Any) -> None:
         raise UserError(
             f"{flag} is for GPUs, and torch sees none here: leave it out, and add --cpu (hydra: "
             f"common.{name}=false common.cpu=true)"
+        )
+
+
+def check_packages(settings: Any) -> None:
+    """Refuse an option that would end in an error, or in a training without checkpoints.
+
+    Raises:
+        UserError: says why.
+    """
+    if settings.common.use_plasma_view or getattr(settings.task, "use_plasma_view", False):
+        raise UserError(NO_PLASMA)
+    if settings.checkpoint.write_checkpoints_asynchronously:
+        raise UserError(
+            "--write-checkpoints-asynchronously writes no checkpoint_last.pt, which is needed to "
+            "resume, and nothing at all without iopath: leave it out"
         )
 
 
