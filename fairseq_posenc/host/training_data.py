@@ -5,15 +5,20 @@ fairseq opens a shard when its epoch begins, which may be days after the start.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fairseq import utils
+from fairseq.data import data_utils
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.data_kind import check_kind
+from fairseq_posenc.specs import Spec
 
 _OF_TEXT = ("masked_lm", "language_modeling")  # tasks that read dict.txt
 _OF_PAIRS = ("translation",)  # tasks that read dict.LANGUAGE.txt
@@ -57,11 +62,11 @@ def _check_splits(folders: Sequence[Path], settings: Any, command: str) -> None:
             _check_split(folders[0], subset, "--valid-subset")
     for folder in folders:
         _check_split(folder, dataset.train_subset, "--train-subset")
-        for own in sorted(folder.glob("dict*.txt")):
-            first = folders[0] / own.name
-            if not first.exists() or own.read_bytes() != first.read_bytes():
+        for path in sorted(folder.glob("dict*.txt")):
+            first = folders[0] / path.name
+            if not first.exists() or path.read_bytes() != first.read_bytes():
                 raise UserError(
-                    f"{own} is not the dictionary of {folders[0]}, with which fairseq would read "
+                    f"{path} is not the dictionary of {folders[0]}, with which fairseq would read "
                     "its numbers: they mean other tokens; preprocess the shards with one dictionary"
                 )
     return None
@@ -73,4 +78,37 @@ def _check_split(folder: Path, split: str, option: str) -> None:
         parts = sorted({n.partition(".")[0] for n in names if n.endswith((".idx", ".bin"))})
         raise UserError(
             f"{folder} has no part {split!r} ({option}), but {', '.join(parts) or 'none at all'}"
+        )
+
+
+def check_document_ends(spec: Spec, task: Any) -> None:
+    """Refuse to train ``documents`` on text in which the ends of documents are not marked.
+
+    Each ``</s>`` ends one, or, with ``end=empty``, each empty line. The task has not loaded data;
+    tasks other than language models pass.
+
+    Raises:
+        UserError: a masked LM would not see masked ends, the lines of the training text do not end
+            with ``</s>``, or documents end at empty lines and the text has none.
+    """
+    documents = (dict(item.options) for item in spec.whole_stack if item.name == "documents")
+    ends = [options.get("end", "eos") for options in documents]
+    if not ends or not isinstance(task, (LanguageModelingTask, MaskedLMTask)):
+        return
+    settings: Any = getattr(task, "cfg", None) or getattr(task, "args", None)
+    if isinstance(task, MaskedLMTask) and not settings.include_target_tokens:
+        raise UserError(
+            "documents: a masked </s> would not end its document; add --include-target-tokens"
+        )
+    train = Path((settings.data or "").split(os.pathsep)[0]) / "train"
+    lines = data_utils.load_indexed_dataset(str(train), task.source_dictionary)
+    if not lines:
+        return  # there is no training text: other splits are evaluated
+    # fairseq-preprocess ends all lines with it or none, so the first one tells.
+    if lines[0][-1] != task.source_dictionary.eos():
+        raise UserError(f"documents: the lines of {train} do not end with </s>")
+    if ends == ["empty"] and not (lines.sizes == 1).any():
+        raise UserError(
+            f"documents(end=empty): no line of {train} is empty, so no document ends; put an "
+            "empty line after each document, or use documents, which ends one at each line"
         )

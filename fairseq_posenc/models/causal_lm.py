@@ -20,8 +20,8 @@ from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerL
 from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.document_ends import check_document_ends
 from fairseq_posenc.host.processes import check_parsed
+from fairseq_posenc.host.training_data import check_document_ends
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.specs import parse
 from fairseq_posenc.transformer.dropout import RetainedDropout

@@ -105,11 +105,21 @@ def _list_files(settings: Any, folder: Path) -> list[str]:
         return [f"input0/{DICTIONARY}" if (folder / "input0").is_dir() else DICTIONARY]
     pair = settings.source_lang, settings.target_lang
     if not all(pair):
-        pair = data_utils.infer_language_pair(str(folder))
-    if not all(pair):
-        raise UserError(f"--data {folder}: has no files of a language pair, such as test.fr-en.fr")
+        pair = infer_languages(folder)
     settings.source_lang, settings.target_lang = pair
     return [f"dict.{language}.txt" for language in pair]
+
+
+def infer_languages(folder: Path) -> tuple[str, str]:
+    """Infer source and target of a data folder from its files' names.
+
+    Raises:
+        UserError: it has no files of a language pair.
+    """
+    pair = data_utils.infer_language_pair(str(folder)) if folder.is_dir() else (None, None)
+    if pair[0] is None or pair[1] is None:
+        raise UserError(f"--data {folder}: has no files of a language pair, such as test.fr-en.fr")
+    return pair[0], pair[1]
 
 
 def count_symbols(weights: dict[str, Any], path: Path) -> dict[str, int]:

@@ -72,21 +72,15 @@ def run(args: argparse.Namespace) -> int:
 def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="FILE", help="the picture, .png or .svg")
-    add(
-        "--checkpoint",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a masked LM, causal LM or translation model"
-        + ("; twice: the first minus the second" if kind.checkpoints == 2 else ""),
-    )
+    text = "a masked LM, causal LM or translation model"
+    text += "; twice: the first minus the second" if kind.checkpoints == 2 else ""
+    add("--checkpoint", type=Path, action="append", default=[], metavar="FILE", help=text)
     add_data(parser, "directory with its dictionaries (default: that of the training)")
     if kind.from_spec:
         add("--encoding", metavar="SPEC", help="draw an untrained SPEC instead of a checkpoint")
         for size, default in _SIZES.items():
-            text = f"of the SPEC (default: {default})"
-            add_count(parser, f"--{size.replace('_', '-')}", text)
+            option = f"--{size.replace('_', '-')}"
+            add_count(parser, option, f"of the SPEC (default: {default})")
         add("--decoder", action="store_true", help="the SPEC is that of a causal stack")
     if kind.text != "no":
         add("--text", required=kind.text == "must", help="text that the model reads")

@@ -34,15 +34,9 @@ _BYTES = 8
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    add(
-        "--checkpoint",
-        type=Path,
-        action="append",
-        required=True,
-        metavar="FILE",
-        help="a masked LM, causal LM or translation model, also fairseq's own; give it twice for "
-        "two models side by side",
-    )
+    text = "a masked LM, causal LM or translation model, also fairseq's own; give it twice for two "
+    text += "models side by side"
+    add("--checkpoint", type=Path, action="append", required=True, metavar="FILE", help=text)
     add("--text", required=True, help="text to read; the source of a translation")
     add("--target", metavar="TEXT", help="the translation (default: the model's own)")
     text = "directory with dictionaries and tokenizer (default: that of each model's training)"

@@ -15,10 +15,15 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.loading.open_model import OpenModel
-from fairseq_posenc.workbench.tokens.loading import load_tokenizer
 from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
 from fairseq_posenc.workbench.tokens.symbols import SPACE, SymbolEncoder, words
-from fairseq_posenc.workbench.tokens.tokenizer import ENCODER_JSON, PIECES, Tokenizer, Tokens
+from fairseq_posenc.workbench.tokens.tokenizer import (
+    ENCODER_JSON,
+    PIECES,
+    Tokenizer,
+    Tokens,
+    load_tokenizer,
+)
 
 _BEAM = 5
 
@@ -33,7 +38,7 @@ class TokenizedText(NamedTuple):
     def from_ids(cls, ids: Iterable[int], dictionary: Dictionary) -> TokenizedText:
         """Label symbols that come from no text with their names."""
         numbers = list(map(int, ids))
-        return cls(numbers, [dictionary[each].strip(SPACE) or SPACE for each in numbers])
+        return cls(numbers, [dictionary[number].strip(SPACE) or SPACE for number in numbers])
 
     def __add__(self, other: TokenizedText) -> TokenizedText:  # type: ignore[override]
         """Append the symbols that follow."""
@@ -65,16 +70,16 @@ def read_text(opened: OpenModel, text: str, target: str | None = None) -> Readin
         raise UserError(f"--target is for translation; {opened.path} is a {opened.family.title}")
     task, symbols = opened.task, opened.task.source_dictionary
     begin, end = (
-        TokenizedText.from_ids([each], symbols) for each in (symbols.bos(), symbols.eos())
+        TokenizedText.from_ids([number], symbols) for number in (symbols.bos(), symbols.eos())
     )
     if opened.family.name == "translation":
         source = tokenize(text, "--text", opened.data, symbols, task.cfg.source_lang) + end
         return _read_pair(opened, source, target)
-    tokens, stack = tokenize(text, "--text", opened.data, symbols), "decoder"
+    tokens = tokenize(text, "--text", opened.data, symbols)
     if opened.family.name == "causal_lm":
-        tokens = (begin if task.args.add_bos_token else end) + tokens
+        stack, tokens = "decoder", (begin if task.args.add_bos_token else end) + tokens
     else:
-        tokens, stack = begin + tokens + end, "encoder"
+        stack, tokens = "encoder", begin + tokens + end
     _refuse_long(opened, stack, tokens)
     return Reading({stack: tokens.labels}, lambda: _run(opened, tokens.batch()))
 
@@ -83,27 +88,21 @@ def _read_pair(opened: OpenModel, source: TokenizedText, target: str | None) -> 
     """Read a source and its translation, which the decoder reads behind ``</s>``."""
     task, symbols = opened.task, opened.task.target_dictionary
     _refuse_long(opened, "encoder", source)
-    if target is None:
-        output = _translate(opened, source)
-    else:
+    lengths = torch.tensor([len(source.ids)])
+    if target is not None:
         output = tokenize(target, "--target", opened.data, symbols, task.cfg.target_lang)
+    else:
+        generator = task.build_generator([opened.model], GenerationConfig(beam=_BEAM))
+        data = task.build_dataset_for_inference([source.batch()[0]], lengths.tolist())
+        with _errors_name_checkpoint(opened):
+            ((best, *_),) = task.inference_step(generator, [opened.model], data.collater([data[0]]))
+        output = TokenizedText.from_ids(best["tokens"][:-1], symbols)
     tokens = TokenizedText.from_ids([symbols.eos()], symbols) + output
     _refuse_long(opened, "decoder", tokens)
-    lengths = torch.tensor([len(source.ids)])
     return Reading(
         {"encoder": source.labels, "decoder": tokens.labels},
         lambda: _run(opened, source.batch(), lengths, tokens.batch()),
     )
-
-
-def _translate(opened: OpenModel, source: TokenizedText) -> TokenizedText:
-    generator = opened.task.build_generator([opened.model], GenerationConfig(beam=_BEAM))
-    data = opened.task.build_dataset_for_inference([source.batch()[0]], [len(source.ids)])
-    with _errors_name_checkpoint(opened):
-        ((best, *_),) = opened.task.inference_step(
-            generator, [opened.model], data.collater([data[0]])
-        )
-    return TokenizedText.from_ids(best["tokens"][:-1], opened.task.target_dictionary)
 
 
 def _run(opened: OpenModel, *inputs: Tensor) -> Any:
@@ -152,8 +151,13 @@ def tokenize(
     Raises:
         UserError: there is nothing in it that the dictionary knows.
     """
-    tokens = _tokenizer(folder, dictionary, language).tokens(text)
-    unknown = dictionary.unk()
+    of_language = folder / f"sentencepiece.{language}.model"
+    tokenizer: Tokenizer = _Words(dictionary)
+    if language and of_language.exists():
+        tokenizer = PieceEncoder(Pieces(of_language), dictionary)
+    elif (folder / PIECES).exists() or (folder / ENCODER_JSON).exists():
+        tokenizer = load_tokenizer(folder, dictionary)
+    tokens, unknown = tokenizer.tokens(text), dictionary.unk()
     if all(number == unknown for number in tokens.ids):
         raise UserError(
             f"{option} {shortened(text)!r}: has no symbol of the dictionary in {folder}; a text "
@@ -164,12 +168,3 @@ def tokenize(
         if number == unknown:
             labels[place] += " (unknown)"
     return TokenizedText(tokens.ids.tolist(), labels)
-
-
-def _tokenizer(folder: Path, dictionary: Dictionary, language: str | None) -> Tokenizer:
-    own = folder / f"sentencepiece.{language}.model"
-    if language and own.exists():
-        return PieceEncoder(Pieces(own), dictionary)
-    if (folder / PIECES).exists() or (folder / ENCODER_JSON).exists():
-        return load_tokenizer(folder, dictionary)
-    return _Words(dictionary)

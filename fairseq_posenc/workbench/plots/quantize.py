@@ -51,8 +51,8 @@ def group_by_kind(seen: Sequence[CapturedAttention]) -> dict[str, list[CapturedA
 
 def list_planes(layers: Sequence[CapturedAttention]) -> Iterator[Plane]:
     """Yield the weights of one kind of attention, and the parts of its scores."""
-    yield Plane("weight", "weight", torch.cat([each.weights for each in layers]).double())
-    splits = [each.split for each in layers]
+    yield Plane("weight", "weight", torch.cat([layer.weights for layer in layers]).double())
+    splits = [layer.split for layer in layers]
     for part in ("content", "position", "both"):
         yield Plane(part, "part", torch.cat([getattr(split, part) for split in splits]))
     names = list(splits[0].details)
@@ -90,7 +90,7 @@ def quantize(values: Tensor, seen: Tensor) -> Quantized:
     codes = (values / step).round().long()
     first, last = ((end / step).round().long() for end in (low, high))
     codes = (codes - first + 1).masked_fill(~seen, 0)
-    return Quantized(codes, *(each[..., 0, 0].tolist() for each in (step, first, last)))
+    return Quantized(codes, *(x[..., 0, 0].tolist() for x in (step, first, last)))
 
 
 def refuse_infinite(path: Path, kind: str, plane: Plane) -> None:
@@ -99,10 +99,9 @@ def refuse_infinite(path: Path, kind: str, plane: Plane) -> None:
     Raises:
         UserError: names the first layer.
     """
-    finite = plane.values.isfinite().all(-1).all(-1).all(-1)  # [L]
-    if not finite.all():
-        layer = int((~finite).nonzero()[0])
-        raise UserError(
-            f"{path}: attention that is NaN or infinite ({kind}, layer {layer + 1}, {plane.name}); "
-            "the training diverged"
-        )
+    for number, layer in enumerate(plane.values, start=1):
+        if not layer.isfinite().all():
+            raise UserError(
+                f"{path}: attention that is NaN or infinite ({kind}, layer {number}, "
+                f"{plane.name}); the training diverged"
+            )

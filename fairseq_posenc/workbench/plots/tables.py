@@ -63,8 +63,8 @@ def subtract_tables(
         UserError: the models have other tables, or of other sizes.
     """
     ours, theirs = (
-        [f"{table.title} ({' x '.join(map(str, table.values.shape))})" for table in each]
-        for each in (tables, others)
+        [f"{table.title} ({' x '.join(map(str, table.values.shape))})" for table in of_model]
+        for of_model in (tables, others)
     )
     if ours != theirs:
         raise UserError(

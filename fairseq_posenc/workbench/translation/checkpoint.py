@@ -89,15 +89,3 @@ def open_ensemble(paths: Iterable[Path], data: Optional[Path] = None) -> list[Op
     if not opened:
         raise UserError("no checkpoint to load")
     return opened
-
-
-def infer_data_bin(folder: Path) -> ParallelDataBin:
-    """Open a data folder in the direction that its files' names say.
-
-    Raises:
-        UserError: it has no files of a language pair.
-    """
-    pair = data_utils.infer_language_pair(str(folder)) if folder.is_dir() else (None, None)
-    if None in pair:
-        raise UserError(f"--data {folder}: has no files of a language pair, such as test.fr-en.fr")
-    return ParallelDataBin(folder, *pair)

@@ -27,13 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "one model with different seeds; further models are compared with the first",
     )
     options.add_out(parser, "bleu")
-    parser.add_argument(
-        "--reference",
-        type=Path,
-        metavar="FILE",
-        help="raw text of the test set in the target language, may be gzipped "
-        "(default: SPLIT.raw.LANGUAGE in the data folder)",
-    )
+    text = "raw text of the test set in the target language, may be gzipped "
+    text += "(default: SPLIT.raw.LANGUAGE in the data folder)"
+    parser.add_argument("--reference", type=Path, metavar="FILE", help=text)
     text = "the same in the source language, for BLEU by length of the source"
     parser.add_argument("--source", type=Path, metavar="FILE", help=text)
     add_model_arguments(parser)

@@ -10,7 +10,7 @@ from fairseq.utils import split_paths
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.loading.dictionaries import open_task
+from fairseq_posenc.workbench.loading.dictionaries import infer_languages, open_task
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running.executor import Here, Slurm, run_jobs
 from fairseq_posenc.workbench.running.files import checksum
@@ -21,7 +21,6 @@ from fairseq_posenc.workbench.translation.average import average_checkpoints, la
 from fairseq_posenc.workbench.translation.checkpoint import (
     ParallelDataBin,
     find_data_bin,
-    infer_data_bin,
     load_translation,
 )
 from fairseq_posenc.workbench.translation.generate import Generation, GenerationOptions, Search
@@ -211,7 +210,9 @@ def _find_model(system: System, request: BleuRequest) -> _SystemModel:
 def _read_texts(request: BleuRequest, models: list[_SystemModel]) -> _Texts:
     """Read references and sources, by default those in a data folder."""
     reference, source = request.reference, request.source
-    data = models[0].data if models else infer_data_bin(request.data) if request.data else None
+    data = models[0].data if models else None
+    if data is None and request.data is not None:
+        data = ParallelDataBin(request.data, *infer_languages(request.data))
     if data is not None:
         # Written by the preprocessing.
         languages = (data.source, data.target)

@@ -23,13 +23,14 @@ from sacrebleu.metrics import BLEU
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.loading.dictionaries import infer_languages
 from fairseq_posenc.workbench.results.record import read
 from fairseq_posenc.workbench.tokens.files import arriving_lines
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.translation import Translator
 from fairseq_posenc.workbench.translation import checkpoint as checkpoints
 from fairseq_posenc.workbench.translation.average import average_checkpoints
-from fairseq_posenc.workbench.translation.checkpoint import infer_data_bin
+from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin
 from fairseq_posenc.workbench.translation.evaluation import parse_systems
 from fairseq_posenc.workbench.translation.scores import PIECE_BLEU, PieceBleu
 from tests.helpers.commands import USER_DIR, made_once, new_directory, refused, run, script, trained
@@ -416,7 +417,7 @@ def test_bleu_4_on_pieces_differs_from_sacrebleu_for_short_translations_alone(tm
         metric = BLEU(tokenize="none", smooth_method="none", force=True)
         return metric.corpus_score(cut[0], [cut[1]]).score / 100
 
-    ours = PieceBleu(infer_data_bin(data()), references)
+    ours = PieceBleu(ParallelDataBin(data(), *infer_languages(data())), references)
     long = [f"the {line}" for line in references]
     assert ours.score(long) == pytest.approx(sacre(long), abs=1e-9)
     short = ["the", *references[1:]]

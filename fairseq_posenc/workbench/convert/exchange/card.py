@@ -88,15 +88,9 @@ def write_card(
     notes: Sequence[str],
     labels: Labels,
 ) -> None:
-    """Write README.md.
+    """Write README.md into a folder, for the value ``target`` of ``--to``.
 
-    Args:
-        folder: of the export.
-        trained: the model.
-        target: value of ``--to``.
-        usage: lines of Python.
-        notes: of the export: what was compared, what is not there.
-        labels: what its user says of it.
+    ``usage`` are lines of Python, ``notes`` say what was compared and what is not there.
     """
     task = trained.settings.task
     translates = trained.family.name == "translation"

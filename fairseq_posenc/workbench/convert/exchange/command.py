@@ -31,23 +31,12 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokenizer: a sentencepiece model, a folder with encoder.json and vocab.bpe, "
         "words, characters, or none for no tokenizer (default: the one in the data folder)",
     )
-    add(
-        "--quantization",
-        choices=["float32", "float16", "int8"],
-        help="type of the weights, with --to ctranslate2 (default: float32)",
-    )
-    add(
-        "--license",
-        default="unknown",
-        metavar="ID",
-        help="licence of the weights for the model card, such as mit",
-    )
-    add(
-        "--language",
-        default="",
-        metavar="CODES",
-        help="languages of the text for the model card, such as en or en,de",
-    )
+    text = "type of the weights, with --to ctranslate2 (default: float32)"
+    add("--quantization", choices=["float32", "float16", "int8"], help=text)
+    text = "licence of the weights for the model card, such as mit"
+    add("--license", default="unknown", metavar="ID", help=text)
+    text = "languages of the text for the model card, such as en or en,de"
+    add("--language", default="", metavar="CODES", help=text)
 
 
 def run_export(options: argparse.Namespace) -> int:

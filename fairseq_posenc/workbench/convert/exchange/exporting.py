@@ -45,12 +45,8 @@ def export(
 ) -> list[str]:
     """Write a folder that transformers or onnxruntime reads, and compare the two models.
 
-    Args:
-        trained: the model.
-        target: ``hf``, ``hf4`` for the last version before 5, or ``onnx``.
-        tokens: value of ``--tokens``; None to search the folder of the data.
-        out: the folder.
-        labels: license and languages for the model card.
+    ``target`` is ``hf``, ``hf4`` for the last version before 5, or ``onnx``; ``tokens`` the value
+    of ``--tokens``, None to search the folder of the data.
 
     Returns:
         Lines for the user: the class, and notes.
@@ -142,13 +138,13 @@ def _write_tokenizers(
         tokenization = hf_tokenizer.find_tokenization(tokens, trained.data, language)
         if tokenization == "none":
             return 0, ["no tokenizer"]
-        tokenizer, more = hf_tokenizer.build_tokenizer(tokenization, dictionary, template)
+        tokenizer, lacking = hf_tokenizer.build_tokenizer(tokenization, dictionary, template)
         place = folder if dictionary is source else folder / TARGET
         write_tokenizer(place, tokenizer, longest, padding_side)
-        unknown += more
-        if more:
+        unknown += lacking
+        if lacking:
             notes.append(
-                f"{more:,} pieces are not in {name}: the tokenizer gives them numbers "
+                f"{lacking:,} pieces are not in {name}: the tokenizer gives them numbers "
                 "behind its symbols, and the model reads them as <unk>, as fairseq does"
             )
     return unknown, notes
@@ -156,27 +152,25 @@ def _write_tokenizers(
 
 def _collect_fairseq_options(trained: OpenModel) -> dict[str, Any]:
     """Collect what an import needs, in config.json, which every save of transformers keeps."""
-    model, task = (_convert_to_json(trained.settings[name]) for name in ("model", "task"))
+    kept: dict[str, Any] = {}
+    specs = vars(PositionConfig())  # the lists of a spec's scaling have slashes, too
+    for section in ("model", "task"):
+        options = trained.settings[section]
+        if OmegaConf.is_config(options):
+            options = OmegaConf.to_container(options, resolve=True, enum_to_str=True)
+        options = options if isinstance(options, dict) else vars(options)
+        kept[section] = {  # without paths, which mean nothing on another machine
+            name: value
+            for name, value in options.items()
+            if not isinstance(value, str) or "/" not in value or name in specs
+        }
+    kept["task"]["data"] = "."
     if trained.family.name != "causal_lm":  # a causal LM's configuration has no other options
-        names = {"_name", *(option.dest for option in model_options(model["_name"]))}
-        model = {name: value for name, value in model.items() if name in names}
-    kept: dict[str, Any] = {"model": model, "task": {**task, "data": "."}}
+        known = {"_name", *(option.dest for option in model_options(kept["model"]["_name"]))}
+        kept["model"] = {name: x for name, x in kept["model"].items() if name in known}
     stacks = trained.stacks.items()
     kept["meanings"] = {side: stack.weight_settings._asdict() for side, stack in stacks}
     kept["trained_lengths"] = {side: stack.identity.trained_length for side, stack in stacks}
     if trained.head == "classes":
         (kept["head_name"],) = trained.model.classification_heads
     return kept
-
-
-def _convert_to_json(options: Any) -> dict[str, Any]:
-    """Convert options to JSON values; leave out paths, which mean nothing on another machine."""
-    if OmegaConf.is_config(options):
-        options = OmegaConf.to_container(options, resolve=True, enum_to_str=True)
-    values = options if isinstance(options, dict) else vars(options)
-    specs = vars(PositionConfig())  # the lists of a spec's scaling have slashes, too
-    return {
-        name: value
-        for name, value in values.items()
-        if not isinstance(value, str) or "/" not in value or name in specs
-    }

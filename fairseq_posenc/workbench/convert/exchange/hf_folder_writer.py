@@ -72,25 +72,22 @@ def generate_code(config: dict[str, Any]) -> str:
     stacks = [config[key] for key in ("encoder_stack", "decoder_stack") if config.get(key)]
     # It also sorts what it saves, so the order of encodings is that of their names.
     layers = [[sorted(layer) for layer in parse_layers(stack)] for stack in stacks]
-    names = sorted({name for each in layers for layer in each for name in layer})
-    encodings = [registry.get(name) for name in names]
-    wanted = [Symbol(each.__module__, each.__name__) for each in encodings]
+    names = sorted({name for stack in layers for layer in stack for name in layer})
+    encodings = map(registry.get, names)
+    wanted = [Symbol(encoding.__module__, encoding.__name__) for encoding in encodings]
     for source in ("configuration", "models"):
-        name = f"fairseq_posenc.workbench.convert.exchange.modeling.{source}"
-        wanted += [Symbol(name, each) for each in load_module(name).definitions if each in classes]
-    specs = [",".join("+".join(layer) or "none" for layer in each) for each in layers]
+        module = f"fairseq_posenc.workbench.convert.exchange.modeling.{source}"
+        definitions = load_module(module).definitions
+        wanted += [Symbol(module, name) for name in definitions if name in classes]
+    specs = [",".join("+".join(layer) or "none" for layer in stack) for stack in layers]
     spec = " and ".join(dict.fromkeys(specs))
     return build_standalone(_TITLE.format(spec=spec, version=__version__), wanted)
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int, padding_side: str) -> None:
-    """Write a tokenizer.
+    """Write a tokenizer; ``max_length`` are the positions of the model.
 
-    Args:
-        folder: created if missing.
-        tokenizer: of the text.
-        max_length: positions of the model.
-        padding_side: ``left`` or ``right``.
+    The folder is created if missing. ``padding_side`` is ``left`` or ``right``.
     """
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Optional
 
 from fairseq.data import Dictionary
 from sentencepiece import SentencePieceProcessor
@@ -29,24 +29,13 @@ TEMPLATES = {
 }
 
 
-class ExportedTokenizer(NamedTuple):
-    """A tokenizer, and the number of its pieces that are not in the dictionary.
-
-    Their ids follow those of the dictionary; an exported model reads them as ``<unk>``, as fairseq
-    does.
-    """
-
-    tokenizer: Tokenizer
-    unknown: int
-
-
 def find_tokenization(tokens: Optional[str], folder: Path, language: str) -> Path | str:
     """Find the tokenization of a model's text.
 
     It is a sentencepiece model, a folder with GPT-2's BPE, or one of :data:`NAMED_TOKENIZATIONS`.
 
     Args:
-        tokens: value of ``--tokens``; None to search ``folder``.
+        tokens: value of ``--tokens``; None to search ``folder``, that of the data.
         folder: directory with the data.
         language: code of the text's language; "" for a language model.
 
@@ -57,13 +46,15 @@ def find_tokenization(tokens: Optional[str], folder: Path, language: str) -> Pat
         return tokens
     place = folder if tokens is None else Path(tokens)
     names = (f"sentencepiece.{language}.model", PIECES)
-    if found := next((place / name for name in names if (place / name).is_file()), None):
-        return found
+    for name in names:
+        if (place / name).is_file():
+            return place / name
     if (place / ENCODER_JSON).is_file() or place.is_file():
         return place
     options = (read_plan(place) or {}).get("options", {})
-    if name := next((name for name in ("words", "characters") if options.get(name)), None):
-        return name
+    for name in ("words", "characters"):
+        if options.get(name):
+            return name
     raise UserError(
         f"{place}: holds no {PIECES}, and no {ENCODER_JSON} and {MERGES}: say with --tokens "
         "the tokenizer: a sentencepiece model, the folder of those two files, words, "
@@ -73,63 +64,66 @@ def find_tokenization(tokens: Optional[str], folder: Path, language: str) -> Pat
 
 def build_tokenizer(
     tokenization: Path | str, dictionary: Dictionary, template: str
-) -> ExportedTokenizer:
+) -> tuple[Tokenizer, int]:
     """Build the tokenizer of a tokenization that :func:`find_tokenization` found, but ``none``.
 
     ``template`` is a key of :data:`TEMPLATES`.
+
+    Returns:
+        The tokenizer, and the number of its pieces that the dictionary lacks. Their ids follow
+        those of the dictionary; an exported model reads them as ``<unk>``, as fairseq does.
 
     Raises:
         UserError: a file cannot be read.
     """
     try:
         if isinstance(tokenization, str):
-            built = _build_simple(tokenization, dictionary)
+            tokenizer = _build_simple(tokenization, dictionary)
         elif tokenization.is_dir():
-            built = _build_gpt2(tokenization, dictionary)
+            tokenizer = _build_gpt2(tokenization, dictionary)
         else:
-            built = _build_sentencepiece(tokenization, dictionary)
+            tokenizer = _build_sentencepiece(tokenization, dictionary)
     except (OSError, ValueError, RuntimeError, AttributeError, TypeError) as error:
         raise UserError(f"{tokenization}: {' '.join(str(error).split())}") from None
-    tokenizer = built.tokenizer
+    unknown = tokenizer.get_vocab_size() - len(dictionary)
     single, pair = TEMPLATES[template]
-    numbers = {name: dictionary.index(name) for name in ("<s>", "</s>")}
-    tokenizer.post_processor = TemplateProcessing(
-        single=single, pair=pair, special_tokens=list(numbers.items())
-    )
+    numbers = [(name, dictionary.index(name)) for name in ("<s>", "</s>")]
+    tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=numbers)
     names = ["<s>", "<pad>", "</s>", "<unk>"]
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
     if "<mask>" in dictionary.indices:
         # As in fairseq's fill_mask, it takes the space before it.
         tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True)])
-    return built
+    return tokenizer, unknown
 
 
-def _build_gpt2(folder: Path, dictionary: Dictionary) -> ExportedTokenizer:
+def _build_gpt2(folder: Path, dictionary: Dictionary) -> Tokenizer:
     """Build GPT-2's byte-level BPE, for a dictionary of the numbers in encoder.json."""
     numbers = json.loads((folder / ENCODER_JSON).read_text(encoding="utf-8"))
     names = {str(number): piece for piece, number in numbers.items()}
-    own = {names.get(symbol, symbol): number for symbol, number in dictionary.indices.items()}
-    vocabulary = _extend_vocabulary(own, numbers)
+    indices = {names.get(symbol, symbol): number for symbol, number in dictionary.indices.items()}
     lines = (folder / MERGES).read_text(encoding="utf-8").splitlines()[1:]
     merges = [(left, right) for left, right in (line.split() for line in lines if line)]
-    tokenizer = _build_bpe(vocabulary, merges, fuse_unk=False)
+    tokenizer = _build_bpe(_extend_vocabulary(indices, numbers), merges, fuse_unk=False)
     tokenizer.pre_tokenizer = splits.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return ExportedTokenizer(tokenizer, len(vocabulary) - len(own))
+    return tokenizer
 
 
-def _build_sentencepiece(path: Path, dictionary: Dictionary) -> ExportedTokenizer:
+def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
     """Build the tokenizer of a sentencepiece model, for a dictionary of its pieces."""
     model = SentencePieceProcessor(model_file=str(path))
-    numbers = range(model.get_piece_size())
+    proto = ModelProto.FromString(model.serialized_model_proto())
+    trainer, charsmap = proto.trainer_spec, proto.normalizer_spec.precompiled_charsmap
+    if trainer.model_type not in (trainer.UNIGRAM, trainer.BPE) or trainer.byte_fallback:
+        raise ValueError("neither unigram nor BPE pieces, or single bytes for unknown characters")
     scores = {
         model.id_to_piece(number): model.get_score(number)
-        for number in numbers
+        for number in range(model.get_piece_size())
         if not (model.is_control(number) or model.is_unknown(number))
     }
     vocabulary = _extend_vocabulary(dictionary.indices, scores)
-    is_bpe, normalization = _read_settings(model)
-    if is_bpe:
+    if trainer.model_type == trainer.BPE:
         ranked = sorted(scores, key=lambda piece: -scores[piece])
         merges = [(piece[:i], piece[i:]) for piece in ranked for i in range(1, len(piece))]
         tokenizer = _build_bpe(vocabulary, merges, fuse_unk=True)
@@ -137,34 +131,33 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> ExportedTokenize
         lowest = min(scores.values()) - 100.0  # for symbols that no text has
         pieces = [(symbol, scores.get(symbol, lowest)) for symbol in vocabulary]
         tokenizer = Tokenizer(models.Unigram(pieces, dictionary.unk(), False))
-    steps = [normalizers.Precompiled(normalization)] if normalization else []
+    steps = [normalizers.Precompiled(charsmap)] if charsmap else []
     strip = [normalizers.Strip(), normalizers.Replace(Regex(r"\s+"), " ")]
     tokenizer.normalizer = normalizers.Sequence([*steps, *strip])
     tokenizer.pre_tokenizer = splits.Metaspace(SPACE, "always")
     tokenizer.decoder = decoders.Metaspace(SPACE, "always")
-    return ExportedTokenizer(tokenizer, len(vocabulary) - len(dictionary))
+    return tokenizer
 
 
-def _build_simple(unit: str, dictionary: Dictionary) -> ExportedTokenizer:
+def _build_simple(unit: str, dictionary: Dictionary) -> Tokenizer:
     """Build a tokenizer of ``words`` or ``characters``."""
     tokenizer = Tokenizer(models.WordLevel(dict(dictionary.indices), "<unk>"))
     if unit == "words":
         tokenizer.pre_tokenizer = splits.WhitespaceSplit()
-        return ExportedTokenizer(tokenizer, 0)
-    keeps_spaces = SPACE in dictionary.indices
+        return tokenizer
+    between = SPACE if SPACE in dictionary.indices else ""
     tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Strip(), normalizers.Replace(Regex(r"\s+"), SPACE if keeps_spaces else "")]
+        [normalizers.Strip(), normalizers.Replace(Regex(r"\s+"), between)]
     )
     tokenizer.pre_tokenizer = splits.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()])
-    return ExportedTokenizer(tokenizer, 0)
+    return tokenizer
 
 
-def _extend_vocabulary(own: dict[str, int], pieces: Iterable[str]) -> dict[str, int]:
+def _extend_vocabulary(indices: dict[str, int], pieces: Iterable[str]) -> dict[str, int]:
     """Build a vocabulary: the dictionary's symbols by id, then the pieces that it lacks."""
-    more = [piece for piece in pieces if piece not in own]
-    ordered = sorted(own, key=lambda symbol: own[symbol])
-    return {symbol: number for number, symbol in enumerate([*ordered, *more])}
+    symbols = dict.fromkeys([*sorted(indices, key=indices.__getitem__), *pieces])
+    return {symbol: number for number, symbol in enumerate(symbols)}
 
 
 def _build_bpe(
@@ -173,16 +166,3 @@ def _build_bpe(
     """Build a BPE model, without merges whose pieces are not in the vocabulary."""
     known = [m for m in merges if vocabulary.keys() >= {m[0], m[1], m[0] + m[1]}]
     return Tokenizer(models.BPE(vocabulary, known, unk_token="<unk>", fuse_unk=fuse_unk))
-
-
-def _read_settings(model: SentencePieceProcessor) -> tuple[bool, bytes]:
-    """Read whether a model is BPE, and its normalization table (charsmap).
-
-    Raises:
-        ValueError: the model is neither unigram nor BPE, or uses byte fallback.
-    """
-    proto = ModelProto.FromString(model.serialized_model_proto())
-    trainer = proto.trainer_spec
-    if trainer.model_type not in (trainer.UNIGRAM, trainer.BPE) or trainer.byte_fallback:
-        raise ValueError("neither unigram nor BPE pieces, or single bytes for unknown characters")
-    return trainer.model_type == trainer.BPE, proto.normalizer_spec.precompiled_charsmap

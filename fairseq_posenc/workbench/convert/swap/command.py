@@ -37,31 +37,20 @@ from fairseq_posenc.workbench.running.options import add_count, build_settings
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    what = "a trained RoBERTa, causal language model or translation model, fairseq's or ours"
-    add("--checkpoint", type=Path, required=True, metavar="FILE", help=what)
-    add(
-        "--arch",
-        metavar="NAME",
-        help="architecture of the new model, for RoBERTa, as in roberta_m4m",
-    )
+    text = "a trained RoBERTa, causal language model or translation model, fairseq's or ours"
+    add("--checkpoint", type=Path, required=True, metavar="FILE", help=text)
+    text = "architecture of the new model, for RoBERTa, as in roberta_m4m"
+    add("--arch", metavar="NAME", help=text)
     defaults = "default: those of --arch, or the old"
     add("--position-encoding", metavar="SPEC", help=f"new positions ({defaults} ones)")
-    add(
-        "--position-encoding-decoder",
-        metavar="SPEC",
-        help="positions of a translation model's decoder (default: the same)",
-    )
+    text = "positions of a translation model's decoder (default: the same)"
+    add("--position-encoding-decoder", metavar="SPEC", help=text)
     add("--attention-directions", metavar="LIST", help=f"as in lr,rl ({defaults} ones)")
     add_count(parser, "--max-positions", "longest input of the new model (default: the old one's)")
     add("--extend", choices=RULES, help="how tables by position become longer (default: refuse)")
     add("--out", type=Path, metavar="FILE", help="start checkpoint (default with --arch: NAME.pt)")
-    add(
-        "--seed",
-        type=int,
-        default=1,
-        metavar="N",
-        help="random seed of new parameters (default: 1)",
-    )
+    text = "random seed of new parameters (default: 1)"
+    add("--seed", type=int, default=1, metavar="N", help=text)
     add("--overwrite", action="store_true", help="replace --out if it exists")
 
 

@@ -34,12 +34,8 @@ def export_to_ctranslate2(
 ) -> list[str]:
     """Write a folder that CTranslate2 reads, and compare the two models.
 
-    Args:
-        trained: the model.
-        quantization: of the weights: ``float32``, ``float16`` or ``int8``.
-        tokens: value of ``--tokens``; None to search the folder of the data.
-        out: the folder.
-        labels: license and languages for the model card.
+    ``quantization`` is ``float32``, ``float16`` or ``int8``; ``tokens`` the value of ``--tokens``,
+    None to search the folder of the data.
 
     Returns:
         Lines for the user.

@@ -71,15 +71,18 @@ def place_positions(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
     _refuse_without_place(stack, states, terms)
     table = _compute_input_table(stack, tokens)
     bias = _find_common_bias(stack, terms)
-    alibi = bias is not None and all(_is_alibi(each.bias, dims) for each in terms)
+    alibi = bias is not None and all(_is_alibi(layer.bias, dims) for layer in terms)
     if bias is not None and not alibi and reads_prompts:
         _refuse(stack, "a bias", "and CTranslate2 reads prompts with its distances wrong")
-    attention = []
-    for state, layer, each in zip(states, stack.layers, terms):
-        rope = None if state.rotation is None else _find_rope(stack, layer.self_attn.kind)
-        attention.append(_build_attention(stack, each._replace(bias=None) if alibi else each, rope))
-    rotates = any(state.rotation is not None for state in states)
-    if table is not None and (rotates or any(each.changes for each in terms)):
+    attention, rotates = [], False
+    for layer, state, layer_terms in zip(stack.layers, states, terms):
+        placed = layer_terms._replace(bias=None) if alibi else layer_terms
+        encodings = stack.encodings.select(layer.self_attn.kind).as_list()
+        rope = next((encoding for encoding in encodings if isinstance(encoding, Rope)), None)
+        assert (rope is None) == (state.rotation is None)
+        rotates = rotates or rope is not None
+        attention.append(_build_attention(stack, placed, rope))
+    if table is not None and (rotates or any(layer.changes for layer in terms)):
         _refuse(stack, "positions both at the input and in the attention", _ONE_PLACE)
     if table is None:
         table = torch.zeros(dims.max_positions, dims.embed_dim)
@@ -97,9 +100,9 @@ def _refuse_without_place(stack: Any, states: list[Shared], terms: list[Terms]) 
         _refuse(stack, "rotations between decoder and encoder")
     if any(get(item.name).lifts for item in stack.assembly.spec.items):
         _refuse(stack, "queries and keys wider than values")
-    if any(each.decay is not None for each in stack.assembly.check("auto")):
+    if any(layer.decay is not None for layer in stack.assembly.check("auto")):
         _refuse(stack, "forget gates")
-    for state, each in zip(states, terms):
+    for state, layer in zip(states, terms):
         if state.positions.drawn is not None:
             _refuse(stack, "drawn positions")
         if state.locality.limits:
@@ -107,13 +110,13 @@ def _refuse_without_place(stack: Any, states: list[Shared], terms: list[Terms]) 
         if isinstance(state.rotation, PairRotation) and state.rotation.decay is not None:
             _refuse(stack, "a rotation that also decays")
         for name, what in _WITHOUT_PLACE.items():
-            value = getattr(each, name)
+            value = getattr(layer, name)
             if value is not None and value is not False:
                 _refuse(stack, what)
-        tables = [table for table in (each.query_table, each.value_table) if table is not None]
+        tables = [table for table in (layer.query_table, layer.value_table) if table is not None]
         if any(table.size(0) > 1 for table in tables):
             _refuse(stack, "vectors for each head")
-        if tables and each.bias is not None:
+        if tables and layer.bias is not None:
             _refuse(stack, "both vectors and a bias by distance", _ONE_PLACE)
 
 
@@ -131,7 +134,7 @@ def _compute_input_table(stack: Any, tokens: Tensor) -> Optional[Tensor]:
 
 def _find_common_bias(stack: Any, terms: Iterable[Terms]) -> Optional[Tensor]:
     """Find the bias by distance, ``(heads or 1, distances)``, of the layers that have one."""
-    biases = [each.bias for each in terms if each.bias is not None]
+    biases = [layer.bias for layer in terms if layer.bias is not None]
     if any(not torch.equal(biases[0], other) for other in biases[1:]):
         _refuse(stack, "a bias in each layer", "and CTranslate2 adds that of the first to all")
     return biases[0] if biases else None
@@ -151,12 +154,6 @@ def _is_alibi(bias: Optional[Tensor], dims: Dims) -> bool:
     )
 
 
-def _find_rope(stack: Any, kind: int) -> Rope:
-    """Find the encoding that rotates, in a kind of layer."""
-    (rope,) = (each for each in stack.encodings.select(kind).as_list() if isinstance(each, Rope))
-    return rope
-
-
 def _build_attention(stack: Any, terms: Terms, rope: Optional[Rope]) -> MultiHeadAttentionSpec:
     """Build the self-attention of a layer, of which only positions are set."""
     dims = stack.assembly.dims
@@ -167,7 +164,11 @@ def _build_attention(stack: Any, terms: Terms, rope: Optional[Rope]) -> MultiHea
         _refuse(stack, "a rotation that scales a part of the scores")
     factors, rotary = None, {}
     if rope is not None:
-        factors = _rope_factors(rope)
+        # By which scaling divides the frequencies of pairs, `(rotated / 2,)`; None for 1.
+        exponents = torch.arange(0, rope.rotated, 2) / rope.rotated
+        factors = rope.base**-exponents / rope.frequencies
+        if torch.allclose(factors, torch.ones(())):
+            factors = None
         rotary = {
             "rotary_dim": rope.rotated,
             "rotary_interleave": rope.layout == "interleaved",
@@ -188,16 +189,6 @@ def _build_attention(stack: Any, terms: Terms, rope: Optional[Rope]) -> MultiHea
         _set_bias(spec, terms.bias, dims)
     spec.queries_scale = dims.scale(terms.scale_factor or 1.0) * gain**2
     return spec
-
-
-def _rope_factors(rope: Rope) -> Optional[Tensor]:
-    """Compute the factors by which scaling divides the frequencies of pairs, ``(rotated / 2,)``.
-
-    None if all of them are 1.
-    """
-    exponents = torch.arange(0, rope.rotated, 2) / rope.rotated
-    factors = rope.base**-exponents / rope.frequencies
-    return None if torch.allclose(factors, torch.ones(())) else factors
 
 
 def _set_tables(

@@ -73,9 +73,7 @@ class _Weights:
 def build_specification(trained: OpenModel, vocabularies: list[list[str]]) -> ModelSpec:
     """Build the specification of a model, checked and in float32.
 
-    Args:
-        trained: a translation model or a causal LM.
-        vocabularies: the symbols of each dictionary, by their numbers.
+    ``vocabularies`` are the symbols of each dictionary, by their numbers.
 
     Raises:
         UserError: the model has something that CTranslate2 has not.
@@ -171,7 +169,7 @@ def _set_attention(
     weights: _Weights, spec: MultiHeadAttentionSpec, name: str, *, self_attention: bool
 ) -> None:
     """Set the projections of an attention and the layer norm of its block."""
-    query, key, value = (weights.take_linear(f"{name}.{each}_proj") for each in "qkv")
+    query, key, value = (weights.take_linear(f"{name}.{letter}_proj") for letter in "qkv")
     if self_attention:
         fuse_linear(spec.linear[0], [query, key, value])
     else:

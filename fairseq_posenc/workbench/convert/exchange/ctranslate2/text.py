@@ -6,8 +6,6 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq.data import Dictionary
-
 from fairseq_posenc.workbench.convert.exchange import hf_tokenizer
 from fairseq_posenc.workbench.convert.exchange.config_json import build_generation_config
 from fairseq_posenc.workbench.loading.open_model import OpenModel
@@ -60,10 +58,7 @@ class TextSide(NamedTuple):
 def write_tokenizers(trained: OpenModel, tokens: str | None, folder: Path) -> list[TextSide]:
     """Write the tokenizer of each dictionary of a model into a folder.
 
-    Args:
-        trained: the model.
-        tokens: value of ``--tokens``; None to search the folder of the data.
-        folder: for the files.
+    ``tokens`` is the value of ``--tokens``; None to search the folder of the data.
 
     Raises:
         UserError: the tokenization is not known, or a file cannot be read.
@@ -80,18 +75,13 @@ def write_tokenizers(trained: OpenModel, tokens: str | None, folder: Path) -> li
             sides.append(TextSide(list(dictionary.symbols), "", _NO_TOKENIZER))
         else:
             file = f"tokenizer.{language}.json" if translates else "tokenizer.json"
-            sides.append(_write_json(tokenization, dictionary, folder / file, trained.family.name))
+            template = trained.family.name
+            tokenizer, _ = hf_tokenizer.build_tokenizer(tokenization, dictionary, template)
+            tokenizer.save(str(folder / file))
+            # The symbols of GPT-2's dictionary are numbers; they become its pieces.
+            symbols = [tokenizer.id_to_token(number) for number in range(len(dictionary))]
+            sides.append(TextSide(symbols, file, _TOKENIZERS))
     return sides
-
-
-def _write_json(
-    tokenization: Path | str, dictionary: Dictionary, path: Path, template: str
-) -> TextSide:
-    """Write a tokenizer.json; the symbols of GPT-2's dictionary, numbers, become its pieces."""
-    tokenizer = hf_tokenizer.build_tokenizer(tokenization, dictionary, template).tokenizer
-    tokenizer.save(str(path))
-    symbols = [tokenizer.id_to_token(number) for number in range(len(dictionary))]
-    return TextSide(symbols, path.name, _TOKENIZERS)
 
 
 def format_usage(trained: OpenModel, sides: list[TextSide]) -> str:
@@ -100,17 +90,13 @@ def format_usage(trained: OpenModel, sides: list[TextSide]) -> str:
     usage = source.usage
     names = ("source", "source" if source.file == target.file else "target")
     lines = [*filter(None, ("import ctranslate2", usage.import_line)), ""]
-    if source.file:
-        lines += [
-            f"{name} = {usage.open_file.format(file=side.file)}"
-            for name, side in dict(zip(names, (source, target))).items()
-        ]
+    for name, side in dict(zip(names, (source, target))).items() if source.file else ():
+        lines.append(f"{name} = {usage.open_file.format(file=side.file)}")
     cut = usage.tokenize.format(source=names[0], text="Un homme dort.")
     if trained.family.name == "translation":
         joined = usage.join.format(target=names[1], found="translation")
-        longest = (
-            build_generation_config(trained)["max_new_tokens"] - 1
-        )  # then fairseq adds the end
+        # Then fairseq adds the end.
+        longest = build_generation_config(trained)["max_new_tokens"] - 1
         lines.append(_TRANSLATION.format(cut=cut, joined=joined, longest=longest))
     else:
         joined = usage.join.format(target=names[1], found="found.sequences[0]")
