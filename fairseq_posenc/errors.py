@@ -34,7 +34,7 @@ class RunError(UserError):
 
 def printable(text: str) -> str:
     """Write control characters out by their codes, so that a text stays in its line."""
-    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    return CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def printable_lines(text: str) -> str:

@@ -29,8 +29,8 @@ def extend_tables(model: nn.Module, state_dict: dict[str, Any], prefix: str) -> 
         if not isinstance(module, Encoding):
             continue
         for parameter, _ in module.named_parameters():
-            key, own = f"{name}.{parameter}", module.get_parameter(parameter)
-            if key not in state_dict or (old := state_dict[key]).dim() != own.dim():
+            key, parameter_now = f"{name}.{parameter}", module.get_parameter(parameter)
+            if key not in state_dict or (old := state_dict[key]).dim() != parameter_now.dim():
                 continue
             longer = module.extend(parameter, old)
             if longer.shape != old.shape:
@@ -40,27 +40,27 @@ def extend_tables(model: nn.Module, state_dict: dict[str, Any], prefix: str) -> 
     return changes
 
 
-def fit_positions(state_dict: dict[str, Any], own: dict[str, Tensor]) -> list[str]:
+def fit_positions(state_dict: dict[str, Any], ours: dict[str, Tensor]) -> list[str]:
     """Give ``state_dict`` a model's own position parameters; return what that changed.
 
-    ``own`` is the model's state dict.
+    ``ours`` is the state dict of the model.
     """
-    own, theirs = (
+    ours, theirs = (
         {key: value for key, value in weights.items() if is_position_parameter(key)}
-        for weights in (own, state_dict)
+        for weights in (ours, state_dict)
     )
-    resized = [key for key in own if key in theirs and theirs[key].shape != own[key].shape]
-    fresh = [key for key in own if key not in theirs]
-    dropped = [key for key in theirs if key not in own]
+    resized = [key for key in ours if key in theirs and theirs[key].shape != ours[key].shape]
+    fresh = [key for key in ours if key not in theirs]
+    dropped = [key for key in theirs if key not in ours]
     for key in dropped:
         del state_dict[key]
-    state_dict.update({key: own[key] for key in (*fresh, *resized)})
+    state_dict.update({key: ours[key] for key in (*fresh, *resized)})
     return (
-        [f"{key} {tuple(own[key].shape)} is not in the checkpoint" for key in fresh]
+        [f"{key} {tuple(ours[key].shape)} is not in the checkpoint" for key in fresh]
         + [f"{key} {tuple(theirs[key].shape)} is not in the model" for key in dropped]
-        + [_describe_resized(key, theirs[key], own[key]) for key in resized]
+        + [_describe_resized(key, theirs[key], ours[key]) for key in resized]
     )
 
 
-def _describe_resized(key: str, theirs: Tensor, own: Tensor) -> str:
-    return f"{key} is {tuple(theirs.shape)} in the checkpoint, {tuple(own.shape)} in the model"
+def _describe_resized(key: str, theirs: Tensor, ours: Tensor) -> str:
+    return f"{key} is {tuple(theirs.shape)} in the checkpoint, {tuple(ours.shape)} in the model"

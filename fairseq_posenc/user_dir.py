@@ -39,7 +39,8 @@ class PackagePath(list[str]):
 
     def __contains__(self, path: object) -> bool:
         """Check whether a path leads to the package; if so, register its names with fairseq."""
-        if not any(os.path.samefile(str(path), own) for own in self if os.path.exists(str(path))):
+        given = str(path)
+        if not os.path.exists(given) or not any(os.path.samefile(given, place) for place in self):
             return False
         register()
         return True

@@ -22,10 +22,10 @@ def describe_numbers(name: str) -> str:
     return _format_costs(name, *zip(*costs))
 
 
-def _format_costs(name: str, each: Sequence[str], together: Sequence[str]) -> str:
+def _format_costs(name: str, by_sentence: Sequence[str], together: Sequence[str]) -> str:
     phrases = []
-    if any(each):
-        phrases.append(f"``{_add_formulas(each)}`` for each sentence")
+    if any(by_sentence):
+        phrases.append(f"``{_add_formulas(by_sentence)}`` for each sentence")
         if registry.get(name).acts_on == "input":
             phrases[-1] += ", once for all layers"
     if any(together):

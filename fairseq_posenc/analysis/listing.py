@@ -34,18 +34,18 @@ def list_entries() -> list[Entry]:
 
 def _read_registered_name(node: ast.ClassDef) -> str | None:
     """Read the name that ``@register`` gives a class, None if it has none."""
-    for each in node.decorator_list:
-        if isinstance(each, ast.Call) and ast.unparse(each.func) == "register":
-            (name,) = each.args
+    for decorator in node.decorator_list:
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "register":
+            (name,) = decorator.args
             return str(ast.literal_eval(name))
     return None
 
 
 def _read_acts_on(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> str:
     """Read a class's ``acts_on``, its own or the first base's that has one."""
-    for each in node.body:
-        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "acts_on":
-            return str(ast.literal_eval(each.value))
+    for statement in node.body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "acts_on":
+            return str(ast.literal_eval(statement.value))
     (base,) = (classes[base.id] for base in node.bases if isinstance(base, ast.Name))
     return _read_acts_on(base, classes)
 

@@ -43,8 +43,8 @@ def find_message(error: BaseException) -> str | None:
     messages = [_name_file(link, describe_mistake(link)) for link in links]
     # For a checkpoint, the first error says most.
     messages += [_describe_unreadable(link) for link in reversed(links)]
-    found = next((message for message in messages if message), None)
-    return found and printable_lines(found)
+    message = next((text for text in messages if text), None)
+    return message and printable_lines(message)
 
 
 def describe_damage(error: BaseException) -> str:

@@ -146,12 +146,12 @@ class _Hungry:
         raise UserError("it builds a buffer or a tensor without its numbers: no checkpoint does so")
 
 
-def _encode(text: Any = "", encoding: Any = "latin1", *more: Any) -> bytes:
+def _encode(text: Any = "", encoding: Any = "latin1", *others: Any) -> bytes:
     """Stand in for ``_codecs.encode``, by which Python pickles bytes, and with one encoding only.
 
     Others make text longer each time, ``hex`` twice as long.
     """
-    if more or encoding != "latin1" or type(text) is not str:
+    if others or encoding != "latin1" or type(text) is not str:
         raise UserError("it encodes text in a way that no checkpoint does")
     return b""
 

@@ -59,24 +59,24 @@ class PositionCheckpoints(nn.Module):
             UserError: they differ and ``--init-positions`` was not given, or the weights mean
                 something else in this model, or are not finite.
         """
-        own = self.state_dict(prefix=prefix)
-        refuse_broken_weights(state_dict, own)
-        _refuse_other_dictionary(state_dict, own)
+        model_state = self.state_dict(prefix=prefix)
+        refuse_broken_weights(state_dict, model_state)
+        _refuse_other_dictionary(state_dict, model_state)
         changes = self._match_identities(state_dict, prefix)
         longer = extend_tables(self, state_dict, prefix)
-        moved = fit_positions(state_dict, own)
+        moved = fit_positions(state_dict, model_state)
         changes += moved
         if changes and not self.init_positions:
             raise UserError(
                 "the checkpoint's positions are not the model's (--init-positions accepts this and "
                 f"starts the model's own fresh): {'; '.join(changes)}"
             )
-        refuse_untied(state_dict, own)
+        refuse_untied(state_dict, model_state)
         refuse_optimizer(longer + moved)
         for change in changes:
             logger.warning("--init-positions: %s", change)
         read, self._read = self._read or state_dict, None
-        logger.info("checkpoint: %s", format_load_report(read, state_dict, own))
+        logger.info("checkpoint: %s", format_load_report(read, state_dict, model_state))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _match_identities(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
@@ -89,24 +89,24 @@ class PositionCheckpoints(nn.Module):
         """
         changes, others = [], []
         for name, stack in self.named_modules():
-            own = getattr(stack, "identity", None)
-            if not isinstance(own, Identity):
+            ours = getattr(stack, "identity", None)
+            if not isinstance(ours, Identity):
                 continue
-            theirs = _read_identity(state_dict, f"{prefix}{name}.", own)
+            theirs = _read_identity(state_dict, f"{prefix}{name}.", ours)
             if theirs is None:
-                theirs = own
+                theirs = ours
                 logger.warning(
                     f"{name}: the checkpoint comes from a version that did not record positions; "
-                    f"assuming {own.positions}"
+                    f"assuming {ours.positions}"
                 )
             settings = theirs.weight_settings
-            others += [f"{name}: {text}" for text in settings.differences(own.weight_settings)]
-            if unknown := settings.list_unknown(own.weight_settings):
+            others += [f"{name}: {text}" for text in settings.differences(ours.weight_settings)]
+            if unknown := settings.list_unknown(ours.weight_settings):
                 logger.info("%s: the checkpoint does not record its %s", name, ", ".join(unknown))
-            differences = theirs.differences(own, stack.layers_kept)
+            differences = theirs.differences(ours, stack.layers_kept)
             changes += [f"{name}: {difference}" for difference in differences]
-            now = own if differences else theirs
-            now = now._replace(weight_settings=settings.fill_from(own.weight_settings))
+            now = ours if differences else theirs
+            now = now._replace(weight_settings=settings.fill_from(ours.weight_settings))
             state_dict[f"{prefix}{name}.{KEY}"] = now.to_tensor()
         if others:
             raise UserError(
@@ -116,7 +116,7 @@ class PositionCheckpoints(nn.Module):
         return changes
 
 
-def _read_identity(state_dict: dict[str, Any], stack: str, own: Identity) -> Identity | None:
+def _read_identity(state_dict: dict[str, Any], stack: str, ours: Identity) -> Identity | None:
     """Read the identity of a stack from a checkpoint; None if it has none.
 
     fairseq's own have a table of learned positions, or a mark of sinusoids, which is removed.
@@ -127,8 +127,8 @@ def _read_identity(state_dict: dict[str, Any], stack: str, own: Identity) -> Ide
     for mark in marks:
         del state_dict[mark]
     if marks:
-        return own._replace(positions=STOCK_SPEC)
-    return own if own.positions == "learned" and stack + LEARNED_TABLE in state_dict else None
+        return ours._replace(positions=STOCK_SPEC)
+    return ours if ours.positions == "learned" and stack + LEARNED_TABLE in state_dict else None
 
 
 def _refuse_flat_tables(state_dict: dict[str, Any]) -> None:
@@ -141,12 +141,12 @@ def _refuse_flat_tables(state_dict: dict[str, Any]) -> None:
             )
 
 
-def _refuse_other_dictionary(state_dict: dict[str, Any], own: dict[str, Tensor]) -> None:
+def _refuse_other_dictionary(state_dict: dict[str, Any], model_state: dict[str, Tensor]) -> None:
     """Refuse token embeddings of another number of symbols; the names are not in a checkpoint."""
-    for key in [key for key in state_dict if key.endswith("embed_tokens.weight") and key in own]:
-        if state_dict[key].dim() != own[key].dim():
+    for key in [key for key in model_state if key.endswith("embed_tokens.weight")]:
+        if key not in state_dict or state_dict[key].dim() != model_state[key].dim():
             continue  # torch says so
-        theirs, ours = (each[key].size(0) for each in (state_dict, own))
+        theirs, ours = (weights[key].size(0) for weights in (state_dict, model_state))
         if theirs != ours:
             raise UserError(
                 f"the checkpoint has a dictionary of {theirs:,} symbols ({key}), the data one of "

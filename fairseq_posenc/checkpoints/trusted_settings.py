@@ -222,7 +222,7 @@ def _is_named(setting: str, words: list[str]) -> bool:
     override = rf"""(\+*([\w@/]+\.)*{setting}=.*|\s*\{{.*['"]{setting}['"]\s*:.*)"""
     return any(
         word.replace("_", "-").partition("=")[0] == option or re.fullmatch(override, word, re.S)
-        for word in (each.removeprefix("--model-overrides=") for each in words)
+        for word in (argument.removeprefix("--model-overrides=") for argument in words)
     )
 
 

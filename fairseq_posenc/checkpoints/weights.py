@@ -15,14 +15,14 @@ _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.
 _LARGEST = 1e18  # the square is still a number in float32
 
 
-def refuse_broken_weights(state_dict: dict[str, Any], own: dict[str, Tensor]) -> None:
+def refuse_broken_weights(state_dict: dict[str, Any], model_state: dict[str, Tensor]) -> None:
     """Refuse what torch would copy into the model without a word.
 
     Only what the model has, and has as floating-point numbers, is looked at; an identity is read
     elsewhere.
     """
-    for name in own:
-        if name in state_dict and own[name].is_floating_point() and not name.endswith(KEY):
+    for name in model_state:
+        if name in state_dict and model_state[name].is_floating_point() and not name.endswith(KEY):
             wrong = _describe_damage(state_dict[name])
             if wrong:
                 raise UserError(
@@ -30,11 +30,11 @@ def refuse_broken_weights(state_dict: dict[str, Any], own: dict[str, Tensor]) ->
                 )
 
 
-def refuse_untied(state_dict: dict[str, Any], own: dict[str, Tensor]) -> None:
+def refuse_untied(state_dict: dict[str, Any], model_state: dict[str, Tensor]) -> None:
     """Refuse two different matrices for one that the model shares: the second would win."""
     first: dict[int, str] = {}
-    for name in own:
-        address = storage_address(own[name])
+    for name in model_state:
+        address = storage_address(model_state[name])
         if name not in state_dict or storage_address(state_dict[name]) == address:
             continue  # the model's own, which starts fresh
         other = first.setdefault(address, name)
@@ -105,7 +105,7 @@ def _shorten(name: Any) -> str:
 
 
 def format_load_report(
-    before: dict[str, Any], state_dict: dict[str, Any], own: dict[str, Tensor]
+    before: dict[str, Any], state_dict: dict[str, Any], model_state: dict[str, Tensor]
 ) -> str:
     """Count the tensors that are loaded, new in the model, and left in the checkpoint.
 
@@ -113,9 +113,11 @@ def format_load_report(
     ``before`` is the checkpoint's as it was read, ``state_dict`` as it is about to be loaded.
     """
     given = {name: x for name, x in state_dict.items() if isinstance(x, Tensor)}
-    names = [name for name in own if not name.endswith(KEY)]
+    names = [name for name in model_state if not name.endswith(KEY)]
     new = [
-        x for x in names if x not in given or storage_address(given[x]) == storage_address(own[x])
+        x
+        for x in names
+        if x not in given or storage_address(given[x]) == storage_address(model_state[x])
     ]
     loaded = set(names) - set(new)
     used = {storage_address(given[name]) for name in loaded}
@@ -130,5 +132,5 @@ def format_load_report(
 
 def _format(names: list[str]) -> str:
     """Format their number, with the first of them."""
-    more = ", ..." if len(names) > 1 else ""
-    return f"{len(names):,} ({names[0]}{more})" if names else "0"
+    rest = ", ..." if len(names) > 1 else ""
+    return f"{len(names):,} ({names[0]}{rest})" if names else "0"

@@ -43,8 +43,8 @@ def check_metric() -> None:
     call = find_call("fairseq_cli/train.py", "main")
     if call is None or call.f_locals["cfg"].checkpoint.best_checkpoint_metric == "loss":
         return
-    found = call.f_locals
-    settings, trainer, subset = found["cfg"], found["trainer"], found["subset"]
+    local = call.f_locals
+    settings, trainer, subset = local["cfg"], local["trainer"], local["subset"]
     wanted = settings.checkpoint.best_checkpoint_metric
     if wanted == "bleu" and getattr(settings.task, "eval_bleu", False):
         return  # a new model may translate a batch to nothing, which has no BLEU

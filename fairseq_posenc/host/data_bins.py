@@ -190,12 +190,12 @@ def _refuse_negative(files: _Files, lengths: NDArray[np.int64], start: int) -> N
 
 
 def _refuse_other_pointers(
-    files: _Files, found: NDArray[np.int64], expected: NDArray[np.int64], start: int
+    files: _Files, actual: NDArray[np.int64], expected: NDArray[np.int64], start: int
 ) -> None:
     """Refuse sentences that do not begin where the one before ends."""
-    wrong = np.flatnonzero(found != expected)
+    wrong = np.flatnonzero(actual != expected)
     if len(wrong):
         files.refuse(
-            f"sentence {start + wrong[0] + 1:,} begins at {found[wrong[0]]:,}, not at "
+            f"sentence {start + wrong[0] + 1:,} begins at {actual[wrong[0]]:,}, not at "
             f"{expected[wrong[0]]:,}, where the one before it ends"
         )

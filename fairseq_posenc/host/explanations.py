@@ -23,11 +23,11 @@ def explain_failure(error: BaseException) -> str | None:
 
 
 def _explain_size(error: BaseException) -> str | None:
-    found = _SIZE.match(str(error))
-    if not found:
+    match = _SIZE.match(str(error))
+    if not match:
         return None
     return (
-        f"sample {found[1]} has {found[2]} tokens, and the model reads {found[3]}: give it more "
+        f"sample {match[1]} has {match[2]} tokens, and the model reads {match[3]}: give it more "
         "positions, or leave such samples out by --skip-invalid-size-inputs-valid-test (the log "
         "then counts them)"
     )

@@ -24,9 +24,9 @@ def count_left_out(record: logging.LogRecord) -> None:
     call = find_call(_TASK, "filter_indices_by_size")
     if call is None:
         return
-    found = call.f_locals
-    left, rest, dataset = found["ignored"], found["indices"], found["dataset"]
-    samples, longest = len(left) + len(rest), found["max_positions"]
+    local = call.f_locals
+    left, rest, dataset = local["ignored"], local["indices"], local["dataset"]
+    samples, longest = len(left) + len(rest), local["max_positions"]
     if not len(rest):
         numbers = longest if isinstance(longest, (tuple, list)) else [longest]  # sides
         raise UserError(
@@ -74,10 +74,10 @@ def check_blocks() -> None:
     call = find_call("fairseq_cli/eval_lm.py", "main")
     if call is None:
         return
-    found, settings = call.f_locals, call.f_locals["cfg"]
+    local, settings = call.f_locals, call.f_locals["cfg"]
     new, window = settings.task.tokens_per_sample, settings.eval_lm.context_window
-    longest = utils.resolve_max_positions(*[model.max_positions() for model in found["models"]])
-    sizes = np.asarray(found["dataset"].sizes)
+    longest = utils.resolve_max_positions(*[model.max_positions() for model in local["models"]])
+    sizes = np.asarray(local["dataset"].sizes)
     cut = settings.task.sample_break_mode != "eos"  # else a block is a sentence, however long
     left, tokens = sizes[sizes > longest].sum(), sizes.sum()
     read = f"longer than the {longest:,} tokens that the model reads"

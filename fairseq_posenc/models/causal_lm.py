@@ -140,10 +140,10 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
         super().upgrade_state_dict_named(state_dict, name)
         prefix = f"{name}." if name else ""
         tables = self.state_dict(prefix=prefix) if self.positions_for_bos else {}
-        for key, own in tables.items():
+        for key, table in tables.items():
             old = state_dict.get(key)
-            if is_position_parameter(key) and old is not None and old.shape == own[:-1].shape:
-                state_dict[key] = torch.cat([old, own[-1:].to(old)])  # never trained
+            if is_position_parameter(key) and old is not None and old.shape == table[:-1].shape:
+                state_dict[key] = torch.cat([old, table[-1:].to(old)])  # never trained
 
 
 def _shares_embeddings(args: Any) -> bool:

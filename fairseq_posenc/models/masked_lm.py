@@ -153,13 +153,13 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
         """Let a span head start fresh on a checkpoint without one; drop one that is not used."""
         super().upgrade_state_dict_named(state_dict, name)
         prefix = f"{name}.span_head." if name else "span_head."
-        own = {} if self.span_head is None else self.span_head.state_dict(prefix=prefix)
-        for key in [key for key in state_dict if key.startswith(prefix) and key not in own]:
+        head = {} if self.span_head is None else self.span_head.state_dict(prefix=prefix)
+        for key in [key for key in state_dict if key.startswith(prefix) and key not in head]:
             logger.info("%s of the checkpoint is ignored: the model has no span head", key)
             del state_dict[key]
-        for key in [key for key in own if key not in state_dict]:
+        for key in [key for key in head if key not in state_dict]:
             logger.info("%s starts fresh: the checkpoint has no span head", key)
-            state_dict[key] = own[key]
+            state_dict[key] = head[key]
 
 
 def roberta_tiny_architecture(args: Any) -> None:

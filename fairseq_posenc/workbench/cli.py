@@ -184,8 +184,8 @@ def _run(argv: Sequence[str] | None) -> int:
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)
     for name, command in COMMANDS.items():
-        more = f"; after --: {command.after_dashes}" if command.after_dashes else ""
-        subparser = subparsers.add_parser(name, description=command.help + more)
+        rest = f"; after --: {command.after_dashes}" if command.after_dashes else ""
+        subparser = subparsers.add_parser(name, description=command.help + rest)
         if name == chosen:
             command.add_arguments(subparser)
             add_examples(subparser, EXAMPLES[name])

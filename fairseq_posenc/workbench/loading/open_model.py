@@ -98,7 +98,7 @@ def open_model(
     arch = families.architecture(state["cfg"].model)
     family = families.find_family(arch, stock=True)
     if family is None:
-        kinds = ", ".join(each.title for each in families.FAMILIES)
+        kinds = ", ".join(known.title for known in families.FAMILIES)
         raise UserError(f"{option} {path}: a model of the kind {arch}; this command reads {kinds}")
     # A checkpoint may have been trained with --init-positions; here it would hide a mistake.
     changes: dict[str, Any] = {"init_positions": False}

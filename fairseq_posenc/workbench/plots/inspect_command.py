@@ -128,7 +128,7 @@ def render_page(inspections: Sequence[Inspection], command: str) -> str:
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
         "codes": base64.b64encode(zlib.compress(codes)).decode(),
     }
-    return _PLACEHOLDER.sub(lambda found: filled[found[1]], TEMPLATE.read_text(encoding="utf-8"))
+    return _PLACEHOLDER.sub(lambda match: filled[match[1]], TEMPLATE.read_text(encoding="utf-8"))
 
 
 def _refuse_large(opened: OpenModel, reading: Reading) -> None:

@@ -119,12 +119,12 @@ def _build_trained_stack(stack: Any) -> PlottedStack:
     layers, projections = [], []
     for index in range(len(stack.layers)):  # iterating would apply LayerDrop
         attention = stack.layers[index].self_attn
-        own = spec.select_layers([index])
+        layer_spec = spec.select_layers([index])
         positions = PositionEncoding(
-            str(own), dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
+            str(layer_spec), dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
         )
         at_input = stack.embed_positions
-        positions.assembly = stack.assembly._replace(spec=own)
+        positions.assembly = stack.assembly._replace(spec=layer_spec)
         positions.input = None if at_input is None else at_input.encodings
         positions.shared = stack.encodings.select(attention.kind)
         positions.layer = attention.encodings

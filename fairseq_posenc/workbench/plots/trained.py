@@ -82,7 +82,7 @@ def attention_to_random_symbols(model: Any, length: int) -> list[CapturedAttenti
     return capture_attention(model, lambda: model(tokens))
 
 
-def _choose_stack(path: Path, there: Sequence[str], wanted: str | None) -> str:
-    if wanted and wanted not in there:
-        raise UserError(f"--stack {wanted}: --checkpoint {path} has {' and '.join(there)} only")
-    return wanted or there[0]
+def _choose_stack(path: Path, stacks: Sequence[str], wanted: str | None) -> str:
+    if wanted and wanted not in stacks:
+        raise UserError(f"--stack {wanted}: --checkpoint {path} has {' and '.join(stacks)} only")
+    return wanted or stacks[0]

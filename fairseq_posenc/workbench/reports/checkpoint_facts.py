@@ -69,8 +69,8 @@ class CheckpointFacts(NamedTuple):
         if begun := self.settings.get("finetune_from_model"):
             return Path(begun)
         resumed = Path(self.settings.get("restore_file") or NAMES[0])
-        own = resumed == Path(NAMES[0]) or resumed.parent == self.path.parent
-        return None if own else resumed
+        is_same_run = resumed == Path(NAMES[0]) or resumed.parent == self.path.parent
+        return None if is_same_run else resumed
 
 
 def read_checkpoint(path: Path) -> CheckpointFacts:

@@ -72,7 +72,7 @@ def collect_figures(trainings: Trainings) -> dict[str, list[Row]]:
             "diverged_at": broken[0] if broken else None,
         }
         stages = find_stages(curve)
-        found: dict[str, list[Row]] = {
+        rows_by_table: dict[str, list[Row]] = {
             "best": [row],
             "epochs": [
                 {"epoch": epoch, "update": entry.updates, "perplexity": entry.perplexity}
@@ -86,7 +86,7 @@ def collect_figures(trainings: Trainings) -> dict[str, list[Row]]:
                 for piece in fit_segments(training_points(curve))
             ],
         }
-        for table_name, rows in found.items():
+        for table_name, rows in rows_by_table.items():
             tables[table_name] += [{"training": name, **row} for row in rows]
     tables["seeds"] = []
     for name, curves in trainings.items():
@@ -104,10 +104,10 @@ def _average_over_seeds(curves: Sequence[Curve]) -> dict[str, Interval]:
     ends = [points[-1][1] for points in map(smooth_losses, curves) if points]
     if len(ends) == len(curves):
         means["loss_at_the_end_nats"] = interval(ends)
-    stages = [stages for stages in map(find_stages, curves) if stages is not None]
+    stages = [stage for stage in map(find_stages, curves) if stage is not None]
     if len(stages) == len(curves):
-        means["plateau_ends"] = interval(found.plateau for found in stages)
-        means["plateau"] = interval(found.plateau - found.start for found in stages)
+        means["plateau_ends"] = interval(stage.plateau for stage in stages)
+        means["plateau"] = interval(stage.plateau - stage.start for stage in stages)
     return means
 
 

@@ -94,7 +94,7 @@ def _parse_updates(text: Optional[str]) -> tuple[float, float]:
 
 def _parse_logs(texts: Sequence[str]) -> dict[str, list[Path]]:
     named = parse_named(texts, "NAME=LOG", "trainings")
-    logs = {name: [Path(each) for each in split_trainings(paths)] for name, paths in named.items()}
+    logs = {name: [Path(path) for path in split_trainings(paths)] for name, paths in named.items()}
     for name, paths in logs.items():
         for log in paths:
             if not log.is_file():

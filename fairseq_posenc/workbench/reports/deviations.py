@@ -84,7 +84,7 @@ def _compare_fine_tuning(run: OwnRun) -> list[str]:
         return []
     recipe = recipes.load()["finetuning"]["glue"].get(run.record.data["protocol"], {})
     runs, lines = run.record.figures["runs"], []
-    for task in dict.fromkeys(each["task"] for each in runs):
+    for task in dict.fromkeys(run["task"] for run in runs):
         given = {**recipe.get("settings", {}), **recipe.get("per_task", {}).get(task, {})}
         for key, paper in ("learning_rate", given.get("lr")), ("seed", given.get("seeds")):
             ours = sorted({run[key] for run in runs if run["task"] == task})

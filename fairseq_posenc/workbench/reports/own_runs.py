@@ -149,8 +149,8 @@ def _read_if_there(checkpoint: Any, path: Path) -> Optional[CheckpointFacts]:
     if checkpoint is None:
         return None
     places = (Path(checkpoint), path.parent / checkpoint)
-    found = next((place for place in places if place.is_file()), None)
-    return None if found is None else read_checkpoint(found)
+    existing = next((place for place in places if place.is_file()), None)
+    return None if existing is None else read_checkpoint(existing)
 
 
 def _choose_m4m_recipe(training: Optional[CheckpointFacts]) -> str:

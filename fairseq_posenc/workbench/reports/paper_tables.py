@@ -169,12 +169,12 @@ def build_report(
             {**_describe_run(run), "figures": {format_figure(k): v for k, v in run.figures.items()}}
             for run in others
         ],
-        "records": [{"path": str(path), **each._asdict()} for path, each in records.items()],
+        "records": [{"path": str(path), **record._asdict()} for path, record in records.items()],
     }
 
 
 def _build_row(table: PaperTable, row: PaperRow) -> dict[str, Any]:
-    best = {id(found.model): {"best_of": found.trainings} for found in row.best}
+    best = {id(best_run.model): {"best_of": best_run.trainings} for best_run in row.best}
     ours = [
         {
             **best.get(id(model), {}),

@@ -81,18 +81,18 @@ def find_results(argument: str) -> tuple[Runs, Records]:
     runs: Runs = {}
     records: Records = {}
     passed_over = defaultdict(list)
-    for each in _list_places(path):
+    for place in _list_places(path):
         try:
-            found_runs, record = _read(each, given)
+            found_runs, record = _read(place, given)
         except RecordError as error:
-            passed_over[str(error)].append(each)
+            passed_over[str(error)].append(place)
             continue
         runs |= {(run.path.resolve(), run.name): run for run in found_runs}
         if record is not None:
-            records[each.resolve()] = record
+            records[place.resolve()] = record
     for reason, files in passed_over.items():
-        more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
-        say(f"skipped: {files[0]}{more}: {reason}")
+        others = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
+        say(f"skipped: {files[0]}{others}: {reason}")
     if not (runs or records or passed_over):
         raise UserError(
             f"{path}: holds no results of a fairseq-posenc command, and no checkpoint of a "
@@ -106,7 +106,7 @@ def _list_places(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
         return
-    for folder in [path, *sorted(each for each in path.rglob("*") if each.is_dir())]:
+    for folder in [path, *sorted(inner for inner in path.rglob("*") if inner.is_dir())]:
         yield folder
         yield from (file for file in sorted(folder.glob("*.json")) if file.name not in _STATE)
 

@@ -19,7 +19,7 @@ def format_report(
 ) -> str:
     """Format the report in Markdown."""
     letters = sorted({table.paper.id[0] for table in tables})
-    papers = " ".join(f"{each}: {_cite_paper(each)}." for each in letters)
+    papers = " ".join(f"{letter}: {_cite_paper(letter)}." for letter in letters)
     legend = f"Every cell is ours / the paper's; - where there is no figure. {papers}"
     parts = [
         "# Our runs beside the papers'" if tables else "# Results",
@@ -140,7 +140,9 @@ def _format_rows(rows: list[tuple[int, Mapping[str, Any]]]) -> str:
     numbers = [all(not isinstance(row.get(name), str) for _, row in rows) for name in columns]
     cells = [[str(n), *(_format_value(row.get(name)) for name in columns)] for n, row in rows]
     return markdown.table(
-        ["", *map(markdown.escape, columns)], cells, "r" + "".join("lr"[each] for each in numbers)
+        ["", *map(markdown.escape, columns)],
+        cells,
+        "r" + "".join("lr"[is_number] for is_number in numbers),
     )
 
 

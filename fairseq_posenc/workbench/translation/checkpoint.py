@@ -82,7 +82,9 @@ def open_ensemble(paths: Iterable[Path], data: Optional[Path] = None) -> list[Op
         folder = opened[0].data if opened else data
         opened.append(open_model(path, folder, state=load_translation(path)))
         if find_data_bin(opened[-1]) != find_data_bin(opened[0]):
-            first, other = ("-".join(find_data_bin(each)[1:]) for each in (opened[0], opened[-1]))
+            first, other = (
+                "-".join(find_data_bin(trained)[1:]) for trained in (opened[0], opened[-1])
+            )
             raise UserError(
                 f"--checkpoint {path}: translates {other}, but {opened[0].path} translates {first}"
             )

@@ -45,8 +45,8 @@ class System(NamedTuple):
     @property
     def folder(self) -> Path:
         """Folder of its translations below that of the results."""
-        more = [f"training-{self.training}"] if self.training > 1 else []
-        return Path(self.name, *more)
+        parts = [f"training-{self.training}"] if self.training > 1 else []
+        return Path(self.name, *parts)
 
     @property
     def is_model(self) -> bool:

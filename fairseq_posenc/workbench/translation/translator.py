@@ -114,10 +114,10 @@ class Translator:
         options = GenerationConfig(beam=beam, lenpen=length_penalty)
         generator = self.task.build_generator(self.models, options)
         encoded = [self._encode(sentence) for sentence in sentences]
-        asked = [number for number, tokens in enumerate(encoded) if tokens.numel() > 1]
+        nonempty = [number for number, tokens in enumerate(encoded) if tokens.numel() > 1]
         results = [[_EMPTY] for _ in sentences]
-        for batch in self._make_batches([encoded[number] for number in asked], max_tokens):
-            numbers = [asked[index] for index in batch["id"].tolist()]
+        for batch in self._make_batches([encoded[number] for number in nonempty], max_tokens):
+            numbers = [nonempty[index] for index in batch["id"].tolist()]
             try:
                 searched = self.task.inference_step(generator, self.models, batch)
             except UserError as error:

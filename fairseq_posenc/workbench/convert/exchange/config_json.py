@@ -139,7 +139,7 @@ def parse_layers(stack: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
 def _build_stack_config(stack: Any, side: str) -> dict[str, Any]:
     """Collect the fields of a ``StackConfig``."""
     cfg = stack.cfg
-    own, dims, layer = getattr(cfg, side), stack.assembly.dims, stack.layers[0]
+    side_cfg, dims, layer = getattr(cfg, side), stack.assembly.dims, stack.layers[0]
     return {
         "vocab_size": stack.embed_tokens.num_embeddings,
         "padding_idx": stack.padding_idx,
@@ -157,7 +157,7 @@ def _build_stack_config(stack: Any, side: str) -> dict[str, Any]:
         "embed_scale": stack.embed_scale,
         "activation": ACTIVATIONS.get(cfg.activation_fn, cfg.activation_fn),
         "embedding_norm": stack.layernorm_embedding is not None,
-        "norm_before": own.normalize_before,
+        "norm_before": side_cfg.normalize_before,
         "final_norm": stack.layer_norm is not None,
         "memory_dim": cfg.encoder.embed_dim if getattr(layer, "encoder_attn", None) else None,
         "dropout": float(cfg.dropout),

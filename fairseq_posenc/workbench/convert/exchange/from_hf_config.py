@@ -132,8 +132,8 @@ def _find_changed_rotation(settings: dict[str, Any], folder: HFFolder) -> dict[s
         )
     item, size = parsed
     spec = str(Spec.uniform((item,)))
-    own = settings["model"].get("position_encoding")
-    exported = settings.get(EXPORTED_AS) or str(parse(str(own)))
+    encoding = settings["model"].get("position_encoding")
+    exported = settings.get(EXPORTED_AS) or str(parse(str(encoding)))
     return {} if spec == exported else {"position_encoding": spec, "max_target_positions": size}
 
 
@@ -144,7 +144,7 @@ def _find_untied(model: dict[str, Any], folder: HFFolder) -> dict[str, bool]:
         pair = [weights.get(f"{side}.embed_tokens.weight") for side in ("encoder", "decoder")]
         untied = {"share_all_embeddings": False, "share_decoder_input_output_embed": True}
     elif layout := next(
-        (each for each in LAYOUTS.values() if each.scaled_embeddings in weights), None
+        (layout for layout in LAYOUTS.values() if layout.scaled_embeddings in weights), None
     ):
         output = next(theirs for ours, theirs in layout.names if ours == "decoder.embed_tokens.")
         pair = [weights.get(f"{output}weight"), weights[layout.scaled_embeddings]]

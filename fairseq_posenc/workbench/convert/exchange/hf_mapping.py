@@ -106,8 +106,8 @@ def _describe_misfit(trained: OpenModel, config: dict[str, Any], layout: Layout)
 
 def _convert_config(config: dict[str, Any], hf_class: HFClass, layout: Layout) -> dict[str, Any]:
     stack = config[layout.style.stack]
-    (own,) = config["architectures"]
-    head = next(head for head, name in ARCHITECTURES.items() if name == own)
+    (our_class,) = config["architectures"]
+    head = next(head for head, name in ARCHITECTURES.items() if name == our_class)
     common = ("pad_token_id", "eos_token_id", "bos_token_id", "dtype", "id2label", "label2id")
     converted = {
         "model_type": layout.model_type,
@@ -177,11 +177,11 @@ def from_hf_weights(
 
 def _list_copies(weights: dict[str, Tensor]) -> list[str]:
     """List the tensors that hold a weight a second time, which must be equal, or none."""
-    there = [pair for pair in _TIED_PAIRS if weights.keys() >= set(pair)]
-    for second, first in there:
+    pairs = [pair for pair in _TIED_PAIRS if weights.keys() >= set(pair)]
+    for second, first in pairs:
         if not torch.equal(weights[second], weights[first]):
             raise UserError(f"{second} is not {first}: a RoBERTa of fairseq ties them")
-    return [*(second for second, _ in there), *_BUFFERS]
+    return [*(second for second, _ in pairs), *_BUFFERS]
 
 
 def _find_class(config: dict[str, Any], model: Any) -> tuple[Layout, HFClass]:
@@ -199,10 +199,10 @@ def _find_class(config: dict[str, Any], model: Any) -> tuple[Layout, HFClass]:
 
 def _map_param(name: str, layout: Layout, hf_class: HFClass) -> ParamMap:
     """Find the tensor of a class of transformers for a parameter of ours."""
-    own = re.match(_POSITION_PARAMETER, name)
-    if own and hf_class.weights:
-        mapped = hf_class.weights[name[own.end() :]]
-        return mapped._replace(name=mapped.name.format(own["layer"]))
+    match = re.match(_POSITION_PARAMETER, name)
+    if match and hf_class.weights:
+        mapped = hf_class.weights[name[match.end() :]]
+        return mapped._replace(name=mapped.name.format(match["layer"]))
     to_hf = from_hf = torch.clone
     if hf_class.order is not None and re.search(_QUERY_OR_KEY, name):
         to_hf, from_hf = (partial(_reorder, x) for x in (hf_class.order, hf_class.order.argsort()))
@@ -231,7 +231,7 @@ def join_query_key_value(weights: dict[str, Tensor], heads: int) -> dict[str, Te
             joined[name] = weight
         elif match[2] == _QKV[0]:
             parts = [weights[f"{match[1]}.{part}.{match[3]}"] for part in _QKV]
-            rows = torch.stack([each.unflatten(0, (heads, -1)) for each in parts], dim=1)
+            rows = torch.stack([part.unflatten(0, (heads, -1)) for part in parts], dim=1)
             joined[f"{match[1]}.{match[3]}"] = rows.flatten(0, 2)
     return joined
 

@@ -60,11 +60,11 @@ def build_model(folder: HFFolder) -> Built:
         UserError: the settings are of no such model, or lie about its size.
     """
     _refuse_other_code(folder)
-    own = folder.settings or options_from_config(folder.config, folder.path)
+    settings = folder.settings or options_from_config(folder.config, folder.path)
     with readable_errors(str(folder.source)):
-        check_settings({"cfg": own})
-        refuse_files({"cfg": own})
-    given, task = own.get("model"), own.get("task")
+        check_settings({"cfg": settings})
+        refuse_files({"cfg": settings})
+    given, task = settings.get("model"), settings.get("task")
     if not isinstance(given, dict) or not isinstance(task, dict):
         raise UserError(f"{folder.source}: lacks the options of a model and its task")
     arch = str(given.get("_name") or given.get("arch"))
@@ -77,25 +77,26 @@ def build_model(folder: HFFolder) -> Built:
     if task.get("_name") not in tasks:
         raise UserError(f"{folder.path}: the task of its model is not one of {', '.join(tasks)}")
     if folder.settings:
-        own = update_options(own, folder)
-        given, task = own["model"], own["task"]
+        settings = update_options(settings, folder)
+        given, task = settings["model"], settings["task"]
     config = defaults(arch, task["_name"])
     plain = isinstance(config["model"], dict)
     values = {**(config["model"] if plain else vars(config["model"])), **given}
-    _refuse_other_sizes({**values, "classes": own.get("classes")}, folder)
+    _refuse_other_sizes({**values, "classes": settings.get("classes")}, folder)
     symbols = _read_vocabulary_sizes(folder)
     with refuse_unusable_settings(str(folder.path)):
         model = build({**values, "_name": arch}, symbols)
-        if own.get("head") == "spans":
+        if settings.get("head") == "spans":
             model.register_span_head()
-        elif own.get("head") == "classes":
-            name, number = str(own["head_name"]), int(own["classes"])
+        elif settings.get("head") == "classes":
+            name, number = str(settings["head_name"]), int(settings["classes"])
             model.register_classification_head(name, num_classes=number)
     config["model"] = values if plain else Namespace(**values)
     config["task"] = {**config["task"], **task, "data": str(folder.path)}
-    before = (folder.settings or own)["model"]
+    before = (folder.settings or settings)["model"]
     changed = {name: value for name, value in given.items() if before.get(name) != value}
-    return Built(model.eval(), family.name, config, str(own.get("head") or family.name), changed)
+    head = str(settings.get("head") or family.name)
+    return Built(model.eval(), family.name, config, head, changed)
 
 
 def _refuse_other_code(folder: HFFolder) -> None:
@@ -131,7 +132,7 @@ def _read_vocabulary_sizes(folder: HFFolder) -> list[int]:
 
 def _refuse_other_sizes(values: dict[str, Any], folder: HFFolder) -> None:
     """Refuse settings of a model that is far larger than the weights, before it is built."""
-    there = sum(weight.numel() for weight in folder.weights.values())
+    count = sum(weight.numel() for weight in folder.weights.values())
     numbers = _read_vocabulary_sizes(folder)
     for side in ("encoder", "decoder"):
         layers, width, inner = sizes = [
@@ -141,9 +142,9 @@ def _refuse_other_sizes(values: dict[str, Any], folder: HFFolder) -> None:
             numbers.append(layers * width * (4 * width + 2 * inner))
     positions = ("max_positions", "max_source_positions", "max_target_positions", "classes")
     numbers += [values.get(name) or 0 for name in positions]
-    if not all(isinstance(x, int) and 0 <= x <= max(2 * there, 10_000) for x in numbers):
+    if not all(isinstance(x, int) and 0 <= x <= max(2 * count, 10_000) for x in numbers):
         raise UserError(
-            f"{folder.path}: its {there:,} weights do not fit the model of its settings"
+            f"{folder.path}: its {count:,} weights do not fit the model of its settings"
         )
 
 
@@ -153,15 +154,15 @@ def load_weights(folder: HFFolder, built: Built) -> dict[str, Any]:
     Raises:
         UserError: a tensor is missing, left over, or of another shape or kind.
     """
-    own: dict[str, Any] = built.model.state_dict()
+    model_state: dict[str, Any] = built.model.state_dict()
     (_, stack), *_ = list_stacks(built.model)
     weights = split_query_key_value(folder.weights, stack.assembly.dims.num_heads)
-    unused = _list_pretraining_head(built, own)
-    wanted = [name for name in own if not name.endswith(NO_WEIGHTS) and name not in unused]
+    unused = _list_pretraining_head(built, model_state)
+    wanted = [name for name in model_state if not name.endswith(NO_WEIGHTS) and name not in unused]
     converted, used = from_hf_weights(folder.config, weights, wanted, built.model)
     left = sorted(weights.keys() - used)
     missing = [name for name in wanted if name not in converted]
-    other = [name for name in converted if converted[name].shape != own[name].shape]
+    other = [name for name in converted if converted[name].shape != model_state[name].shape]
     for names, what in (
         (missing, "tensors of the model are not there"),
         (left, "tensors have no place in the model"),
@@ -171,8 +172,8 @@ def load_weights(folder: HFFolder, built: Built) -> dict[str, Any]:
             raise UserError(
                 f"{folder.path / WEIGHTS}: {len(names):,} {what}, such as {shortened(names[0])}"
             )
-    converted |= {name: torch.zeros_like(own[name]) for name in unused}
-    state = {**own, **converted}
+    converted |= {name: torch.zeros_like(model_state[name]) for name in unused}
+    state = {**model_state, **converted}
     built.model.load_state_dict(dict(state))  # strict, and the package's own checks
     _adopt_trained_settings(folder, built)
     loaded = built.model.state_dict()
@@ -184,7 +185,7 @@ def load_weights(folder: HFFolder, built: Built) -> dict[str, Any]:
     return {**loaded, **converted}
 
 
-def _list_pretraining_head(built: Built, own: dict[str, Any]) -> list[str]:
+def _list_pretraining_head(built: Built, model_state: dict[str, Any]) -> list[str]:
     """List what a fine-tuned model has of its pre-training's head, tied embeddings apart.
 
     An export leaves it out. It is zeros here: what was drawn would pass for trained.
@@ -194,7 +195,7 @@ def _list_pretraining_head(built: Built, own: dict[str, Any]) -> list[str]:
     head = built.model.encoder.lm_head
     tied = head.weight is built.model.encoder.sentence_encoder.embed_tokens.weight
     kept = f"{_PRETRAINING_HEAD}weight" if tied else ""
-    return [name for name in own if name.startswith(_PRETRAINING_HEAD) and name != kept]
+    return [name for name in model_state if name.startswith(_PRETRAINING_HEAD) and name != kept]
 
 
 def _adopt_trained_settings(folder: HFFolder, built: Built) -> None:
@@ -212,11 +213,11 @@ def _adopt_trained_settings(folder: HFFolder, built: Built) -> None:
             raise UserError(f"{folder.source}: {side}: {'; '.join(others)}")
         stack.weight_settings = stack.weight_settings.fill_from(meaning)
         if stated:
-            layers, own = parse_layers(stated), list_layer_options(stack.assembly.spec)
-            if layers != own or stated["directions"] != list(stack.directions):
-                there = ",".join("+".join(layer) or "none" for layer in layers)
+            layers, by_options = parse_layers(stated), list_layer_options(stack.assembly.spec)
+            if layers != by_options or stated["directions"] != list(stack.directions):
+                written = ",".join("+".join(layer) or "none" for layer in layers)
                 raise UserError(
-                    f"{CONFIG}: the {side} has {there} there, and "
+                    f"{CONFIG}: the {side} has {written} there, and "
                     f"{stack.identity.positions} by the options under {FAIRSEQ!r}, or other "
                     "attention directions"
                 )

@@ -89,19 +89,19 @@ class Layout(NamedTuple):
 
 def _name_bert_layers(prefix: str, projections: str, out: str, norm: str) -> Names:
     """Name BERT's embeddings and layers in one of its descendants."""
-    layer, there = "encoder.layers.{}.", f"{prefix}.encoder.layer.{{}}."
+    layer, theirs = "encoder.layers.{}.", f"{prefix}.encoder.layer.{{}}."
     pairs = [
         ("encoder.embed_tokens.", f"{prefix}.embeddings.word_embeddings."),
         ("encoder.layernorm_embedding.", f"{prefix}.embeddings.LayerNorm."),
         *(
-            (f"{layer}self_attn.{name[0]}_proj.", f"{there}attention.{projections.format(name)}.")
+            (f"{layer}self_attn.{name[0]}_proj.", f"{theirs}attention.{projections.format(name)}.")
             for name in ("query", "key", "value")
         ),
-        (f"{layer}self_attn.out_proj.", f"{there}attention.{out}."),
-        (f"{layer}self_attn_layer_norm.", f"{there}attention.{norm}."),
-        (f"{layer}fc1.", f"{there}intermediate.dense."),
-        (f"{layer}fc2.", f"{there}output.dense."),
-        (f"{layer}final_layer_norm.", f"{there}output.LayerNorm."),
+        (f"{layer}self_attn.out_proj.", f"{theirs}attention.{out}."),
+        (f"{layer}self_attn_layer_norm.", f"{theirs}attention.{norm}."),
+        (f"{layer}fc1.", f"{theirs}intermediate.dense."),
+        (f"{layer}fc2.", f"{theirs}output.dense."),
+        (f"{layer}final_layer_norm.", f"{theirs}output.LayerNorm."),
     ]
     return tuple(pairs)
 

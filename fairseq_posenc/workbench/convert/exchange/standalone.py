@@ -126,10 +126,10 @@ class Module:
             new = names.get(symbol, symbol.name).encode()
             changed = line[: place.col_offset] + new + line[place.end_col_offset :]
             lines[place.lineno - 1] = changed.decode()
-        own = names.get(Symbol(self.name, name), name)
+        new_name = names.get(Symbol(self.name, name), name)
         if self.is_block(name):
             heading = rf"(def|class) {name}\b"
-            lines[node.lineno - 1] = re.sub(heading, rf"\1 {own}", lines[node.lineno - 1])
+            lines[node.lineno - 1] = re.sub(heading, rf"\1 {new_name}", lines[node.lineno - 1])
         first = min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
         while first > 1 and lines[first - 2].startswith("#"):
             first -= 1
@@ -175,8 +175,8 @@ def build_standalone(title: str, wanted: Iterable[Symbol]) -> str:
     parts = ["\n".join([f'"""{title}"""\n', "from __future__ import annotations\n", *imports])]
     for source in _sort_modules(taken):
         parts.append(f"{_RULE}\n# {source.title}\n{_RULE}")
-        own = [symbol.name for symbol in taken if symbol.module == source.name]
-        parts += source.write_definitions(own, names)
+        wanted_names = [symbol.name for symbol in taken if symbol.module == source.name]
+        parts += source.write_definitions(wanted_names, names)
     return "\n\n\n".join(parts) + "\n"
 
 
@@ -202,13 +202,13 @@ def _sort_modules(taken: dict[Symbol, list[Symbol]]) -> list[Module]:
     """Sort the modules of symbols, each after the modules that it needs."""
     needs: dict[str, list[str]] = {symbol.module: [] for symbol in taken}
     for symbol, named in taken.items():
-        needs[symbol.module] += [each.module for each in named]
+        needs[symbol.module] += [needed.module for needed in named]
     order: dict[str, None] = {}
 
     def add(name: str, above: tuple[str, ...] = ()) -> None:
-        for each in dict.fromkeys(needs[name]):
-            if each not in (name, *above):
-                add(each, (*above, name))
+        for module in dict.fromkeys(needs[name]):
+            if module not in (name, *above):
+                add(module, (*above, name))
         order[name] = None
 
     for name in needs:

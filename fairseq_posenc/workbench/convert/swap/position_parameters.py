@@ -30,14 +30,14 @@ def lengthen_table(table: Tensor, before: int, rows: int, rule: LengthRule) -> T
 
     The first ``before`` rows belong to no position, and stay.
     """
-    own, wanted = table[before:], rows - before
+    numbered, wanted = table[before:], rows - before
     if rule == "copy":
-        longer = own[torch.arange(wanted) % own.size(0)]
+        longer = numbered[torch.arange(wanted) % numbered.size(0)]
     else:
         stretched = F.interpolate(
-            own.float().t()[None], size=wanted, mode="linear", align_corners=True
+            numbered.float().t()[None], size=wanted, mode="linear", align_corners=True
         )  # [1, C, wanted]
-        longer = stretched[0].t().to(own.dtype)
+        longer = stretched[0].t().to(numbered.dtype)
     return torch.cat([table[:before], longer])
 
 
@@ -120,5 +120,5 @@ def _changed_options(name: str, old: Spec, new: Spec) -> str:
 def name_in_source(name: str, source: Pretrained) -> str:
     """Name a position parameter as the source's file does, which fairseq may have written."""
     stock = name.replace(".encodings.learned.table.weight", ".weight")
-    oldest = [f"decoder.{each.partition('.')[2]}" for each in (name, stock)]
-    return next(each for each in (name, stock, *oldest) if each in source.weights)
+    oldest = [f"decoder.{candidate.partition('.')[2]}" for candidate in (name, stock)]
+    return next(candidate for candidate in (name, stock, *oldest) if candidate in source.weights)

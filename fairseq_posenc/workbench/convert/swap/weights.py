@@ -53,27 +53,29 @@ def transfer_weights(source: Pretrained, model: Any, extend: Optional[LengthRule
     heads = [name for name in source.weights if not name.startswith(("encoder.", "decoder."))]
     source_weights = {name: x for name, x in source.weights.items() if name not in heads}
     model.upgrade_state_dict(source_weights)  # to the names of this fairseq, in place
-    own = dict(model.state_dict())
+    model_state = dict(model.state_dict())
     ours, theirs = (
         {name: x for name, x in weights.items() if not (_is_position(name) or is_identity(name))}
-        for weights in (own, source_weights)
+        for weights in (model_state, source_weights)
     )
     _refuse_other_parameters(source, theirs, ours)
-    weights, permuted = {**own, **theirs}, {}
+    weights, permuted = {**model_state, **theirs}, {}
     for stack in stacks:
         permuted.update(permute_queries_and_keys(stack.prefix, stack.module, stack.spec, weights))
         weights[f"{stack.prefix}{KEY}"] = _combine_identities(stack, source_weights).to_tensor()
     accounts = []
-    for name in filter(_is_position, own):
+    for name in filter(_is_position, model_state):
         stack = next(pair for pair in stacks if name.startswith(pair.prefix))
-        values, note = find_source_values(name, own[name], source_weights, source, stack, extend)
-        weights[name] = own[name] if values is None else values
+        values, note = find_source_values(
+            name, model_state[name], source_weights, source, stack, extend
+        )
+        weights[name] = model_state[name] if values is None else values
         fate = "new" if values is None else "mapped"
-        accounts.append(f"{name} {tuple(own[name].shape)}: {fate}{note}")
+        accounts.append(f"{name} {tuple(model_state[name].shape)}: {fate}{note}")
     for name in source_weights:
-        if _is_position(name) and name not in own:
-            there = name_in_source(name, source)
-            accounts.append(f"{there} {tuple(source.weights[there].shape)}: dropped")
+        if _is_position(name) and name not in model_state:
+            source_name = name_in_source(name, source)
+            accounts.append(f"{source_name} {tuple(source.weights[source_name].shape)}: dropped")
     weights.update(permuted)
     model.load_state_dict(dict(weights))  # strict: fairseq's own check of names and shapes
     kept = [name for name in theirs if name not in permuted]
@@ -82,13 +84,13 @@ def transfer_weights(source: Pretrained, model: Any, extend: Optional[LengthRule
 
 def _pair_stacks(source: Pretrained, model: Any) -> list[StackPair]:
     names = {id(module): name for name, module in model.named_modules()}
-    more = getattr(model, "positions_for_bos", 0)  # its tables may have room for <s> already
+    for_bos = getattr(model, "positions_for_bos", 0)  # its tables may have room for <s> already
     return [
         StackPair(
             f"{names[id(stack)]}.",
             stack,
             source.specs[side],
-            (source.positions[side], source.positions[side] + more),
+            (source.positions[side], source.positions[side] + for_bos),
         )
         for side, stack in list_stacks(model)
     ]
@@ -118,13 +120,16 @@ def _combine_identities(stack: StackPair, source_weights: Mapping[str, Tensor]) 
 
 
 def _refuse_other_parameters(
-    source: Pretrained, source_weights: Mapping[str, Tensor], own: Mapping[str, Tensor]
+    source: Pretrained, source_weights: Mapping[str, Tensor], model_weights: Mapping[str, Tensor]
 ) -> None:
-    both = source_weights.keys() & own.keys()
+    both = source_weights.keys() & model_weights.keys()
     for names, what in (
-        (own.keys() - both, "lacks"),
+        (model_weights.keys() - both, "lacks"),
         (source_weights.keys() - both, "holds, unlike the start,"),
-        ({n for n in both if source_weights[n].shape != own[n].shape}, "has other sizes in"),
+        (
+            {n for n in both if source_weights[n].shape != model_weights[n].shape},
+            "has other sizes in",
+        ),
     ):
         if names:
             raise UserError(
