@@ -24,11 +24,11 @@ def list_entries() -> list[Entry]:
     classes = {
         node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)
     }
-    entries = [
-        Entry(name, _read_acts_on(node, classes), _read_summary(node))
-        for node in classes.values()
-        if (name := _read_registered_name(node))
-    ]
+    entries = []
+    for node in classes.values():
+        if name := _read_registered_name(node):
+            summary, *_ = (ast.get_docstring(node) or "").partition("\nEquation:\n")
+            entries.append(Entry(name, _read_acts_on(node, classes), " ".join(summary.split())))
     return sorted(entries)
 
 
@@ -48,9 +48,3 @@ def _read_acts_on(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> str:
             return str(ast.literal_eval(statement.value))
     (base,) = (classes[base.id] for base in node.bases if isinstance(base, ast.Name))
     return _read_acts_on(base, classes)
-
-
-def _read_summary(node: ast.ClassDef) -> str:
-    """Cut the docstring at its first heading, as one line."""
-    text = ast.get_docstring(node) or ""
-    return " ".join(text.partition("\nEquation:\n")[0].split())

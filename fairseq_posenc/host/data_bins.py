@@ -83,10 +83,7 @@ def _check_event(event: str, given: tuple[Any, ...]) -> None:
 def check_data_bin(index: Path) -> None:
     """Refuse a split whose index is damaged, or does not fit its data.
 
-    Each pair of files is read once in a process.
-
-    Args:
-        index: file of the index; the data are beside it.
+    Each pair of files is read once in a process. The data are beside the index.
 
     Raises:
         UserError: says what is wrong.

@@ -12,10 +12,7 @@ _OF_QUESTIONS = '"windows":'  # in the manifest of SQuAD's data-bins alone
 def check_kind(folder: Path, pairs: bool, user: str) -> None:
     """Check whether a folder has pairs of sentences, or running text.
 
-    Args:
-        folder: a data-bin.
-        pairs: whether the user needs pairs.
-        user: who reads it, in messages.
+    ``pairs`` says whether the ``user``, named in messages, needs pairs.
 
     Raises:
         UserError: it has the other, or neither.

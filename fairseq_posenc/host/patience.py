@@ -18,10 +18,8 @@ _KEY = "patience"
 def keep_patience(task: Any, checkpoint: Any, counter: Any) -> None:
     """Have a task put the count into checkpoints, and take it from the one that it goes on from.
 
-    Args:
-        task: of the training.
-        checkpoint: fairseq's section of that name.
-        counter: fairseq's function ``should_stop_early``, whose attributes are the count.
+    ``checkpoint`` is fairseq's section of that name, ``counter`` its function
+    ``should_stop_early``, whose attributes are the count.
     """
     if checkpoint.patience <= 0:
         return

@@ -27,9 +27,7 @@ _OF_PAIRS = ("translation",)  # tasks that read dict.LANGUAGE.txt
 def check_data(settings: Any, command: str) -> None:
     """Check that the data of a command are there, whole, and of its task.
 
-    Args:
-        settings: fairseq's configuration.
-        command: ``train``, ``generate``, ``interactive`` or ``eval_lm``.
+    ``command`` is ``train``, ``generate``, ``interactive`` or ``eval_lm``.
 
     Raises:
         UserError: names the folder, what it lacks, and what to do.

@@ -16,9 +16,7 @@ from fairseq_posenc.errors import UserError
 def prepare_whole_words(task: Any, bpe: Any) -> None:
     """Give a task the options of the pieces that its words are made of.
 
-    Args:
-        task: any; only one that masks whole words is changed.
-        bpe: fairseq's section of that name.
+    Only a task that masks whole words is changed. ``bpe`` is fairseq's section of that name.
 
     Raises:
         UserError: the pieces are not known, or do not show where a word begins.

@@ -8,6 +8,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def confusion(predictions: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -38,10 +39,8 @@ def matthews(counts: Tensor) -> float:
 
 def pearson(first: Tensor, second: Tensor) -> float:
     """Compute the correlation of two vectors, (N,)."""
-    first, second = first.double(), second.double()
-    first, second = first - first.mean(), second - second.mean()
-    lengths = (first @ first).sqrt() * (second @ second).sqrt()
-    return 100.0 * _divide((first @ second).item(), lengths.item())
+    first, second = (x.double() - x.double().mean() for x in (first, second))
+    return 100.0 * F.cosine_similarity(first, second, dim=0).item()
 
 
 def spearman(first: Tensor, second: Tensor) -> float:

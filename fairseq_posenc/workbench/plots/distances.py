@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -72,8 +72,18 @@ def compute_curves(
         equal = stack.layers[0].distance_curve(reach)[list(heads)]
         curves = [Curves("score of equal contents", torch.arange(-reach, reach + 1), equal)]
     for layer in layers if stack.has_own_encodings else layers[:1]:
-        curves += _compute_term_curves(stack, layer, heads)
-    return [_cut_curves(curve, reach, stack.dims.causal) for curve in curves]
+        span, terms = compute_terms(stack.layers[layer], stack.dims.max_positions)
+        far = span.distances()
+        for name, term, tensor in terms.given():
+            if term.rows is not None and not term.has_vectors:  # a number for each distance
+                chosen = list(heads) if term.per_head(tensor) else [0]
+                title = f"{name}, {stack.name_layer(layer)}"
+                curves.append(Curves(title, far, tensor[chosen, : len(far)]))
+    cut = []
+    for title, far, values in curves:  # to the reach, and in a causal stack to the past
+        kept = (far >= -reach) & (far <= (0 if stack.dims.causal else reach))
+        cut.append(Curves(title, far[kept], values[:, kept]))
+    return cut
 
 
 def draw_curves(curves: Sequence[Curves], heads: Sequence[int], title: str) -> Any:
@@ -96,24 +106,6 @@ def draw_curves(curves: Sequence[Curves], heads: Sequence[int], title: str) -> A
     most = max(range(len(curves)), key=lambda index: len(curves[index].values))
     grids.draw_legend(figure, panels[most])
     return figure
-
-
-def _compute_term_curves(stack: PlottedStack, layer: int, heads: Sequence[int]) -> Iterator[Curves]:
-    """Yield the terms of a layer that are one number for each distance."""
-    span, terms = compute_terms(stack.layers[layer], stack.dims.max_positions)
-    distances = span.distances()
-    for name, term, tensor in terms.given():
-        if term.rows is not None and not term.has_vectors:
-            chosen = list(heads) if term.per_head(tensor) else [0]
-            values = tensor[chosen, : len(distances)]
-            yield Curves(f"{name}, {stack.name_layer(layer)}", distances, values)
-
-
-def _cut_curves(curves: Curves, reach: int, causal: bool) -> Curves:
-    """Cut curves to a reach, and in a causal stack to the past."""
-    far = curves.distances
-    kept = (far >= -reach) & (far <= (0 if causal else reach))
-    return curves._replace(distances=far[kept], values=curves.values[:, kept])
 
 
 def compute_products(

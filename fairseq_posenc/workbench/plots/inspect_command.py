@@ -56,17 +56,16 @@ def run(args: argparse.Namespace) -> int:
         inspections.append(inspect_model(opened, read_text(opened, args.text, args.target)))
     text = render_page(inspections, own_command())
     write_whole(args.out, text)
-    say(f"{args.out}: {len(text) / 1e6:.2f} MB, {' and '.join(map(_format_shape, inspections))}")
+    shapes = [
+        ", ".join(
+            f"{kind['name']} {kind['layers']} layers x {kind['heads']} heads x "
+            f"{len(kind['queries'])}x{len(kind['keys'])} tokens"
+            for kind in inspection.facts["kinds"]
+        )
+        for inspection in inspections
+    ]
+    say(f"{args.out}: {len(text) / 1e6:.2f} MB, {' and '.join(shapes)}")
     return 0
-
-
-def _format_shape(inspection: Inspection) -> str:
-    """Format the layers, heads and tokens of a model."""
-    return ", ".join(
-        f"{kind['name']} {kind['layers']} layers x {kind['heads']} heads x "
-        f"{len(kind['queries'])}x{len(kind['keys'])} tokens"
-        for kind in inspection.facts["kinds"]
-    )
 
 
 class Inspection(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
@@ -16,7 +15,7 @@ from fairseq_posenc.workbench.results import intervals, learning_curves
 from fairseq_posenc.workbench.results.markdown import escape
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.results.record import Record, make_folder, own_command
-from fairseq_posenc.workbench.running.logs import read_curve_file
+from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
 from fairseq_posenc.workbench.running.options import add_json, add_out, parse_named, split_trainings
 from fairseq_posenc.workbench.running.progress import say
 
@@ -45,17 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write table and picture, print the table; return the exit code."""
     first, last = _parse_updates(args.updates)
-    logs = _parse_logs(args.logs)
-    trainings = {name: list(map(read_curve_file, paths)) for name, paths in logs.items()}
-    for name, paths in logs.items():
-        for log, curve in zip(paths, trainings[name]):
-            if not curve.entries:
-                raise UserError(
-                    f"{name}: {log} has no validation; fairseq-train prints one an epoch"
-                )
+    logs = {
+        name: split_trainings(paths)
+        for name, paths in parse_named(args.logs, "NAME=LOG", "trainings").items()
+    }
+    trainings: dict[str, list[Curve]] = {name: [] for name in logs}
+    for name, log in ((title, path) for title in logs for path in logs[title]):
+        if not Path(log).is_file():
+            raise UserError(f"{name}: the log {log} does not exist")
+        trainings[name].append(read_curve_file(Path(log)))
+        if not trainings[name][-1].entries:
+            raise UserError(f"{name}: {log} has no validation; fairseq-train prints one an epoch")
     make_folder(args.out)
     text = format_all_tables(trainings)
-    data = {name: ",".join(map(str, paths)) for name, paths in logs.items()}
+    data = {name: ",".join(paths) for name, paths in logs.items()}
     record = Record("curves", collect_figures(trainings), data, command=own_command())
     record.write(args.out / RECORD)
     print(record.text() if args.json else text)
@@ -90,13 +92,3 @@ def _parse_updates(text: Optional[str]) -> tuple[float, float]:
     if match is None:
         raise UserError(f"--updates {text}: write FIRST:LAST, as in 0:16000")
     return float(match[1] or 0), float(match[2] or math.inf)
-
-
-def _parse_logs(texts: Sequence[str]) -> dict[str, list[Path]]:
-    named = parse_named(texts, "NAME=LOG", "trainings")
-    logs = {name: [Path(path) for path in split_trainings(paths)] for name, paths in named.items()}
-    for name, paths in logs.items():
-        for log in paths:
-            if not log.is_file():
-                raise UserError(f"{name}: the log {log} does not exist")
-    return logs

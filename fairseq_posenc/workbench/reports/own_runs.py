@@ -69,11 +69,15 @@ def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[OwnRun]
         encoding = encoding or training.encoding
         if training.task not in PRETRAINING:  # a fine-tuned model
             training = _read_if_there(training.start, path)
+    if not (recipe := recipe or usual_recipe):  # the nearest one of the M4M paper
+        trained_on = training is not None and (training.is_released or training.start)
+        is_large = training is not None and training.is_large
+        recipe = "a_large" if is_large else "a_base" if trained_on else "a_small"
     run = OwnRun(
         name=str(record.data.get("name") or path.stem),
         kind=record.kind,
         path=path,
-        recipe=recipe or usual_recipe or _choose_m4m_recipe(training),
+        recipe=recipe,
         encoding=encoding,
         directions=directions,
         figures=figures,
@@ -151,14 +155,6 @@ def _read_if_there(checkpoint: Any, path: Path) -> Optional[CheckpointFacts]:
     places = (Path(checkpoint), path.parent / checkpoint)
     existing = next((place for place in places if place.is_file()), None)
     return None if existing is None else read_checkpoint(existing)
-
-
-def _choose_m4m_recipe(training: Optional[CheckpointFacts]) -> str:
-    """Choose the nearest recipe of the M4M paper."""
-    if training is not None and training.is_large:
-        return "a_large"
-    trained_on = training is not None and (training.is_released or training.start)
-    return "a_base" if trained_on else "a_small"
 
 
 def build_run(path: Path, training: CheckpointFacts, recipe: Optional[str]) -> OwnRun:

@@ -52,14 +52,9 @@ class GenerationOptions:
 
 
 class Generation:
-    """The translations of a test set by one model, or by several as an ensemble.
+    """The translations of a test set, in a folder, by one model or by several as an ensemble.
 
-    Args:
-        label: name in messages.
-        checkpoints: the model, or the models of the ensemble.
-        data: the data-bin of the test set.
-        options: options of ``fairseq-generate``.
-        folder: folder of the translations.
+    ``label`` is the name in messages.
     """
 
     def __init__(
@@ -88,9 +83,7 @@ class Generation:
     def run(self, search: Search, lock: int) -> None:
         """Translate the parts of the test set that are not in the folder.
 
-        Args:
-            search: settings of beam search.
-            lock: open file that ``fairseq-generate`` keeps open while it lives.
+        ``fairseq-generate`` keeps the open file ``lock`` open while it lives.
 
         Raises:
             RunError: ``fairseq-generate`` failed.

@@ -25,15 +25,25 @@ _COMMON = {
     "num_heads": "num_attention_heads",
     "num_layers": "num_hidden_layers",
 }
+
+
+def _name_sizes(ffn_dim: str, activation: str, dropout: str, attention_dropout: str) -> Any:
+    """Name the sizes of layers, those whose names differ among the families first."""
+    names = {"ffn_dim": ffn_dim, "activation": activation, "dropout": dropout}
+    return {**_COMMON, **names, "attention_dropout": attention_dropout}
+
+
+_PRE_NORM = {
+    "embedding_norm": False,
+    "norm_before": True,
+    "final_norm": True,
+    "activation_dropout": 0.0,
+}
 BERT = LayerStyle(
     "encoder_stack",
-    {
-        **_COMMON,
-        "ffn_dim": "intermediate_size",
-        "activation": "hidden_act",
-        "dropout": "hidden_dropout_prob",
-        "attention_dropout": "attention_probs_dropout_prob",
-    },
+    _name_sizes(
+        "intermediate_size", "hidden_act", "hidden_dropout_prob", "attention_probs_dropout_prob"
+    ),
     {
         "embedding_norm": True,
         "norm_before": False,
@@ -45,31 +55,15 @@ BERT = LayerStyle(
 )
 OPT = LayerStyle(
     "decoder_stack",
-    {
-        **_COMMON,
-        "ffn_dim": "ffn_dim",
-        "activation": "activation_function",
-        "dropout": "dropout",
-        "attention_dropout": "attention_dropout",
-    },
-    {"embedding_norm": False, "norm_before": True, "final_norm": True, "activation_dropout": 0.0},
+    _name_sizes("ffn_dim", "activation_function", "dropout", "attention_dropout"),
+    _PRE_NORM,
     {"do_layer_norm_before": True, "tie_word_embeddings": False},
 )
 GPT_NEOX = LayerStyle(
     "decoder_stack",
-    {
-        **_COMMON,
-        "ffn_dim": "intermediate_size",
-        "activation": "hidden_act",
-        "dropout": "hidden_dropout",
-        "attention_dropout": "attention_dropout",
-    },
-    OPT.fields,
-    {
-        "layer_norm_eps": EPSILON,
-        "use_parallel_residual": False,
-        "tie_word_embeddings": False,
-    },
+    _name_sizes("intermediate_size", "hidden_act", "hidden_dropout", "attention_dropout"),
+    _PRE_NORM,
+    {"layer_norm_eps": EPSILON, "use_parallel_residual": False, "tie_word_embeddings": False},
 )
 
 
@@ -116,14 +110,11 @@ _TYPES = "{}.embeddings.token_type_embeddings.weight"
 
 
 def _build_roberta(model_type: str, name: str) -> Layout:
-    heads = {
-        "masked_lm": f"{name}ForMaskedLM",
-        "classes": f"{name}ForSequenceClassification",
-        "spans": f"{name}ForQuestionAnswering",
-    }
+    tasks = {"masked_lm": "MaskedLM", "classes": "SequenceClassification"}
+    tasks["spans"] = "QuestionAnswering"
+    heads = {head: f"{name}For{task}" for head, task in tasks.items()}
     activations = {"masked_lm": "gelu", "classes": "tanh"}
-    token_types = _TYPES.format("roberta")
-    return Layout(model_type, heads, _ROBERTA, activations, token_types=token_types)
+    return Layout(model_type, heads, _ROBERTA, activations, token_types=_TYPES.format("roberta"))
 
 
 def _build_bert(model_type: str, name: str, layers: Names, token_types: str = "") -> Layout:
