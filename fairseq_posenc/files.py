@@ -41,9 +41,8 @@ def written_whole(path: Path) -> Iterator[Path]:
     """Yield where to write a file, which gets its name once it is whole and on the disk.
 
     An interruption leaves the old file or the new one, never half of it. Each writer has a
-    :func:`temporary_file` of its own: of two with one path,
-    the last wins. An older file's permissions are kept. A link is replaced, and what it points to
-    stays as it is.
+    :func:`temporary_file` of its own: of two with one path, the last wins. An older file's
+    permissions are kept. A link is replaced, and what it points to stays as it is.
 
     Raises:
         UserError: the place is not one for a file.
@@ -77,9 +76,7 @@ def refuse_bad_place(path: Path, what: str = "") -> None:
 
     In the folders of devices nothing is replaced either: ``/dev/stdout`` is a link.
 
-    Args:
-        path: where a file shall be written.
-        what: how the message introduces the path, as the option that named it.
+    ``what`` introduces the path in the message, as the option that named it.
 
     Raises:
         UserError: says what is there.

@@ -103,10 +103,7 @@ def open_checkpoint(
 ) -> Iterator[dict[str, Any]]:
     """Open a checkpoint by :func:`open_mapped`; errors in what is read of it are one line, too.
 
-    Args:
-        path: its file.
-        what: how messages introduce the path, as the option that named it.
-        for_weights: see :func:`open_mapped`.
+    ``what`` introduces the path in messages, as the option that named it.
 
     Raises:
         UserError: whatever went wrong.

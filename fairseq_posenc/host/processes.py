@@ -80,10 +80,7 @@ def parse_launch(words: Sequence[str], gpus: int) -> Launch:
 def check_launch(launch: Launch, environment: Mapping[str, str], gpus: int) -> None:
     """Refuse processes that would not find each other.
 
-    Args:
-        launch: the options.
-        environment: variables, among them those of torchrun.
-        gpus: number of GPUs that torch sees.
+    ``environment`` has the variables of torchrun, ``gpus`` is the number that torch sees.
 
     Raises:
         UserError: names what is wrong, and the command that works.
@@ -100,21 +97,16 @@ def check_launch(launch: Launch, environment: Mapping[str, str], gpus: int) -> N
             "--distributed-init-method is for several processes, and without a GPU fairseq would "
             "start none: leave it out"
         )
-    lacking = []
-    if launch.world_size != count:
-        lacking.append(f"--distributed-world-size {count}")
-    if launch.init_method is None:
-        lacking.append("--distributed-init-method env://")
-    if not launch.no_spawn:
-        lacking.append("--distributed-no-spawn")
-    if launch.backend == "nccl":
-        lacking.append("--distributed-backend gloo")
-    if count > 1 and launch.ddp_backend not in _WITHOUT_GPUS:
-        lacking.append("--ddp-backend legacy_ddp")
-    if started and launch.rank != int(environment["RANK"]):
-        lacking.append("--distributed-rank of each process")
-    if lacking:
-        raise UserError(_describe(count, f"without a GPU they need {', '.join(lacking)}"))
+    lacks = {
+        f"--distributed-world-size {count}": launch.world_size != count,
+        "--distributed-init-method env://": launch.init_method is None,
+        "--distributed-no-spawn": not launch.no_spawn,
+        "--distributed-backend gloo": launch.backend == "nccl",
+        "--ddp-backend legacy_ddp": count > 1 and launch.ddp_backend not in _WITHOUT_GPUS,
+        "--distributed-rank of each process": started and launch.rank != int(environment["RANK"]),
+    }
+    if options := ", ".join(option for option, is_lacking in lacks.items() if is_lacking):
+        raise UserError(_describe(count, f"without a GPU they need {options}"))
     return None
 
 

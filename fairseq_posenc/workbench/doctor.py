@@ -8,6 +8,7 @@ import importlib.util
 import platform
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,11 +71,8 @@ def _check_fairseq(is_installed: bool) -> Finding:
         extra = "pip install 'fairseq-posenc[fairseq]' adds the plugin and most commands"
         return Finding("fairseq", None, f"not installed: the library works; {extra}")
     for name in ("fairseq-fixed", "fairseq"):
-        try:
-            installed = f"{name} {importlib.metadata.version(name)}"
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        return Finding("fairseq", True, installed)
+        with suppress(importlib.metadata.PackageNotFoundError):
+            return Finding("fairseq", True, f"{name} {importlib.metadata.version(name)}")
     import fairseq
 
     return Finding("fairseq", True, f"{fairseq.__version__}, not installed by pip")
@@ -86,10 +84,10 @@ def _check_cuda() -> Iterator[Finding]:
         why = f"torch is built for CUDA {built}, but finds no device" if built else "torch has none"
         yield Finding("CUDA", None, f"{why}: training runs on the CPU")
         return
-    capability = torch.cuda.get_device_capability()
+    major, minor = torch.cuda.get_device_capability()
     name = torch.cuda.get_device_name()
-    yield Finding("CUDA", True, f"{name}, capability {capability[0]}.{capability[1]}")
-    if capability[0] >= 8:
+    yield Finding("CUDA", True, f"{name}, capability {major}.{minor}")
+    if major >= 8:
         yield Finding("bf16", True, "the device computes in it: --bf16 is safer than --fp16")
     else:
         yield Finding("bf16", None, "the device does not compute in it: use --fp16")
@@ -141,8 +139,7 @@ def self_test() -> Finding:
             return Finding("self-test", False, f"{spec}: {type(error).__name__}: {error}")
         for part, difference in errors.items():
             if not difference < TOLERANCE:  # so that NaN fails
-                text = f"{spec} on {part} is off by {difference:.1e}"
-                return Finding("self-test", False, text)
+                return Finding("self-test", False, f"{spec} on {part} is off by {difference:.1e}")
     seconds = time.monotonic() - began
     text = f"attention on {', '.join(backends)} agrees with float64 for the terms of"
     return Finding("self-test", True, f"{text} {len(registry.names())} encodings ({seconds:.1f} s)")

@@ -53,11 +53,8 @@ def to_hf_class(
 ) -> tuple[Export | None, str]:
     """Convert a model to a class of transformers, or say why none has it.
 
-    Args:
-        trained: the model.
-        config: its configuration for custom code.
-        weights: its weights by the names there.
-        version: the major version of transformers that it is for; None for all.
+    ``config`` and ``weights`` are those for custom code; ``version`` is the major version of
+    transformers that the model is for, None for all.
     """
     (stack,) = trained.stacks.values() if len(trained.stacks) == 1 else (None,)
     if stack is None:
@@ -143,11 +140,8 @@ def from_hf_weights(
 ) -> tuple[dict[str, Tensor], set[str]]:
     """Collect a model's weights by fairseq's names; list the folder's tensors that were used.
 
-    Args:
-        config: config.json of the folder.
-        weights: tensors of the folder, by their names there.
-        wanted: fairseq's names of the weights.
-        model: of fairseq, its positions those of the folder.
+    ``config`` and ``weights`` are the folder's, ``wanted`` fairseq's names of the weights of
+    ``model``, whose positions are those of the folder.
 
     Raises:
         UserError: output embeddings that are not those of the input.

@@ -61,11 +61,11 @@ def find_source_values(
     """Find the source's values for a position parameter, or None; and a note for the user.
 
     Args:
-        name: of the parameter in the new model.
+        name: name of the parameter in the new model.
         drawn: its values there.
-        source_weights: the source's, by the new model's names.
+        source_weights: parameters of the source, by the new model's names.
         source: the trained model.
-        stack: that the parameter is of.
+        stack: stack of the parameter.
         extend: rule for a longer table; None refuses one.
     """
     if name not in source_weights:

@@ -41,10 +41,8 @@ class StartWeights(NamedTuple):
 def transfer_weights(source: Pretrained, model: Any, extend: Optional[LengthRule]) -> StartWeights:
     """Load the source's weights into a model that may have other positions.
 
-    Args:
-        source: the trained model.
-        model: the new model, its parameters drawn; gets the weights.
-        extend: rule for longer tables by position; None refuses them.
+    The parameters of ``model`` are drawn; it gets the weights. ``extend`` is the rule for longer
+    tables by position; None refuses them.
 
     Raises:
         UserError: the rest of the parameters is not the model's, or a table would be longer.
@@ -146,11 +144,8 @@ def permute_queries_and_keys(
     A score is a sum over a head's coordinates, so it stays the same if queries and keys are both
     reordered. A layout says which coordinates a rotation turns as a pair.
 
-    Args:
-        prefix: of the names of its parameters.
-        stack: with the new positions.
-        old: positions that the weights were trained with.
-        weights: of the model.
+    The stack, whose parameters' names begin with ``prefix``, has the new positions; ``old`` are
+    those that the weights were trained with.
 
     Raises:
         UserError: another encoding of the stack has vectors that queries or keys are multiplied by.
