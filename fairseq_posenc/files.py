@@ -1,4 +1,4 @@
-"""Files written whole, and those that killed processes leave: recognised by their lock, deleted."""
+"""Write files whole, and delete those that killed processes left, which are no longer locked."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _SHARED_MEMORY = "/dev/shm"
 def temporary_file(folder: Path, name: str) -> Iterator[Path]:
     """Make a file ``NAME.posenc-XXXXXXXX``, and delete it if it is still there at the end.
 
-    What killed processes left under such a name is deleted first: a process locks what it makes as
-    long as it lives. On a file system without locks nothing can tell, and leftovers stay.
+    Files that killed processes left under such a name are deleted first: a process keeps its own
+    locked while it lives. On a file system without locks such leftovers stay.
     """
     for path in folder.glob(f"{glob.escape(name)}{_MARK}{'[0-9a-f]' * 8}"):
         delete_abandoned(path, path)
@@ -72,7 +72,7 @@ def errors_that_name(path: Path) -> Iterator[None]:
 
 
 def refuse_bad_place(path: Path, what: str = "") -> None:
-    """Refuse a place where no file can be: a missing folder, a folder, a device, a pipe, a socket.
+    """Refuse a path that cannot be a file: in no folder, or a folder, a device, a pipe, a socket.
 
     In the folders of devices nothing is replaced either: ``/dev/stdout`` is a link.
 

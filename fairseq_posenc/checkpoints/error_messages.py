@@ -1,4 +1,4 @@
-"""Turn an exception into a one-line message for the user, also one of reading a checkpoint."""
+"""One-line messages for exceptions, among them those raised while a checkpoint is read."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""Weights that no training leaves, two matrices for one that a model shares, and what is loaded."""
+"""Checks of a checkpoint's weights, and a report of which ones are loaded."""
 
 from math import inf
 from typing import Any
@@ -16,10 +16,9 @@ _LARGEST = 1e18  # the square is still a number in float32
 
 
 def refuse_broken_weights(state_dict: dict[str, Any], model_state: dict[str, Tensor]) -> None:
-    """Refuse what torch would copy into the model without a word.
+    """Refuse broken weights, which torch would copy into the model without a word.
 
-    Only what the model has, and has as floating-point numbers, is looked at; an identity is read
-    elsewhere.
+    Only floating-point parameters of the model are checked; identities are read elsewhere.
     """
     for name in model_state:
         if name in state_dict and model_state[name].is_floating_point() and not name.endswith(KEY):
@@ -84,7 +83,7 @@ def _describe_damage(weight: Any) -> str | None:
 
 
 def refuse_large_weights(weights: Any) -> None:
-    """Refuse finite numbers that no training leaves, and that nothing can be computed with.
+    """Refuse finite weights so large that their products are infinite.
 
     Raises:
         UserError: names the parameter.

@@ -37,12 +37,12 @@ class _Files(NamedTuple):
         raise UserError(f"{self.path} is damaged: {reason}; make the data-bin again")
 
     def check_index_size(self, expected: int, count: int) -> None:
-        """Refuse an index that has not the bytes of so many sentences."""
+        """Refuse an index of another size than that of so many sentences."""
         if self.index_size != expected:
             self.refuse(f"{self.index_size:,} bytes, not the {expected:,} of {count:,} sentences")
 
     def check_data_size(self, expected: int) -> None:
-        """Refuse data that have not the bytes of all sentences."""
+        """Refuse data of another size than that of all sentences."""
         if self.data_size != expected:
             data = self.path.with_suffix(".bin").name
             self.refuse(f"{data} has {self.data_size:,} bytes, and its sentences have {expected:,}")

@@ -1,4 +1,4 @@
-"""Errors of fairseq's own that a user can mend, each in one line that says how."""
+"""One-line explanations of fairseq errors that a user can fix."""
 
 from __future__ import annotations
 

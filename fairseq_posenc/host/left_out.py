@@ -1,4 +1,4 @@
-"""Samples that are longer than a model reads: fairseq leaves them out, and its figures as well."""
+"""Samples too long for a model: fairseq leaves them out of the data, and of its figures."""
 
 from __future__ import annotations
 

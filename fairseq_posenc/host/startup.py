@@ -1,6 +1,6 @@
-"""What fairseq's commands need of a plugin: safe loading, no run lost, one line for a mistake.
+"""Prepare a process of fairseq: safe loading, guards against lost runs, one-line error messages.
 
-And the names that fairseq's own code looks for in numpy.
+Also restore the names that fairseq looks for in numpy.
 """
 
 from __future__ import annotations

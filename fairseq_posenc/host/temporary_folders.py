@@ -1,4 +1,4 @@
-"""The temporary folders of multiprocessing: one a program, deleted when it was killed."""
+"""Temporary folders of multiprocessing: one for each program, deleted also if it was killed."""
 
 import os
 import tempfile

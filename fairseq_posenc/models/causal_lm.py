@@ -60,7 +60,7 @@ class PositionalLMConfig(PositionConfig, TransformerLanguageModelConfig):
 
 
 class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageModel):
-    """fairseq's causal language model with position encodings of one's choice.
+    """fairseq's causal language model with chosen position encodings.
 
     Its checkpoints know their positions (``PositionCheckpoints``), and dropout can stay on when it
     reads (``RetainedDropout``).

@@ -65,7 +65,7 @@ class SpanHead(nn.Module):
 
 @register_model("positional_roberta")
 class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
-    """fairseq's RoBERTa with position encodings and attention directions of one's choice."""
+    """fairseq's RoBERTa with chosen position encodings and attention directions."""
 
     def __init__(self, args: Any, encoder: PositionalRobertaEncoder) -> None:
         super().__init__(args, encoder)

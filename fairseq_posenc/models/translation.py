@@ -25,7 +25,7 @@ from fairseq_posenc.transformer.stacks import PositionalDecoder, PositionalEncod
 
 @register_model("positional_transformer")
 class PositionalTransformer(PositionCheckpoints, RetainedDropout, TransformerModel):
-    """fairseq's Transformer with position encodings of one's choice in encoder and decoder."""
+    """fairseq's Transformer with chosen position encodings in encoder and decoder."""
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:

@@ -2,126 +2,113 @@
 
 from __future__ import annotations
 
-EXAMPLES = {
-    "user-dir": [
-        "fairseq-posenc user-dir",
-        'fairseq-eval-lm data-bin/wiki --user-dir "$(fairseq-posenc user-dir)" --path rope.pt '
-        "--tokens-per-sample 16",
-    ],
-    "list": ["fairseq-posenc list", "fairseq-posenc list --json"],
-    "describe": ["fairseq-posenc describe m4m", "fairseq-posenc describe rope"],
-    "count": [
-        "fairseq-posenc count --encoding learned+m4m",
-        "fairseq-posenc count --encoding t5 --layers 24 --embed-dim 1024 --heads 16 --json",
-    ],
-    "compare": [
-        "fairseq-posenc compare --text book.txt --encodings none,rope",
-        "fairseq-posenc compare --text book.txt --encodings learned,m4m --out m4m --json",
-    ],
-    "choose": [
-        "fairseq-posenc choose --family causal-lm --length 1024 --trained 512",
-        "fairseq-posenc choose --family masked-lm --length 64 --text book.txt --budget 30m",
-    ],
-    "learning-curves": [
-        "fairseq-posenc learning-curves rope=rope.log alibi=alibi.log",
-        "fairseq-posenc learning-curves rope=rope.log --updates 0:16000 --out begin",
-    ],
-    "translate": [
-        'fairseq-posenc translate --checkpoint fr-en.pt --data data-bin/fr-en "Un homme dort."',
-        "fairseq-posenc translate --checkpoint fr-en.pt --input test.fr --plain --bf16",
-        "fairseq-posenc translate --checkpoint fr-en.pt --example",
-    ],
-    "bleu": [
-        "fairseq-posenc bleu rope=fr-en.pt",
-        "fairseq-posenc bleu rope=fr-en.pt old=old.en --split test --beam 4 --json",
-    ],
-    "lm-length": [
-        "fairseq-posenc lm-length --data data-bin/wiki --lengths 16,32,64 --stride 16 "
-        "rope=rope.pt alibi=alibi.pt",
-        "fairseq-posenc lm-length --data data-bin/wiki --lengths 64 --device cpu --bf16 "
-        "'ntk=rope.pt@rope(scaling=ntk:4)'",
-    ],
-    "swap": [
-        "fairseq-posenc swap --checkpoint fr-en.pt --position-encoding rope --out fr-en-rope.pt",
-        "fairseq-posenc swap --checkpoint rope.pt --position-encoding none --out dropped.pt",
-        "fairseq-posenc swap --checkpoint roberta.base/model.pt --arch roberta_m4m --out start.pt",
-        "fairseq-posenc swap --checkpoint roberta.base/model.pt --arch decbert_diff "
-        "--max-positions 1024 --extend copy",
-    ],
-    "squad": [
-        "fairseq-posenc squad train --help",
-        "fairseq-posenc squad predict --help",
-        "fairseq-posenc squad score --help",
-    ],
-    "squad train": [
-        "fairseq-posenc squad train --checkpoint roberta.base/model.pt --data data-bin/squad20 "
-        "--out squad",
-        "fairseq-posenc squad train --checkpoint roberta.base/model.pt --data data-bin/squad20 "
-        "--out slow --set optimization.lr=[1e-5]",
-    ],
-    "squad predict": [
-        "fairseq-posenc squad predict --checkpoint squad/checkpoint_last.pt "
-        "--questions dev-v2.0.json --out squad/dev",
-        "fairseq-posenc squad predict --checkpoint squad/checkpoint_last.pt "
-        "--questions dev-v2.0.json --out squad/dev --device cpu --bf16 --json",
-    ],
-    "squad score": [
-        "fairseq-posenc squad score dev-v2.0.json squad/dev/predictions.json",
-        "fairseq-posenc squad score dev-v2.0.json squad/dev/answers.json "
-        "--na-prob-file squad/dev/null_odds.json --na-prob-thresh 0 --json",
-    ],
-    "preprocess": [
-        "fairseq-posenc preprocess plain_text --train a.txt --valid b.txt --words "
-        "--out data-bin/text",
-        "fairseq-posenc preprocess wikitext --help",
-    ],
-    "train-recipe": [
-        "fairseq-posenc train-recipe a_small m4m data-bin/wiki --dry-run",
-        "fairseq-posenc train-recipe b_small none data-bin/wiki --model decbert_same -- --lr 2e-4",
-        "fairseq-posenc train-recipe translation_iwslt17 rope data-bin/fr-en --seeds 1,2",
-    ],
-    "ablation": [
-        "fairseq-posenc ablation scale_factor data-bin/wiki",
-        "fairseq-posenc ablation layers data-bin/wiki --gpus 4",
-        "fairseq-posenc ablation sinusoidal data-bin/wiki -- --max-update 40000",
-    ],
-    "plan": [
-        "fairseq-posenc plan train_scripts/b_small.sh learned data-bin/wiki --device cpu",
-        "fairseq-posenc plan --json fairseq-posenc train-recipe b_small m4m data-bin/wiki "
-        "--device cpu",
-    ],
-    "glue": [
-        "fairseq-posenc glue --checkpoint bert.pt --data data-bin/glue --protocol m4m "
-        "--tasks CoLA --dry-run",
-        "fairseq-posenc glue --checkpoint bert.pt --data data-bin/glue --protocol decbert "
-        "--tasks CoLA --seeds 1 --set model.dropout=0.2",
-    ],
-    "report": [
-        "fairseq-posenc report --tables all",
-        "fairseq-posenc report checkpoints/ --json",
-    ],
-    "probe": [
-        "fairseq-posenc probe --tasks copy,sort --encodings none,rope",
-        "fairseq-posenc probe --tasks addition --encodings alibi --family encoder-decoder "
-        "--out sums",
-    ],
-    "plot": [
-        "fairseq-posenc plot table --encoding sinusoidal --out sinusoidal.png",
-        "fairseq-posenc plot scores --checkpoint alibi.pt --out alibi.svg",
-        "fairseq-posenc plot attention --checkpoint rope.pt --text 'w1 w2 w3' --out rope.png",
-    ],
-    "inspect": [
-        "fairseq-posenc inspect --checkpoint rope.pt --text 'w1 w2 w3'",
-        "fairseq-posenc inspect --checkpoint rope.pt --checkpoint alibi.pt --text 'w1 w2 w3' "
-        "--out both.html",
-    ],
-    "export": [
-        "fairseq-posenc export --checkpoint bert.pt --to hf --out for-transformers",
-        "fairseq-posenc export --checkpoint rope.pt --to hf --out rope",
-    ],
-    "import": [
-        "fairseq-posenc import --from my-model --out start.pt",
-        "fairseq-posenc import --from my-model --out start.pt --overwrite",
-    ],
-    "doctor": ["fairseq-posenc doctor"],
+import re
+
+# The name of a command, and its examples below it.
+_TEXT = r"""
+user-dir
+  fairseq-posenc user-dir
+  fairseq-eval-lm data-bin/wiki --user-dir "$(fairseq-posenc user-dir)" --path rope.pt \
+    --tokens-per-sample 16
+list
+  fairseq-posenc list
+  fairseq-posenc list --json
+describe
+  fairseq-posenc describe m4m
+  fairseq-posenc describe rope
+count
+  fairseq-posenc count --encoding learned+m4m
+  fairseq-posenc count --encoding t5 --layers 24 --embed-dim 1024 --heads 16 --json
+compare
+  fairseq-posenc compare --text book.txt --encodings none,rope
+  fairseq-posenc compare --text book.txt --encodings learned,m4m --out m4m --json
+choose
+  fairseq-posenc choose --family causal-lm --length 1024 --trained 512
+  fairseq-posenc choose --family masked-lm --length 64 --text book.txt --budget 30m
+learning-curves
+  fairseq-posenc learning-curves rope=rope.log alibi=alibi.log
+  fairseq-posenc learning-curves rope=rope.log --updates 0:16000 --out begin
+translate
+  fairseq-posenc translate --checkpoint fr-en.pt --data data-bin/fr-en "Un homme dort."
+  fairseq-posenc translate --checkpoint fr-en.pt --input test.fr --plain --bf16
+  fairseq-posenc translate --checkpoint fr-en.pt --example
+bleu
+  fairseq-posenc bleu rope=fr-en.pt
+  fairseq-posenc bleu rope=fr-en.pt old=old.en --split test --beam 4 --json
+lm-length
+  fairseq-posenc lm-length --data data-bin/wiki --lengths 16,32,64 --stride 16 rope=rope.pt \
+    alibi=alibi.pt
+  fairseq-posenc lm-length --data data-bin/wiki --lengths 64 --device cpu --bf16 \
+    'ntk=rope.pt@rope(scaling=ntk:4)'
+swap
+  fairseq-posenc swap --checkpoint fr-en.pt --position-encoding rope --out fr-en-rope.pt
+  fairseq-posenc swap --checkpoint rope.pt --position-encoding none --out dropped.pt
+  fairseq-posenc swap --checkpoint roberta.base/model.pt --arch roberta_m4m --out start.pt
+  fairseq-posenc swap --checkpoint roberta.base/model.pt --arch decbert_diff --max-positions 1024 \
+    --extend copy
+squad
+  fairseq-posenc squad train --help
+  fairseq-posenc squad predict --help
+  fairseq-posenc squad score --help
+squad train
+  fairseq-posenc squad train --checkpoint roberta.base/model.pt --data data-bin/squad20 --out \
+    squad
+  fairseq-posenc squad train --checkpoint roberta.base/model.pt --data data-bin/squad20 --out slow \
+    --set optimization.lr=[1e-5]
+squad predict
+  fairseq-posenc squad predict --checkpoint squad/checkpoint_last.pt --questions dev-v2.0.json \
+    --out squad/dev
+  fairseq-posenc squad predict --checkpoint squad/checkpoint_last.pt --questions dev-v2.0.json \
+    --out squad/dev --device cpu --bf16 --json
+squad score
+  fairseq-posenc squad score dev-v2.0.json squad/dev/predictions.json
+  fairseq-posenc squad score dev-v2.0.json squad/dev/answers.json --na-prob-file \
+    squad/dev/null_odds.json --na-prob-thresh 0 --json
+preprocess
+  fairseq-posenc preprocess plain_text --train a.txt --valid b.txt --words --out data-bin/text
+  fairseq-posenc preprocess wikitext --help
+train-recipe
+  fairseq-posenc train-recipe a_small m4m data-bin/wiki --dry-run
+  fairseq-posenc train-recipe b_small none data-bin/wiki --model decbert_same -- --lr 2e-4
+  fairseq-posenc train-recipe translation_iwslt17 rope data-bin/fr-en --seeds 1,2
+ablation
+  fairseq-posenc ablation scale_factor data-bin/wiki
+  fairseq-posenc ablation layers data-bin/wiki --gpus 4
+  fairseq-posenc ablation sinusoidal data-bin/wiki -- --max-update 40000
+plan
+  fairseq-posenc plan train_scripts/b_small.sh learned data-bin/wiki --device cpu
+  fairseq-posenc plan --json fairseq-posenc train-recipe b_small m4m data-bin/wiki --device cpu
+glue
+  fairseq-posenc glue --checkpoint bert.pt --data data-bin/glue --protocol m4m --tasks CoLA \
+    --dry-run
+  fairseq-posenc glue --checkpoint bert.pt --data data-bin/glue --protocol decbert --tasks CoLA \
+    --seeds 1 --set model.dropout=0.2
+report
+  fairseq-posenc report --tables all
+  fairseq-posenc report checkpoints/ --json
+probe
+  fairseq-posenc probe --tasks copy,sort --encodings none,rope
+  fairseq-posenc probe --tasks addition --encodings alibi --family encoder-decoder --out sums
+plot
+  fairseq-posenc plot table --encoding sinusoidal --out sinusoidal.png
+  fairseq-posenc plot scores --checkpoint alibi.pt --out alibi.svg
+  fairseq-posenc plot attention --checkpoint rope.pt --text 'w1 w2 w3' --out rope.png
+inspect
+  fairseq-posenc inspect --checkpoint rope.pt --text 'w1 w2 w3'
+  fairseq-posenc inspect --checkpoint rope.pt --checkpoint alibi.pt --text 'w1 w2 w3' --out \
+    both.html
+export
+  fairseq-posenc export --checkpoint bert.pt --to hf --out for-transformers
+  fairseq-posenc export --checkpoint rope.pt --to hf --out rope
+import
+  fairseq-posenc import --from my-model --out start.pt
+  fairseq-posenc import --from my-model --out start.pt --overwrite
+doctor
+  fairseq-posenc doctor
+"""
+
+_JOINED = _TEXT.replace("\\\n    ", "").strip()  # a backslash joins a line and the next
+EXAMPLES: dict[str, list[str]] = {
+    command: examples
+    for command, *examples in (block.split("\n  ") for block in re.split(r"\n(?=\S)", _JOINED))
 }

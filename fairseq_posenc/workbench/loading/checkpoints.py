@@ -57,7 +57,7 @@ def _upgrade_settings(state: State) -> State:
 
 @contextmanager
 def refuse_unusable_settings(place: str) -> Iterator[None]:
-    """Turn what goes wrong inside, where fairseq builds something of settings, into one line."""
+    """Report errors of fairseq while it builds something from settings in one line."""
     try:
         yield
     except UserError as error:
@@ -81,7 +81,7 @@ def write_state(state: State, path: Path) -> None:
 
 
 def refuse_existing_output(option: str, out: Path, overwrite: bool) -> None:
-    """Refuse to write where something is, unless it may be overwritten, or where nothing can be.
+    """Refuse an existing file, unless it may be overwritten, or a place that cannot be a file.
 
     Raises:
         UserError: says which; ``option`` named the file.
@@ -92,7 +92,7 @@ def refuse_existing_output(option: str, out: Path, overwrite: bool) -> None:
 
 
 def write_start_checkpoint(settings: dict[str, Any], weights: dict[str, Tensor], out: Path) -> None:
-    """Write what fairseq reads: plain settings, weights, and a training that has not begun."""
+    """Write a checkpoint of plain settings and weights, whose training has not begun."""
     not_begun = {
         "criterion_name": "",
         "optimizer_name": "",

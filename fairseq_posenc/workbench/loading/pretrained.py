@@ -1,4 +1,4 @@
-"""A trained model that something starts from: what builds it again, and its dictionary."""
+"""A trained model to start from: the options that build it again, its weights and dictionary."""
 
 from __future__ import annotations
 

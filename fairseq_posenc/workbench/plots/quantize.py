@@ -66,8 +66,7 @@ def list_planes(layers: Sequence[CapturedAttention]) -> Iterator[Plane]:
 def find_visible(layers: Sequence[CapturedAttention]) -> Tensor:
     """Find which keys the queries of each layer may see, ``[L, 1, T, S]``.
 
-    All of them, or none after the query, or none before it: a side of the diagonal on which no
-    head has any weight.
+    Keys on a side of the diagonal where no head has any weight are hidden, all others visible.
     """
     seen = []
     for layer in layers:

@@ -59,9 +59,9 @@ _PIPELINES = {
 
 
 class Labels(NamedTuple):
-    """What a checkpoint does not tell of its model: the license as the hub names it, and languages.
+    """Labels that a checkpoint does not record: the hub's name of the license, and languages.
 
-    Without languages, those of a translation model's data are taken.
+    The default languages are those of a translation model's data.
     """
 
     license: str = "unknown"
@@ -90,7 +90,7 @@ def write_card(
 ) -> None:
     """Write README.md into a folder, for the value ``target`` of ``--to``.
 
-    ``usage`` are lines of Python, ``notes`` say what was compared and what is not there.
+    ``usage`` are lines of Python; ``notes`` say what was compared and what is missing.
     """
     task = trained.settings.task
     translates = trained.family.name == "translation"

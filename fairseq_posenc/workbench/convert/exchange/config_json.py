@@ -18,7 +18,7 @@ ARCHITECTURES = {
     "causal_lm": "PosencForCausalLM",
     "translation": "PosencForSeq2SeqLM",
 }
-ENCODER_HEADS = ("masked_lm", "classes", "spans")  # an encoder can be trained on for another
+ENCODER_HEADS = ("masked_lm", "classes", "spans")  # an encoder may get another one later
 # fairseq's names of activations, where transformers has others.
 ACTIVATIONS = {
     "gelu_fast": "gelu_new",
@@ -39,8 +39,7 @@ _NAMES = {  # parts of fairseq's names -> those of an exported model
 def collect_weights(trained: OpenModel) -> dict[str, Tensor]:
     """Collect the weights by the names of ``modeling/``, each with memory of its own.
 
-    What a fine-tuned model has of its pre-training's head stays behind, and tied output embeddings
-    are not there twice.
+    The pre-training head of a fine-tuned model is left out; tied output embeddings are stored once.
     """
     unused = [] if trained.head == "masked_lm" else ["encoder.lm_head."]
     if trained.tied:

@@ -1,4 +1,4 @@
-"""Options of fairseq for a folder of transformers: of a class of its own, or trained on there."""
+"""fairseq options for a Hugging Face folder: a stock class, or our export, perhaps trained on."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def options_from_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _name_activations() -> dict[str, str]:
-    """Map the names that transformers has for fairseq's activations to fairseq's."""
+    """Map the names of activations in transformers to those in fairseq."""
     return {ACTIVATIONS.get(name, name): name for name in utils.get_available_activation_fns()}
 
 
@@ -117,10 +117,10 @@ def update_options(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]
 
 
 def _find_changed_rotation(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]:
-    """Find the options of rotations that a GPT-NeoX of a folder has other than when exported.
+    """Return the options of a GPT-NeoX's rotations that have changed since its export.
 
-    One encoding can have several specs there: ``ntk`` is a larger base. So an export keeps the spec
-    that its configuration reads as.
+    A configuration may read as another spec than the exported one: ``ntk`` is a larger base. So an
+    export also keeps the spec that its configuration reads as.
     """
     name = folder.config["architectures"][0]
     if LAYOUTS.get(name) is None or LAYOUTS[name].style is not GPT_NEOX:
@@ -138,7 +138,7 @@ def _find_changed_rotation(settings: dict[str, Any], folder: HFFolder) -> dict[s
 
 
 def _find_untied(model: dict[str, Any], folder: HFFolder) -> dict[str, bool]:
-    """Find the options of tied embeddings that the two tensors of a folder no longer are."""
+    """Return the options that untie embeddings whose two tensors now differ."""
     weights = folder.weights
     if model.get("share_all_embeddings"):
         pair = [weights.get(f"{side}.embed_tokens.weight") for side in ("encoder", "decoder")]

@@ -1,4 +1,4 @@
-"""An exported folder read back by transformers, and compared with the model that it is of."""
+"""Read an exported folder back with transformers, and compare it with the original model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 
 def read_back(folder: Path, architecture: str) -> Any:
-    """Read the model of a written folder, of a class of transformers or of the code in the folder.
+    """Load the model of a written folder, by a class of transformers or by the folder's own code.
 
     Raises:
         UserError: a tensor is missing, left over or of another shape.

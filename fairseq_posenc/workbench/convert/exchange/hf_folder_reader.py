@@ -1,4 +1,4 @@
-"""A folder of transformers, read without trust: no code of it is run, and no size believed."""
+"""Read a Hugging Face folder without trusting it: no code is run, and sizes are checked."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_folder(path: Path) -> HFFolder:
     """Read a folder; no code in it is run.
 
     Raises:
-        UserError: a file is not there, or is none of its kind.
+        UserError: a file is missing, or of another kind.
     """
     if not path.is_dir():
         raise UserError(f"--from {path}: no such folder")
@@ -58,9 +58,7 @@ def read_folder(path: Path) -> HFFolder:
 
 @contextmanager
 def refuse_odd_values(folder: HFFolder) -> Iterator[None]:
-    """Turn what goes wrong inside, where a configuration is read, into one line.
-
-    A configuration has many values, of which any may be of another kind than transformers writes.
+    """Report errors that a value of an unexpected kind in a configuration causes, in one line.
 
     Raises:
         UserError: names the file.
@@ -78,7 +76,7 @@ def refuse_odd_values(folder: HFFolder) -> Iterator[None]:
 
 
 def _check_kinds(path: Path, config: dict[str, Any]) -> None:
-    """Refuse values of another kind where nearly all else depends on them."""
+    """Check the kinds of the values that nearly everything else depends on."""
     for name in _TEXTS:
         if not isinstance(config.get(name, ""), (str, type(None))):
             value = shortened(json.dumps(config[name]))
@@ -105,7 +103,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _refuse_pipe(path: Path) -> None:
-    """Refuse what would be waited for without end when it is read."""
+    """Refuse a pipe or another special file, whose reading might never end."""
     if path.exists() and not path.is_file():
         raise OSError("not a file")
 

@@ -1,4 +1,4 @@
-"""Models for classes that transformers has itself, there and back."""
+"""Convert models to and from the model classes of transformers itself."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def from_hf_weights(
 
 
 def _list_copies(weights: dict[str, Tensor]) -> list[str]:
-    """List the tensors that hold a weight a second time, which must be equal, or none."""
+    """List the tensors that hold a weight a second time; refuse copies that differ."""
     pairs = [pair for pair in _TIED_PAIRS if weights.keys() >= set(pair)]
     for second, first in pairs:
         if not torch.equal(weights[second], weights[first]):

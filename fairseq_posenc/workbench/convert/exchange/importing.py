@@ -1,4 +1,4 @@
-"""A folder of transformers, as a start checkpoint of fairseq."""
+"""Build a fairseq model and its weights from a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _PRETRAINING_HEAD = "encoder.lm_head."  # fine-tuned models do not use it, and e
 
 
 class Built(NamedTuple):
-    """A model of fairseq without weights of its own yet."""
+    """A model of fairseq that has not got its weights yet."""
 
-    model: Any  # built, its parameters drawn: none of them may stay
+    model: Any  # its parameters are drawn: all of them must be replaced
     family: str  # see `Family`
     settings: dict[str, Any]  # fairseq's configuration, plain
     head: str  # what the model was trained for: `spans`, `classes`, or its family
@@ -57,7 +57,7 @@ def build_model(folder: HFFolder) -> Built:
     """Build the model that a folder's weights are for.
 
     Raises:
-        UserError: the settings are of no such model, or lie about its size.
+        UserError: the settings are not those of such a model, or of one of another size.
     """
     _refuse_other_code(folder)
     settings = folder.settings or options_from_config(folder.config, folder.path)
@@ -131,7 +131,7 @@ def _read_vocabulary_sizes(folder: HFFolder) -> list[int]:
 
 
 def _refuse_other_sizes(values: dict[str, Any], folder: HFFolder) -> None:
-    """Refuse settings of a model that is far larger than the weights, before it is built."""
+    """Refuse the settings of a model far larger than the weights, before it is built."""
     count = sum(weight.numel() for weight in folder.weights.values())
     numbers = _read_vocabulary_sizes(folder)
     for side in ("encoder", "decoder"):
@@ -186,9 +186,9 @@ def load_weights(folder: HFFolder, built: Built) -> dict[str, Any]:
 
 
 def _list_pretraining_head(built: Built, model_state: dict[str, Any]) -> list[str]:
-    """List what a fine-tuned model has of its pre-training's head, tied embeddings apart.
+    """List the parameters of a fine-tuned model's pre-training head, except tied embeddings.
 
-    An export leaves it out. It is zeros here: what was drawn would pass for trained.
+    An export leaves them out; here they become zeros, as random values would pass for trained.
     """
     if built.head not in ("classes", "spans"):
         return []

@@ -53,7 +53,7 @@ def write_graph(trained: OpenModel, folder: Path) -> tuple[tuple[str, ...], floa
         The graph's outputs, and the largest difference in parts of the largest number.
 
     Raises:
-        UserError: a model that is not an encoder, one with what ONNX has not, or the two differ.
+        UserError: not an encoder, one that ONNX cannot express, or the graph differs from it.
     """
     if trained.family.name == "causal_lm":
         raise UserError(

@@ -1,7 +1,7 @@
-"""Writes modules of the package, and what they need of it, as one file that needs none of it.
+"""Bundle definitions of the package into one source file that does not import the package.
 
-A definition is taken over as its text stands, with the comments above it, if something that is
-taken over names it. Only names that two modules use for different things are changed.
+A definition is copied with the comments above it if another copied definition uses it. Only names
+that two modules define differently are changed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Positions in the places that CTranslate2 has for them.
+"""Translate a stack's positions to the fields of CTranslate2's specification.
 
-An encoding is looked at as the data that it adds, whatever its name: a table of vectors at the
-input, a rotation of queries and keys, vectors by distance for keys and values, a bias by distance.
+What counts is the data that an encoding adds, not its name: a table of vectors at the input, a
+rotation of queries and keys, vectors by distance for keys and values, a bias by distance.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _ACTIVATIONS = {
 
 
 class _Weights:
-    """The weights of a model, each of which must find its place."""
+    """The weights of a model; each must be taken once."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.left = {
@@ -62,7 +62,7 @@ class _Weights:
         spec.gamma, spec.beta = self.take(f"{name}.weight"), self.take(f"{name}.bias")
 
     def check_none_left(self) -> None:
-        """Refuse a model with weights that found no place."""
+        """Refuse a model with weights that were not taken."""
         if self.left:
             raise UserError(
                 f"--to ctranslate2: CTranslate2 has no place for {next(iter(self.left))}"
@@ -76,7 +76,7 @@ def build_specification(trained: OpenModel, vocabularies: list[list[str]]) -> Mo
     ``vocabularies`` are the symbols of each dictionary, by their numbers.
 
     Raises:
-        UserError: the model has something that CTranslate2 has not.
+        UserError: the model has something that CTranslate2 does not support.
     """
     weights = _Weights(trained.weights)
     decoder = _build_decoder(weights, trained)
