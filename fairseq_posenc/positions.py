@@ -134,7 +134,7 @@ class Positions(NamedTuple):
             tgt_len: T; None for S, that is all tokens.
             inspect_padding: see :meth:`from_tokens`.
         """
-        tokens = padding.long() * _PADDING
+        tokens = padding.long()  # 1, the symbol of padding, or 0
         if ends is not None:
             tokens = tokens.masked_fill(ends & ~padding, _END)
         tgt_len = padding.size(1) if tgt_len is None else tgt_len

@@ -31,7 +31,8 @@ from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import Folder
 from fairseq_posenc.workbench.running.options import Parser
 from fairseq_posenc.workbench.running.progress import format_counts, say
-from fairseq_posenc.workbench.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES, load_tokenizer
+from fairseq_posenc.workbench.tokens.loading import load_tokenizer
+from fairseq_posenc.workbench.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
 
 SPLITS = ("train", "valid")
 _NAMES = {  # names of the vocabulary's files in the folder

@@ -12,9 +12,6 @@ from fairseq_posenc.registry import get
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.specs import parse
 
-# Symbols that stand for tokens of which only the padding is known.
-PADDING, END, TOKEN = 1, 2, 3
-
 
 class StackPositions(nn.Module):
     """The positions of a stack of layers: what is added at its input, and what its layers share.
@@ -229,8 +226,7 @@ def positions_from_padding(
 ) -> Positions:
     """Compute the positions of ``(batch, src_len)`` tokens from their padding alone."""
     check_mask("key_padding_mask", padding, batch, src_len)
-    tokens = torch.full((batch, src_len), TOKEN, device=device)
-    if padding is not None:
-        tokens = tokens.masked_fill(padding.to(device), PADDING)
+    if padding is None:
+        padding = torch.zeros(batch, src_len, dtype=torch.bool)
     inspect = may_sync(device, decoding=tgt_len < src_len)
-    return Positions.from_tokens(tokens, PADDING, END, tgt_len, inspect)
+    return Positions.from_padding(padding.to(device), None, tgt_len, inspect)

@@ -172,9 +172,9 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         tgt_len, batch = query.shape[:2]
         if key_padding_mask is None or past is not None:
             src_len = tgt_len if past is None else tgt_len + past.size(2)
-            tokens = torch.zeros(batch, src_len, dtype=torch.long, device=query.device)  # [B, S]
+            padding = torch.zeros(batch, src_len, dtype=torch.bool, device=query.device)  # [B, S]
         else:
-            tokens = key_padding_mask.long()
-        positions = Positions.from_tokens(tokens, padding_idx=1, eos_idx=-1, tgt_len=tgt_len)
+            padding = key_padding_mask.bool()
+        positions = Positions.from_padding(padding, tgt_len=tgt_len)
         # `terms` adds this layer's own to those of the stack; kept here, they would count twice.
         return Shared.compute(self.encodings, positions)._replace(terms=Terms())

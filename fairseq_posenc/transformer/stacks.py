@@ -251,11 +251,8 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         (states,) = encoder_out["encoder_out"]  # [S, B, C]
         padding = encoder_out["encoder_padding_mask"]
         # [B, S]
-        tokens = padding[0].long() if padding else states.new_zeros(states.shape[1::-1]).long()
-        positions = Positions.from_tokens(
-            tokens, padding_idx=1, eos_idx=-1, tgt_len=0, inspect_padding=False
-        )
-        return positions.ids  # [B, S]
+        mask = padding[0] if padding else states.new_zeros(states.shape[1::-1], dtype=torch.bool)
+        return Positions.from_padding(mask, tgt_len=0, inspect_padding=False).ids
 
     def _check_step(self, tokens: Tensor, state: Any) -> None:
         """Refuse to decode a token whose predecessors have not been decoded."""

@@ -1,4 +1,4 @@
-"""Tokenizers: lines as numbers, and tokens with their characters in the text.
+"""The interface of tokenizers: lines as numbers, and tokens with their characters in the text.
 
 SQuAD's answers have to be pieces of the original text, so no text is put together from tokens.
 """
@@ -6,12 +6,9 @@ SQuAD's answers have to be pieces of the original text, so no text is put togeth
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Optional, Protocol
 
 import numpy as np
-
-from fairseq_posenc.errors import UserError
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary  # importing it takes seconds
@@ -98,20 +95,3 @@ class Tokenizer(Encoder, Protocol):
     def tokens(self, text: str) -> Tokens:
         """Tokenize a text."""
         ...
-
-
-def load_tokenizer(folder: Path, dictionary: Dictionary) -> Tokenizer:
-    """Load the tokenizer whose files lie in a folder.
-
-    Raises:
-        UserError: the files are missing, or cannot be read.
-    """
-    if (folder / PIECES).exists():
-        from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
-
-        return PieceEncoder(Pieces(folder / PIECES), dictionary)
-    if (folder / ENCODER_JSON).exists():
-        from fairseq_posenc.workbench.tokens.gpt2 import GPT2  # imports fairseq and tiktoken
-
-        return GPT2(folder / ENCODER_JSON, folder / MERGES, dictionary)
-    raise UserError(f"{folder}: holds neither {PIECES} nor {ENCODER_JSON} and {MERGES}")

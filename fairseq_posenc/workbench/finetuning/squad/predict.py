@@ -17,7 +17,8 @@ from fairseq_posenc.workbench.loading.checkpoints import load_state
 from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import PLAIN, Computing
 from fairseq_posenc.workbench.running.progress import bar
-from fairseq_posenc.workbench.tokens.tokenizer import Tokens, load_tokenizer
+from fairseq_posenc.workbench.tokens.loading import load_tokenizer
+from fairseq_posenc.workbench.tokens.tokenizer import Tokens
 
 NBEST = 20
 LONGEST = 30  # tokens of an answer

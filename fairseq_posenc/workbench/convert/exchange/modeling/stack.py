@@ -257,9 +257,7 @@ class Stack(nn.Module):
         return Shared.compute(self.encodings, Positions.from_tokens(tokens, pad, eos, new, inspect))
 
     def _find_source_ids(self, memory: Memory) -> Tensor:
-        batch, length = memory.states.shape[:2]
-        tokens = torch.zeros(batch, length, dtype=torch.long, device=memory.states.device)
-        if memory.padding is not None:
-            tokens = memory.padding.long()
-        positions = Positions.from_tokens(tokens, padding_idx=1, eos_idx=-1, tgt_len=0)
-        return positions.ids
+        padding = memory.padding
+        if padding is None:
+            padding = memory.states.new_zeros(memory.states.shape[:2], dtype=torch.bool)
+        return Positions.from_padding(padding, tgt_len=0).ids
