@@ -1,10 +1,12 @@
-"""The choice of a product has each value, and is the same each time; the whole can be asked for."""
+"""What tests share: the choice of a product, which has each value, and what is made once."""
 
 from __future__ import annotations
 
 import pytest
 
+from tests.helpers.commands import made_once, new_directory
 from tests.helpers.products import product_of, some_of
+from tests.helpers.programs import SHARED
 
 AXES = [
     (["a", "b", "c"], range(17)),
@@ -40,3 +42,20 @@ def test_values_of_short_axes_are_not_bound_to_each_other():
 
 def test_tuples_are_several_arguments():
     assert product_of([("a", 1), ("b", 2)], [3], whole=True) == [("a", 1, 3), ("b", 2, 3)]
+
+
+def test_what_all_workers_need_is_made_by_the_first(tmp_path, monkeypatch):
+    monkeypatch.setenv(SHARED, str(tmp_path))
+    calls = []
+
+    def make(name):
+        calls.append(name)
+        return new_directory()
+
+    workers = [made_once(make), made_once(make)]
+    first, second = (worker("a") for worker in workers)
+    assert first == second
+    assert first.is_relative_to(tmp_path)
+    assert workers[0]("b") != first
+    assert calls == ["a", "b"]
+    assert not new_directory().is_relative_to(tmp_path)
