@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,49 +15,30 @@ from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.rotation import PairRotation, Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.families import Stack
+from fairseq_posenc.hf.families import Family
+from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.positions import Span
 from fairseq_posenc.shared import Shared
 
 NAME = "fairseq_posenc"  # of the attention function in transformers
 STATE = "position_state"  # keyword that hands a pass's state to the layers
 ATTRIBUTE = "positions"  # name of our modules below a stack and below its attentions
+Cosines = tuple[Tensor, Tensor]  # cosines and sines, each `(B or 1, T, width)`
 
 
-class PassState:
-    """The position state of a forward pass: what the library computes, and cosines and sines.
+class PassState(NamedTuple):
+    """The position state of a forward pass, which a stack hands to its layers.
 
-    Args:
-        shared: of the stack.
-        encodings: that layers share.
-        stack: of layers.
-        dtype: of the layers' inputs.
-        width: of the cosines that the model's layers take; 0 where they take none.
+    Attributes:
+        cosines: for each kind of layer, what the model's own code rotates by; None where it does
+            not.
+        shared: of the stack; None where attention is the model's own.
         need_weights: whether the attention weights are asked for.
     """
 
-    def __init__(
-        self,
-        shared: Shared,
-        encodings: Encodings,
-        stack: Stack,
-        dtype: torch.dtype,
-        width: int,
-        need_weights: bool,
-    ) -> None:
-        self.shared, self.encodings, self.need_weights = shared, encodings, need_weights
-        states = shared.kinds or (shared,)
-        self.cosines = [
-            make_cosines(state.rotation, stack.family.cosines, width, dtype) for state in states
-        ]
-        self._keys: dict[tuple[int, int], Rotation | None] = {}
-
-    def key_rotation(self, kind: int, dropped: int) -> Rotation | None:
-        """Compute the shared rotation of all keys but the first ``dropped``, once a pass."""
-        if (kind, dropped) not in self._keys:
-            ids = self.shared.of_kind(kind).positions.places[:, dropped:]
-            self._keys[kind, dropped] = self.encodings.rotation(ids, kind)
-        return self._keys[kind, dropped]
+    cosines: list[Cosines | None]
+    shared: Shared | None = None
+    need_weights: bool = False
 
 
 def make_cosines(
@@ -96,31 +77,35 @@ def is_cosines(rotation: Rotation | None, form: str, width: int) -> bool:
     )
 
 
-class AttentionPositions(nn.Module):
+class AttentionPositions(AttentionCore, nn.Module):
     """The positions of a layer's self-attention: its trained encodings, and how they are applied.
 
     Args:
         encodings: of the layer.
-        stack: that the layer is in.
+        family: of the model.
         dims: sizes of the stack.
         kind: of the layer, in the spec.
-        rotates: whether the model's own code applies the rotation, from our cosines and sines.
+        is_rotated: whether the model's own code applies the rotation, from our cosines and sines.
     """
 
     def __init__(
-        self, encodings: Encodings, stack: Stack, dims: Dims, kind: int, rotates: bool
+        self, encodings: Encodings, family: Family, dims: Dims, kind: int, is_rotated: bool
     ) -> None:
         super().__init__()
-        self.encodings = encodings
-        self.family, self.dims, self.kind, self.rotates = stack.family, dims, kind, rotates
+        self.num_heads, self.head_dim = dims.num_heads, dims.head_dim
+        self.direction = "lr" if dims.causal else "both"
+        self.encodings, self.family, self.dims = encodings, family, dims
+        self.kind, self.is_rotated = kind, is_rotated
 
     def give_cosines(
         self, attention: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Hand this layer's cosines and sines to its attention, as a hook before it runs."""
         state = named.get(STATE)
-        if self.rotates and state is not None:
+        if state is not None and self.is_rotated:
             named["position_embeddings"] = state.cosines[self.kind]
+        if state is not None and state.shared is None:  # transformers' own functions come next
+            del named[STATE]
         return args, named
 
     def attend(
@@ -129,20 +114,23 @@ class AttentionPositions(nn.Module):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        state: PassState,
-        dropout: float,
+        shared: Shared,
         scale: float,
+        dropout: float,
+        need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend with this layer's encodings.
 
         Args:
             attention: of the model.
             query: of the new tokens, ``(B, H, T, D)``.
-            key: of all tokens that the cache kept, ``(B, G, S, D)``.
+            key: of all tokens that the cache kept, ``(B, G, S, D)``; rotated where the model's
+                own code does so.
             value: of the same.
-            state: of the pass.
-            dropout: probability of dropping a weight.
+            shared: of the pass.
             scale: factor of the dot products.
+            dropout: probability of dropping a weight.
+            need_weights: whether the weights are asked for.
 
         Returns:
             ``(B, T, H, D)``, and the weights ``(B, H, T, S)`` where they are asked for.
@@ -150,53 +138,39 @@ class AttentionPositions(nn.Module):
         Raises:
             UserError: the cache holds more keys than there are tokens, or too few.
         """
-        shared = state.shared.of_kind(self.kind)
-        positions = shared.positions
-        tgt_len, src_len = positions.tgt_len, positions.tokens.size(1)
-        dropped = src_len - key.size(2)  # the cache has kept the others
+        shared = shared.of_kind(self.kind)
         self._check_cache(shared, key.size(2))
-        if not self.rotates:
-            query, key = self._rotate(query, key, state, dropped)
-        groups = query.size(1) // key.size(1)
-        if groups > 1:
-            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        terms = shared.layer_terms() | self.encodings.terms(
-            Span.from_lengths(tgt_len, src_len, query.device), positions
-        )
-        terms = self._project(attention, terms).without_first_keys(dropped)
-        factor = 1.0 if terms.scale_factor is None else terms.scale_factor
-        attended, weights = attend(
+        src_len = shared.positions.tokens.size(1)
+        span = Span.from_lengths(query.size(2), src_len, query.device)
+        terms = shared.layer_terms() | self.encodings.terms(span, shared.positions)
+        terms = self._scale_terms(self._project_terms(attention, terms), scale)
+        call = self.make_call(
             query,
             key,
             value,
-            terms._replace(scale_factor=factor / (scale**2 * self.dims.head_dim)),
-            shared.mask("lr" if self.dims.causal else "both").without_first_keys(dropped),
-            dropout,
-            state.need_weights,
+            shared,
+            terms=terms,
+            dropout=dropout,
+            need_weights=need_weights,
         )
+        attended, weights = attend(*call)
         return attended.transpose(1, 2).contiguous(), weights
 
-    def _rotate(
-        self, query: Tensor, key: Tensor, state: PassState, dropped: int
-    ) -> tuple[Tensor, Tensor]:
-        """Rotate queries and all keys, which the cache holds as they are projected."""
-        shared = state.shared.of_kind(self.kind)
-        positions = shared.positions
-        rotation = shared.rotation or self.encodings.rotation(positions.queries(positions.places))
-        if rotation is None:
-            return query, key
-        of_keys = state.key_rotation(self.kind, dropped) or self.encodings.rotation(
-            positions.places[:, dropped:]
-        )
-        assert of_keys is not None
-        return rotation.rotate_queries(query), of_keys.rotate_keys(key)
+    def rotation(self, shared: Shared, count: int | None = None) -> Rotation | None:
+        """Select the rotation of the last tokens, unless the model's own code applied it."""
+        return None if self.is_rotated else super().rotation(shared, count)
 
-    def _project(self, attention: nn.Module, terms: Terms) -> Terms:
+    def _project_terms(self, attention: nn.Module, terms: Terms) -> Terms:
         """Project the rows of terms by the layer's projections of queries and keys."""
         if terms.content_rows is None:
             return terms
         queries, keys = self.family.project_rows(attention, terms.content_rows, self.dims)
         return terms.projected(lambda rows: queries, lambda rows: keys)
+
+    def _scale_terms(self, terms: Terms, scale: float) -> Terms:
+        """Let all products be multiplied by the model's factor in place of 1 / sqrt(D)."""
+        factor = 1.0 if terms.scale_factor is None else terms.scale_factor
+        return terms._replace(scale_factor=factor / (scale**2 * self.head_dim))
 
     def _check_cache(self, shared: Shared, keys: int) -> None:
         """Refuse a cache of a fixed size, and one that forgets keys which the spec needs."""
@@ -248,7 +222,9 @@ def attend_with_positions(
     if scaling is not None and scaling != scale:  # the queries were scaled already
         query = query * (scaling / scale)
     assert isinstance(positions, AttentionPositions)
-    return positions.attend(module, query, key, value, state, dropout, scale)
+    return positions.attend(
+        module, query, key, value, state.shared, scale, dropout, state.need_weights
+    )
 
 
 def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **named: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -13,6 +13,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
+
+AFTER_PADDING = -1  # the first row of a table whose positions follow the symbol of padding
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Family:
         rotates: attribute of an attention that says whether it applies them; empty where all do.
         table: of learned positions, below a stack.
         first_row: of that table, which position 0 has.
+        scale: attribute of a stack, the factor of its embeddings: an encoder multiplies what it
+            looks up, a decoder all embeddings that it gets.
         projections: of queries and keys, below an attention, or the name of the one that holds all.
         by_head: whether that one holds queries, keys and values of a head side by side.
         bias: table of distances, below the first layer's attention.
@@ -44,6 +48,7 @@ class Family:
     rotates: str = ""
     table: str = ""
     first_row: int = 0
+    scale: str = ""
     projections: tuple[str, str] | str = ("q_proj", "k_proj")
     by_head: bool = False
     bias: str = ""
@@ -63,6 +68,10 @@ class Family:
 
     def _has_stack(self, module: nn.Module, name: str) -> bool:
         return get_part(module, f"{name}.{self.layers}".lstrip(".")) is not None
+
+    def applies_cosines(self, attention: nn.Module) -> bool:
+        """Check whether an attention rotates by the cosines that it is given."""
+        return bool(self.rotary) and (not self.rotates or bool(getattr(attention, self.rotates)))
 
     def project_rows(self, attention: nn.Module, rows: Tensor, dims: Dims) -> tuple[Tensor, Tensor]:
         """Project rows ``(R, C)`` as a layer's queries and keys, both ``(H, R, D)``."""
@@ -104,6 +113,12 @@ class Stack(NamedTuple):
         """Whether queries see no later keys."""
         return bool(getattr(self.attentions[0], "is_causal", False))
 
+    @property
+    def attends_plainly(self) -> bool:
+        """Whether the model's own attention adds nothing to rotated products and a causal mask."""
+        windows = [getattr(x, "sliding_window", None) for x in (self.config, *self.attentions)]
+        return not (self.family.bias or self.family.sinks or any(windows))
+
     def dims(self, max_positions: int) -> Dims:
         """Describe the sizes of the stack."""
         config = self.config
@@ -113,13 +128,30 @@ class Stack(NamedTuple):
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         return Dims(config.hidden_size, heads, max_positions, self.causal, own_head_dim=head_dim)
 
+    def embed(self, ids: Tensor) -> Tensor:
+        """Look up the embeddings of tokens ``(B, T)``, as the stack takes them: ``(B, T, C)``."""
+        embeddings: Tensor = self.module.get_input_embeddings()(ids)
+        return embeddings if self.causal else embeddings * self._scale
+
+    @property
+    def inner_scale(self) -> float:
+        """The factor by which the stack multiplies the embeddings that it gets."""
+        return self._scale if self.causal else 1.0
+
+    @property
+    def _scale(self) -> float:
+        return float(getattr(self.module, self.family.scale)) if self.family.scale else 1.0
+
     def trained_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights of the model's own positions, by their names in ours."""
         family = self.family
         if family.table and isinstance(
             table := self.module.get_submodule(family.table), nn.Embedding
         ):
-            yield "input.learned.table.weight", table.weight[family.first_row :]
+            first = family.first_row
+            if first == AFTER_PADDING:
+                first = int(self.config.pad_token_id) + 1
+            yield "input.learned.table.weight", table.weight[first:]
         if family.bias:
             bias = self.attentions[0].get_submodule(family.bias)
             if isinstance(bias, nn.Embedding):
@@ -134,9 +166,11 @@ class Stack(NamedTuple):
         if family.table:
             self.module.set_submodule(family.table, NoPositions())
         if family.bias:
-            self.attentions[0].set_submodule(family.bias, NoPositions())
+            self.attentions[0].set_submodule(family.bias, NoBias())
         for attention in self.attentions if family.sinks else ():
-            setattr(attention, family.sinks, None)
+            delattr(attention, family.sinks)
+            # transformers initializes what has this name; it is no parameter.
+            setattr(attention, family.sinks, torch.empty(0))
 
     def rotary_width(self, rotary: nn.Module) -> int:
         """Measure the width of the cosines that the model's layers take."""
@@ -166,17 +200,24 @@ class NoRotation(nn.Module):
 
 
 class NoPositions(nn.Module):
-    """Zeros in place of a table of positions or distances."""
+    """A zero in place of a table of positions."""
+
+    def forward(self, *args: Any, **named: Any) -> Tensor:
+        """Return a zero for all positions, which goes with vectors of any type and device."""
+        return torch.zeros(())
+
+
+class NoBias(nn.Module):
+    """Zeros in place of a table of distances."""
 
     def __init__(self) -> None:
         super().__init__()
         # Version 5 initializes tables by this name when it loads a T5; it is no parameter.
         self.weight = torch.empty(0)
 
-    def forward(self, ids: Tensor, *others: Any, **named: Any) -> Tensor:
-        """Return a zero for all positions, ``(1, 1, 1)``."""
-        # Of whole numbers: a sum with vectors of any precision keeps theirs.
-        return torch.zeros(1, 1, 1, dtype=torch.int8, device=ids.device)
+    def forward(self, buckets: Tensor) -> Tensor:
+        """Return a zero for all heads and distances, ``(1, 1, 1)``."""
+        return torch.zeros(1, 1, 1, device=buckets.device)
 
 
 def get_part(module: nn.Module, name: str) -> Any:
@@ -187,25 +228,46 @@ def get_part(module: nn.Module, name: str) -> Any:
         return None
 
 
+_V4 = transformers.__version__.startswith("4.")
 _ROTARY = Family(rotary=("rotary_emb",))
+_BERT = Family(
+    layers="encoder.layer",
+    attention="attention.self",
+    table="embeddings.position_embeddings",
+    projections=("query", "key"),
+    since=5,
+)
+_ROBERTA = replace(_BERT, first_row=AFTER_PADDING)
+_BART = Family(stacks=("encoder", "decoder"), table="embed_positions", since=5)
 
 # By `model_type`.
 FAMILIES: dict[str, Family] = {
-    "llama": _ROTARY,
-    "gemma3_text": Family(
-        rotary=("rotary_emb", "rotary_emb_local")
-        if transformers.__version__.startswith("4.")
-        else ("rotary_emb",)
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "olmo2"), _ROTARY),
+    "bart": replace(_BART, first_row=2),
+    "bert": _BERT,
+    "cohere2": replace(_ROTARY, cosines="pairs", rotates="sliding_window"),
+    "electra": _BERT,
+    "gemma3_text": replace(
+        _ROTARY, rotary=("rotary_emb", "rotary_emb_local") if _V4 else ("rotary_emb",)
     ),
     "gpt2": Family(layers="h", attention="attn", table="wpe", projections="c_attn"),
-    "opt": Family(stacks=("decoder",), table="embed_positions", first_row=2),
-    "bert": Family(
-        layers="encoder.layer",
-        attention="attention.self",
-        table="embeddings.position_embeddings",
-        projections=("query", "key"),
-        since=5,
+    "gpt_neox": replace(
+        _ROTARY, attention="attention", projections="query_key_value", by_head=True
     ),
+    "gpt_oss": replace(_ROTARY, cosines="half", sinks="sinks"),
+    "m2m_100": _BART,
+    "marian": replace(_BART, scale="embed_scale"),
+    "modernbert": replace(_ROTARY, attention="attn", projections="Wqkv", since=5),
+    "olmo3": replace(
+        _ROTARY,
+        rotary=("rotary_embs.sliding_attention", "rotary_embs.full_attention")
+        if _V4
+        else ("rotary_emb",),
+    ),
+    "opt": Family(stacks=("decoder",), table="embed_positions", first_row=2),
+    "phi3": replace(_ROTARY, projections="qkv_proj"),
+    "roberta": _ROBERTA,
+    "smollm3": replace(_ROTARY, rotates="use_rope"),
     "t5": Family(
         stacks=("encoder", "decoder"),
         layers="block",
@@ -214,6 +276,8 @@ FAMILIES: dict[str, Family] = {
         projections=("q", "k"),
         since=5,
     ),
+    "whisper": replace(_BART, stacks=("decoder",)),
+    "xlm-roberta": _ROBERTA,
 }
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.attention import ATTRIBUTE, NAME, AttentionPositions
@@ -37,11 +37,14 @@ def replace_positions(model: Model, spec: str, max_positions: int | None = None)
         spec = expand_own(spec, read_positions(model), len(stacks[0].attentions))
     parsed = parse(spec)
     plans = [Plan.make(parsed, stack, length) for stack in stacks]
-    for plan in plans:
+    for plan in plans:  # attention is the model's own in all stacks, or in none
+        plan.positions.is_native = all(other.positions.is_native for other in plans)
         plan.install()
-    model.set_attn_implementation(NAME)
-    for config in [model.config, *(plan.stack.config for plan in plans)]:
-        _limit_caches(config, parsed)
+    positions = plans[0].positions
+    model.set_attn_implementation(positions.stock if positions.is_native else NAME)
+    if not model.config.is_encoder_decoder:  # attention to the encoder has such caches, too
+        for stack in (plan.stack for plan in plans if plan.stack.causal):
+            _limit_caches(stack, parsed)
     model.config.position_encoding = str(parsed)
     model.config.position_encoding_max_positions = length
     return model
@@ -73,19 +76,20 @@ class Plan(NamedTuple):
         with torch.device("cpu" if weight.is_meta else weight.device):
             positions = HookedPositions(str(spec), stack, max_positions)
             _refuse_unseen(spec, positions)
+            _refuse_other_width(spec, positions, stack)
             assembly = positions.assembly
             layers = [
                 AttentionPositions(
                     assembly.build_layer(index),
-                    stack,
+                    stack.family,
                     assembly.dims,
-                    kind := spec.layer_kind(index),
-                    positions.rotates[kind] and bool(_rotates(stack, attention)),
+                    spec.layer_kind(index),
+                    is_rotated,
                 )
-                for index, attention in enumerate(attentions)
+                for index, is_rotated in enumerate(positions.is_rotated)
             ]
         for module in (positions, *layers):
-            module.to(weight.dtype)
+            module.to(stack.module.dtype)
         plan = cls(stack, positions, layers)
         plan._carry_over()
         return plan
@@ -100,7 +104,7 @@ class Plan(NamedTuple):
         module.add_module(ATTRIBUTE, self.positions)
         for attention, layer in zip(attentions, self.layers):
             attention.add_module(ATTRIBUTE, layer)
-            if layer.rotates:
+            if layer.is_rotated or self.positions.is_native:
                 hooks.append(
                     attention.register_forward_pre_hook(layer.give_cosines, with_kwargs=True)
                 )
@@ -116,7 +120,8 @@ class Plan(NamedTuple):
         for attention, layer in zip(self.stack.attentions, self.layers):
             before = getattr(attention, ATTRIBUTE, None)
             trained = {} if before is None else dict(_weights(before))
-            if (sinks := getattr(attention, self.stack.family.sinks or " ", None)) is not None:
+            sinks = getattr(attention, self.stack.family.sinks or " ", None)
+            if isinstance(sinks, nn.Parameter):
                 trained["encodings.sink.score"] = sinks
             _copy(layer, trained)
 
@@ -140,11 +145,6 @@ def _copy(module: nn.Module, trained: dict[str, Tensor]) -> None:
             parameter[:rows].copy_(weight[:rows])
 
 
-def _rotates(stack: Stack, attention: nn.Module) -> object:
-    """Check whether the code of an attention applies the cosines that it is given."""
-    return not stack.family.rotates or getattr(attention, stack.family.rotates)
-
-
 def _refuse_unseen(spec: Spec, positions: HookedPositions) -> None:
     """Refuse encodings that need what transformers hands to no attention function."""
     if any(terms.decay is not None for terms in positions.assembly.check("auto")):
@@ -154,8 +154,19 @@ def _refuse_unseen(spec: Spec, positions: HookedPositions) -> None:
         )
 
 
-def _limit_caches(config: PretrainedConfig, spec: Spec) -> None:
+def _refuse_other_width(spec: Spec, positions: HookedPositions, stack: Stack) -> None:
+    """Refuse vectors at the input where its width is not the layers'."""
+    width, expected = stack.module.get_input_embeddings().embedding_dim, stack.config.hidden_size
+    if positions.input is not None and width != expected:
+        raise UserError(
+            f"{spec}: the embeddings of this model have {width} channels, and its layers "
+            f"{expected}: take encodings of the scores or rotations"
+        )
+
+
+def _limit_caches(stack: Stack, spec: Spec) -> None:
     """Let caches forget the keys that no later query of a layer with a window sees."""
+    config = stack.config
     default = options("window")["size"].default
     windows = [
         [dict(item.options).get("size", default) for item in layer if item.name == "window"]
@@ -170,3 +181,5 @@ def _limit_caches(config: PretrainedConfig, spec: Spec) -> None:
         return
     types = ["sliding_attention" if size else "full_attention" for size in sizes]
     config.layer_types = [types[i % len(types)] for i in range(config.num_hidden_layers)]
+    if hasattr(stack.module, "has_sliding_layers"):  # what it has read there
+        stack.module.has_sliding_layers = any(sizes)

@@ -8,13 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq_posenc.encodings.rotation import Rotation
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.attention import NAME, STATE, PassState, is_cosines
+from fairseq_posenc.hf.attention import (
+    ATTRIBUTE,
+    NAME,
+    STATE,
+    Cosines,
+    PassState,
+    is_cosines,
+    make_cosines,
+)
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import read_trained_length
 from fairseq_posenc.identity import Identity
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import may_sync, syncs
+from fairseq_posenc.registry import get
 
 CACHES = ("cache", "past_key_values")  # the keyword of transformers 5, and of 4
 
@@ -28,7 +39,11 @@ class HookedPositions(StackPositions):
         max_positions: longest sequence.
 
     Attributes:
-        rotates: for each kind of layer, whether the model's own code can apply its rotation.
+        is_rotated: for each layer, whether the model's own code applies its rotation, from our
+            cosines and sines.
+        is_native: whether attention and its caches are the model's own, as positions are no more
+            than rotations that its code applies, and vectors at the input.
+        stock: name of the attention function that the model had.
     """
 
     def __init__(self, spec: str, stack: Stack, max_positions: int) -> None:
@@ -40,11 +55,18 @@ class HookedPositions(StackPositions):
         self.stack_parts = StackParts(stack, [*inspect.signature(stack.module.forward).parameters])
         rotary = stack.family.rotary
         self.width = stack.rotary_width(stack.module.get_submodule(rotary[0])) if rotary else 0
-        ids = torch.zeros(1, 1, dtype=torch.long)
-        self.rotates = [
-            is_cosines(self.shared.rotation(ids, kind), stack.family.cosines, self.width)
-            for kind in range(len(self.shared.kinds))
+        self.can_rotate = [
+            is_cosines(rotation, stack.family.cosines, self.width)
+            for rotation in self._rotations(torch.zeros(1, 1, dtype=torch.long))
         ]
+        self.is_rotated = [
+            self.can_rotate[self.assembly.spec.layer_kind(index)]
+            and stack.family.applies_cosines(attention)
+            for index, attention in enumerate(stack.attentions)
+        ]
+        self.is_native = stack.attends_plainly and self._is_plain()
+        before = getattr(stack.module, ATTRIBUTE, None)
+        self.stock = stack.config._attn_implementation if before is None else before.stock
         self.has_documents = any(item.name == "documents" for item in self.assembly.spec.items)
 
     def _trained_at(self, length: int) -> None:
@@ -79,11 +101,22 @@ class HookedPositions(StackPositions):
         """
         stack = self.stack_parts.stack
         named = {**dict(zip(self.stack_parts.parameters, args)), **named}
-        if stack.config._attn_implementation != NAME:
+        attention = stack.config._attn_implementation
+        if self.is_native and attention == NAME:
             raise UserError(
-                f"the attention of this model was set to {stack.config._attn_implementation!r}, "
-                f"which leaves its positions out: model.set_attn_implementation({NAME!r})"
+                f"these positions leave attention to transformers: "
+                f"model.set_attn_implementation({self.stock!r})"
             )
+        if not self.is_native and attention != NAME:
+            raise UserError(
+                f"the attention of this model was set to {attention!r}, which leaves its "
+                f"positions out: model.set_attn_implementation({NAME!r})"
+            )
+        if self.is_native and self.input is None:
+            ids = self._count_ids(named) if any(self.is_rotated) else None
+            if ids is not None:
+                named[STATE] = PassState(self._make_cosines(self._rotations(ids)))
+            return (), named
         past = self._count_past(named)
         embeddings = self._embed(named)
         if embeddings is None:
@@ -91,26 +124,78 @@ class HookedPositions(StackPositions):
         batch, tgt_len = embeddings.shape[:2]
         padding = self._read_padding(named, batch, past + tgt_len)
         ids, documents = self._read_ids(named, padding, past, embeddings)
+        scale = stack.inner_scale
         embeddings, shared = self(
-            embeddings, padding, past, position_ids=ids, document_ids=documents
+            embeddings * scale, padding, past, position_ids=ids, document_ids=documents
         )
         if self.input is not None:
-            named["inputs_embeds"] = embeddings
-            named["input_ids"] = None
+            named["inputs_embeds"], named["input_ids"] = embeddings / scale, None
+        self._give_token_types(named, batch, tgt_len)
         weights = named.get("output_attentions")
         named[STATE] = PassState(
-            shared,
-            self.shared,
-            stack,
-            stack.module.dtype,
-            self.width,
+            self._make_cosines([state.rotation for state in shared.kinds or (shared,)]),
+            None if self.is_native else shared,
             stack.config.output_attentions if weights is None else weights,
         )
         return (), named
 
+    def _is_plain(self) -> bool:
+        """Check whether attention computes nothing but plain products of what it is given."""
+        assembly, limits = self.assembly, self.assembly.limits()
+        items = assembly.spec.items
+        rotations = [
+            any(get(item.name).acts_on == "rotation" for item in layer)
+            for layer in assembly.spec.layers
+        ]
+        return (
+            all(terms == Terms() for terms in assembly.check("auto"))
+            and not (limits.limits or limits.documents)
+            and not any(get(item.name).acts_on == "positions" for item in items)
+            and all(
+                is_rotated or not rotations[index % len(rotations)]
+                for index, is_rotated in enumerate(self.is_rotated)
+            )
+        )
+
+    def _rotations(self, ids: Tensor) -> list[Rotation | None]:
+        """Compute the rotation of each kind of layer at positions ``(B or 1, T)``."""
+        return [self.shared.rotation(ids, kind) for kind in range(len(self.shared.kinds))]
+
+    def _make_cosines(self, rotations: list[Rotation | None]) -> list[Cosines | None]:
+        """Give the rotations of all kinds of layers the form that the model's code takes."""
+        stack = self.stack_parts.stack
+        return [
+            make_cosines(rotation, stack.family.cosines, self.width, stack.module.dtype)
+            for rotation in rotations
+        ]
+
+    def _count_ids(self, named: dict[str, Any]) -> Tensor | None:
+        """Count the new tokens as transformers does, but without padding: ``(B or 1, T)``."""
+        ids: Tensor | None = named.get("position_ids")
+        x = named.get("input_ids")
+        x = named.get("inputs_embeds") if x is None else x
+        if ids is not None or x is None:
+            return ids
+        mask, tgt_len = named.get("attention_mask"), x.size(1)
+        if isinstance(mask, Tensor) and mask.dim() == 2:
+            return (mask.ne(0).cumsum(1) - 1).clamp(min=0)[:, mask.size(1) - tgt_len :]
+        cache = self._find_cache(named)
+        past = 0 if cache is None else cache.get_seq_length()
+        return (torch.arange(tgt_len, device=x.device) + past).unsqueeze(0)
+
+    def _give_token_types(self, named: dict[str, Any], batch: int, tgt_len: int) -> None:
+        """Give BERT's types of tokens, which it would look up by their positions."""
+        stack = self.stack_parts.stack
+        if stack.family.table.startswith("embeddings.") and named.get("token_type_ids") is None:
+            device = stack.module.device
+            named["token_type_ids"] = torch.zeros(batch, tgt_len, dtype=torch.long, device=device)
+
+    def _find_cache(self, named: dict[str, Any]) -> Any:
+        return next((named[name] for name in CACHES if named.get(name) is not None), None)
+
     def _count_past(self, named: dict[str, Any]) -> int:
         """Count the earlier tokens, whose keys are in the cache."""
-        cache = next((named[name] for name in CACHES if named.get(name) is not None), None)
+        cache = self._find_cache(named)
         if cache is None:
             return 0
         if getattr(cache, "is_compileable", False):
@@ -125,10 +210,8 @@ class HookedPositions(StackPositions):
         embeddings, ids = named.get("inputs_embeds"), named.get("input_ids")
         if embeddings is not None or ids is None:
             return embeddings
-        table = self.stack_parts.stack.module.get_input_embeddings()
         if self.input is not None:
-            looked_up: Tensor = table(ids)
-            return looked_up
+            return self.stack_parts.stack.embed(ids)
         ids = ids.view(-1, ids.size(-1))
         return torch.empty(1, device=ids.device).expand(*ids.shape, self.assembly.dims.embed_dim)
 

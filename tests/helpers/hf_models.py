@@ -32,6 +32,22 @@ _SIZES = {
 }
 _GATED = {**_SIZES, "intermediate_size": 48, "num_key_value_heads": 2}
 _PLAIN = {**_SIZES, "intermediate_size": 48}
+_BART = {
+    "vocab_size": SYMBOLS,
+    "d_model": WIDTH,
+    "encoder_layers": LAYERS,
+    "decoder_layers": LAYERS,
+    "encoder_attention_heads": HEADS,
+    "decoder_attention_heads": HEADS,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": POSITIONS,
+    "dropout": 0.0,
+    "pad_token_id": PADDING,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
 
 
 class TinyModel(NamedTuple):
@@ -64,8 +80,12 @@ class TinyModel(NamedTuple):
         return "MaskedLM" not in self.model
 
     @property
+    def hears(self) -> bool:
+        return "Whisper" in self.model
+
+    @property
     def has_encoder(self) -> bool:
-        return "ConditionalGeneration" in self.model
+        return "ConditionalGeneration" in self.model or "MTModel" in self.model
 
 
 MODELS: dict[str, TinyModel] = {
@@ -108,6 +128,124 @@ MODELS: dict[str, TinyModel] = {
         "t5",
         since=5,
     ),
+    "bart": TinyModel("BartForConditionalGeneration", "BartConfig", _BART, "learned", since=5),
+    "cohere2": TinyModel(
+        "Cohere2ForCausalLM",
+        "Cohere2Config",
+        {
+            **_GATED,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        },
+        "3*rope+window(size=5),none",
+    ),
+    "electra": TinyModel(
+        "ElectraForMaskedLM",
+        "ElectraConfig",
+        {**_PLAIN, "embedding_size": WIDTH},
+        "learned",
+        since=5,
+    ),
+    "gpt_neox": TinyModel(
+        "GPTNeoXForCausalLM",
+        "GPTNeoXConfig",
+        {**_PLAIN, "rotary_pct": 0.5},
+        "rope(layout=half,fraction=0.5)",
+    ),
+    "gpt_oss": TinyModel(
+        "GptOssForCausalLM",
+        "GptOssConfig",
+        {
+            **_GATED,
+            "head_dim": 16,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_local_experts": 2,
+            "num_experts_per_tok": 1,
+            "rope_scaling": {"rope_type": "default", "rope_theta": 10000.0},
+            "rope_theta": 10000.0,
+        },
+        "rope(layout=half)+window(size=5)+sink,rope(layout=half)+sink",
+    ),
+    "m2m_100": TinyModel(
+        "M2M100ForConditionalGeneration",
+        "M2M100Config",
+        {**_BART, "pad_token_id": 1},  # positions follow it
+        "sinusoidal(layout=fairseq)",
+        since=5,
+    ),
+    "marian": TinyModel(
+        "MarianMTModel",
+        "MarianConfig",
+        {**_BART, "scale_embedding": True},
+        "sinusoidal(layout=half)",
+        since=5,
+    ),
+    "mistral": TinyModel(
+        "MistralForCausalLM",
+        "MistralConfig",
+        {**_GATED, "sliding_window": 5},
+        "rope(layout=half)+window(size=5)",
+    ),
+    "modernbert": TinyModel(
+        "ModernBertForMaskedLM",
+        "ModernBertConfig",
+        {
+            **_PLAIN,
+            "local_attention": 4,
+            "global_attn_every_n_layers": 2,
+            "cls_token_id": 1,
+            "sep_token_id": 2,
+        },
+        "rope(base=160000,layout=half),rope(layout=half)+window(size=4)",
+        since=5,
+    ),
+    "olmo2": TinyModel("Olmo2ForCausalLM", "Olmo2Config", _GATED, "rope(layout=half)"),
+    "olmo3": TinyModel(
+        "Olmo3ForCausalLM",
+        "Olmo3Config",
+        {
+            **_GATED,
+            "sliding_window": 5,
+            "rope_theta": 10000.0,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        },
+        "3*rope(base=500000,layout=half)+window(size=5),rope(layout=half)"
+        if VERSION >= 5
+        else "3*rope(layout=half)+window(size=5),rope(layout=half)",
+    ),
+    "phi3": TinyModel("Phi3ForCausalLM", "Phi3Config", _GATED, "rope(layout=half)"),
+    "qwen2": TinyModel("Qwen2ForCausalLM", "Qwen2Config", _GATED, "rope(layout=half)"),
+    "qwen3": TinyModel(
+        "Qwen3ForCausalLM", "Qwen3Config", {**_GATED, "head_dim": 16}, "rope(layout=half)"
+    ),
+    "roberta": TinyModel(
+        "RobertaForMaskedLM", "RobertaConfig", {**_PLAIN, "type_vocab_size": 1}, "learned", since=5
+    ),
+    "smollm3": TinyModel(
+        "SmolLM3ForCausalLM", "SmolLM3Config", _GATED, "3*rope(base=2000000,layout=half),none"
+    ),
+    "whisper": TinyModel(
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
+        {
+            **_BART,
+            "num_mel_bins": 8,
+            "max_source_positions": 10,
+            "max_target_positions": POSITIONS,
+            "begin_suppress_tokens": None,
+            "suppress_tokens": None,
+        },
+        "learned",
+        since=5,
+    ),
+    "xlm_roberta": TinyModel(
+        "XLMRobertaForMaskedLM",
+        "XLMRobertaConfig",
+        {**_PLAIN, "type_vocab_size": 1},
+        "learned",
+        since=5,
+    ),
 }
 SERVED = [name for name, model in MODELS.items() if model.since <= VERSION]
 
@@ -115,7 +253,7 @@ SERVED = [name for name, model in MODELS.items() if model.since <= VERSION]
 def redraw(module: nn.Module, std: float = 0.2) -> None:
     """Draw all matrices of a module anew, so that each of them changes what it computes."""
     for parameter in module.parameters():
-        if parameter.dim() > 1:
+        if parameter.dim() > 1 and parameter.requires_grad:
             nn.init.normal_(parameter, std=std)
 
 
@@ -137,6 +275,8 @@ def make_inputs(tiny: TinyModel, batch: int = 2, length: int = 12) -> dict[str, 
     torch.manual_seed(7)
     inputs = {"input_ids": torch.randint(3, SYMBOLS, (batch, length))}
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    if tiny.hears:
+        inputs = {"input_features": torch.randn(batch, 8, 20)}
     if tiny.has_encoder:
         inputs["decoder_input_ids"] = torch.randint(3, SYMBOLS, (batch, length - 2))
     return inputs
@@ -146,6 +286,9 @@ def pad(inputs: dict[str, Tensor], left: int, right: int) -> dict[str, Tensor]:
     """Pad all tokens on both sides, the decoder's with a mask of their own."""
     padded = {}
     for name, x in inputs.items():
+        if x.dim() > 2:  # of an encoder of speech, which knows no padding
+            padded[name] = x
+            continue
         sides = [
             x.new_full((x.size(0), n), 0 if "mask" in name else PADDING) for n in (left, right)
         ]
@@ -241,7 +384,7 @@ class Cell(NamedTuple):
         if checkpointing is not None:
             model.gradient_checkpointing_enable({"use_reentrant": checkpointing})
         model.zero_grad()
-        labels = self.inputs.get("decoder_input_ids", self.inputs["input_ids"])
+        labels = self.inputs.get("decoder_input_ids", self.inputs.get("input_ids"))
         model(**self.inputs, labels=labels).loss.backward()
         model.gradient_checkpointing_disable()
         model.eval()

@@ -10,8 +10,9 @@ import torch
 import transformers
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf import set_positions
+from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.registry import names
+from fairseq_posenc.specs import parse
 from tests.helpers.hf_models import (
     MODELS,
     SERVED,
@@ -70,7 +71,8 @@ def test_own_positions_as_spec_give_the_models_logits(name):
     model, inputs = tiny.build(), make_inputs(tiny)
     before = compute_logits(model, inputs)
     padded = compute_logits(model, pad(inputs, 0, 3))
-    set_positions(model, tiny.positions)
+    assert read_positions(model) == str(parse(tiny.positions))
+    set_positions(model, "own")
     assert distance(compute_logits(model, inputs), before) < 1e-5
     assert distance(compute_logits(model, pad(inputs, 0, 3))[:, :-3], padded[:, :-3]) < 1e-5
     set_positions(model, "none")
@@ -94,7 +96,8 @@ def test_gradients_are_the_same_with_checkpointing(name, spec, reentrant):
 def test_bfloat16(name):
     cell = Cell.build(name, "rope+alibi")
     exact = compute_logits(cell.model, cell.inputs)
-    logits = compute_logits(cell.model.to(torch.bfloat16), cell.inputs)
+    inputs = {k: x.bfloat16() if x.is_floating_point() else x for k, x in cell.inputs.items()}
+    logits = compute_logits(cell.model.to(torch.bfloat16), inputs)
     assert logits.dtype == torch.bfloat16
     assert distance(logits.float(), exact) < 0.1
 
@@ -206,3 +209,27 @@ def test_attention_weights_are_returned_where_they_are_asked_for():
     sums = out.attentions[0].sum(-1)
     assert bool((sums < 1).all())
     assert bool((sums > 0).all())
+
+
+def generate(model, **settings):
+    ids = make_inputs(MODELS["llama"])["input_ids"]
+    return model.generate(ids, max_new_tokens=6, do_sample=False, **settings)
+
+
+@pytest.mark.parametrize("spec", ["rope(layout=half)", "3*rope(base=500,layout=half),none", "none"])
+def test_rotations_alone_leave_attention_and_caches_to_transformers(spec):
+    cell = Cell.build("llama", spec)
+    assert cell.model.config._attn_implementation == "sdpa"
+    static = generate(cell.model, cache_implementation="static", disable_compile=True)
+    assert torch.equal(static, generate(cell.model))
+    logits = compute_logits(cell.model, cell.inputs)
+    cell.model.set_attn_implementation("eager")
+    assert distance(compute_logits(cell.model, cell.inputs), logits) < 1e-5
+    cell.model.set_attn_implementation("fairseq_posenc")
+    with pytest.raises(UserError, match="leave attention to transformers"):
+        cell.model(**cell.inputs)
+    set_positions(cell.model, f"{spec}+alibi".replace("none+", ""))  # attention is ours again
+    assert cell.model.config._attn_implementation == "fairseq_posenc"
+    set_positions(cell.model, spec)
+    assert distance(compute_logits(cell.model, cell.inputs), logits) < 1e-5
+    assert cell.model.config._attn_implementation == "sdpa"

@@ -46,10 +46,12 @@ def load(name: str, folder: Path, **settings: Any) -> PreTrainedModel:
     auto = next(
         auto
         for part, auto in (
+            ("Whisper", "AutoModelForSpeechSeq2Seq"),
             ("CausalLM", "AutoModelForCausalLM"),
             ("LMHead", "AutoModelForCausalLM"),
             ("MaskedLM", "AutoModelForMaskedLM"),
             ("ConditionalGeneration", "AutoModelForSeq2SeqLM"),
+            ("MTModel", "AutoModelForSeq2SeqLM"),
         )
         if part in head
     )
