@@ -25,9 +25,8 @@ SPECS = [
     *("rope+ssmax+documents", "sentence_learned+documents", "alibi+randomized"),
 ]
 CHOSEN = [
-    *("none", "rope", "xpos", "alibi", "t5", "fire", "cope", "fox", "m3", "deberta_v2"),
-    *("rope(layout=half)+shaw", "learned+m4m(reset=true)", "tupe_shared", "rope+ssmax"),
-    *("rope+chunk", "sentence_learned+documents", "alibi+randomized", *WINDOWS[1:]),
+    *("rope", "xpos", "t5", "fire", "cope", "fox", "deberta_v2", "learned+m4m(reset=true)"),
+    *("rope+ssmax", "sentence_learned+documents", "alibi+randomized", WINDOWS[2]),
 ]
 DYNAMIC = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
 

@@ -40,6 +40,7 @@ from measuring.contenders import (  # noqa: E402
 from measuring.scopes import SCOPES, layer, layer_and_modules, operation  # noqa: E402
 from reset import parse_args, summarize, without_reset  # noqa: E402
 from survive import survive  # noqa: E402
+from tests.helpers.products import WHOLE  # noqa: E402
 from tests.workbench.translation.test_translation_commands import TEST, checkpoint  # noqa: E402
 
 # fairseq's of hydra, and torch's of FlexAttention that is not compiled.
@@ -273,6 +274,9 @@ def test_the_page_is_up_to_date():
             assert (page.RESULTS / f"{page.PREFIX}{result.name}.png").is_file()
 
 
+whole = pytest.mark.skipif(not WHOLE, reason="a script like others: make test-trust runs it")
+
+
 def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "benchmarks" / name), *arguments]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -308,6 +312,7 @@ def test_attention_prints_json_and_nothing_else():
 
 
 @pytest.mark.slow
+@whole
 def test_generate_and_train_print_their_rows():
     tiny = ("--size", "tiny", "--rounds", "3", "--encodings", "rope", "--length", "12", "--json")
     generated = json.loads(script("generate.py", *tiny).stdout)
@@ -320,6 +325,7 @@ def test_generate_and_train_print_their_rows():
 
 
 @pytest.mark.slow
+@whole
 def test_the_parts_of_a_layers_time_are_told():
     short = ("--length", "64", "--rounds", "3", "--encodings", "m4m", "--json")
     rows = json.loads(script("breakdown.py", *short).stdout)
@@ -342,6 +348,7 @@ def test_what_survives_has_learnt(family):
 
 
 @pytest.mark.slow
+@whole
 def test_the_cost_of_a_reset_is_told():
     short = ("--length", "32", "--rounds", "3", "--processes", "1", "--json")
     (row,) = json.loads(script("reset.py", *short, "--encodings", "m4m").stdout)

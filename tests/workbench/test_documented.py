@@ -24,6 +24,7 @@ from fairseq_posenc.workbench import cli
 from tests.helpers import documented
 from tests.helpers.commands import USER_DIR, new_directory, trained
 from tests.helpers.documented import FENCED, FILES, LEFT_OUT, LONG, ROOT, commands, run, scripts
+from tests.helpers.products import some_of
 from tests.workbench.finetuning import test_glue_commands as glue
 from tests.workbench.finetuning import test_squad_commands as squad
 from tests.workbench.translation import test_translation_commands as translation
@@ -141,6 +142,8 @@ def array_of_rope() -> Path:
     return path
 
 
+# Pages whose commands are read, and run only where products are whole: other tests run them all.
+READ = {"exchange.md": "tests/workbench/convert", "plots.md": "tests/workbench/plots"}
 # What a page means by a name that others use for something else.
 OWN = {
     "exchange.md": {
@@ -171,6 +174,9 @@ def name_of(path: Path) -> str:
     return path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT).as_posix()
 
 
+RUN = [path for path in WITH_COMMANDS if name_of(path) not in {*RECORDS, *READ}]
+
+
 def test_blocks_are_commands_or_say_what_they_are():
     for path in WITH_COMMANDS:
         for script in scripts(path):
@@ -185,16 +191,16 @@ def test_what_is_left_out_is_there(monkeypatch):
     for start in LEFT_OUT:
         assert any(line.startswith(start) for line in found), start
     monkeypatch.setattr(cli.Command, "run", lambda command, args: 0)
-    for start in LONG:
-        (line,) = [line for line in found if line.startswith(start)]
+    long = [line for line in found if line.startswith(LONG)]
+    assert len(long) == len(LONG)
+    of_pages = [line for name in READ for x in scripts(DOCS / name) for line in commands(x)]
+    for line in [*long, *(line for line in of_pages if line.startswith("fairseq-posenc "))]:
         assert cli.main(shlex.split(line, comments=True)[1:]) == 0, line
     assert all((DOCS / name).exists() for name in [*RECORDS, *OWN])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "page", [path for path in WITH_COMMANDS if name_of(path) not in RECORDS], ids=name_of
-)
+@pytest.mark.parametrize("page", some_of(RUN, [*RUN, *map(DOCS.joinpath, READ)]), ids=name_of)
 def test_commands_of_a_page_run_one_after_the_other(page):
     folder, files = new_directory(), {**FILES, **OWN.get(name_of(page), {})}
     for script in scripts(page):

@@ -69,7 +69,7 @@ def test_they_run(name, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not WHOLE, reason="docs/finetune.md has the same commands")
+@pytest.mark.skipif(not WHOLE, reason="docs/finetune.md has them too: make test-trust runs these")
 def test_those_of_squad_run_one_after_the_other(folder):
     for name in (name for name in EXAMPLES if name.startswith("squad")):
         run_examples(EXAMPLES[name], folder)

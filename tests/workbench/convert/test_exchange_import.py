@@ -81,8 +81,8 @@ def refused(folder: Path, capsys) -> str:
 @pytest.mark.parametrize(
     ("family", "spec", "to", "more"),
     some_of(
-        # Every class of transformers, and every scaling once; our code in each family.
-        [*NATIVE[:6], *NATIVE[6::3], *((f, s, "hf", m) for f, s, m in HARD[::3])],
+        # Every class of transformers, some scalings, and our code.
+        [*NATIVE[:6], *NATIVE[6::5], *((f, s, "hf", m) for f, s, m in HARD[::4])],
         [*NATIVE, *((f, s, "hf", m) for f, s, m in HARD)],
     ),
 )

@@ -19,7 +19,7 @@ from fairseq_posenc.workbench.plots import attention, distances, tables, trained
 from fairseq_posenc.workbench.plots.command import KINDS
 from fairseq_posenc.workbench.plots.stacks import build_untrained_stack, collect_trained_stacks
 from tests.helpers import commands
-from tests.helpers.products import some_of
+from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import (
     ARCHITECTURES,
     STOCK,
@@ -341,8 +341,7 @@ SPEC_PLOTS = [
 
 
 class TestCommand:
-    @pytest.mark.parametrize("ending", ["png", "svg"])
-    @pytest.mark.parametrize("words", SPEC_PLOTS)
+    @pytest.mark.parametrize(("words", "ending"), product_of(SPEC_PLOTS, ["png", "svg"]))
     def test_a_spec_is_drawn_the_same_again(self, words, ending, tmp_path):
         words = words + " --decoder --max-positions 40 --embed-dim 32"
         out = tmp_path / f"picture.{ending}"
