@@ -235,9 +235,9 @@ class Binarizer:
     def _count_symbols(self, inputs: Sequence[Input]) -> Counter[str]:
         settings, counter = self._settings, Counter[str]()
         with Pool(settings.workers, count_symbols, self._text, settings.splitter) as opened:
-            for mark, (counts, read) in opened.map(read_chunks(inputs, Place())):
+            for mark, (counts, invalid) in opened.map(read_chunks(inputs, Place())):
                 part, line = inputs[mark.place.part].part, mark.place.line - mark.lines
-                check_invalid(read.invalid, part, line, settings.skips_invalid)
+                check_invalid(invalid, part, line, settings.skips_invalid)
                 counter.update(counts)
         return counter
 

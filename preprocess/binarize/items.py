@@ -114,13 +114,15 @@ def _count_symbols(tokens: np.ndarray, sizes: np.ndarray, symbols: Symbols) -> d
     return {"unknown_tokens": int((tokens == symbols.unk).sum()), "special_tokens": special + ends}
 
 
-def count_symbols(data: bytes, text: TextRules, split: Splitter) -> tuple[Counter[str], Lines]:
-    """Count the symbols of a chunk."""
+def count_symbols(
+    data: bytes, text: TextRules, split: Splitter
+) -> tuple[Counter[str], list[InvalidLine]]:
+    """Count the symbols of a chunk; return the lines that are left out as well."""
     read = read_lines(data, text)
     counter: Counter[str] = Counter()
     for symbols in split(read.lines):
         counter.update(symbols)
-    return counter, Lines([], read.counts, read.invalid)
+    return counter, read.invalid
 
 
 def check_invalid(invalid: Sequence[InvalidLine], part: Part, line: int, skip: bool) -> list[str]:

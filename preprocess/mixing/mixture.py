@@ -22,24 +22,21 @@ from fairseq_posenc.workbench.running.progress import say
 from .draw import BYTES, DOCUMENTS, CorpusRequest, Draw, Drawn, measure
 
 
-class Parts(NamedTuple):
-    r"""A chunk's text, cut where documents end: each line with ``\n``, the last part still open."""
+def cut_documents(data: bytes, text: TextRules) -> tuple[list[bytes], list[InvalidLine]]:
+    r"""Cut a chunk of a file where documents end, in a worker process.
 
-    texts: list[bytes]
-    counts: Counter[str]
-    invalid: list[InvalidLine]
-
-
-def cut_documents(data: bytes, text: TextRules) -> Parts:
-    """Cut a chunk of a file where documents end, in a worker process."""
-    lines, counts, invalid = read_lines(data, text)
+    Returns:
+        The text of each document, each line with ``\n``, the last one still open; and the lines
+        that are left out.
+    """
+    lines, _, invalid = read_lines(data, text)
     texts = [b""]
     for is_end, group in itertools.groupby(lines, lambda line: not line):
         if is_end:
             texts += [b""] * len(list(group))
         else:
             texts[-1] = "".join(f"{line}\n" for line in group).encode()
-    return Parts(texts, counts, invalid)
+    return texts, invalid
 
 
 class Texts:
@@ -156,11 +153,11 @@ class Mixture:
         draw, pending = self._make_draw(number), state.pending.encode()
         text = TextRules(corpus.lines, rules.sentences, "keep")
         with Pool(rules.workers, cut_documents, text) as opened:
-            for mark, parts in opened.map(read_chunks(inputs, state.place)):
+            for mark, (texts, invalid) in opened.map(read_chunks(inputs, state.place)):
                 part, line = inputs[mark.place.part].part, mark.place.line - mark.lines
-                for message in check_invalid(parts.invalid, part, line, rules.skip_invalid):
+                for message in check_invalid(invalid, part, line, rules.skip_invalid):
                     say(f"skipped {message}")
-                documents = [pending + parts.texts[0], *parts.texts[1:]]
+                documents = [pending + texts[0], *texts[1:]]
                 # The next chunk goes on with the last one.
                 pending = b"" if mark.is_last else documents.pop()
                 for document in filter(None, documents):

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.logs import parse_line, read_machine_facts
+from fairseq_posenc.workbench.running.logs import Entry, parse_line, read_machine_facts
 from fairseq_posenc.workbench.training import recipes
 
 TRAIN = "fairseq-train"
 # argparse needs a value of at least one epoch; the probe must not end with the epochs.
 _NEVER = "1000000000"
-_WANTED = ("wpb", "bsz", "gb_free")  # tokens and sequences of an update, free memory of the GPU
 
 
 class PlannedTraining(NamedTuple):
@@ -116,27 +115,20 @@ def _print_command(words: Sequence[str]) -> list[str]:
     return commands[0]
 
 
-class _Update(NamedTuple):
-    time: float  # time at which its line came, in seconds
-    epoch_size: int  # updates of an epoch
-    values: dict[str, float]  # figures of `_WANTED`
-
-
 class ProbeLog:
     """Reads the log of a training, which has a line for each update."""
 
     def __init__(self) -> None:
-        self.updates: list[_Update] = []
+        self.updates: list[tuple[float, Entry]] = []  # each with the time at which its line came
         self._machine: dict[str, str] = {}
 
     def read(self, text: str, time: float) -> bool:
         """Read a line that came at a time, in seconds; return whether it is an update's."""
         self._machine.update(read_machine_facts(text.rstrip()))
-        line = parse_line(text.rstrip())
-        if line is None or line.kind != "train_inner":
+        entry = parse_line(text.rstrip())
+        if entry is None or entry.kind != "train_inner":
             return False
-        figures = {name: float(line.figures[name]) for name in _WANTED if name in line.figures}
-        self.updates.append(_Update(time, line.updates_per_epoch, figures))
+        self.updates.append((time, entry))
         return True
 
     def measure(self, left_out: int) -> dict[str, Any]:
@@ -151,18 +143,18 @@ class ProbeLog:
                 f"the probe's log has {len(self.updates)} updates, and the first {left_out} do "
                 "not count; does --log-file or --quiet hide the rest?"
             )
-        before = self.updates[left_out - 1 : -1]
-        seconds = [now.time - then.time for then, now in zip(before, counted)]
-        tokens = [update.values["wpb"] for update in counted]
-        free = [each.values["gb_free"] for each in self.updates if "gb_free" in each.values]
+        before, figures = self.updates[left_out - 1 : -1], [entry.figures for _, entry in counted]
+        seconds = [now - then for (then, _), (now, _) in zip(before, counted)]
+        tokens = [float(update["wpb"]) for update in figures]
+        free = [float(x.figures["gb_free"]) for _, x in self.updates if "gb_free" in x.figures]
         numbers = {name: float(value) for name, value in self._machine.items() if name != "gpu"}
         total = numbers.get("gpu_total")
         return {  # medians; None for what a processor does not have
             "seconds_per_update": statistics.median(seconds),
             "tokens_per_second": statistics.median(t / s for t, s in zip(tokens, seconds)),
             "tokens_per_update": statistics.median(tokens),
-            "sequences_per_update": statistics.median(each.values["bsz"] for each in counted),
-            "updates_per_epoch": max(update.epoch_size for update in self.updates),
+            "sequences_per_update": statistics.median(float(update["bsz"]) for update in figures),
+            "updates_per_epoch": max(entry.updates_per_epoch for _, entry in self.updates),
             "devices": int(numbers.get("devices", 1)),
             "gpu": self._machine.get("gpu"),
             "gpu_memory": total - min(free) if total and free else None,  # peak, in GiB
