@@ -17,10 +17,10 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.hf.attention import ATTRIBUTE
 from fairseq_posenc.hf.own_positions import LENGTH, SPEC
 from fairseq_posenc.hf.replacing import replace_positions
 from fairseq_posenc.identity import is_identity
-from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.specs import parse
 
 MODEL_TYPE = "fairseq_posenc.hf"  # of folders: transformers names it where it is not known
@@ -210,18 +210,24 @@ class _ModelWithPositions:
         Raises:
             UserError: the weights are not those of a model with the positions of the folder.
         """
-        asked = kwargs.pop("output_loading_info", False)
+        wants_info = kwargs.pop("output_loading_info", False)
+        resizes = kwargs.pop("ignore_mismatched_sizes", False)
         names = {**_STRIP, **(kwargs.pop("key_mapping", None) or {})}
         model, info = super().from_pretrained(  # type: ignore[misc]
-            source, *args, key_mapping=names, output_loading_info=True, **kwargs
+            source,
+            *args,
+            key_mapping=names,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **kwargs,
         )
-        _refuse_other_weights(model, source, info)
+        _refuse_other_weights(model, source, info, resizes)
         # Version 5 renames weights back when it saves, which `save_pretrained` does here.
         conversions = getattr(model, "_weight_conversions", None) or []
         kept = [x for x in conversions if not set(x.source_patterns) & set(_STRIP)]
         if len(kept) < len(conversions):
             model._weight_conversions = kept
-        return (model, info) if asked else model
+        return (model, info) if wants_info else model
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load weights, such as those of a saved folder.
@@ -231,9 +237,12 @@ class _ModelWithPositions:
         """
         state_dict = {name.removesuffix(_SUFFIX): value for name, value in state_dict.items()}
         if not any(map(is_identity, state_dict)):
-            names = self.state_dict()  # type: ignore[attr-defined]
-            other = [name for name in names if not is_position_parameter(name)]
-            if all(name in state_dict for name in other if not is_identity(name)):
+            others = (
+                name
+                for name in self.state_dict()  # type: ignore[attr-defined]
+                if not _is_of_positions(name)
+            )
+            if all(name in state_dict for name in others):
                 raise UserError(
                     "these are the weights of a model whose positions were not set, and the model "
                     f"has {getattr(self.config, SPEC)}: load them before set_positions"
@@ -241,24 +250,34 @@ class _ModelWithPositions:
         return super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
 
 
-def _refuse_other_weights(model: Any, source: Any, info: dict[str, Any]) -> None:
-    """Refuse weights that lack position parameters of the model, or have others."""
-    spec = getattr(model.config, SPEC)
-    for key, problem in (("missing_keys", "lack"), ("unexpected_keys", "also have")):
-        names = sorted(
-            name for name in info[key] if is_position_parameter(name) or is_identity(name)
-        )
-        if names:
+def _is_of_positions(name: str) -> bool:
+    """Check whether a state-dict key belongs to positions that were set."""
+    return f".{ATTRIBUTE}." in f".{name}"
+
+
+def _refuse_other_weights(model: Any, source: Any, info: dict[str, Any], resizes: bool) -> None:
+    """Refuse weights that lack position parameters of the model, or have others.
+
+    Args:
+        model: that was loaded.
+        source: of the weights.
+        info: of transformers, on how names and shapes differ.
+        resizes: whether other weights may have other shapes, such as those of a head.
+    """
+    shapes = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
+    for names, problem in (
+        (filter(_is_of_positions, info["missing_keys"]), "lack"),
+        (filter(_is_of_positions, info["unexpected_keys"]), "also have"),
+        (
+            (name for name in shapes if not resizes or _is_of_positions(name)),
+            "have other shapes of",
+        ),
+    ):
+        if listed := ", ".join(sorted(names)):
             raise UserError(
-                f"{source}: the weights {problem} {shortened(', '.join(names))}, and its "
-                f"config.json says {SPEC}={spec}"
+                f"{source}: the weights {problem} {shortened(listed)}, and its config.json says "
+                f"{SPEC}={getattr(model.config, SPEC)} for {getattr(model.config, LENGTH)} tokens"
             )
-    if info.get("mismatched_keys"):
-        names = sorted(str(key[0]) for key in info["mismatched_keys"])
-        raise UserError(
-            f"{source}: the weights {shortened(', '.join(names))} have other shapes than in a "
-            f"model of its config.json, with {spec}"
-        )
 
 
 AutoConfig.register(MODEL_TYPE, PositionsConfig, exist_ok=True)

@@ -1,15 +1,18 @@
 """Folders of models with positions: saved, loaded, and never read as the stock model."""
 
 import copy
+import json
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -20,11 +23,14 @@ from transformers import (
     PreTrainedModel,
 )
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
+from fairseq_posenc.specs import parse
 from tests.helpers.hf_models import (
     MODELS,
     SERVED,
     compute_logits,
+    distance,
     make_inputs,
     redraw_positions,
 )
@@ -164,3 +170,124 @@ def test_nothing_reads_a_folder_as_the_stock_model(name: str, tmp_path: Path) ->
     assert result.returncode == 0, result.stderr[-2000:]
     ways = ["config", "auto", "auto base", "pipeline", "class", "class, resized", "base class"]
     assert result.stdout.splitlines() == [*ways, "True"]
+
+
+def edit(folder: Path, **settings: Any) -> None:
+    """Change settings of a folder's configuration."""
+    path = folder / "config.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(content | settings), encoding="utf-8")
+
+
+def edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    """Change the weights of a folder."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    edit(weights)
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+TABLE = "model.positions.input.learned.table.weight.fairseq_posenc"
+UNFIT: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "another spec": (
+        lambda folder: edit(folder, position_encoding="learned+alibi"),
+        r"weights trained with learned\+m4m, the model has learned\+alibi",
+    ),
+    "another spec without weights": (
+        lambda folder: edit(folder, position_encoding="learned+m4m+window"),
+        r"weights trained with learned\+m4m, the model has learned\+m4m\+window",
+    ),
+    "no spec": (
+        lambda folder: edit(folder, position_encoding=None),
+        "config.json: position_encoding must be a spec",
+    ),
+    "no length": (
+        lambda folder: edit(folder, position_encoding_max_positions="64"),
+        "position_encoding_max_positions a number of at least 1",
+    ),
+    "an unknown encoding": (
+        lambda folder: edit(folder, position_encoding="owl"),
+        "unknown position encoding 'owl'",
+    ),
+    "an unknown model": (
+        lambda folder: edit(folder, base_model_type="lama"),
+        "transformers .* has no models of type 'lama'",
+    ),
+    "a longer table": (
+        lambda folder: edit(folder, position_encoding_max_positions=99),
+        "the weights have other shapes of .*table.weight",
+    ),
+    "a missing table": (
+        lambda folder: edit_weights(folder, lambda weights: weights.pop(TABLE)),
+        "the weights lack .*table.weight",
+    ),
+    "no record of positions": (
+        lambda folder: edit_weights(
+            folder, lambda weights: weights.pop("model.positions._extra_state.fairseq_posenc")
+        ),
+        "the weights lack model.positions._extra_state",
+    ),
+}
+
+
+@pytest.mark.parametrize("problem", UNFIT)
+def test_a_folder_that_does_not_fit_is_refused_in_a_line(problem: str, tmp_path: Path) -> None:
+    change, message = UNFIT[problem]
+    make_model().save_pretrained(tmp_path)
+    change(tmp_path)
+    with pytest.raises(UserError, match=message) as error:
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_weights_of_other_positions_are_refused_without_strictness() -> None:
+    """As transformers' Trainer loads a checkpoint into a model."""
+    model = make_model("llama", "alibi")
+    stock = MODELS["llama"].build(seed=2)
+    with pytest.raises(UserError, match=r"positions were not set, and the model has alibi"):
+        model.load_state_dict(stock.state_dict(), strict=False)
+    other = make_model("llama", "t5")
+    with pytest.raises(UserError, match="trained with t5, the model has alibi"):
+        model.load_state_dict(other.state_dict(), strict=False)
+    part = {"model.norm.weight": torch.full((32,), 2.0)}  # such as an adapter
+    model.load_state_dict(part, strict=False)
+    assert bool(model.model.norm.weight.eq(2).all())
+
+
+def test_own_positions_give_the_logits_of_the_model() -> None:
+    for name in SERVED:
+        stock, inputs = MODELS[name].build(), make_inputs(MODELS[name])
+        logits = compute_logits(stock, inputs)
+        assert read_positions(stock) == str(parse(MODELS[name].positions)), name
+        model = set_positions(stock, "own")
+        assert distance(compute_logits(model, inputs), logits) < 1e-5, name
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "dynamic", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        {
+            "rope_type": "llama3",
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+    ],
+)
+def test_scaled_rotations_give_the_logits_of_the_model(scaling: dict[str, Any]) -> None:
+    stock = MODELS["llama"].build(rope_scaling=scaling)
+    inputs = make_inputs(MODELS["llama"], length=40)
+    logits = compute_logits(stock, inputs)
+    for room in (64, 256):  # room for more tokens does not change what the model computes
+        if room > 64 and scaling["rope_type"] == "dynamic":
+            continue  # which depends on it
+        model = set_positions(copy.deepcopy(stock), "own", max_positions=room)
+        assert distance(compute_logits(model, inputs), logits) < 1e-5
+    plain = MODELS["llama"].build()
+    written = f"own(scaling={scaling['rope_type']}:4)"
+    scaled = set_positions(MODELS["llama"].build(), written, max_positions=256)
+    assert distance(compute_logits(scaled, inputs), compute_logits(plain, inputs)) > 1e-3
