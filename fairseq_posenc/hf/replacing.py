@@ -19,6 +19,7 @@ from fairseq_posenc.hf.own_positions import (
     names_own,
     read_positions,
 )
+from fairseq_posenc.hf.record import add_adapter_records, check_adapter_records
 from fairseq_posenc.hf.stack_hook import HookedPositions
 from fairseq_posenc.registry import options
 from fairseq_posenc.specs import Spec, parse
@@ -100,7 +101,11 @@ class Plan(NamedTuple):
         for handle in getattr(getattr(module, ATTRIBUTE, None), _HOOKS, ()):
             handle.remove()
         self.stack.neutralize()
-        hooks = [module.register_forward_pre_hook(self.positions.prepare, with_kwargs=True)]
+        hooks = [
+            module.register_forward_pre_hook(self.positions.prepare, with_kwargs=True),
+            module.register_state_dict_post_hook(add_adapter_records),
+            module.register_load_state_dict_pre_hook(check_adapter_records),
+        ]
         module.add_module(ATTRIBUTE, self.positions)
         for attention, layer in zip(attentions, self.layers):
             attention.add_module(ATTRIBUTE, layer)

@@ -249,6 +249,19 @@ class _ModelWithPositions:
                 )
         return super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
 
+    def load_adapter(self, *args: Any, **kwargs: Any) -> Any:
+        """Load a LoRA adapter beside the model's weights, as transformers does.
+
+        Raises:
+            UserError: it was trained with other positions, or this version does not compare them.
+        """
+        if int(transformers.__version__.partition(".")[0]) >= 5:
+            raise UserError(
+                "load_adapter of transformers 5 does not compare the positions that an adapter was "
+                "trained with: use peft.PeftModel.from_pretrained(model, folder)"
+            )
+        return super().load_adapter(*args, **kwargs)  # type: ignore[misc]
+
 
 def _is_of_positions(name: str) -> bool:
     """Check whether a state-dict key belongs to positions that were set."""

@@ -22,7 +22,7 @@ from fairseq_posenc.hf.attention import (
 )
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import read_trained_length
-from fairseq_posenc.identity import Identity
+from fairseq_posenc.hf.record import RecordedPositions
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import may_sync, syncs
 from fairseq_posenc.registry import get
@@ -30,7 +30,7 @@ from fairseq_posenc.registry import get
 CACHES = ("cache", "past_key_values")  # the keyword of transformers 5, and of 4
 
 
-class HookedPositions(StackPositions):
+class HookedPositions(RecordedPositions, StackPositions):
     """The positions of a stack, which hand their result to its layers.
 
     Args:
@@ -75,21 +75,6 @@ class HookedPositions(StackPositions):
         for encodings in filter(None, (self.input, self.shared)):
             for encoding in encodings.as_list():
                 encoding.trained_at(length)
-
-    def get_extra_state(self) -> Tensor:
-        """Say what the weights were trained with, for whoever loads them."""
-        spec, dims = self.assembly.spec, self.assembly.dims
-        return Identity(str(spec), "", dims.trained_length).to_tensor()
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Refuse weights that were trained with other positions.
-
-        Raises:
-            UserError: they were.
-        """
-        theirs, ours = (Identity.from_tensor(x) for x in (state, self.get_extra_state()))
-        for difference in theirs.differences(ours):
-            raise UserError(f"weights {difference}: set these positions before loading")
 
     def prepare(
         self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]

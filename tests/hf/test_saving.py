@@ -29,6 +29,7 @@ from fairseq_posenc.specs import parse
 from tests.helpers.hf_models import (
     MODELS,
     SERVED,
+    VERSION,
     compute_logits,
     distance,
     make_inputs,
@@ -291,3 +292,66 @@ def test_scaled_rotations_give_the_logits_of_the_model(scaling: dict[str, Any]) 
     written = f"own(scaling={scaling['rope_type']}:4)"
     scaled = set_positions(MODELS["llama"].build(), written, max_positions=256)
     assert distance(compute_logits(scaled, inputs), compute_logits(plain, inputs)) > 1e-3
+
+
+def train(folder: Path, spec: str, steps: int, checkpoint: Path | None = None) -> PreTrainedModel:
+    """Train a model by transformers' Trainer, perhaps from a checkpoint on."""
+    torch.manual_seed(0)
+    samples = [{"input_ids": ids, "labels": ids} for ids in torch.randint(3, 97, (32, 12))]
+    model = set_positions(MODELS["llama"].build(), spec)
+    settings = transformers.TrainingArguments(
+        str(folder),
+        max_steps=steps,
+        save_steps=2,
+        per_device_train_batch_size=4,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = transformers.Trainer(model, settings, train_dataset=samples)
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    return model
+
+
+def test_a_trainer_resumes_the_same_positions_alone(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
+    whole = train(tmp_path / "whole", "learned+m4m", 4)
+    checkpoint = tmp_path / "whole" / "checkpoint-2"
+    resumed = train(tmp_path / "resumed", "learned+m4m", 4, checkpoint)
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], weight), name
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "resumed" / "checkpoint-4")
+    assert torch.equal(loaded.lm_head.weight, whole.lm_head.weight)
+    for other in ("alibi", "learned+m4m+window(size=4)"):
+        with pytest.raises(UserError, match=r"trained with learned\+m4m, the model has"):
+            train(tmp_path / "other", other, 4, checkpoint)
+
+
+def test_an_adapter_is_loaded_on_the_positions_that_it_was_trained_with(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="needs PEFT")
+    inputs = make_inputs(MODELS["llama"])
+    base = make_model()
+    adapted = peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(r=2))
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    logits = compute_logits(adapted, inputs)
+    assert distance(logits, compute_logits(base, inputs)) > 1e-2
+    adapted.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path)
+    assert torch.equal(compute_logits(again, inputs), logits)
+    merged = again.merge_and_unload()
+    assert distance(compute_logits(merged, inputs), logits) < 1e-4  # rounded otherwise
+    merged.save_pretrained(tmp_path / "merged")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert torch.equal(compute_logits(loaded, inputs), compute_logits(merged, inputs))
+    with pytest.raises(UserError, match=r"trained with learned\+m4m, the model has alibi"):
+        peft.PeftModel.from_pretrained(make_model(spec="alibi"), tmp_path)
+    if VERSION < 5:
+        base.load_adapter(str(tmp_path))
+        assert torch.equal(compute_logits(base, inputs), logits)
+        with pytest.raises(UserError, match=r"trained with learned\+m4m, the model has alibi"):
+            make_model(spec="alibi").load_adapter(str(tmp_path))
+    else:
+        with pytest.raises(UserError, match=r"use peft.PeftModel.from_pretrained"):
+            base.load_adapter(str(tmp_path))

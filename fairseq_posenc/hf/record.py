@@ -1,0 +1,76 @@
+"""What weights know of their positions: a record in state dicts, compared wherever they are loaded.
+
+Loading without strictness, as by transformers' Trainer and PEFT, compares nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch import Tensor, nn
+
+from fairseq_posenc.assembly import Assembly
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf.attention import ATTRIBUTE
+from fairseq_posenc.identity import Identity
+
+# PEFT saves what a state dict has beside the weights of an adapter's layers.
+_ADAPTER = re.compile(r"(?P<layer>.*\.lora_A\.)(?P<adapter>\w+)\.weight")
+_ADAPTER_RECORD = re.compile(r".*\.lora_A\.\w+\.positions")
+
+
+class RecordedPositions(nn.Module):
+    """Base of the positions of a stack, whose state dict says what its weights are trained with."""
+
+    assembly: Assembly
+
+    def get_extra_state(self) -> Tensor:
+        """Record positions and the length of the training."""
+        spec, dims = self.assembly.spec, self.assembly.dims
+        return Identity(str(spec), "", dims.trained_length).to_tensor()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Compare a record with these positions.
+
+        Raises:
+            UserError: the weights were trained with others.
+        """
+        theirs, ours = (Identity.from_tensor(x) for x in (state, self.get_extra_state()))
+        for difference in theirs.differences(ours):
+            raise UserError(f"weights {difference}: set these positions before loading")
+
+
+def add_adapter_records(
+    stack: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any
+) -> None:
+    """Add a record to each LoRA adapter in a stack's state dict, as a hook behind it.
+
+    An adapter is trained for the positions of its base.
+    """
+    first: dict[str, str] = {}  # adapter -> the first layer that has it
+    for name in state_dict:
+        if name.startswith(prefix) and (match := _ADAPTER.fullmatch(name)):
+            first.setdefault(match["adapter"], match["layer"])
+    for adapter, layer in first.items():
+        record = _get_positions(stack).get_extra_state()[None]  # of two axes, as an adapter's are
+        state_dict[f"{layer}{adapter}.positions"] = record
+
+
+def check_adapter_records(
+    stack: nn.Module, state_dict: dict[str, Any], prefix: str, *others: Any
+) -> None:
+    """Take the records of adapters out of a state dict and compare them, as a hook before loading.
+
+    Raises:
+        UserError: an adapter was trained on a model with other positions.
+    """
+    for name in [name for name in state_dict if _ADAPTER_RECORD.fullmatch(name)]:
+        if name.startswith(prefix):
+            _get_positions(stack).set_extra_state(state_dict.pop(name)[0])
+
+
+def _get_positions(stack: nn.Module) -> RecordedPositions:
+    positions = stack.get_submodule(ATTRIBUTE)
+    assert isinstance(positions, RecordedPositions)
+    return positions
