@@ -96,8 +96,7 @@ class _CheckpointGuard(logging.Filter):
             if call and self._settings is not None:
                 task = call.f_locals["task"]
                 prepare_whole_words(task, self._settings.bpe)
-                counter = call.f_globals["should_stop_early"]
-                keep_patience(task, self._settings.checkpoint, counter)
+                keep_patience(task, self._settings.checkpoint, call.f_globals["should_stop_early"])
         elif command == "train" and message.startswith("begin dry-run validation"):
             check_metric()
 

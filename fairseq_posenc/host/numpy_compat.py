@@ -31,5 +31,4 @@ def _get_buckets(sizes: Any, num_buckets: int) -> Any:
     fairseq calls ``percentile(interpolation=...)``, which numpy 2.4 no longer knows
     (``--num-batch-buckets``).
     """
-    shares = np.linspace(0, 100, num_buckets + 1)
-    return np.unique(np.percentile(sizes, shares, method="lower")[1:])
+    return np.unique(np.percentile(sizes, np.linspace(0, 100, num_buckets + 1), method="lower")[1:])

@@ -45,8 +45,7 @@ class AnswersCriterion(FairseqCriterion):
         """Compute the summed loss, the number of its tokens, and the values to log, all sums."""
         given, counted = sample["net_input"], self.mask_answers(sample)
         if self._is_encoder:
-            tokens = given["src_tokens"].masked_fill(counted, self._blank)
-            given = {**given, "src_tokens": tokens}
+            given = {**given, "src_tokens": given["src_tokens"].masked_fill(counted, self._blank)}
         scores = model(**given)[0].float()  # [B, T, V]
         target = sample["target"]  # [B, T]
         loss = F.cross_entropy(scores[counted], target[counted], reduction="sum")

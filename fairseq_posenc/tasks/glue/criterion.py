@@ -45,8 +45,7 @@ class GlueCriterion(FairseqCriterion):
                 log_output |= {k: _scatter(v, sample) for k, v in zip(_PLACES, figures)}
         else:
             loss = F.cross_entropy(outputs.float(), labels, reduction="sum")
-            classes = outputs.size(-1)
-            log_output[_COUNTS] = metrics.confusion(outputs.argmax(-1), labels, classes)
+            log_output[_COUNTS] = metrics.confusion(outputs.argmax(-1), labels, outputs.size(-1))
         log_output |= {"loss": loss.detach(), "sample_size": labels.numel()}
         return loss, labels.numel(), log_output
 

@@ -154,7 +154,12 @@ def _collect_term_tables(
     for names, term, tensor in named.values():
         title = f"{' and '.join(names)}, {stack.name_layer(layer)}"
         if term.rows is None:
-            yield from _split_pair_table(tensor[0], heads, title)
+            queries, keys = torch.arange(tensor.size(-2)), range(tensor.size(-1))
+            per_head = term.per_head(tensor)
+            for head in heads if per_head else [0]:
+                name, values = f"{title}, head {head + 1}" if per_head else title, tensor[0, head]
+                labels = ("query's position", "key's position")
+                yield PlottedTable(name, values, queries, keys, *labels)
             continue
         tensor = tensor.narrow(term.rows, 0, len(distances))  # rows of a reset come after
         for name, values, columns in _split_table(term, tensor, heads, title):
@@ -179,13 +184,6 @@ def _split_table(
     else:
         for head in heads:
             yield f"{title}, head {head + 1}", tensor[head], range(tensor.size(-1))
-
-
-def _split_pair_table(tensor: Tensor, heads: Sequence[int], title: str) -> Iterator[PlottedTable]:
-    rows, columns = torch.arange(tensor.size(-2)), range(tensor.size(-1))
-    for head in heads if tensor.size(0) > 1 else [0]:
-        name = f"{title}, head {head + 1}" if tensor.size(0) > 1 else title
-        yield PlottedTable(name, tensor[head], rows, columns, "query's position", "key's position")
 
 
 def _merge_equal_ends(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

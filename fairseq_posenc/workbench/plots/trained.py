@@ -64,9 +64,8 @@ def attention_to_random_symbols(model: Any, length: int) -> list[CapturedAttenti
     They have ``length`` tokens, or as many as the model's shortest table.
     """
     generator = torch.Generator().manual_seed(_SEED)
-    length = min(
-        [length, *(stack.dims.max_positions for stack in collect_trained_stacks(model).values())]
-    )
+    stacks = collect_trained_stacks(model).values()
+    length = min([length, *(stack.dims.max_positions for stack in stacks)])
 
     def draw_tokens(embeddings: Any) -> Tensor:
         size = (_SENTENCES, length)

@@ -90,8 +90,8 @@ def read_checkpoint(path: Path) -> CheckpointFacts:
 
 def read_folder(folder: Path) -> Optional[CheckpointFacts]:
     """Read the training of a ``--save-dir``, None if the folder is not of one."""
-    path = next((folder / name for name in NAMES if (folder / name).is_file()), None)
-    return None if path is None else read_checkpoint(path)
+    files = (folder / name for name in NAMES if (folder / name).is_file())
+    return next(map(read_checkpoint, files), None)
 
 
 def _flatten_settings(state: dict[str, Any]) -> dict[str, Any]:

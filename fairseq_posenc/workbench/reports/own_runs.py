@@ -153,8 +153,7 @@ def _read_if_there(checkpoint: Any, path: Path) -> Optional[CheckpointFacts]:
     if checkpoint is None:
         return None
     places = (Path(checkpoint), path.parent / checkpoint)
-    existing = next((place for place in places if place.is_file()), None)
-    return None if existing is None else read_checkpoint(existing)
+    return next((read_checkpoint(place) for place in places if place.is_file()), None)
 
 
 def build_run(path: Path, training: CheckpointFacts, recipe: Optional[str]) -> OwnRun:

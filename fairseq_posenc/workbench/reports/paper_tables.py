@@ -89,8 +89,7 @@ def collect(runs: Sequence[OwnRun], wanted: Optional[str]) -> tuple[list[PaperTa
     tables = {name: _build_table(paper, runs) for name, paper in reported().items()}
     placed = {id(run) for table in tables.values() for run in table.runs}
     others = [run for run in runs if id(run) not in placed]
-    chosen = [tables[name] for name in names if wanted or tables[name].runs]
-    return chosen, others
+    return [tables[name] for name in names if wanted or tables[name].runs], others
 
 
 def _build_table(paper: Reported, runs: Sequence[OwnRun]) -> PaperTable:

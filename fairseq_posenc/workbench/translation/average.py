@@ -59,8 +59,7 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
         name: (sums[name] / len(paths)).to(value.dtype) if name in sums else value
         for name, value in first.items()
     }
-    whole = open_mapped(paths[0])
-    write_state({**whole, "model": means, "last_optimizer_state": None}, target)
+    write_state({**open_mapped(paths[0]), "model": means, "last_optimizer_state": None}, target)
 
 
 def _check_same(first: Path, old: dict[str, Tensor], path: Path, new: dict[str, Tensor]) -> None:

@@ -126,8 +126,7 @@ def _format_lengths(record: Record) -> list[str]:
         [group[0]["words"], f"{group[0]['sentences']:,}", *(f"{row['BLEU']:.2f}" for row in group)]
         for group in groups
     ]
-    header = ["words", "sentences", *(code(row["system"]) for row in groups[0])]
-    return [title, table(header, rows)]
+    return [title, table(["words", "sentences", *(code(row["system"]) for row in groups[0])], rows)]
 
 
 def _list_signatures(record: Record, prefix: str) -> str:

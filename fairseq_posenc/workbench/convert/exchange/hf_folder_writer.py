@@ -53,8 +53,7 @@ def create_folder(folder: Path) -> Iterator[Path]:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file as transformers does."""
-    text = json.dumps(content, indent=2, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def write_model(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> None:

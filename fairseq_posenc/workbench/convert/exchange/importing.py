@@ -222,5 +222,4 @@ def _adopt_trained_settings(folder: HFFolder, built: Built) -> None:
                     "attention directions"
                 )
         if length and "position_encoding" not in built.changed:
-            identity = stack.identity._replace(trained_length=length)
-            stack.set_extra_state(identity.to_tensor())
+            stack.set_extra_state(stack.identity._replace(trained_length=length).to_tensor())
