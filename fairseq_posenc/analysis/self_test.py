@@ -41,7 +41,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     terms = terms.with_decay(encodings.decay(inputs, positions), DIMS.num_heads)
     mask = Mask("lr" if causal else "both")
     call = AttentionCall(query, key, value, terms.unprojected(DIMS.num_heads), mask)
-    expected = _attend_exactly(call, terms)
+    expected = _attend_exactly(call, terms.expanded())
     for name in backends:
         if not BACKENDS[name].refuses(call.terms, call.features):
             attended, _ = BACKENDS[name].attend(call)

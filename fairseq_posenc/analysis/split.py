@@ -64,7 +64,7 @@ def split(
     if terms.counted_table is not None:
         exact["counted_table"] = terms.counted_table.double()
     terms = terms._replace(**exact)
-    bare = Terms(scale_factor=terms.scale_factor, first=terms.first)
+    bare = Terms(scale_factor=terms.scale_factor, first=terms.first, runs=terms.runs)
     scores = partial(reference.scores, mask=mask)
     content = scores(query, key, bare)
     if rotation is not None:

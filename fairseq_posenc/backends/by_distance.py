@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.positions import Span
 
 
 def expand_by_distance(
@@ -77,16 +79,34 @@ def insert_reset(pairs: Tensor, here: Tensor | int, there: Tensor | int, first: 
     return torch.where(queries, here, torch.where(keys, there, pairs))
 
 
-def row_index(terms: Terms, tgt_len: int, src_len: int, device: torch.device, mask: Mask) -> Tensor:
-    """Index the table row of each pair, ``(1 or B, T, S)`` of int64, once for all layers."""
-    deps = (terms.first, tgt_len, src_len, device)
-    return mask.cached("rows", deps, lambda: _row_index(*deps))
+def row_index(
+    terms: Terms, name: str, tgt_len: int, src_len: int, device: torch.device, mask: Mask
+) -> Tensor:
+    """Index a table's row of each pair, ``(1 or B, T, S)`` of int64, once for all layers.
+
+    Args:
+        terms: of the encodings.
+        name: of the table.
+        tgt_len: T.
+        src_len: S.
+        device: of the result.
+        mask: has the cache.
+    """
+    runs = terms.runs.get(name)
+    deps = (runs, terms.first, tgt_len, src_len, device)
+    key = f"rows {hash(runs and runs.starts)}"  # tables may have different runs
+    return mask.cached(key, deps, lambda: _row_index(*deps))
 
 
-def _row_index(first: Tensor | None, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
-    rows = tgt_len + src_len - 1
-    index = torch.arange(rows, device=device)[None]
-    pairs = expand_by_distance(index, tgt_len, src_len)
+def _row_index(
+    runs: Runs | None, first: Tensor | None, tgt_len: int, src_len: int, device: torch.device
+) -> Tensor:
+    span = Span.from_lengths(tgt_len, src_len, device)
+    if runs is None:
+        rows, index = tgt_len + src_len - 1, torch.arange(tgt_len + src_len - 1, device=device)
+    else:
+        rows, index = runs.rows, runs.find(span.distances())
+    pairs = expand_by_distance(index[None], tgt_len, src_len)
     if first is not None:
         pairs = insert_reset(pairs, rows, rows + 1, first)
     return pairs[:, 0]  # [1 or B, T, S]

@@ -69,7 +69,7 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tenso
     else:
         combined, table_terms = _compute_many_query_terms(query, key, terms, mask)
     if terms.gain is not None:
-        combined = combined * expand_by_distance(at_least_fp32(terms.gain), *sizes)
+        combined = combined * _expand(terms, "gain", *sizes)
     scale = score_scale(terms, query.size(-1))
     counted = None
     if terms.counted_table is not None:
@@ -79,10 +79,8 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tenso
     combined = combined * scale
     if counted is not None:
         combined = combined + counted
-    if (bias := terms.bias) is not None:
-        made = mask.cached(
-            "bias", (bias, *sizes), lambda: expand_by_distance(at_least_fp32(bias), *sizes)
-        )
+    if terms.bias is not None:
+        made = mask.cached("bias", (terms.bias, *sizes), lambda: _expand(terms, "bias", *sizes))
         combined = combined + made
     if terms.pair_bias is not None:
         combined = combined + at_least_fp32(terms.pair_bias)
@@ -91,6 +89,12 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tenso
         combined = combined + decay.to(combined.dtype)
     temperature = call.temperature()
     return combined if temperature is None else combined * temperature[..., None]
+
+
+def _expand(terms: Terms, name: str, tgt_len: int, src_len: int, first: Tensor | None) -> Tensor:
+    """Look up a table's number for each query and key, ``(1 or B, G, T, S)``."""
+    table = getattr(terms.expanded(name), name)
+    return expand_by_distance(at_least_fp32(table), tgt_len, src_len, first)
 
 
 def _count_positions(query: Tensor, content: Tensor, table: Tensor, mask: Mask) -> Tensor:
@@ -135,28 +139,31 @@ def _compute_many_query_terms(
 ) -> tuple[Tensor, list[Tensor]]:
     """Compute the content term and those of both tables, each ``(B, H, T, S)``."""
     tgt_len, src_len = query.size(2), key.size(2)
-    index = None  # of the pairs' rows; without a reset, views have them in their places
-    if terms.first is not None or terms.channel_gain is not None:
-        index = row_index(terms, tgt_len, src_len, query.device, mask)
+
+    def find_rows(name: str) -> Tensor | None:
+        """Index the rows of pairs; None where views have them in their places."""
+        if terms.first is None and name not in terms.runs:
+            return None
+        return row_index(terms, name, tgt_len, src_len, query.device, mask)
+
     if terms.channel_gain is None:
         content = query @ key.transpose(-1, -2)  # [B, H, T, S]
     else:
-        content = ChannelGain.apply(query, key, at_least_fp32(terms.channel_gain), index)
+        rows = row_index(terms, "channel_gain", tgt_len, src_len, query.device, mask)
+        content = ChannelGain.apply(query, key, at_least_fp32(terms.channel_gain), rows)
     table_terms = []
-    if terms.query_table is not None:
-        table = terms.query_table
-        if index is None:
+    if (table := terms.query_table) is not None:
+        if (index := find_rows("query_table")) is None:
             by_query = relative_shift(_multiply_rows(query, pad_rows(table)), src_len)
         else:
             by_query = gather_rows(_multiply_rows(query, table), index)
         table_terms.append(by_query)
-    if terms.key_table is not None:
-        if index is None:
+    if (table := terms.key_table) is not None:
+        if (index := find_rows("key_table")) is None:
             # By key, distances fall from query to query, so the rows come last one first.
-            reversed_rows = pad_rows(terms.key_table.flip(1))
-            by_key = relative_shift(_multiply_rows(key, reversed_rows), tgt_len)
+            by_key = relative_shift(_multiply_rows(key, pad_rows(table.flip(1))), tgt_len)
         else:
-            by_key = gather_rows(_multiply_rows(key, terms.key_table), index.transpose(1, 2))
+            by_key = gather_rows(_multiply_rows(key, table), index.transpose(1, 2))
         table_terms.append(by_key.transpose(2, 3))
     return content, table_terms
 
@@ -167,20 +174,21 @@ def _compute_single_query_terms(
     """Compute the same as :func:`_compute_many_query_terms`, where T is 1."""
     by_key, with_content = terms.key_table, query
     plain_sum = terms.first is None and not terms.multiplies
-    if by_key is not None and by_key.stride(1) == 0 and plain_sum:
+    runs = terms.runs.get("key_table")
+    if by_key is not None and runs is not None and runs.rows == 1 and plain_sum:
         # One row for all distances, as of Transformer-XL, may as well be added to the query.
-        with_content, by_key = query + at_least_fp32(by_key[None, :, :1]), None
+        with_content, by_key = query + at_least_fp32(by_key[None]), None
     if terms.channel_gain is None:
         content = with_content @ key.transpose(-1, -2)  # [B, H, 1, S]
     else:
-        gain = _select_single_query_rows(terms.channel_gain, terms, key.size(2))
+        gain = _select_single_query_rows("channel_gain", terms, key.size(2))
         content = (query * gain * key).sum(-1).unsqueeze(2)  # [B, H, 1, S]
     table_terms = []
     if terms.query_table is not None:
-        rows = _select_single_query_rows(terms.query_table, terms, key.size(2))
+        rows = _select_single_query_rows("query_table", terms, key.size(2))
         table_terms.append(_multiply_single(query, rows))
     if by_key is not None:
-        rows = _select_single_query_rows(by_key, terms, key.size(2))
+        rows = _select_single_query_rows("key_table", terms, key.size(2))
         table_terms.append((key * rows).sum(-1).unsqueeze(2))  # [B, H, 1, S]
     return content, table_terms
 
@@ -214,8 +222,8 @@ def _gather_value_table(weights: Tensor, terms: Terms, mask: Mask) -> Tensor:
     assert terms.value_table is not None
     tgt_len, src_len = weights.shape[2:]
     if tgt_len == 1:
-        return weights @ _select_single_query_rows(terms.value_table, terms, src_len)
-    index = row_index(terms, tgt_len, src_len, weights.device, mask)
+        return weights @ _select_single_query_rows("value_table", terms, src_len)
+    index = row_index(terms, "value_table", tgt_len, src_len, weights.device, mask)
     table = at_least_fp32(terms.value_table)
     summed = weights.new_zeros(*weights.shape[:3], table.size(1))
     return summed.scatter_add(-1, index.unsqueeze(1).expand(weights.shape), weights) @ table
@@ -239,10 +247,15 @@ def _multiply_single(query: Tensor, rows: Tensor) -> Tensor:
     return by_head.transpose(0, 1).unsqueeze(2)  # [B, H, 1, S]
 
 
-def _select_single_query_rows(table: Tensor, terms: Terms, src_len: int) -> Tensor:
-    """Select the rows of ``(G, R, D)`` at a single query's keys, ``(1 or B, G, S, D)``."""
-    table = at_least_fp32(table)[None, :, None]  # [1, G, 1, R, D]
-    rows = table[:, :, :, :src_len]  # [1, G, 1, S, D]
+def _select_single_query_rows(name: str, terms: Terms, src_len: int) -> Tensor:
+    """Select a table's rows at a single query's keys, ``(1 or B, G, S, D)``."""
+    table = getattr(terms, name)
+    if name in terms.runs:
+        index = row_index(terms._replace(first=None), name, 1, src_len, table.device, _ALL)
+        rows = table[:, index[0, 0]]  # [G, S, D]
+    else:
+        rows = table[:, :src_len]
+    rows, table = at_least_fp32(rows)[None, :, None], at_least_fp32(table)[None, :, None]
     if terms.first is not None:
         rows = insert_reset(rows, table[..., -2:-1, :], table[..., -1:, :], terms.first)
     return rows.squeeze(2)  # [1 or B, G, S, D]

@@ -156,9 +156,10 @@ def _sum_biases(terms: Terms, mask: Mask, tgt_len: int, src_len: int) -> tuple[T
 
     Also returns the mask that is left: a direction depends on distance, and is cheaper there.
     """
-    if terms.bias is None:
+    bias = terms.expanded("bias").bias
+    if bias is None:
         return terms.pair_bias, mask
-    table = at_least_fp32(terms.bias)
+    table = at_least_fp32(bias)
     if terms.first is None and not mask.may_hide_all and mask.locality.segments is None:
         span = Span.from_lengths(tgt_len, src_len, table.device)
         hidden = mask.hides_distances(span.distances())  # [R]

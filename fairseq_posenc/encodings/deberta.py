@@ -57,10 +57,10 @@ class Deberta(DistanceEncoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the projected rows as query and key table, ``(G, R, D)``."""
-        rows = self.table.rows(span)  # [G, R, D]
+        rows, runs = self.table.select(span)  # [G, R, D]
         return Terms(
             query_table=rows @ self.query_projection,
             key_table=rows @ self.key_projection,
             scale_factor=self.scale_factor,
             first=self.table.mark_first(positions),
-        )
+        ).with_runs(runs)

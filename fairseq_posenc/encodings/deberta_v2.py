@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
 from fairseq_posenc.encodings.precision import make_constant
+from fairseq_posenc.encodings.runs import Runs, mirror
 from fairseq_posenc.encodings.t5 import find_firsts
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
@@ -58,12 +59,15 @@ class DebertaV2(Encoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the normalised rows for each layer to project, ``(R, C)``."""
-        bucket = self.bucket(-span.distances())
+        starts = mirror((*range(1, self.buckets // 2 + 1), *self.firsts))
+        _, runs = Runs.select(starts, span)
+        bucket = self.bucket(-runs.representatives())
         index = (bucket + self.buckets).clamp(0, 2 * self.buckets - 1)
         normed = F.layer_norm(
             self.table, self.table.shape[1:], self.norm_weight, self.norm_bias, eps=EPSILON
         )
-        return Terms(content_rows=normed[index], scale_factor=self.scale_factor)
+        terms = Terms(content_rows=normed[index], scale_factor=self.scale_factor)
+        return terms.with_runs(runs)
 
     def bucket(self, distances: Tensor) -> Tensor:
         """Compute the signed bucket of distances i - j."""

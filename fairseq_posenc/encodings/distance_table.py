@@ -1,11 +1,12 @@
 """Trained rows for signed distances, and the base of the encodings that have them in each layer."""
 
-from typing import ClassVar, Optional
+from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding
+from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
@@ -39,22 +40,18 @@ class DistanceTable(nn.Module):
         # Not in `weight`, which would be a longer table than that of a checkpoint without a reset.
         self.reset = nn.Parameter(torch.empty(groups, 2, *vector)) if reset else None
 
-    def rows(self, span: Span) -> Tensor:
-        """Select the rows for the distances of ``span``: ``(G, R, width)`` or ``(G, R)``."""
+    def select(self, span: Span) -> tuple[Tensor, Runs]:
+        """Select the rows for the distances of ``span``, and which distances share them.
+
+        Returns:
+            ``(G, R, width)`` or ``(G, R)``, with the two rows of a reset at the end.
+        """
         limit = self.max_distance
-        if torch.compiler.is_compiling():  # a graph for every length
-            rows = self.weight[:, span.distances().clamp(-limit, limit) + limit]
-            return rows if self.reset is None else torch.cat([rows, self.reset], dim=1)
-        low, high = (max(-limit, min(limit, end)) for end in (span.low, span.high))
-        # A slice with repeated ends: cheaper than an index, and its gradient is deterministic.
-        rows = self.weight[:, low + limit : high + limit + 1]  # [G, rows, ...]
-        beyond = span.high - span.low + 1 - rows.size(1)
-        before = min(max(low - span.low, 0), beyond)
-        parts = [repeat_row(rows[:, :1], before), rows, repeat_row(rows[:, -1:], beyond - before)]
+        kept, runs = Runs.select(range(1 - limit, limit + 1), span)
+        rows = self.weight[:, kept]  # [G, R, ...]
         if self.reset is not None:
-            parts.append(self.reset)
-        parts = [part for part in parts if part.size(1)]
-        return torch.cat(parts, dim=1) if len(parts) > 1 else rows
+            rows = torch.cat([rows, self.reset], dim=1)
+        return rows, runs
 
     def extend(self, weight: Tensor) -> Tensor:
         """Extend another table to this one's reach, if that is longer; else leave it unchanged.
@@ -123,12 +120,14 @@ class DistanceEncoding(Encoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Select the rows, ``(G, R, D)`` or ``(G, R)``, for the class's ``term_fields``."""
-        return Terms(
-            **dict.fromkeys(self.term_fields, self.table.rows(span)),
+        rows, runs = self.table.select(span)
+        terms = Terms(
             product=self.product,
             scale_factor=self.scale_factor,
             first=self.table.mark_first(positions),
         )
+        tables: dict[str, Any] = dict.fromkeys(self.term_fields, rows)
+        return terms._replace(**tables).with_runs(runs)
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
         """Extend a loaded table to this one's reach, its end rows repeated."""

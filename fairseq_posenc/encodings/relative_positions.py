@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
 
@@ -61,7 +62,9 @@ class ShawValues(DistanceEncoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Select the rows as value table, ``(G, R, D)``."""
-        return Terms(value_table=self.table.rows(span), first=self.table.mark_first(positions))
+        rows, runs = self.table.select(span)
+        first = self.table.mark_first(positions)
+        return Terms(value_table=rows, first=first).with_runs(runs)
 
 
 @register("raffel")
@@ -85,11 +88,12 @@ class Raffel(DistanceEncoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the scaled rows as bias, ``(G, R)``."""
+        rows, runs = self.table.select(span)
         return Terms(
-            bias=self.table.rows(span) * self.dims.scale(self.scale_factor),
+            bias=rows * self.dims.scale(self.scale_factor),
             scale_factor=self.scale_factor,
             first=self.table.mark_first(positions),
-        )
+        ).with_runs(runs)
 
 
 @register("m1")
@@ -136,8 +140,9 @@ class M1(Encoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Select the rows as gain, ``(G, R)``."""
-        rows = self.table[:, span.distances().abs().clamp(max=self.max_distance)]  # [G, R]
-        return Terms(gain=rows, scale_factor=self.scale_factor)
+        _, runs = Runs.select(range(1 - self.max_distance, self.max_distance + 1), span)
+        rows = self.table[:, runs.representatives().abs().clamp(max=self.max_distance)]  # [G, R]
+        return Terms(gain=rows, scale_factor=self.scale_factor).with_runs(runs)
 
 
 @register("m2")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.precision import make_constant
+from fairseq_posenc.encodings.runs import Runs, mirror
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
@@ -57,8 +58,8 @@ class T5(Encoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Look up the buckets' numbers as bias, ``(H, R)``."""
-        index = self.buckets.find(span.distances())
-        return Terms(bias=self.table[:, index], scale_factor=self.scale_factor)
+        index, runs = self.buckets.select(span)
+        return Terms(bias=self.table[:, index], scale_factor=self.scale_factor).with_runs(runs)
 
 
 class Buckets(NamedTuple):
@@ -101,6 +102,12 @@ class Buckets(NamedTuple):
             return int(grown * (side - exact) + 1e-6)
 
         return cls(exact, find_firsts(find_bucket, exact, side - exact - 1), both_sides)
+
+    def select(self, span: Span) -> tuple[Tensor, Runs]:
+        """Select the bucket of each row that a span needs, int64 ``(R,)``, and the rows' runs."""
+        starts = mirror((*range(1, self.exact + 1), *self.firsts), self.both_sides)
+        _, runs = Runs.select(starts, span)
+        return self.find(runs.representatives()), runs
 
     def find(self, distances: Tensor) -> Tensor:
         """Find the bucket of each signed distance j - i, int64 of any shape."""

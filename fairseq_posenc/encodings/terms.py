@@ -14,12 +14,13 @@ The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
+from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.errors import UserError
 
 
@@ -80,9 +81,10 @@ _BIAS_COST = Cost("h n^2", "", "", "{g}n^2")
 class Terms(NamedTuple):
     """The contribution of an encoding to the attention scores (see the module's equation).
 
-    Tables hold a row for each distance of the span they were asked for, from low to high. With
-    ``first`` (the reset of the first token), two rows follow: that of a query at the first token,
-    and that of a key there seen from any other query.
+    Tables hold a row for each distance of the span they were asked for, from low to high, or, where
+    ``runs`` names them, a row for each run of distances that share it. With ``first`` (the reset of
+    the first token), two rows follow: that of a query at the first token, and that of a key there
+    seen from any other query.
 
     Attributes:
         query_table: ``(G, R, D)``, Q.
@@ -107,6 +109,7 @@ class Terms(NamedTuple):
         log_visible: ``(G,)``; the scores of a query are also multiplied by this times the logarithm
             of the number of keys that the query may see.
         sink: ``(G,)``, a score that takes part in the softmax, and whose weight is dropped.
+        runs: by name of a table, which distances share its rows.
     """
 
     query_table: Annotated[Tensor | None, Term("GRD", "table", _TABLE_COST)] = None
@@ -126,6 +129,7 @@ class Terms(NamedTuple):
     counted_table: Tensor | None = None
     log_visible: Tensor | None = None
     sink: Tensor | None = None
+    runs: Mapping[str, Runs] = {}
 
     def given(self, *places: str) -> Iterator[tuple[str, Term, Tensor]]:
         """Yield name, description and tensor of the described terms that are not None.
@@ -165,7 +169,37 @@ class Terms(NamedTuple):
             raise UserError("reset must apply to every encoding of the scores, or to none")
         if self.multiplies and other.multiplies:
             raise UserError("two encodings that multiply the scores cannot be combined")
-        return Terms(*map(_combine, self._fields, self, other))
+        ours, theirs = self, other
+        if ours.bias is not None and theirs.bias is not None:  # they are added up
+            ours, theirs = ours.expanded("bias"), theirs.expanded("bias")
+        return Terms(*map(_combine, self._fields, ours, theirs))
+
+    def with_runs(self, runs: Runs) -> Terms:
+        """Note the runs of distances that share rows, the same in all tables."""
+        if runs.is_whole:
+            return self
+        return self._replace(
+            runs={name: runs for name, term, _ in self.given() if term.rows is not None}
+        )
+
+    def expanded(self, *names: str) -> Terms:
+        """Repeat rows along their runs, to a row for each distance.
+
+        Args:
+            *names: of tables; by default all.
+        """
+        runs = dict(self.runs)
+        tables: dict[str, Any] = {}
+        made: dict[tuple[int, Runs], Tensor] = {}  # two tables that are the same stay so
+        for name in names or self.runs:
+            table, shared = getattr(self, name), runs.pop(name, None)
+            dim = TERMS[name].rows
+            if table is not None and shared is not None and dim is not None:
+                key = id(table), shared
+                if key not in made:
+                    made[key] = shared.expand(table, dim)
+                tables[name] = made[key]
+        return self._replace(**tables, runs=runs)
 
     def projected(
         self, as_queries: Callable[[Tensor], Tensor], as_keys: Callable[[Tensor], Tensor]
@@ -179,8 +213,12 @@ class Terms(NamedTuple):
         rows = self.content_rows
         if rows is None:
             return self
+        runs = dict(self.runs)
+        shared = runs.pop("content_rows", None)
         tables = Terms(query_table=as_keys(rows), key_table=as_queries(rows))  # [H, R, D]
-        return self._replace(content_rows=None) | tables
+        if shared is not None:
+            tables = tables.with_runs(shared)
+        return self._replace(content_rows=None, runs=runs) | tables
 
     def with_decay(self, decay: Tensor | None, num_heads: int) -> Terms:
         """Add the decay of a layer's own, ``(B, G, S, 2)``; further heads are of later keys."""
@@ -193,16 +231,30 @@ class Terms(NamedTuple):
         """Leave out the first keys, of which a cache has dropped ``count``."""
         if not count:
             return self
-        left: dict[str, Any] = {}
-        for name, term, tensor in self.given():
-            dim = tensor.dim() - 1 if term.rows is None else term.rows
-            left[name] = tensor.narrow(dim, count, tensor.size(dim) - count)
+        left: dict[str, Any] = {
+            name: tensor.narrow(-1, count, tensor.size(-1) - count)
+            for name, term, tensor in self.given()
+            if term.rows is None
+        }
         if self.first is not None:
             left["first"] = self.first[:, count:]
         for name in ("decay", "later_decay"):
             if (by_key := getattr(self, name)) is not None:
                 left[name] = by_key[:, :, count:]
-        return self._replace(**left)
+        return self._replace(**left).without_first_distances(count)
+
+    def without_first_distances(self, count: int) -> Terms:
+        """Leave out the ``count`` lowest distances: the rows that only these need."""
+        runs = dict(self.runs)
+        left: dict[str, Any] = {}
+        for name, term, tensor in self.given():
+            if term.rows is None:
+                continue
+            first = count
+            if name in runs:
+                first, runs[name] = runs[name].without_first(count)
+            left[name] = tensor.narrow(term.rows, first, tensor.size(term.rows) - first)
+        return self._replace(**left, runs=runs)
 
     def unprojected(self, num_heads: int) -> Terms:
         """Split content rows into heads as tables, for use without a layer's projections.
@@ -248,6 +300,8 @@ def _combine(name: str, ours: Any, theirs: Any) -> Any:
         return ours
     if name in ("bias", "pair_bias"):
         return ours + theirs
+    if name == "runs":
+        return {**ours, **theirs}
     if name in ("decay", "later_decay"):
         sizes = torch.broadcast_shapes(ours.shape[:-1], theirs.shape[:-1])
         return torch.cat([x.expand(*sizes, -1) for x in (ours, theirs)], -1)

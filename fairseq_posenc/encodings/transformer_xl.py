@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.sinusoidal import Sinusoidal
 from fairseq_posenc.encodings.terms import Cost, Terms
 from fairseq_posenc.positions import Positions, Span
@@ -38,14 +39,15 @@ class TransformerXL(Encoding):
         self.sinusoids = Sinusoidal(dims)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Compute W s as query table, u as key table, ``(H, R, D)``, and v.(W s) as bias."""
+        """Compute W s as query table, u as the key table's only row, and v.(W s) as bias."""
         sinusoids = self.sinusoids.vectors(-span.distances()).type_as(self.projection)  # [R, C]
         rows = (sinusoids @ self.projection.T).unflatten(-1, self.u.shape)  # [R, H, D]
         rows = rows.transpose(0, 1)  # [H, R, D]
         bias = (rows * self.v[:, None]).sum(-1) * self.dims.scale(self.scale_factor)  # [H, R]
         return Terms(
             query_table=rows,
-            key_table=self.u[:, None].expand_as(rows),
+            key_table=self.u[:, None],
             bias=bias,
             scale_factor=self.scale_factor,
+            runs={"key_table": Runs((), span)},
         )

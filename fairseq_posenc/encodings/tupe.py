@@ -84,9 +84,10 @@ class Tupe(DistanceEncoding):
             queries = positions.queries(vectors) @ at_least_fp32(self.query_projection)
             keys = vectors @ at_least_fp32(self.key_projection) * self.dims.scale(self.scale_factor)
             pairs = queries @ keys.transpose(1, 2)  # [B or 1, T, S]
+        bias, runs = self.table.select(span)
         return Terms(
-            bias=self.table.rows(span),
+            bias=bias,
             pair_bias=pairs.unsqueeze(1),
             scale_factor=self.scale_factor,
             first=first,
-        )
+        ).with_runs(runs)

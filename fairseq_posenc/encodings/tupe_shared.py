@@ -88,7 +88,7 @@ class TupeShared(Encoding):
         key_rows = positions.common_ids().clamp(max=self.dims.max_positions - 1) + 1
         at_queries = queries[:, positions.queries(key_rows)].transpose(0, 1)  # [B or 1, H, T, D]
         at_keys = keys[:, key_rows].transpose(0, 1) * scale  # [B or 1, H, S, D]
-        index = self.distance_buckets.find(span.distances())
+        index, runs = self.distance_buckets.select(span)
         bias, first = self.buckets[:, index], None
         if self.reset:
             first = positions.is_first()  # nothing of its pairs is left but its own numbers
@@ -98,7 +98,9 @@ class TupeShared(Encoding):
             own = own + self.buckets[:, [self.num_buckets // 2, self.num_buckets]]
             bias = torch.cat([bias, own], dim=1)  # [H, R]
         pairs = at_queries @ at_keys.transpose(-1, -2)  # [B or 1, H, T, S]
-        return Terms(bias=bias, pair_bias=pairs, scale_factor=self.scale_factor, first=first)
+        return Terms(
+            bias=bias, pair_bias=pairs, scale_factor=self.scale_factor, first=first
+        ).with_runs(runs)
 
     def _project(self, rows: int) -> tuple[Tensor, Tensor]:
         """Project the first rows to queries and keys, each ``(H, rows, D)``, in full precision."""

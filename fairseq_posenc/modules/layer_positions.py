@@ -70,7 +70,7 @@ class LayerPositions(nn.Module):
         Raises:
             UserError: the encodings also multiply the scores; :meth:`score_mod` serves them.
         """
-        terms = self._compute_terms(shared)
+        terms = self._compute_terms(shared).expanded()
         if terms.gain is not None:
             raise UserError("a bias cannot multiply the scores by a factor: use score_mod")
         if terms.bias is None:

@@ -149,7 +149,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
 
         # Some terms have a number for each query or token, not for each distance or pair, so they
         # cannot be sliced; the stack has computed those of this step.
-        return slice_for_step(cached_terms(state, key, span, compute), src_len)._replace(
+        return slice_for_step(cached_terms(state, key, span, compute), span, src_len)._replace(
             temperature=shared.terms.temperature,
             decay=shared.terms.decay,
             later_decay=shared.terms.later_decay,

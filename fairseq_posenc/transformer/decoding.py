@@ -89,19 +89,20 @@ def lookahead_positions(positions: Positions, span: Span) -> Positions:
     )
 
 
-def slice_for_step(terms: Terms, src_len: int) -> Terms:
-    """Slice the terms of a step with ``src_len`` keys from those of :func:`lookahead_positions`."""
-    reset_rows = 0 if terms.first is None else 2  # at the end of each table
+def slice_for_step(terms: Terms, span: Span, src_len: int) -> Terms:
+    """Slice the terms of a step with ``src_len`` keys from those of :func:`lookahead_positions`.
+
+    Args:
+        terms: of many steps.
+        span: that they were computed for.
+        src_len: S.
+    """
     sliced: dict[str, Any] = {}
     for name, term, tensor in terms.given():
-        if term.rows is not None:
-            rows = src_len + reset_rows
-            # [..., R, ...] -> [..., src_len, ...]
-            sliced[name] = tensor.narrow(term.rows, tensor.size(term.rows) - rows, rows)
-        else:
+        if term.rows is None:
             queries, keys = tensor.shape[2:]
             query = queries - 1 - (keys - src_len)
             sliced[name] = tensor[:, :, query : query + 1, :src_len]  # [B, H, 1, S]
     if terms.first is not None:
         sliced["first"] = terms.first[:, :src_len]  # [B, S]
-    return terms._replace(**sliced)
+    return terms._replace(**sliced).without_first_distances(1 - span.low - src_len)

@@ -232,11 +232,13 @@ def test_table_rows_are_clipped(low, high, reset):
     table = DistanceTable(4, width=2, groups=3, reset=reset)
     for parameter in table.parameters():
         torch.nn.init.normal_(parameter)
-    rows = table.rows(Span(low, high, torch.device("cpu")))
+    rows, runs = table.select(Span(low, high, torch.device("cpu")))
     expected = [table.weight[:, max(-4, min(4, r)) + 4] for r in range(low, high + 1)]
     if reset:
         expected += [table.reset[:, 0], table.reset[:, 1]]
-    torch.testing.assert_close(rows, torch.stack(expected, dim=1))
+    torch.testing.assert_close(runs.expand(rows, 1), torch.stack(expected, dim=1))
+    distinct = min(high, 4) - max(low, -4) + 1
+    assert rows.size(1) == max(distinct, 1) + 2 * reset
 
 
 def test_reset_applies_to_the_first_real_token_of_each_row():
@@ -456,3 +458,28 @@ def test_rotations_take_every_layout_of_memory(spec, layout, dtype):
         torch.testing.assert_close(
             rotate(x), rotate(x.clone(memory_format=torch.contiguous_format))
         )
+
+
+@pytest.mark.parametrize("spec", ["deberta_v2(buckets=8)", "t5(num_buckets=8,max_distance=20)"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_each_distance_has_the_row_of_its_bucket(spec, causal):
+    """Spans far beyond the trained length included, where the last bucket serves the rest."""
+    built = build_encodings(specs.parse(spec), DIMS._replace(causal=causal)).double()
+    (encoding,) = built.as_list()
+    torch.nn.init.normal_(encoding.table)
+    for low, high in [(-70, 70), (-5, 3), (-40, 0), (25, 60)]:
+        span = Span(low, high, torch.device("cpu"))
+        terms = encoding.terms(span, positions_of(4, 4))
+        distances = torch.arange(low, high + 1)
+        if spec.startswith("t5"):
+            expected = encoding.table[:, encoding.buckets.find(distances)]
+            found = terms.expanded().bias
+        else:
+            index = (encoding.bucket(-distances) + 8).clamp(0, 15)
+            normed = torch.nn.functional.layer_norm(encoding.table, (16,), eps=1e-7)
+            expected = normed[index]
+            found = terms.expanded().content_rows
+        torch.testing.assert_close(found, expected)
+    rows = encoding.terms(Span.from_lengths(70, 70, span.device), positions_of(4, 4))
+    (distinct,) = (x.size(term.rows) for _, term, x in rows.given())
+    assert distinct <= 17

@@ -63,9 +63,7 @@ def our_scores(built, query, key):
     terms = built.terms(
         Span.from_lengths(tgt_len, src_len, query.device), positions_of(tgt_len, src_len)
     )
-    if terms.content_rows is not None:  # a layer would project them; here nothing does
-        rows = terms.content_rows.unflatten(-1, (2, 8)).transpose(0, 1)
-        terms = terms._replace(content_rows=None, query_table=rows, key_table=rows)
+    terms = terms.unprojected(2)  # a layer would project content rows; here nothing does
     decay = built.decay(INPUTS[None, :src_len].to(query.dtype), positions_of(src_len, src_len))
     terms = terms.with_decay(decay, query.size(0))
     mask = Mask("lr" if any(each.causal_only for each in built.as_list()) else "both")

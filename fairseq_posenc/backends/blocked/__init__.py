@@ -24,7 +24,7 @@ from fairseq_posenc.backends.blocked.operands import (
     lay_out_decay,
     lay_out_segments,
     lay_out_softmax,
-    pad_table,
+    lay_out_tables,
     reverse_queries,
 )
 from fairseq_posenc.backends.blocked.reset import find_first_tokens
@@ -59,6 +59,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
     query, key, value, terms, mask, dropout, _ = call
+    terms = terms.expanded("gain", "bias")
     if query.size(2) == 1 or not query.numel():
         return reference.attend(call)
     if torch.is_autocast_enabled(query.device.type):
@@ -83,9 +84,7 @@ def _prepare_operands(
     """Lay out all operands beside query, key and value, with the rule; autograd records it."""
     device = operands.query.device
     terms, scale = _fold_scale(terms, score_scale(terms, operands.query.size(-1)))
-    by_name = {
-        name: pad_table(x, geometry) for name, term, x in terms.given() if term.rows is not None
-    }
+    by_name = lay_out_tables(geometry, terms, mask)
     if dropout:
         batch, heads, (queries, keys) = geometry.batch, geometry.heads, geometry.padded
         by_name["query_seeds"] = draw_seeds(batch, heads, 2, queries, device=device)
@@ -102,7 +101,8 @@ def _prepare_operands(
         fully_masked=find_fully_masked(mask, geometry),
         **by_name,
     )
-    return Rule(terms.product, scale, dropout, saves=False), operands
+    starts = {name: runs.starts for name, runs in terms.runs.items()}
+    return Rule(terms.product, scale, dropout, saves=False, starts=starts), operands
 
 
 def _fold_scale(terms: Terms, scale: float) -> tuple[Terms, float]:

@@ -21,6 +21,7 @@ from fairseq_posenc.backends.blocked import dropout
 from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Rule
 from fairseq_posenc.backends.blocked.operands import Operands, reverse_queries
 from fairseq_posenc.backends.blocked.scores import BlockState, Scores
+from fairseq_posenc.backends.blocked.skew import QUERY_SIDE
 from fairseq_posenc.backends.blocked.values import Values
 from fairseq_posenc.backends.forward_cache import writable
 
@@ -36,7 +37,7 @@ class BlockedAttention(torch.autograd.Function):
         # Laid out as `_restore_queries` does, whatever the query's layout; a chunk of it is a view.
         gathered = given.query.new_empty(queries, batch, heads, width)  # [T, B, H, D]
         gathered = gathered.permute(1, 2, 0, 3)  # [B, H, T, D]
-        saved: list[Tensor | None] = []
+        saved: list[Any] = []  # tensors or None
         for chunk, blocks in geometry.split_chunks():
             target = chunk.select(gathered)  # [c, T, D]
             for block, scores, values in _visit_blocks(geometry, rule, chunk, blocks, given):
@@ -135,8 +136,10 @@ def _visit_blocks(
     operands = given.select_chunk(chunk)
     scores = Scores(geometry, rule, chunk, operands)
     for block in blocks:
-        lines = None if operands.value_table is None else scores.locate_reset(block)
-        yield block, scores, Values(block, operands, lines, geometry.tile)
+        lines = band = None
+        if operands.value_table is not None:
+            lines, band = scores.locate_reset(block), scores.band("value_table", block, QUERY_SIDE)
+        yield block, scores, Values(block, operands, lines, band)
 
 
 def _split_saved(saved: list[Tensor | None]) -> Iterator[BlockState]:

@@ -10,7 +10,7 @@ or keys of a tile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -35,6 +35,8 @@ class Rule(NamedTuple):
     scale: float  # factor of the query
     dropout: float  # probability of dropping a weight
     saves: bool  # save the blocks' tensors for the backward pass, which else computes them again
+    # by name of a table, the first distance of each row but the first (see `Runs`)
+    starts: Mapping[str, Sequence[int]]
 
     @property
     def saves_weights(self) -> bool:
@@ -97,7 +99,8 @@ class Geometry(NamedTuple):
     heads: int  # H
     tgt_len: int  # T
     src_len: int  # S
-    tile: int  # N, queries or keys of a tile that is multiplied with a table; 1 without tables
+    # N, queries or keys of a tile that is multiplied with a table of all distances; 1 without one
+    tile: int
     direction: str  # see Mask
     per_head: bool  # whether a table differs from head to head
     block_pairs: int  # how many pairs of queries and keys make a block
@@ -114,7 +117,7 @@ class Geometry(NamedTuple):
             mask: which keys a query may see.
             terms: of the encodings, added to the scores.
         """
-        tables = [(term, x) for _, term, x in terms.given() if term.rows is not None]
+        tables = [(name, term, x) for name, term, x in terms.given() if term.rows is not None]
         batch, heads, tgt_len, _ = query.shape
         # Each query (or key) is multiplied with N - 1 table rows in vain, so small tiles waste
         # little; but tiles that are too small make slow matrix products.
@@ -127,9 +130,9 @@ class Geometry(NamedTuple):
             heads,
             tgt_len,
             src_len,
-            tile if any(term.has_vectors for term, _ in tables) else 1,
+            tile if any(x.has_vectors for name, x, _ in tables if name not in terms.runs) else 1,
             mask.direction,
-            any(term.per_head(x) for term, x in tables),
+            any(term.per_head(x) for _, term, x in tables),
             PAIRS_PER_THREAD * torch.get_num_threads() if on_cpu else PAIRS_ON_GPU,
         )
         if not mask.locality.limits:

@@ -10,6 +10,7 @@ or keys of a tile. Reset: the row and the column of the first token have table r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,13 +22,16 @@ from fairseq_posenc.backends.blocked.geometry import Chunk, Geometry
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.precision import at_least_fp32
+from fairseq_posenc.encodings.runs import Runs
+from fairseq_posenc.encodings.terms import Terms
 
 # Added to the score of a forbidden pair: exceeds any score. A pair may be forbidden by distance,
 # segment and mask, and the sum of three is still finite.
 FORBIDDEN = -1e38
 # Fields `(G, R, ...)`, cut by head alone.
 BY_DISTANCE = {
-    *("query_table", "key_table", "gain", "bias", "value_table", "distance_bias", "is_later")
+    *("query_table", "key_table", "value_table", "query_places", "key_places", "value_places"),
+    *("gain", "bias", "distance_bias", "is_later"),
 }
 # Fields `(B or 1, G, ...)`.
 BY_PAIR = {"pair_bias", "masked"}
@@ -50,6 +54,10 @@ class Operands(NamedTuple):
     query_table: Tensor | None = None
     key_table: Tensor | None = None  # `(G, R, D)`
     value_table: Tensor | None = None  # `(G, R, D)`
+    # where rows of a table serve runs of distances, the row of each distance, `(1, R)` of int64
+    query_places: Tensor | None = None
+    key_places: Tensor | None = None
+    value_places: Tensor | None = None
     gain: Tensor | None = None  # `(G, R)`
     bias: Tensor | None = None  # `(G, R)`
     distance_bias: Tensor | None = None  # -1e38 where direction or window hide, `(1, R)`
@@ -102,14 +110,35 @@ def reverse_queries(x: Tensor, queries: int, keys: int = 0) -> Tensor:
     return F.pad(x, (0, keys, 0, queries)) if queries or keys else x
 
 
-def pad_table(table: Tensor, geometry: Geometry) -> Tensor:
+def lay_out_tables(geometry: Geometry, terms: Terms, mask: Mask) -> dict[str, Tensor]:
+    """Lay out all tables by distance, contiguous, and the places of distances in them."""
+    operands = {}
+    for name, term, table in terms.given():
+        if term.rows is None:
+            continue
+        operands[name] = table = at_least_fp32(table).contiguous()
+        if (runs := terms.runs.get(name)) is None:
+            operands[name] = _pad_table(table, geometry)
+        else:
+            deps = (runs, geometry.padded, geometry.src_len, table.device)
+            places = mask.cached(f"places {hash(runs.starts)}", deps, partial(_find_places, *deps))
+            operands[name.replace("table", "places")] = places
+    return operands
+
+
+def _pad_table(table: Tensor, geometry: Geometry) -> Tensor:
     """Pad a table ``(G, R, ...)`` to whole tiles, before the reset's rows; contiguous."""
-    table = at_least_fp32(table)
     rows, missing = geometry.tgt_len + geometry.src_len - 1, sum(geometry.missing)
-    if missing:
-        blank = table.new_zeros(table.size(0), missing, *table.shape[2:])
-        table = torch.cat([table[:, :rows], blank, table[:, rows:]], dim=1)  # [G, R, ...]
-    return table.contiguous()
+    if not missing:
+        return table
+    blank = table.new_zeros(table.size(0), missing, *table.shape[2:])
+    return torch.cat([table[:, :rows], blank, table[:, rows:]], dim=1)  # [G, R, ...]
+
+
+def _find_places(runs: Runs, padded: tuple[int, int], src_len: int, device: torch.device) -> Tensor:
+    """Find the row of each distance of the padded queries and keys, ``(1, R)``."""
+    rows = torch.arange(sum(padded) - 1, device=device)[None]  # [1, R]
+    return runs.find(rows - (src_len - 1))
 
 
 def build_distance_mask(geometry: Geometry, mask: Mask, device: torch.device) -> Tensor | None:

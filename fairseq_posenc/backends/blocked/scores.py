@@ -9,7 +9,8 @@ the row those of the first query. Both are *lines*, always in this order
 
 A *band* is the run of table rows that a tile of queries (or keys) needs. *Skewed* gradients have a
 column for each row of a band, so one matrix product sums them by distance
-(:mod:`~fairseq_posenc.backends.blocked.skew`).
+(:mod:`~fairseq_posenc.backends.blocked.skew`). A table whose rows serve runs of distances is spread
+along them instead (:mod:`~fairseq_posenc.backends.blocked.spread`).
 
 Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
 rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
@@ -18,7 +19,6 @@ or keys of a tile.
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -41,6 +41,13 @@ from fairseq_posenc.backends.blocked.skew import (
     sum_by_distance,
     view_by_distance,
 )
+from fairseq_posenc.backends.blocked.spread import (
+    Spread,
+    SpreadProducts,
+    add_pairs,
+    flatten_tiles,
+    multiply_pairs,
+)
 from fairseq_posenc.backends.forward_cache import writable
 
 
@@ -50,10 +57,11 @@ class BlockState(NamedTuple):
     # products of queries and keys; a sum without a gain overwrites it
     content: Tensor | None = None
     gain: Tensor | None = None  # multiplies the content; a view of a table, never saved
-    # products of queries and their table rows; in a sum, maybe in tiles `(c, tiles, N, W)`
-    query_term: Tensor | None = None
+    # products of queries and their table rows; in a sum, maybe in tiles `(c, tiles, N, W)`. Those
+    # of rows for runs of distances stand for as many numbers, and are never saved
+    query_term: Tensor | SpreadProducts | None = None
     # products of keys and theirs; in a sum, maybe in tiles `(c, M, tiles, N)`
-    key_term: Tensor | None = None
+    key_term: Tensor | SpreadProducts | None = None
     weights: Tensor | None = None  # after the softmax; dropped ones are negative
     scores: Tensor | None = None  # before a temperature multiplies them; never saved
 
@@ -63,7 +71,8 @@ class BlockState(NamedTuple):
         They are the weights of a sum, and the parts of a product, whose gradients need each other.
         """
         if rule.product:
-            return self._replace(gain=None, weights=None, scores=None)
+            terms = (x if isinstance(x, Tensor) else None for x in (self.query_term, self.key_term))
+            return BlockState(self.content, None, *terms)
         content = None if self.gain is None else self.content
         return BlockState(content, weights=self.weights)
 
@@ -71,17 +80,13 @@ class BlockState(NamedTuple):
         """Combine the fields: their product, or content * gain + query term + key term."""
         scores, gain, *terms = self[:4]
         assert scores is not None
+        given = [term for term in terms if term is not None]
         if gain is not None:
             scores = scores * gain
-        for term in terms:
-            if term is None:
-                continue
-            if not product:
-                (scores.view(term.shape) if term.dim() == 4 else scores).add_(term)
-            elif scores is self.content:
-                scores = scores * term
-            else:
-                scores.mul_(term)
+        if product:  # the content is needed again
+            return multiply_pairs(scores, *given, in_place=scores is not self.content)
+        for term in given:
+            add_pairs(scores, term)
         return scores
 
     def compute_gradient(self, name: str, grad: Tensor, product: bool) -> Tensor:
@@ -100,7 +105,7 @@ class BlockState(NamedTuple):
         else:  # only content and gain multiply each other
             other = {"content": self.gain, "gain": self.content}.get(name)
             others = [] if other is None else [other]
-        return reduce(Tensor.mul_, others[1:], grad * others[0]) if others else grad
+        return multiply_pairs(grad, *others)
 
 
 class Scores:
@@ -122,14 +127,21 @@ class Scores:
             state = state._replace(gain=view_by_distance(self.operands.gain, block))
         if state.weights is not None:
             return state
-        if state.content is None:
-            state = self._compute_parts(block, state.gain)
+        state = self._compute_parts(block, state)
         weights, scores = self._compute_softmax(block, state)
         query_seeds, key_seeds = self.operands.query_seeds, self.operands.key_seeds
         if query_seeds is not None and key_seeds is not None:
             seeds = query_seeds[:, :, block.queries].transpose(0, 1), key_seeds[:, block.keys]
             weights = dropout.mark_dropped(weights, self.rule.dropout, *seeds)
         return state._replace(weights=weights, scores=scores)
+
+    def band(self, name: str, block: Block, side: int) -> Band | Spread:
+        """Prepare the products of one side of a block with a table's rows."""
+        table = getattr(self.operands, name)
+        places = getattr(self.operands, name.replace("table", "places"))
+        if places is None:
+            return Band(table, block, side, self.geometry.tile)
+        return Spread(table, places, self.rule.starts[name], block, side, self.geometry.src_len)
 
     def locate_reset(self, block: Block) -> ResetLines | None:
         """Locate the first token's scores in a block; None without a reset."""
@@ -207,7 +219,7 @@ class Scores:
         self, block: Block, state: BlockState, grad: Tensor, totals: Operands
     ) -> None:
         """Add the gradients of all tables, and what they add to those of queries and keys."""
-        given, tile = self.operands, self.geometry.tile
+        given = self.operands
         for total, name in ((totals.bias, "bias"), (totals.gain, "gain")):
             if total is not None:
                 by_pair = state.compute_gradient(name, grad, self.rule.product)  # [c, M, W]
@@ -215,15 +227,15 @@ class Scores:
                     by_pair = by_pair.sum(0, keepdim=True)  # [1, M, W]
                 total[:, block.rows].add_(sum_by_distance(by_pair))  # [G, M + W - 1]
         if given.query_table is not None:
-            band = Band(given.query_table, block, QUERY_SIDE, tile)
-            skewed = band.skew(state.compute_gradient("query_term", grad, self.rule.product))
-            totals.query[:, block.queries].add_(band.sum_rows(skewed))
-            band.add_table_gradient(totals.query_table, skewed, given.query[:, block.queries])
+            band = self.band("query_table", block, QUERY_SIDE)
+            sums = band.sum_by_row(state.compute_gradient("query_term", grad, self.rule.product))
+            totals.query[:, block.queries].add_(band.sum_rows(sums))
+            band.add_table_gradient(totals.query_table, sums, given.query[:, block.queries])
         if given.key_table is not None:
-            band = Band(given.key_table, block, KEY_SIDE, tile)
-            skewed = band.skew(state.compute_gradient("key_term", grad, self.rule.product))
-            totals.key[:, :, block.keys].add_(band.sum_rows_transposed(skewed))
-            band.add_table_gradient(totals.key_table, skewed, given.key[:, block.keys])
+            band = self.band("key_table", block, KEY_SIDE)
+            sums = band.sum_by_row(state.compute_gradient("key_term", grad, self.rule.product))
+            totals.key[:, :, block.keys].add_(band.sum_rows_transposed(sums))
+            band.add_table_gradient(totals.key_table, sums, given.key[:, block.keys])
 
     def _add_reset_gradients(
         self,
@@ -279,20 +291,21 @@ class Scores:
         column, row = ({name: x[i] for name, x in terms.items()} for i in (0, 1))
         return BlockState(**column), BlockState(**row)
 
-    def _compute_parts(self, block: Block, gain: Tensor | None) -> BlockState:
-        """Compute the parts of a block's scores, as if there were no reset."""
-        given, tile = self.operands, self.geometry.tile
+    def _compute_parts(self, block: Block, state: BlockState) -> BlockState:
+        """Compute the missing parts of a block's scores, as if there were no reset."""
+        given = self.operands
         query, key = given.query[:, block.queries], given.key[:, block.keys]
-        query_term = key_term = None
-        if given.query_table is not None:
-            query_term = Band(given.query_table, block, QUERY_SIDE, tile).multiply(query)
-        if given.key_table is not None:
-            key_term = Band(given.key_table, block, KEY_SIDE, tile).multiply(key)
+        content, query_term, key_term = state.content, state.query_term, state.key_term
+        if given.query_table is not None and query_term is None:
+            query_term = self.band("query_table", block, QUERY_SIDE).multiply(query)
+        if given.key_table is not None and key_term is None:
+            key_term = self.band("key_table", block, KEY_SIDE).multiply(key)
         if self.rule.product:  # each is read several times: copy it into contiguous memory once
-            query_term = None if query_term is None else query_term.flatten(1, 2)  # [c, M, W]
-            key_term = None if key_term is None else key_term.flatten(2, 3)  # [c, M, W]
-        content = writable(query @ key.transpose(1, 2))  # [c, M, W]
-        return BlockState(content, gain, query_term, key_term)
+            query_term = flatten_tiles(query_term, QUERY_SIDE)  # [c, M, W]
+            key_term = flatten_tiles(key_term, KEY_SIDE)
+        if content is None:
+            content = writable(query @ key.transpose(1, 2))  # [c, M, W]
+        return BlockState(content, state.gain, query_term, key_term)
 
     def _compute_softmax(self, block: Block, parts: BlockState) -> tuple[Tensor, Tensor | None]:
         """Compute the weights, and the scores before the temperature (None without one)."""

@@ -83,8 +83,10 @@ class Band:
         )  # [c, tiles, N, others]
         return pairs if self.side == QUERY_SIDE else pairs.permute(0, 3, 1, 2)
 
-    def skew(self, weights: Tensor) -> Tensor:
+    def sum_by_row(self, weights: Tensor) -> Tensor:
         """Skew weights of pairs, ``(c, M, W)``, to weights of rows, with zeros elsewhere.
+
+        No sum is needed: no two pairs of a member have the same row.
 
         Returns:
             ``(G, tiles, c / G * N, N + others - 1)``.
@@ -98,7 +100,7 @@ class Band:
         return skewed
 
     def sum_rows(self, skewed: Tensor) -> Tensor:
-        """Sum the rows by weight (:meth:`skew`) for each member, ``(c, members, D)``."""
+        """Sum the rows by weight (:meth:`sum_by_row`) for each member, ``(c, members, D)``."""
         sums = (skewed @ self.rows).unflatten(2, (-1, self.tile))  # [G, tiles, c / G, N, D]
         return sums.transpose(1, 2).reshape(-1, self.tiles * self.tile, sums.size(-1))
 

@@ -10,12 +10,14 @@ Shapes: D head size; G tables (1 for all heads, or one each), R rows of a table.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.blocked.geometry import Block
 from fairseq_posenc.backends.blocked.operands import Operands
 from fairseq_posenc.backends.blocked.reset import ResetLines, add_reset_rows, expand_reset_rows
 from fairseq_posenc.backends.blocked.skew import QUERY_SIDE, Band
+from fairseq_posenc.backends.blocked.spread import Spread, add_pairs
 from fairseq_posenc.backends.forward_cache import writable
 
 
@@ -26,26 +28,29 @@ class Values:
         block: queries and keys of a chunk.
         operands: tensors of the chunk.
         lines: the block's reset lines; None without a reset.
-        tile: queries that are multiplied with one run of table rows.
+        band: multiplies queries with the value table's rows; None without a table.
     """
 
     def __init__(
-        self, block: Block, operands: Operands, lines: ResetLines | None, tile: int
+        self,
+        block: Block,
+        operands: Operands,
+        lines: ResetLines | None,
+        band: Band | Spread | None,
     ) -> None:
-        self.block, self.lines, self.tile = block, lines, tile
+        self.block, self.lines, self.band = block, lines, band
         self.value, self.table = operands.value[:, block.keys], operands.value_table
 
     def sum_by_weights(self, weights: Tensor) -> Tensor:
         """Sum values and table rows by weights ``(c, M, W)``: ``(c, M, D)``."""
         gathered = weights @ self.value  # [c, M, D]
-        if self.table is None:
+        if self.table is None or self.band is None:
             return gathered
         gathered = writable(gathered)
         weights, reset_weights = self._split_weights(weights)
         if reset_weights is not None:
             gathered.baddbmm_(reset_weights, expand_reset_rows(self.table, reset_weights))
-        band = Band(self.table, self.block, QUERY_SIDE, self.tile)
-        gathered += band.sum_rows(band.skew(weights))
+        gathered += self.band.sum_rows(self.band.sum_by_row(weights))
         return gathered
 
     def add_gradients(self, weights: Tensor, grad: Tensor, totals: Operands) -> Tensor:
@@ -58,19 +63,24 @@ class Values:
         """
         totals.value[:, :, self.block.keys].baddbmm_(grad.transpose(1, 2), weights)  # [c, D, W]
         weight_grad = grad @ self.value.transpose(1, 2)  # [c, M, W]
-        if self.table is None:
+        if self.table is None or self.band is None:
             return weight_grad
-        band = Band(self.table, self.block, QUERY_SIDE, self.tile)
-        grad_by_distance = band.multiply(grad).flatten(1, 2)  # [c, M, W]
-        if self.lines is not None:
+        by_distance = self.band.multiply(grad)
+        if self.lines is None:
+            add_pairs(weight_grad, by_distance)
+        else:
+            pairs = torch.zeros_like(weight_grad)
+            add_pairs(pairs, by_distance)
             for line, numbers in zip(self.lines, self.lines.multiply(self.table, grad, QUERY_SIDE)):
-                line.put(grad_by_distance, numbers)
+                line.put(pairs, numbers)
+            weight_grad.add_(pairs)
         if totals.value_table is not None:
             weights, reset_weights = self._split_weights(weights)
             if reset_weights is not None:
                 add_reset_rows(totals.value_table, reset_weights.transpose(1, 2) @ grad)
-            band.add_table_gradient(totals.value_table, band.skew(weights), grad)
-        return weight_grad.add_(grad_by_distance)
+            sums = self.band.sum_by_row(weights)
+            self.band.add_table_gradient(totals.value_table, sums, grad)
+        return weight_grad
 
     def _split_weights(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
         """Split the weights into those by distance and the reset's, ``(c, M, W), (c, M, 2)``."""

@@ -58,14 +58,36 @@ def _find_visible_rows(terms: Terms, tgt_len: int, src_len: int, mask: Mask) -> 
     )
 
 
+class _Products(NamedTuple):
+    """Products of queries or keys with the rows of a table."""
+
+    by_row: Tensor  # `(B, H, T or S, size)`
+    places: Tensor | None  # of the visible distances among the rows; None: in order
+
+    def look_up(self, b: Tensor, h: Tensor, token: Tensor, row: Tensor) -> Tensor:
+        """Look up the product of a token with the row of a visible distance."""
+        return self.by_row[b, h, token, row if self.places is None else self.places[row]]
+
+
 def _multiply_rows(
-    x: Tensor | None, table: Tensor | None, rows: _VisibleRows, product: bool, scale: float
-) -> Tensor | None:
-    """Multiply queries or keys with the visible rows: ``(B, H, T or S, size)``."""
+    x: Tensor | None, terms: Terms, name: str, rows: _VisibleRows, scale: float
+) -> _Products | None:
+    """Multiply queries or keys with a table's rows of the visible distances."""
+    table, runs = getattr(terms, name), terms.runs.get(name)
     if x is None or table is None:
         return None
+    places = None
+    if runs is not None:  # each distinct row is multiplied once
+        places = runs.find(runs.span.distances())[rows.first : rows.first + rows.number]
+        distinct = _VisibleRows(
+            0, runs.rows, round_length(max(runs.rows, 2)) + 2 * rows.reset, rows.reset
+        )
+        gap = places.new_zeros(rows.size - 2 * rows.reset - rows.number)
+        resets = torch.arange(distinct.size - 2 * rows.reset, distinct.size, device=x.device)
+        places, rows = torch.cat([places, gap, resets]), distinct
     # The scores come scaled: what is added to them has to be, and what multiplies them not.
-    return (at_least_fp32(x) * (1.0 if product else scale)) @ rows.select(table).transpose(-1, -2)
+    scaled = at_least_fp32(x) * (1.0 if terms.product else scale)
+    return _Products(scaled @ rows.select(table).transpose(-1, -2), places)
 
 
 def _look_up(x: Tensor, b: Tensor, h: Tensor, *places: Tensor) -> Tensor:
@@ -105,8 +127,9 @@ def build_score_mod(
     shift = torch.tensor(tgt_len - 1 - rows.first, device=device)
     last_row = torch.tensor(rows.number - 1, device=device)
     scale = 1.0 if query is None else score_scale(terms, query.size(-1))
-    by_query = _multiply_rows(query, terms.query_table, rows, terms.product, scale)
-    by_key = _multiply_rows(key, terms.key_table, rows, terms.product, scale)
+    terms = terms.expanded("gain", "bias")
+    by_query = _multiply_rows(query, terms, "query_table", rows, scale)
+    by_key = _multiply_rows(key, terms, "key_table", rows, scale)
     gain = None if terms.gain is None else rows.select(terms.gain)
     bias = None if terms.bias is None else rows.select(terms.bias)
     pair_bias, first = terms.pair_bias, terms.first
@@ -118,7 +141,7 @@ def build_score_mod(
         mark_batch_dynamic(first_query, first_key)
     if temperature is not None:
         temperature = F.pad(temperature, (0, queries - tgt_len))
-    mark_batch_dynamic(by_query, by_key, pair_bias, temperature)
+    mark_batch_dynamic(*(x and x.by_row for x in (by_query, by_key)), pair_bias, temperature)
     offset = torch.tensor(src_len - tgt_len, device=device)
     earlier, later = (
         # Its compiler takes no views of one tensor.
@@ -142,10 +165,10 @@ def build_score_mod(
         if gain is not None:
             score = score * gain[index_or_zero(gain, 0, h), row]
         if by_query is not None:
-            term = by_query[b, h, i, row]
+            term = by_query.look_up(b, h, i, row)
             score = score * term if terms.product else score + term
         if by_key is not None:
-            term = by_key[b, h, j, row]
+            term = by_key.look_up(b, h, j, row)
             score = score * term if terms.product else score + term
         if bias is not None:
             score = score + bias[index_or_zero(bias, 0, h), row]

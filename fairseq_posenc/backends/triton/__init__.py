@@ -66,7 +66,11 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
     value = call.value
-    call = call._replace(query=call.query.type_as(value), key=call.key.type_as(value))
+    call = call._replace(
+        query=call.query.type_as(value),
+        key=call.key.type_as(value),
+        terms=call.terms.expanded(),  # the kernels read a row for each distance
+    )
     with torch.autocast(value.device.type, enabled=False):
         if call.terms.first is not None:
             return resets.attend(partial(_run_kernels, exact=True), call), None

@@ -94,7 +94,8 @@ def compute_terms(positions: PositionEncoding, length: int) -> tuple[Span, Terms
     """Compute the span of ``length`` tokens and keys, and a layer's terms for it."""
     span = Span.from_lengths(length, length, torch.device("cpu"))
     ids = make_positions(length)
-    return span, Shared.compute(positions.shared, ids).terms | positions.layer.terms(span, ids)
+    terms = Shared.compute(positions.shared, ids).terms | positions.layer.terms(span, ids)
+    return span, terms.expanded()
 
 
 def make_positions(length: int) -> Positions:

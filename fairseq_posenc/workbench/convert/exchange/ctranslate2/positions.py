@@ -67,7 +67,9 @@ def place_positions(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
     span = Span.from_lengths(tokens.size(1), tokens.size(1), tokens.device)
     shared = stack.compute_shared(tokens, tokens.size(1))
     states = [shared.of_kind(layer.self_attn.kind) for layer in stack.layers]
-    terms = [layer.self_attn.terms(span, state) for layer, state in zip(stack.layers, states)]
+    terms = [
+        layer.self_attn.terms(span, state).expanded() for layer, state in zip(stack.layers, states)
+    ]
     _refuse_without_place(stack, states, terms)
     table = _compute_input_table(stack, tokens)
     bias = _find_common_bias(stack, terms)

@@ -1,0 +1,192 @@
+"""Tables whose rows serve runs of distances: products with distinct rows, spread along their runs.
+
+One side of a block, its *members*, is multiplied with each distinct row once. The products are then
+spread to the pairs, in *patches*: where all pairs of a patch have one row, as beyond the reach of a
+clipped table, its product is a number for each member; elsewhere an index looks it up. Backward,
+the gradients of pairs are first summed by row.
+
+Shapes: B batch, H heads, D head size; G tables (1 for all heads, or one each), U distinct rows that
+a block needs; c pairs of sentence and head in a chunk, M queries and W keys of a block.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fairseq_posenc.backends.blocked.geometry import Block
+from fairseq_posenc.backends.blocked.skew import QUERY_SIDE
+
+PATCH_QUERIES = 64  # queries of a patch
+MIN_FAR = 0.25  # share of pairs in patches of one row from which on a block is cut into patches
+
+
+class Patch(NamedTuple):
+    """A rectangle of a block's pairs."""
+
+    queries: slice
+    keys: slice
+    row: int | None  # of all its pairs, among those of the block; None if they have several
+
+    def member(self, side: int) -> slice:
+        """Select its members."""
+        return self.queries if side == QUERY_SIDE else self.keys
+
+
+class Spread:
+    """Multiplies one side of a block with distinct rows, and spreads the products to pairs.
+
+    Args:
+        table: ``(G, rows, D)``; the rows of a reset, at its end, are never read.
+        places: the row of each distance, ``(1, R)``.
+        starts: see :class:`~fairseq_posenc.encodings.runs.Runs`.
+        block: queries and keys of a chunk.
+        side: which of them are the members, QUERY_SIDE or KEY_SIDE.
+        src_len: S.
+    """
+
+    def __init__(
+        self,
+        table: Tensor,
+        places: Tensor,
+        starts: Sequence[int],
+        block: Block,
+        side: int,
+        src_len: int,
+    ) -> None:
+        lowest = block.rows.start - (src_len - 1)
+        ends = lowest, lowest + sum(block.shape) - 2
+        first, last = (bisect_right(starts, end) for end in ends)
+        self.side, self.kept = side, slice(first, last + 1)
+        self.rows = table[:, self.kept]  # [G, U, D]
+        self.places = places[0, block.rows] - first  # [M + W - 1]
+        self.patches = split_patches([x - lowest for x in starts[first:last]], block.shape)
+
+    def multiply(self, members: Tensor) -> SpreadProducts:
+        """Multiply members ``(c, members, D)`` with the rows."""
+        rows = self.rows.transpose(1, 2)
+        return SpreadProducts(self, members @ (rows[0] if len(rows) == 1 else rows))
+
+    def sum_by_row(self, pairs: Tensor) -> Tensor:
+        """Sum each member's pairs of equal row in ``(c, M, W)``: ``(c, members, U)``."""
+        sums = pairs.new_zeros(len(pairs), pairs.size(self.side + 1), self.rows.size(1))
+        for patch in self.patches:
+            part = pairs[:, patch.queries, patch.keys]
+            by_member = sums[:, patch.member(self.side)]
+            if patch.row is not None:
+                by_member[..., patch.row] += part.sum(2 - self.side)
+            else:
+                part = part if self.side == QUERY_SIDE else part.transpose(1, 2)
+                by_member.scatter_add_(2, self.index(patch, len(pairs)), part)
+        return sums
+
+    def sum_rows(self, sums: Tensor) -> Tensor:
+        """Add up the rows by weight (:meth:`sum_by_row`) for each member, ``(c, members, D)``."""
+        return sums @ (self.rows[0] if len(self.rows) == 1 else self.rows)
+
+    def sum_rows_transposed(self, sums: Tensor) -> Tensor:
+        """Compute :meth:`sum_rows` transposed, ``(c, D, members)``, as gradients of keys are."""
+        return self.rows.transpose(1, 2) @ sums.transpose(1, 2)
+
+    def add_table_gradient(self, table: Tensor | None, sums: Tensor, members: Tensor) -> None:
+        """Add the weighted sums of members ``(c, members, D)`` to a table of gradients, if any."""
+        if table is None:
+            return
+        if len(table) == 1:  # one product for all that share it
+            sums, members = sums.flatten(0, 1)[None], members.flatten(0, 1)[None]
+        table[:, self.kept].baddbmm_(sums.transpose(1, 2), members)
+
+    def index(self, patch: Patch, batch: int) -> Tensor:
+        """Index the row of each pair of a patch, ``(c, members, others)``: a view."""
+        sizes = [x.stop - x.start for x in (patch.queries, patch.keys)]
+        shape = sizes if self.side == QUERY_SIDE else sizes[::-1]
+        start = self.places.storage_offset() + patch.queries.start + patch.keys.start
+        return self.places.as_strided((batch, *shape), (0, 1, 1), start)
+
+
+class SpreadProducts(NamedTuple):
+    """The products of members and rows, which stand for a number of each pair."""
+
+    spread: Spread
+    products: Tensor  # `(c, members, U)`
+
+    def add_to(self, pairs: Tensor) -> None:
+        """Add each pair's number to ``(c, M, W)``."""
+        for patch in self.spread.patches:
+            pairs[:, patch.queries, patch.keys].add_(self._select(patch))
+
+    def multiply_into(self, pairs: Tensor) -> None:
+        """Multiply ``(c, M, W)`` by each pair's number."""
+        for patch in self.spread.patches:
+            pairs[:, patch.queries, patch.keys].mul_(self._select(patch))
+
+    def _select(self, patch: Patch) -> Tensor:
+        """Look up the numbers of a patch's pairs, as broad as needed."""
+        side = self.spread.side
+        products = self.products[:, patch.member(side)]
+        if patch.row is None:
+            pairs = products.gather(2, self.spread.index(patch, len(products)))
+        else:
+            pairs = products[..., patch.row : patch.row + 1]
+        return pairs if side == QUERY_SIDE else pairs.transpose(1, 2)
+
+
+def split_patches(starts: Sequence[int], shape: tuple[int, int]) -> list[Patch]:
+    """Split a block into patches: those of one row to either side of those of several.
+
+    Args:
+        starts: of its rows but the first, counted from its first query's and first key's distance.
+        shape: M and W.
+    """
+    queries, keys = shape
+    everything = slice(0, queries), slice(0, keys)
+    if not starts:
+        return [Patch(*everything, 0)]
+    patches, far = [], 0
+    for begin in range(0, queries, PATCH_QUERIES):
+        end = min(begin + PATCH_QUERIES, queries)
+        # Keys before `low` have the first row for all these queries, those from `high` on the last.
+        low = min(max(starts[0] - end + 1, 0), keys)
+        high = min(max(starts[-1] - begin, low), keys)
+        far += (end - begin) * (keys - high + low)
+        for part, row in (
+            (slice(0, low), 0),
+            (slice(low, high), None),
+            (slice(high, keys), len(starts)),
+        ):
+            if part.start < part.stop:
+                patches.append(Patch(slice(begin, end), part, row))
+    return patches if far >= MIN_FAR * queries * keys else [Patch(*everything, None)]
+
+
+def flatten_tiles(term: Tensor | SpreadProducts | None, side: int) -> Any:
+    """Copy the tiles of a band to ``(c, M, W)``; leave anything else as it is."""
+    if isinstance(term, Tensor) and term.dim() == 4:
+        return term.flatten(1 + side, 2 + side)
+    return term
+
+
+def add_pairs(pairs: Tensor, term: Tensor | SpreadProducts) -> None:
+    """Add a number of each pair to ``(c, M, W)``; those of bands may be in tiles."""
+    if isinstance(term, SpreadProducts):
+        term.add_to(pairs)
+    else:
+        (pairs.view(term.shape) if term.dim() == 4 else pairs).add_(term)
+
+
+def multiply_pairs(
+    pairs: Tensor, *factors: Tensor | SpreadProducts, in_place: bool = False
+) -> Tensor:
+    """Multiply ``(c, M, W)`` by factors, into a new tensor unless there are none."""
+    product = pairs
+    for factor in factors:
+        keeps = product is pairs and not in_place
+        if isinstance(factor, SpreadProducts):
+            product = pairs.clone() if keeps else product
+            factor.multiply_into(product)
+        else:
+            product = pairs * factor if keeps else product.mul_(factor)
+    return product

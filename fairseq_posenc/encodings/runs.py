@@ -1,0 +1,114 @@
+"""Runs of distances that share a row of a table: clipped tables, buckets of any kind.
+
+A table then holds each distinct row once, so that whatever is computed from a row (a projection, a
+product with queries or keys, a gradient) is computed once for all of its distances.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.encodings.precision import make_constant
+from fairseq_posenc.positions import Span
+
+
+class Runs(NamedTuple):
+    """The rows of a table by distance, in the order of their distances.
+
+    Row n serves the distances from ``starts[n - 1]`` to below ``starts[n]``; the first and the last
+    row serve all that is beyond. With ``starts = (-1, 0, 1)`` the rows are those of all distances
+    up to -2, of -1, of 0, and of 1 and more.
+
+    Attributes:
+        starts: the first distance of each row but the first one, ascending.
+        span: the distances that a call needs.
+    """
+
+    starts: Sequence[int]
+    span: Span
+
+    @classmethod
+    def select(cls, starts: Sequence[int], span: Span) -> tuple[slice, Runs]:
+        """Select the rows that a span needs, as a slice, and their runs.
+
+        In a graph, which serves every length, these are all rows.
+        """
+        if torch.compiler.is_compiling():
+            return slice(None), cls(starts, span)
+        first, last = (bisect_right(starts, end) for end in (span.low, span.high))
+        return slice(first, last + 1), cls(starts[first:last], span)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return len(self.starts) + 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each distance of the span has a row to itself; a graph cannot know."""
+        if torch.compiler.is_compiling():
+            return False
+        return len(self.starts) == self.span.high - self.span.low
+
+    def representatives(self) -> Tensor:
+        """List a distance of each row, int64 ``(rows,)``."""
+        distances = (self.starts[0] - 1, *self.starts) if self.starts else (self.span.low,)
+        return make_constant(distances, self.span.device, torch.long)
+
+    def find(self, distances: Tensor) -> Tensor:
+        """Find the row of each distance, int64 of any shape; they may lie outside of the span."""
+        if not self.starts:
+            return torch.zeros_like(distances)
+        if isinstance(self.starts, range):  # a clipped table
+            before = self.starts[0] - 1
+            return distances.clamp(before, self.starts[-1]) - before
+        starts = make_constant(self.starts, distances.device, torch.long)
+        return torch.bucketize(distances, starts, right=True)
+
+    def expand(self, table: Tensor, dim: int) -> Tensor:
+        """Repeat rows along their runs: a row for each distance of the span.
+
+        Args:
+            table: rows in dimension ``dim``; any that follow (those of a reset) stay at the end.
+            dim: dimension of the rows.
+        """
+        rows, rest = table.split([self.rows, table.size(dim) - self.rows], dim)
+        if not self._is_clipped_inside:
+            rows = rows.index_select(dim, self.find(self.span.distances()))
+            return torch.cat([rows, rest], dim)
+        # Repeated ends are cheaper than an index, and their gradient is deterministic.
+        sizes = list(rows.shape)
+        sizes[dim] = self.starts[0] - 1 - self.span.low
+        below = rows.narrow(dim, 0, 1).expand(sizes)
+        sizes[dim] = self.span.high - self.starts[-1]
+        above = rows.narrow(dim, self.rows - 1, 1).expand(sizes)
+        return torch.cat([below, rows, above, rest], dim)
+
+    @property
+    def _is_clipped_inside(self) -> bool:
+        """Whether each row but the ends serves one distance, and the span needs all rows."""
+        if torch.compiler.is_compiling() or not isinstance(self.starts, range) or not self.starts:
+            return False
+        return self.span.low < self.starts[0] and self.starts[-1] <= self.span.high
+
+    def without_first(self, count: int) -> tuple[int, Runs]:
+        """Leave out the ``count`` lowest distances; also counts the rows that only they need."""
+        span = self.span._replace(low=self.span.low + count)
+        kept, runs = Runs.select(self.starts, span)
+        return kept.start or 0, runs
+
+
+def mirror(begins: Sequence[int], both_sides: bool = True) -> tuple[int, ...]:
+    """Mirror runs of the distance to earlier keys: :attr:`Runs.starts` of signed distances j - i.
+
+    Args:
+        begins: where runs of 1 and more tokens begin, ascending, from 1 on.
+        both_sides: whether later keys have such runs, too; else all count as distance 0.
+    """
+    past = tuple(1 - begin for begin in reversed(begins))
+    return (*past, *begins) if both_sides else past

@@ -1,0 +1,203 @@
+"""Tables whose rows serve runs of distances, against the same rows written out by a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+from fairseq_posenc.backends import BACKENDS, blocked, flex
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures
+from fairseq_posenc.backends.blocked import geometry
+from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.encodings.locality import Locality
+from fairseq_posenc.encodings.runs import Runs, mirror
+from fairseq_posenc.encodings.terms import TERMS, Terms
+from fairseq_posenc.positions import Span
+from tests.helpers.products import product_of
+
+B, H, T, D = 2, 2, 70, 4
+CPU = torch.device("cpu")
+STARTS: dict[str, Sequence[int]] = {
+    "clipped": range(-4, 6),
+    "clipped close": range(0, 2),
+    "clipped within the last block": range(-60, 61),
+    "buckets": mirror((1, 2, 3, 4, 6, 9, 14, 22, 35)),
+    "buckets of the past": mirror((1, 2, 4, 8, 30), both_sides=False),
+    "two rows": (1,),
+    "one row": (),
+    "a run in the middle": (-50, -2, 3),
+    "all beyond the span": range(-300, -200),
+}
+FORMS: dict[str, dict[str, Any]] = {
+    "query table": {"query_table": 1},
+    "key table": {"key_table": H, "scale_factor": 3.0},
+    "two tables": {"query_table": H, "key_table": H},
+    "product": {"query_table": 1, "key_table": 1, "product": True},
+    "product of two": {"query_table": 1, "product": True},
+    "product of all": {"query_table": H, "key_table": 1, "gain": 1, "bias": H, "product": True},
+    "values": {"value_table": 1, "query_table": H},
+    "values per head": {"value_table": H},
+    "numbers": {"gain": H, "bias": 1},
+    "channels": {"channel_gain": 1},
+}
+
+
+@pytest.fixture(autouse=True)
+def _several_blocks(monkeypatch):
+    """Make blocks so small that a call has several, with runs longer than a block."""
+    monkeypatch.setattr(geometry, "MAX_QUERIES", 16)
+    monkeypatch.setattr(geometry, "PAIRS_PER_THREAD", 16 * 80)
+    monkeypatch.setattr(flex, "_compile_attention", lambda: flex_attention)
+
+
+def first_tokens() -> torch.Tensor:
+    first = torch.zeros(B, T, dtype=torch.bool)
+    first[0, 0] = first[1, 3] = True
+    return first
+
+
+def make_terms(form: str, starts: Sequence[int], tgt_len: int, reset: bool) -> tuple[Terms, Terms]:
+    """Return terms of distinct rows, and those with each row repeated by a loop."""
+    distances = range(1 - T, tgt_len)
+    runs = Runs(starts, Span.from_lengths(tgt_len, T, CPU))
+    bare = Terms(first=first_tokens() if reset else None)
+    shared: dict[str, Any] = {}
+    whole: dict[str, Any] = {}
+    for name, value in FORMS[form].items():
+        if name not in TERMS:
+            shared[name] = whole[name] = value
+            continue
+        size = (D,) if TERMS[name].has_vectors else ()
+        table = torch.randn(value, len(starts) + 1 + 2 * reset, *size, dtype=torch.float64)
+        shared[name] = table.requires_grad_()
+        rows = [table[:, sum(start <= r for start in starts)] for r in distances]
+        whole[name] = torch.stack([*rows, *(table[:, n] for n in (-2, -1) if reset)], 1)
+    return bare._replace(**shared).with_runs(runs), bare._replace(**whole)
+
+
+def assert_same(name: str, terms: Terms, whole: Terms, mask: Mask, tgt_len: int) -> None:
+    """Assert that outputs and the gradients of distinct rows are those of repeated ones."""
+    query, key, value = (
+        torch.randn(B, H, n, D, dtype=torch.float64, requires_grad=True) for n in (tgt_len, T, T)
+    )
+    ours, _ = BACKENDS[name].attend(AttentionCall(query, key, value, terms, mask))
+    theirs, _ = BACKENDS["reference"].attend(AttentionCall(query, key, value, whole, mask))
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    weight = torch.randn_like(ours)
+    tables = [x for _, _, x in terms.given()]
+    for our, their in zip(
+        torch.autograd.grad((ours * weight).sum(), [query, key, value, *tables]),
+        torch.autograd.grad((theirs * weight).sum(), [query, key, value, *tables]),
+    ):
+        torch.testing.assert_close(our, their, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("starts", "form", "reset", "tgt_len", "direction", "saved"),
+    product_of(STARTS, FORMS, [False, True], [T, 33, 1], ["both", "lr", "rl"], [0, 10**9]),
+)
+@pytest.mark.parametrize("name", ["reference", "blocked"])
+def test_equals_repeated_rows(name, starts, form, reset, tgt_len, direction, saved, monkeypatch):
+    monkeypatch.setattr(blocked, "SAVED_BYTES", saved)
+    terms, whole = make_terms(form, STARTS[starts], tgt_len, reset)
+    if not BACKENDS[name].refuses(terms, CallFeatures(tgt_len=tgt_len)):
+        assert_same(name, terms, whole, Mask(direction), tgt_len)
+    else:
+        assert form == "channels"
+
+
+@pytest.mark.parametrize(
+    ("starts", "form", "window", "left"),
+    product_of(STARTS, ["two tables", "product of all", "values"], [3, 40, None], [False, True]),
+)
+@pytest.mark.parametrize("name", ["reference", "blocked"])
+def test_limits_of_the_keys(name, starts, form, window, left):
+    padding = torch.zeros(B, T, dtype=torch.bool)
+    padding[1, slice(3) if left else slice(-5, None)] = True
+    segments = (torch.arange(T) // 30)[None].expand(B, -1)
+    for direction in ("both", "lr"):
+        mask = Mask(direction, padding, locality=Locality(window, segments))
+        terms, whole = make_terms(form, STARTS[starts], T, reset=left)
+        assert_same(name, terms, whole, mask, T)
+
+
+@pytest.mark.parametrize("starts", ["clipped", "buckets", "two rows", "one row"])
+@pytest.mark.parametrize("form", ["two tables", "product of all", "values"])
+def test_gradients_at_the_ends_of_runs_are_finite_differences(starts, form):
+    """At both ends of each run a pair moves from one row to the next."""
+    length = 9
+    runs = Runs(STARTS[starts], Span.from_lengths(length, length, CPU))
+    names = [name for name in FORMS[form] if name in TERMS]
+    terms, _ = make_terms(form, STARTS[starts], T, reset=False)
+    inputs = [
+        torch.randn(1, H, length, D, dtype=torch.float64, requires_grad=True) for _ in range(3)
+    ]
+
+    def attend(*tensors: torch.Tensor) -> torch.Tensor:
+        tables = dict(zip(names, tensors[3:]))
+        given = terms._replace(**tables, runs=dict.fromkeys(names, runs))
+        return BACKENDS["blocked"].attend(AttentionCall(*tensors[:3], given, Mask("lr")))[0]
+
+    tables = [getattr(terms, name) for name in names]
+    assert torch.autograd.gradcheck(attend, (*inputs, *tables), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("starts", "form", "reset", "direction"),
+    product_of(STARTS, ["two tables", "product of all"], [False, True], ["both", "lr"]),
+)
+def test_flex(starts, form, reset, direction):
+    qkv = [torch.randn(B, H, T, D) for _ in range(3)]
+    for tgt_len in (T, 1):
+        terms, whole = (
+            x._replace(**{name: tensor.detach().float() for name, _, tensor in x.given()})
+            for x in make_terms(form, STARTS[starts], tgt_len, reset)
+        )
+        call = AttentionCall(qkv[0][:, :, -tgt_len:], *qkv[1:], terms, Mask(direction))
+        theirs, _ = BACKENDS["reference"].attend(call._replace(terms=whole))
+        torch.testing.assert_close(flex.attend(call)[0], theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("starts", STARTS)
+def test_the_row_of_each_distance(starts):
+    runs = Runs(STARTS[starts], Span(-T, T, CPU))
+    distances = torch.arange(-3 * T, 3 * T)
+    expected = [sum(start <= r for start in STARTS[starts]) for r in distances.tolist()]
+    assert runs.find(distances).tolist() == expected
+    assert runs.find(runs.representatives()).tolist() == list(range(runs.rows))
+
+
+@pytest.mark.parametrize("span", [(-T, T), (-3, 2), (-40, 0), (0, 0), (5, 9), (-400, -390)])
+@pytest.mark.parametrize("starts", STARTS)
+def test_a_span_takes_the_rows_that_it_needs(starts, span):
+    whole = torch.arange(len(STARTS[starts]) + 1)
+    kept, runs = Runs.select(STARTS[starts], Span(*span, CPU))
+    expected = [sum(s <= r for s in STARTS[starts]) for r in range(span[0], span[1] + 1)]
+    assert whole[kept].tolist() == sorted(set(expected))
+    assert runs.expand(whole[kept], 0).tolist() == expected
+    assert runs.is_whole == (len(set(expected)) == len(expected))
+
+
+def test_equal_tables_stay_one_tensor_and_a_reset_stays_at_the_end():
+    runs = Runs(range(-1, 2), Span(-5, 4, CPU))
+    table = torch.randn(1, 6, D)
+    terms = Terms(query_table=table, key_table=table, first=first_tokens()).with_runs(runs)
+    expanded = terms.expanded()
+    assert expanded.query_table is expanded.key_table
+    assert expanded.runs == {}
+    assert torch.equal(expanded.query_table[:, -2:], table[:, -2:])
+    assert expanded.query_table.size(1) == 12
+
+
+def test_biases_of_different_runs_are_added_up():
+    span = Span(-9, 9, CPU)
+    ours = Terms(bias=torch.randn(1, 4)).with_runs(Runs(range(-1, 2), span))
+    theirs = Terms(bias=torch.randn(H, 2)).with_runs(Runs((0,), span))
+    whole = Terms(bias=torch.randn(1, 19))
+    summed = (ours | theirs | whole).expanded().bias
+    expected = ours.expanded().bias + theirs.expanded().bias + whole.bias
+    torch.testing.assert_close(summed, expected)
