@@ -94,7 +94,7 @@ def row_index(
     """
     runs = terms.runs.get(name)
     deps = (runs, terms.first, tgt_len, src_len, device)
-    key = f"rows {hash(runs and runs.starts)}"  # tables may have different runs
+    key = "rows" if runs is None else f"rows of {name}"  # tables may have different runs
     return mask.cached(key, deps, lambda: _row_index(*deps))
 
 

@@ -190,12 +190,12 @@ class Terms(NamedTuple):
         """
         runs = dict(self.runs)
         tables: dict[str, Any] = {}
-        made: dict[tuple[int, Runs], Tensor] = {}  # two tables that are the same stay so
+        made: dict[tuple[int, int], Tensor] = {}  # two tables that are the same stay so
         for name in names or self.runs:
             table, shared = getattr(self, name), runs.pop(name, None)
             dim = TERMS[name].rows
             if table is not None and shared is not None and dim is not None:
-                key = id(table), shared
+                key = id(table), id(shared)
                 if key not in made:
                     made[key] = shared.expand(table, dim)
                 tables[name] = made[key]

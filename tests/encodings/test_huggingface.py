@@ -97,7 +97,8 @@ def t5(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
 
 def bias_of(encodings: Encodings, length: int) -> Tensor:
     positions = plain_positions(length)
-    terms = encodings.terms(Span.from_lengths(length, length, positions.tokens.device), positions)
+    span = Span.from_lengths(length, length, positions.tokens.device)
+    terms = encodings.terms(span, positions).expanded()
     assert terms.bias is not None
     return expand_by_distance(terms.bias, length, length)[0]
 

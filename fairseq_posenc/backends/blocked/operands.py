@@ -121,8 +121,8 @@ def lay_out_tables(geometry: Geometry, terms: Terms, mask: Mask) -> dict[str, Te
             operands[name] = _pad_table(table, geometry)
         else:
             deps = (runs, geometry.padded, geometry.src_len, table.device)
-            places = mask.cached(f"places {hash(runs.starts)}", deps, partial(_find_places, *deps))
-            operands[name.replace("table", "places")] = places
+            key = name.replace("table", "places")
+            operands[key] = mask.cached(key, deps, partial(_find_places, *deps))
     return operands
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -20,7 +21,7 @@ from torch import Tensor
 from fairseq_posenc.backends.blocked.geometry import Block
 from fairseq_posenc.backends.blocked.skew import QUERY_SIDE
 
-PATCH_QUERIES = 64  # queries of a patch
+PATCH_QUERIES = 256  # queries of a patch
 MIN_FAR = 0.25  # share of pairs in patches of one row from which on a block is cut into patches
 
 
@@ -31,9 +32,18 @@ class Patch(NamedTuple):
     keys: slice
     row: int | None  # of all its pairs, among those of the block; None if they have several
 
-    def member(self, side: int) -> slice:
-        """Select its members."""
-        return self.queries if side == QUERY_SIDE else self.keys
+    def select(self, pairs: Tensor) -> Tensor:
+        """Select its part of ``(c, M, W)``, a view."""
+        return _narrow(_narrow(pairs, 1, self.queries), 2, self.keys)
+
+    def select_members(self, x: Tensor, side: int) -> Tensor:
+        """Select its members' part of ``(c, members, U)``, a view."""
+        return _narrow(x, 1, self.queries if side == QUERY_SIDE else self.keys)
+
+
+def _narrow(x: Tensor, dim: int, part: slice) -> Tensor:
+    """Select a slice of a dimension: a block has many, and an index by slices takes longer."""
+    return x.narrow(dim, part.start, part.stop - part.start)
 
 
 class Spread:
@@ -63,7 +73,9 @@ class Spread:
         self.side, self.kept = side, slice(first, last + 1)
         self.rows = table[:, self.kept]  # [G, U, D]
         self.places = places[0, block.rows] - first  # [M + W - 1]
-        self.patches = split_patches([x - lowest for x in starts[first:last]], block.shape)
+        shared = starts[first:last]  # where rows end that the block shares
+        bounds = (shared[0] - lowest, shared[-1] - lowest) if shared else None
+        self.patches = split_patches(bounds, len(shared), *block.shape)
 
     def multiply(self, members: Tensor) -> SpreadProducts:
         """Multiply members ``(c, members, D)`` with the rows."""
@@ -74,10 +86,10 @@ class Spread:
         """Sum each member's pairs of equal row in ``(c, M, W)``: ``(c, members, U)``."""
         sums = pairs.new_zeros(len(pairs), pairs.size(self.side + 1), self.rows.size(1))
         for patch in self.patches:
-            part = pairs[:, patch.queries, patch.keys]
-            by_member = sums[:, patch.member(self.side)]
+            part = patch.select(pairs)
+            by_member = patch.select_members(sums, self.side)
             if patch.row is not None:
-                by_member[..., patch.row] += part.sum(2 - self.side)
+                by_member.select(2, patch.row).add_(part.sum(2 - self.side))
             else:
                 part = part if self.side == QUERY_SIDE else part.transpose(1, 2)
                 by_member.scatter_add_(2, self.index(patch, len(pairs)), part)
@@ -116,50 +128,52 @@ class SpreadProducts(NamedTuple):
     def add_to(self, pairs: Tensor) -> None:
         """Add each pair's number to ``(c, M, W)``."""
         for patch in self.spread.patches:
-            pairs[:, patch.queries, patch.keys].add_(self._select(patch))
+            patch.select(pairs).add_(self._select(patch))
 
     def multiply_into(self, pairs: Tensor) -> None:
         """Multiply ``(c, M, W)`` by each pair's number."""
         for patch in self.spread.patches:
-            pairs[:, patch.queries, patch.keys].mul_(self._select(patch))
+            patch.select(pairs).mul_(self._select(patch))
 
     def _select(self, patch: Patch) -> Tensor:
         """Look up the numbers of a patch's pairs, as broad as needed."""
         side = self.spread.side
-        products = self.products[:, patch.member(side)]
+        products = patch.select_members(self.products, side)
         if patch.row is None:
             pairs = products.gather(2, self.spread.index(patch, len(products)))
         else:
-            pairs = products[..., patch.row : patch.row + 1]
+            pairs = products.narrow(2, patch.row, 1)
         return pairs if side == QUERY_SIDE else pairs.transpose(1, 2)
 
 
-def split_patches(starts: Sequence[int], shape: tuple[int, int]) -> list[Patch]:
+@lru_cache(maxsize=256)
+def split_patches(
+    ends: tuple[int, int] | None, last_row: int, queries: int, keys: int
+) -> tuple[Patch, ...]:
     """Split a block into patches: those of one row to either side of those of several.
 
     Args:
-        starts: of its rows but the first, counted from its first query's and first key's distance.
-        shape: M and W.
+        ends: where the second and the last row begin, counted from the distance of the first query
+            and the first key; None if there is but one row.
+        last_row: the index of the last row.
+        queries: M.
+        keys: W.
     """
-    queries, keys = shape
     everything = slice(0, queries), slice(0, keys)
-    if not starts:
-        return [Patch(*everything, 0)]
+    if ends is None:
+        return (Patch(*everything, 0),)
     patches, far = [], 0
     for begin in range(0, queries, PATCH_QUERIES):
         end = min(begin + PATCH_QUERIES, queries)
         # Keys before `low` have the first row for all these queries, those from `high` on the last.
-        low = min(max(starts[0] - end + 1, 0), keys)
-        high = min(max(starts[-1] - begin, low), keys)
+        low = min(max(ends[0] - end + 1, 0), keys)
+        high = min(max(ends[1] - begin, low), keys)
         far += (end - begin) * (keys - high + low)
-        for part, row in (
-            (slice(0, low), 0),
-            (slice(low, high), None),
-            (slice(high, keys), len(starts)),
-        ):
-            if part.start < part.stop:
-                patches.append(Patch(slice(begin, end), part, row))
-    return patches if far >= MIN_FAR * queries * keys else [Patch(*everything, None)]
+        parts = [(slice(0, low), 0), (slice(low, high), None), (slice(high, keys), last_row)]
+        patches += [
+            Patch(slice(begin, end), part, row) for part, row in parts if part.start < part.stop
+        ]
+    return tuple(patches) if far >= MIN_FAR * queries * keys else (Patch(*everything, None),)
 
 
 def flatten_tiles(term: Tensor | SpreadProducts | None, side: int) -> Any:
