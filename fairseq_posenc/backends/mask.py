@@ -51,7 +51,7 @@ class Mask(NamedTuple):
         reach = self.locality.reach(self.direction)
         if reach is None or is_exporting() or reach < src_len - 1:
             return self
-        return self._replace(locality=self.locality._replace(window=None))
+        return self._replace(locality=self.locality._replace(window=None, first_keys=None))
 
     def without_first_keys(self, count: int) -> Mask:
         """Leave out the first keys, of which a cache has dropped ``count``."""
@@ -61,11 +61,15 @@ class Mask(NamedTuple):
         def rest(x: Tensor | None) -> Tensor | None:
             return None if x is None else x[:, count:]
 
-        limits = self.locality._replace(segments=rest(self.locality.segments))
+        segments, first_keys = map(rest, (self.locality.segments, self.locality.first_keys))
+        limits = self.locality._replace(segments=segments, first_keys=first_keys)
         return Mask(self.direction, rest(self.key_padding), rest(self.pairs), None, limits)
 
     def hides_distances(self, distances: Tensor) -> Tensor:
-        """Check which signed distances from a query to a key are hidden; bool of their shape."""
+        """Check which signed distances from a query to a key are hidden; bool of their shape.
+
+        The window hides none of :attr:`Locality.first_keys`, whatever their distance.
+        """
         reach = self.locality.reach(self.direction)
         hidden = torch.zeros_like(distances, dtype=torch.bool)
         if self.direction != "both":
@@ -77,9 +81,11 @@ class Mask(NamedTuple):
     ) -> tuple[Tensor, Tensor] | None:
         """Compute the first and last key that each query may see, ``(B or 1, T)`` each.
 
-        Padding is left out of account. None where the tokens of a segment do not stand together,
-        or may not: a graph cannot look.
+        Padding is left out of account. None where these keys do not stand together: of a window
+        and the first keys, or of a segment, unless a look shows that they do. A graph cannot look.
         """
+        if self.locality.first_keys is not None:
+            return None
         here = torch.arange(src_len - tgt_len, src_len, device=device).unsqueeze(0)  # [1, T]
         low, high = torch.zeros_like(here), torch.full_like(here, src_len - 1)
         if (reach := self.locality.reach(self.direction)) is not None:
@@ -129,7 +135,12 @@ class Mask(NamedTuple):
             distances = torch.arange(src_len, device=device) - torch.arange(
                 src_len - tgt_len, src_len, device=device
             ).unsqueeze(1)  # [T, S]
-            parts.append(self.hides_distances(distances))
+            hidden = self.hides_distances(distances)
+            if (first_keys := self.locality.first_keys) is not None:
+                by_direction = self._replace(locality=Locality()).hides_distances(distances)
+                # [B or 1, 1, T, S]
+                hidden = by_direction | (hidden & ~first_keys[:, None, None])
+            parts.append(hidden)
         if (segments := self.locality.segments) is not None:
             own = segments[:, src_len - tgt_len :, None]  # [B or 1, T, 1]
             parts.append(own.ne(segments[:, None])[:, None])  # [B or 1, 1, T, S]

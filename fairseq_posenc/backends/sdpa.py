@@ -160,7 +160,9 @@ def _sum_biases(terms: Terms, mask: Mask, tgt_len: int, src_len: int) -> tuple[T
     if bias is None:
         return terms.pair_bias, mask
     table = at_least_fp32(bias)
-    if terms.first is None and not mask.may_hide_all and mask.locality.segments is None:
+    limits = mask.locality
+    by_distance = limits.segments is None and limits.first_keys is None
+    if terms.first is None and not mask.may_hide_all and by_distance:
         span = Span.from_lengths(tgt_len, src_len, table.device)
         hidden = mask.hides_distances(span.distances())  # [R]
         table, mask = table.masked_fill(hidden, -torch.inf), Mask()

@@ -1,6 +1,6 @@
 """Local attention: a query sees only keys of its window, its chunk, or its document."""
 
-from typing import Literal
+from typing import Literal, Optional
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.locality import Locality
@@ -13,28 +13,33 @@ class Window(Encoding):
 
     Equation:
         causal: key j is visible to query i if i - W < j <= i, that is, W keys with its own; in
-        an encoder: if abs(j - i) <= W // 2.
+        an encoder: if abs(j - i) <= W // 2. With ``first``, keys at positions below it are visible
+        as well, as far as direction and document allow.
     Shapes:
         no tensors.
     Parameters:
         0
     Source:
         Beltagy et al. (2020), "Longformer", arXiv:2004.05150, section 3.1; the bounds are those of
-        Mistral (causal) and of ModernBERT (encoders).
+        Mistral (causal) and of ModernBERT (encoders); ``first`` as in Xiao et al. (2024),
+        "Efficient Streaming Language Models with Attention Sinks", arXiv:2309.17453.
     Differs:
-        a layer with a direction in an encoder sees W keys on that side, including its own.
+        a layer with a direction in an encoder sees W keys on that side, including its own. With
+        ``first``, positions are those of the text, not those in the cache.
     """
 
     acts_on = "mask"
     shared = True
 
-    def __init__(self, dims: Dims, *, size: int = 512) -> None:
+    def __init__(self, dims: Dims, *, size: int = 512, first: Optional[int] = None) -> None:
         super().__init__(dims)
         self.size = size
+        self.first = first
 
     def locality(self, positions: Positions) -> Locality:
         """Limit the distance of keys. Padding lies outside of sentences and moves no token."""
-        return Locality(window=self.size)
+        first_keys = None if self.first is None else positions.ids < self.first  # [B or 1, S]
+        return Locality(window=self.size, first_keys=first_keys)
 
 
 @register("chunk")

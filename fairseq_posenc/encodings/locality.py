@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import and_
 from typing import NamedTuple
 
 from torch import Tensor
@@ -17,12 +19,14 @@ class Locality(NamedTuple):
             limit.
         documents: whether segments are documents, each with a first token of its own.
         longest: the most tokens of a segment, if that is known.
+        first_keys: ``(B or 1, S)`` of bool, True for keys that no window hides. None for none.
     """
 
     window: int | None = None
     segments: Tensor | None = None
     documents: bool = False
     longest: int | None = None
+    first_keys: Tensor | None = None
 
     @property
     def limits(self) -> bool:
@@ -37,12 +41,17 @@ class Locality(NamedTuple):
 
     def needed_keys(self) -> int | None:
         """Count the keys that later queries of a causal model may see; None for all."""
-        known = [size for size in (self.window, self.longest) if size is not None]
+        window = self.window if self.first_keys is None else None
+        known = [size for size in (window, self.longest) if size is not None]
         return min(known) - 1 if known else None
 
     def __and__(self, other: Locality) -> Locality:
         """Limit the keys by both."""
-        windows = [each.window for each in (self, other) if each.window is not None]
+        limited = [limits for limits in (self, other) if limits.window is not None]
+        windows = [limits.window for limits in limited if limits.window is not None]
+        marks = [limits.first_keys for limits in limited if limits.first_keys is not None]
+        # A key that only one of two windows leaves visible is hidden by the other.
+        has_first = bool(marks) and len(marks) == len(limited)
         longest = [each.longest for each in (self, other) if each.longest is not None]
         ours, theirs = self.segments, other.segments
         if ours is not None and theirs is not None:
@@ -53,4 +62,5 @@ class Locality(NamedTuple):
             segments,
             self.documents or other.documents,
             min(longest, default=None),
+            reduce(and_, marks) if has_first else None,
         )

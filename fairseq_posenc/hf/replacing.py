@@ -174,7 +174,11 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
     config = stack.config
     default = options("window")["size"].default
     windows = [
-        [dict(item.options).get("size", default) for item in layer if item.name == "window"]
+        [
+            dict(item.options).get("size", default)
+            for item in layer
+            if item.name == "window" and "first" not in dict(item.options)
+        ]
         for layer in spec.layers
     ]
     sizes = [min(sizes, default=0) for sizes in windows]

@@ -50,7 +50,7 @@ class StackPositions(nn.Module):
         # Distances are counted by the places of tokens, padding included.
         self.counts_places = tables or limits.window is not None
         # Which keys are visible depends on the positions of all tokens, earlier ones included.
-        self.reads_all_ids = limits.segments is not None
+        self.reads_all_ids = limits.segments is not None or limits.first_keys is not None
         self.input = self.assembly.build_input()
         self.shared = self.assembly.build_stack()
 

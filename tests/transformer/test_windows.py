@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 
 import pytest
 import torch
 
 from fairseq_posenc.api import SelfAttention, StackPositions
-from fairseq_posenc.backends import blocked
+from fairseq_posenc.backends import BACKENDS, blocked, reference
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
@@ -29,7 +30,8 @@ from tests.transformer.test_attention import attend_by_formula, make, scores_and
 SPECS = ["none", *encoding_specs("scores", "rotation"), *COMPOSITIONS]
 WITHOUT_VALUES = [spec for spec in SPECS if "values" not in spec]
 BOTH_LIMITS = "window(size=4)+chunk(size=3)"
-LIMITS = ["window(size=1)", "window(size=4)", "window(size=5)", "chunk(size=4)"]
+FIRST = "window(size=4,first=2)"
+LIMITS = ["window(size=1)", "window(size=4)", "window(size=5)", "chunk(size=4)", FIRST]
 LENGTH = 17
 PAD = 1
 
@@ -39,7 +41,10 @@ def is_visible(limits: str, direction: str, i: int, j: int) -> bool:
     if (direction == "lr" and j > i) or (direction == "rl" and j < i):
         return False
     for limit in limits.split("+"):
-        name, size = limit.rstrip(")").split("(size=")
+        name, options = limit.rstrip(")").split("(size=")
+        size, _, first = options.partition(",first=")
+        if first and j < int(first):
+            continue
         if name == "chunk" and i // int(size) != j // int(size):
             return False
         if name == "window" and direction == "lr" and not i - int(size) < j <= i:
@@ -73,6 +78,8 @@ def test_equals_the_formula_with_padding_on_either_side(spec, monkeypatch):
     # Every encoding meets all limits and all directions, and over all encodings these all pairs.
     ways, first_way = directions(spec), WITHOUT_VALUES.index(spec)
     for number, (limits, backend) in enumerate(cases, first_way):
+        if (spec, limits) == ("cope", FIRST):  # it counts visible keys; the formula, all
+            continue
         direction = ways[number % len(ways)]
         attention = make(f"{spec}+{limits}", direction, backend)
         attention.load_state_dict(first.state_dict())
@@ -93,7 +100,7 @@ OF_BLOCKS += ["tupe_shared"]
     ("spec", "limits", "direction"),
     product_of(
         OF_BLOCKS,
-        ["window(size=40)", "chunk(size=50)", "window(size=90)"],
+        ["window(size=40)", "chunk(size=50)", "window(size=90)", "window(size=40,first=4)"],
         ["both", "lr", "rl"],
         times=3,
     ),
@@ -141,8 +148,8 @@ def test_blocks_of_documents_and_their_gradients_equal_the_references(spec):
         (out * torch.linspace(-1, 1, 16, dtype=torch.float64)).sum().backward()
         parameters = [*layer.parameters(), *positions.parameters()]
         found.append([out, x.grad, *(p.grad.clone() for p in parameters if p.grad is not None)])
-    for reference, blocks in zip(*found):
-        torch.testing.assert_close(blocks, reference, rtol=1e-6, atol=1e-6)
+    for expected, blocks in zip(*found):
+        torch.testing.assert_close(blocks, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_window_over_all_keys_is_none():
@@ -151,6 +158,54 @@ def test_a_window_over_all_keys_is_none():
         assert not mask.without_needless_window(src_len=9).locality.limits
         smaller = Mask(direction, locality=Locality(window=needless - 1))
         assert smaller.without_needless_window(src_len=9).locality.limits
+    first_keys = torch.arange(9)[None] < 2
+    mask = Mask("lr", locality=Locality(window=9, first_keys=first_keys))
+    assert mask.without_needless_window(src_len=9).locality == Locality()
+
+
+def test_of_two_windows_the_first_keys_of_both_are_visible():
+    marks = [torch.arange(9)[None] < n for n in (2, 5)]
+    ours, theirs = (Locality(window=n + 3, first_keys=x) for n, x in enumerate(marks))
+    both = ours & theirs & Locality(segments=torch.zeros(1, 9).long())
+    assert both.window == 3
+    assert torch.equal(both.first_keys, marks[0])
+    assert (ours & Locality(window=5)).first_keys is None
+    assert ours.needed_keys() is None
+    assert Locality(window=3, first_keys=marks[0], longest=4).needed_keys() == 3
+
+
+@pytest.mark.parametrize(("spec", "window"), product_of(["none", "m4m", "t5"], [3, 40]))
+def test_the_first_tokens_of_each_document_stay_visible(spec, window):
+    """On each backend, against a mask of pairs from a loop; in a causal model and in an encoder."""
+    length, first = 150, 4
+    ids = torch.stack([torch.arange(length) // size for size in (70, 41)])
+    x = torch.randn(2, length, 16, dtype=torch.float64)
+    for causal in (True, False):
+        seen = torch.zeros(2, length, length, dtype=torch.bool)
+        for b, i, j in itertools.product(range(2), range(length), range(length)):
+            start = int((ids[b] == ids[b, i]).nonzero()[0])
+            near = i - window < j if causal else abs(j - i) <= window // 2
+            own = ids[b, i] == ids[b, j] and (j <= i or not causal)
+            seen[b, i, j] = own and (near or start <= j < start + first)
+        limits = f"window(size={window},first={first})+documents"
+        positions = StackPositions(f"{spec}+{limits}", 16, 2, length, causal).double()
+        layer = SelfAttention(positions, backend="reference").double()
+        embedded, shared = positions(x, document_ids=ids)
+        call = layer.make_call(*layer.project(embedded), shared)
+        pairs = [
+            call._replace(
+                **{n: getattr(call, n)[b : b + 1] for n in ("query", "key", "value")},
+                mask=Mask("lr" if causal else "both", pairs=~seen[b]),
+            )
+            for b in range(2)
+        ]
+        expected = torch.cat([reference.attend(each)[0] for each in pairs])
+        for name in ("reference", "blocked", "sdpa"):
+            if BACKENDS[name].refuses(call.terms, call.features):
+                assert name == "sdpa"
+                continue
+            found, _ = BACKENDS[name].attend(call)
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("direction", ["both", "lr", "rl"])
@@ -210,7 +265,7 @@ def test_sentences_leave_out_keys_that_only_others_see():
     ("spec", "limits", "family"),
     product_of(
         ["rope", "t5", "m4+reset", "learned+shaw", "tupe"],
-        ["window(size=3)", "chunk(size=3)", BOTH_LIMITS],
+        ["window(size=3)", "chunk(size=3)", BOTH_LIMITS, "window(size=3,first=2)"],
         ["causal_lm", "translation"],
         times=2,
     ),
@@ -224,7 +279,9 @@ def test_decoding_equals_the_full_pass(spec, limits, family):
     # The layers with limits have kept what later queries will see, the others everything.
     own = [key for key, x in state.items() if isinstance(x, dict) and "prev_key" in x]
     lengths = {state[key]["prev_key"].size(2) for key in own}
-    assert lengths - {source.size(1)} == {2, 8}
+    # Beside the first tokens all keys are kept: of rows padded on the left, they are in places of
+    # their own.
+    assert lengths - {source.size(1)} == ({8} if "first" in limits else {2, 8})
 
 
 @pytest.mark.parametrize("family", ["masked_lm", "causal_lm", "translation"])

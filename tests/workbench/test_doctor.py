@@ -56,7 +56,11 @@ def test_self_test_finds_a_wrong_backend(monkeypatch, capsys):
     assert "on sdpa is off by" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("field", [field for field in Terms._fields if field != "content_rows"])
+# Content rows have a test of their own; without its runs a table does not fit, which is no result.
+FIELDS = [field for field in Terms._fields if field not in ("content_rows", "runs")]
+
+
+@pytest.mark.parametrize("field", FIELDS)
 def test_self_test_finds_a_missing_term(monkeypatch, field):
     attend = reference.attend
 

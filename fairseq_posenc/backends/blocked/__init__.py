@@ -25,6 +25,7 @@ from fairseq_posenc.backends.blocked.operands import (
     lay_out_segments,
     lay_out_softmax,
     lay_out_tables,
+    lay_out_window,
     reverse_queries,
 )
 from fairseq_posenc.backends.blocked.reset import find_first_tokens
@@ -92,6 +93,7 @@ def _prepare_operands(
     first, pair_bias = terms.first, terms.pair_bias
     operands = operands._replace(
         **lay_out_segments(geometry, mask),
+        **lay_out_window(geometry, mask),
         first=None if first is None else find_first_tokens(first, geometry.batch, geometry.heads),
         distance_bias=build_distance_mask(geometry, mask, device),
         pair_bias=None

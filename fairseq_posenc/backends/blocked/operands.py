@@ -31,7 +31,7 @@ FORBIDDEN = -1e38
 # Fields `(G, R, ...)`, cut by head alone.
 BY_DISTANCE = {
     *("query_table", "key_table", "value_table", "query_places", "key_places", "value_places"),
-    *("gain", "bias", "distance_bias", "is_later"),
+    *("gain", "bias", "distance_bias", "window_bias", "is_later"),
 }
 # Fields `(B or 1, G, ...)`.
 BY_PAIR = {"pair_bias", "masked"}
@@ -61,6 +61,9 @@ class Operands(NamedTuple):
     gain: Tensor | None = None  # `(G, R)`
     bias: Tensor | None = None  # `(G, R)`
     distance_bias: Tensor | None = None  # -1e38 where direction or window hide, `(1, R)`
+    # the same of a window that leaves the first keys visible, and where these are, `(B, H, S)`
+    window_bias: Tensor | None = None
+    first_keys: Tensor | None = None
     pair_bias: Tensor | None = None  # `(B or 1, G, T, S)`
     # the bias of padding and forbidden pairs, `(B or 1, 1, T or 1, S)`
     masked: Tensor | None = None
@@ -143,10 +146,23 @@ def _find_places(runs: Runs, padded: tuple[int, int], src_len: int, device: torc
 
 def build_distance_mask(geometry: Geometry, mask: Mask, device: torch.device) -> Tensor | None:
     """Build the mask of a direction and a window, ``(1, R)``: -1e38 at hidden distances."""
+    if mask.locality.first_keys is not None:
+        mask = mask._replace(locality=Locality())
     if mask.direction == "both" and mask.locality.window is None:
         return None
     rows = torch.arange(sum(geometry.padded) - 1, device=device)[None]  # [1, R]
     return _forbid(mask.hides_distances(rows - (geometry.src_len - 1)))
+
+
+def lay_out_window(geometry: Geometry, mask: Mask) -> dict[str, Tensor]:
+    """Lay out a window that leaves the first keys visible, and these; {} without them."""
+    first_keys = mask.locality.first_keys
+    if first_keys is None:
+        return {}
+    rows = torch.arange(sum(geometry.padded) - 1, device=first_keys.device)[None]  # [1, R]
+    hidden = mask.hides_distances(rows - (geometry.src_len - 1))
+    _, keys = _lay_out_tokens(geometry, first_keys[:, None, :, None])
+    return {"window_bias": _forbid(hidden), "first_keys": keys[..., 0]}
 
 
 def lay_out_segments(geometry: Geometry, mask: Mask) -> dict[str, Tensor]:

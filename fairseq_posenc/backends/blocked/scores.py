@@ -331,6 +331,9 @@ class Scores:
             unscaled, scores = scores, scores * given.temperature[:, block.queries, None]
         if given.distance_bias is not None:
             scores.add_(view_by_distance(given.distance_bias, block))
+        if given.window_bias is not None and given.first_keys is not None:
+            is_first = given.first_keys[:, None, block.keys]  # [c, 1, W]
+            scores.add_(view_by_distance(given.window_bias, block).masked_fill(is_first, 0.0))
         query_segments, key_segments = given.query_segments, given.key_segments
         if query_segments is not None and key_segments is not None:
             differs = query_segments[:, block.queries, None].ne(key_segments[:, None, block.keys])

@@ -85,7 +85,9 @@ def _select_sentence(call: AttentionCall, index: int) -> AttentionCall:
         return x if x is None or x.size(0) == 1 else x[index : index + 1]
 
     terms, mask = call.terms, call.mask
-    limits = mask.locality._replace(segments=row(mask.locality.segments))
+    limits = mask.locality._replace(
+        segments=row(mask.locality.segments), first_keys=row(mask.locality.first_keys)
+    )
     return call._replace(
         query=call.query[index : index + 1],
         key=call.key[index : index + 1],

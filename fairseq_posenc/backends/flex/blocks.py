@@ -12,6 +12,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from fairseq_posenc.backends.flex.sizes import TILE, index_or_zero, mark_batch_dynamic
 from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.encodings.locality import Locality
 
 
 def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys: int) -> BlockMask:
@@ -26,12 +27,11 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
     """
     tgt_len, device = query.size(2), query.device
     ranges = mask.visible_ranges(tgt_len, src_len, device)
-    own = segments = None
-    if ranges is None:  # the tokens of a segment do not stand together
-        segments = mask.locality.segments
-        ranges = mask._replace(locality=mask.locality._replace(segments=None)).visible_ranges(
-            tgt_len, src_len, device
-        )
+    own = segments = first_keys = None
+    if ranges is None:  # the tokens of a segment, or of a window and the first, are apart
+        segments, first_keys = mask.locality.segments, mask.locality.first_keys
+        limits = mask.locality._replace(segments=None, first_keys=None)
+        ranges = mask._replace(locality=limits).visible_ranges(tgt_len, src_len, device)
         assert ranges is not None
     # Queries that were filled up see no key, and keys that were filled up are seen by none.
     low = F.pad(ranges[0], (0, queries - tgt_len), value=keys)  # [B or 1, T]
@@ -43,6 +43,15 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
     pairs = None
     if mask.pairs is not None:
         pairs = F.pad(mask.pairs, (0, keys - src_len, 0, queries - tgt_len), value=True)
+    allowed = low, high
+    if first_keys is not None:  # where the direction lets a query see them
+        wide = mask._replace(locality=Locality()).visible_ranges(tgt_len, src_len, device)
+        assert wide is not None
+        allowed = (
+            F.pad(wide[0], (0, queries - tgt_len), value=keys),
+            F.pad(wide[1], (0, queries - tgt_len), value=-1),
+        )
+        first_keys = F.pad(first_keys, (0, keys - src_len))
     if segments is not None:
         own = F.pad(segments[:, src_len - tgt_len :], (0, queries - tgt_len))
         segments = F.pad(segments, (0, keys - src_len))
@@ -54,6 +63,8 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
     lows = F.pad(low, (0, -queries % TILE), value=keys).unflatten(1, (-1, TILE))[..., None]
     highs = F.pad(high, (0, -queries % TILE), value=-1).unflatten(1, (-1, TILE))[..., None]
     visible = (lows.amin(2) < starts + TILE) & (highs.amax(2) >= starts)  # [B or 1, tiles, tiles]
+    if first_keys is not None:
+        visible = visible | split_tiles(first_keys).any(2)[:, None]
     visible = visible & ~split_tiles(hidden).all(2)[:, None]
     whole = (lows.amax(2) <= starts) & (highs.amin(2) >= starts + TILE - 1)
     whole = whole & visible & ~split_tiles(hidden).any(2)[:, None]
@@ -62,6 +73,9 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
 
     def visible_pair(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         seen = (j >= low[index_or_zero(low, 0, b), i]) & (j <= high[index_or_zero(high, 0, b), i])
+        if first_keys is not None:
+            first = first_keys[index_or_zero(first_keys, 0, b), j]
+            seen = seen | (first & (j >= allowed[0][0, i]) & (j <= allowed[1][0, i]))
         seen = seen & ~hidden[index_or_zero(hidden, 0, b), j]
         if pairs is not None:
             seen = seen & ~pairs[i, j]
@@ -78,7 +92,7 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
         return number, tiles.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
 
     block_lists = (*count_and_sort(visible & ~whole), *count_and_sort(whole))
-    mark_batch_dynamic(low, high, hidden, own, segments, *block_lists)
+    mark_batch_dynamic(low, high, hidden, own, segments, first_keys, *block_lists)
     return BlockMask.from_kv_blocks(
         *block_lists, BLOCK_SIZE=TILE, mask_mod=visible_pair, seq_lengths=(queries, keys)
     )

@@ -47,7 +47,8 @@ class _VisibleRows(NamedTuple):
 
 def _find_visible_rows(terms: Terms, tgt_len: int, src_len: int, mask: Mask) -> _VisibleRows:
     """Find the rows of the distances that a mask leaves visible."""
-    reach = mask.locality.reach(mask.direction)
+    limits = mask.locality
+    reach = limits.reach(mask.direction) if limits.first_keys is None else None
     reach = src_len if reach is None else reach
     lowest = 0 if mask.direction == "rl" else max(-reach, 1 - src_len)
     highest = 0 if mask.direction == "lr" else min(reach, tgt_len - 1)

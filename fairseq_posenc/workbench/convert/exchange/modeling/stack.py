@@ -106,7 +106,9 @@ class Stack(nn.Module):
         """Find how many tokens back a kind of layer may see, its own among them; None for all."""
         encodings: list[Any] = self.encodings.select(kind).as_list()
         sizes = [
-            each.size for each in encodings if each.acts_on == "mask" and hasattr(each, "size")
+            each.size
+            for each in encodings
+            if each.acts_on == "mask" and hasattr(each, "size") and not getattr(each, "first", None)
         ]
         return min(sizes, default=None)
 
