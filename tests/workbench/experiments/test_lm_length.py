@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -23,14 +23,17 @@ from fairseq_posenc.workbench.experiments.length.checkpoint import (
     load,
     parse_checkpoints,
 )
-from fairseq_posenc.workbench.experiments.length.scoring import (
+from fairseq_posenc.workbench.experiments.length.fairseq_model import (
+    predict,
+    read_dictionary,
+    read_stream,
+)
+from fairseq_posenc.workbench.experiments.length.scoring import score_stream
+from fairseq_posenc.workbench.experiments.length.stream import (
     Stream,
     Window,
     batch_windows,
     cut_windows,
-    read_dictionary,
-    read_stream,
-    score_stream,
 )
 from fairseq_posenc.workbench.results.record import read
 from tests.helpers.commands import USER_DIR, new_directory, run, script, sentences, train, trained
@@ -101,7 +104,7 @@ def stream_of(count: int) -> Stream:
 
 def loaded(encoding: str) -> LoadedModel:
     model = make_model("causal_lm", position_encoding=encoding).double()
-    return LoadedModel(model, encoding, 24, None, None)
+    return LoadedModel(model, partial(predict, model), encoding, 24, None, None)
 
 
 @torch.no_grad()
@@ -174,7 +177,7 @@ def test_names_may_be_specs_and_paths_may_have_an_at(tmp_path):
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["model.pt"], "cannot read 'model.pt': write NAME=CHECKPOINT or NAME=CHECKPOINT@SPEC"),
+        (["model.pt"], "cannot read 'model.pt': write NAME=MODEL or NAME=MODEL@SPEC"),
         (["=model.pt"], "cannot read"),
         (["rope="], "cannot read"),
         (["a/b={0}"], "the name must be a valid folder name"),
@@ -384,7 +387,7 @@ def test_precision_is_a_choice(measure):
         (["--stride", 0], "--stride: must be a whole number of at least 1, not '0'"),
         (["--lengths", "0,8"], "--lengths: must be a whole number of at least 1, not '0'"),
         (["--lengths", "8,x"], "--lengths: must be a whole number of at least 1, not 'x'"),
-        (["--lengths", "64,4096"], "--lengths 4096: the split valid has only"),
+        (["--lengths", "64,4096"], "--lengths 4096: the split valid of .* has only"),
         (["--split", "dev"], "--split dev: .* its splits: test, train, valid"),
         (["--data", "nowhere"], "--data nowhere: nowhere/dict.txt does not exist"),
         (

@@ -1,14 +1,22 @@
-"""``fairseq-posenc lm-length``: perplexity of causal language models against context length."""
+"""``fairseq-posenc lm-length``: perplexity of causal language models against context length.
+
+Models are checkpoints of fairseq, which read ``--data``, or folders of transformers, which read
+``--text``.
+"""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+
+import torch
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.experiments.length import checkpoint, report, scoring
+from fairseq_posenc.workbench.experiments.length import checkpoint, report
 from fairseq_posenc.workbench.experiments.length.checkpoint import NamedCheckpoint
 from fairseq_posenc.workbench.experiments.length.scoring import Evaluation
+from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import Computing, choose_device, choose_dtype
@@ -28,12 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "models",
         nargs="+",
-        metavar="NAME=CHECKPOINT[@SPEC]",
-        help="a name for the report, and a checkpoint; with @SPEC it gets other options of its "
-        "position encoding, as in 'yarn=model.pt@rope(scaling=yarn:4)'",
+        metavar="NAME=MODEL[@SPEC]",
+        help="a name for the report, and a checkpoint of fairseq or a folder of Hugging Face's "
+        "transformers; with @SPEC a checkpoint gets other options of its position encoding, as in "
+        "'yarn=model.pt@rope(scaling=yarn:4)', and a folder any positions, as in "
+        "'yarn=folder@own(scaling=yarn:4)'",
     )
-    options.add_data(parser, "data that fairseq-preprocess --only-source made", required=True)
+    options.add_data(parser, "of checkpoints: data that fairseq-preprocess --only-source made")
     options.add_split(parser, "valid")
+    add("--text", type=Path, metavar="FILE", help="of folders: the text, in UTF-8")
     options.add_lengths(parser, "context lengths", "64,128,256,512,1024")
     add(
         "--mode",
@@ -66,11 +77,17 @@ def run(args: argparse.Namespace) -> int:
     if not cluster:
         choose_device(args.device, args.fp16)
     checkpoints = checkpoint.parse_checkpoints(args.models)
-    tokens = _read_stream(args)
+    _check_text(checkpoints, args)
+    tokens = _read_stream(checkpoints[0], args)
+    for named in checkpoints[1:] if args.text else ():
+        if not torch.equal(_read_stream(named, args).targets, tokens.targets):
+            raise UserError(
+                f"{checkpoints[0].name} and {named.name} cut the text into other tokens, so their "
+                "perplexities by token cannot be compared: score them one by one"
+            )
+    text = str(args.text) if args.text else f"the split {args.split} of {args.data}"
     if (longest := args.lengths[-1]) > len(tokens):
-        raise UserError(
-            f"--lengths {longest}: the split {args.split} has only {len(tokens):,} tokens"
-        )
+        raise UserError(f"--lengths {longest}: {text} has only {len(tokens):,} tokens")
     with (
         signals_as_keyboard_interrupt(),
         lock_output_folder(args.out, (REPORT, FIGURES, PICTURE)),
@@ -78,10 +95,10 @@ def run(args: argparse.Namespace) -> int:
         # All are opened before the first is scored, so that a wrong one is an error at once.
         rows = []
         for named in checkpoints:
-            loaded = checkpoint.load(named, args.data)
+            loaded = checkpoint.load(named, args.data, longest=longest)
             facts = loaded.encoding, loaded.trained_length, loaded.updates
             rows.append(report.ModelScores(named, *facts, {}))
-        say(f"{len(tokens):,} tokens of {args.data / args.split}, all scored once for each figure")
+        say(f"{len(tokens):,} tokens of {text}, all scored once for each figure")
         sizes = args.lengths, strides, args.max_tokens
         evaluations = [
             Evaluation(args.out / each.name, _collect_inputs(each, args), *sizes)
@@ -90,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         jobs = [_build_job(*each, args) for each in zip(checkpoints, evaluations)]
         run_jobs(jobs, args.out, cluster or Here())
         rows = [row._replace(scores=each.read()) for row, each in zip(rows, evaluations)]
-        results = report.LengthResults(args.data, args.split, len(tokens), args.stride, rows)
+        results = report.LengthResults(text, len(tokens), args.stride, rows)
         record = report.build_record(results)
         record.write(args.out / FIGURES)
         drawn = can_draw() and report.draw(results, args.out / PICTURE)
@@ -100,8 +117,30 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read_stream(args: argparse.Namespace) -> scoring.Stream:
-    return scoring.read_stream(args.data, args.split, scoring.read_dictionary(args.data))
+def _check_text(checkpoints: list[NamedCheckpoint], args: argparse.Namespace) -> None:
+    """Refuse checkpoints without ``--data``, folders without ``--text``, and a mixture of both."""
+    folders = [named.name for named in checkpoints if named.is_folder]
+    if folders and len(folders) < len(checkpoints):
+        raise UserError(
+            f"{folders[0]} is a folder of transformers, and others are checkpoints of fairseq: "
+            "they read different data; score them one by one"
+        )
+    needed, other = ("--text FILE", args.data) if folders else ("--data DIR", args.text)
+    if other is not None or (args.text if folders else args.data) is None:
+        kind = "folders of transformers" if folders else "checkpoints of fairseq"
+        raise UserError(f"{kind} read {needed}: give that, and it alone")
+
+
+def _read_stream(named: NamedCheckpoint, args: argparse.Namespace) -> Stream:
+    # Either host may be absent.
+    if args.text:
+        from fairseq_posenc.workbench.experiments.length import hf_model
+
+        return hf_model.read_text(args.text, named.path)
+    from fairseq_posenc.workbench.experiments.length import fairseq_model
+
+    dictionary = fairseq_model.read_dictionary(args.data)
+    return fairseq_model.read_stream(args.data, args.split, dictionary)
 
 
 def _build_job(named: NamedCheckpoint, evaluation: Evaluation, args: argparse.Namespace) -> Job:
@@ -109,7 +148,8 @@ def _build_job(named: NamedCheckpoint, evaluation: Evaluation, args: argparse.Na
 
     def work(place: Place) -> None:
         how = Computing.chosen(args.device, args.fp16, args.bf16)
-        evaluation.compute(checkpoint.load(named, args.data, how), _read_stream(args))
+        loaded = checkpoint.load(named, args.data, how, longest=args.lengths[-1])
+        evaluation.compute(loaded, _read_stream(named, args))
 
     return Job(
         named.name,
@@ -122,11 +162,17 @@ def _build_job(named: NamedCheckpoint, evaluation: Evaluation, args: argparse.Na
 
 def _collect_inputs(named: NamedCheckpoint, args: argparse.Namespace) -> Inputs:
     """Collect what the scores of a model depend on, without their lengths."""
-    text = [args.data / name for name in ("dict.txt", f"{args.split}.idx", f"{args.split}.bin")]
+    if args.text:
+        files = sorted(path for path in named.path.iterdir() if path.is_file())
+        read = [checksum(args.text)]
+    else:
+        files = [named.path]
+        names = ("dict.txt", f"{args.split}.idx", f"{args.split}.bin")
+        read = [checksum(args.data / name) for name in names]
     return {
-        "checkpoint": checksum(named.path),
+        "checkpoint": checksum(files[0]) if len(files) == 1 else [*map(checksum, files)],
         "override": str(named.spec_override),
-        "text": [checksum(path) for path in text],
+        "text": read,
         "precision": str(choose_dtype(args.fp16, args.bf16)),
         "version": __version__,
     }

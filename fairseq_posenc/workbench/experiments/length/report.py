@@ -34,9 +34,8 @@ class ModelScores(NamedTuple):
 class LengthResults(NamedTuple):
     """All that is reported."""
 
-    data: Path  # folder of the text
-    split: str  # the split that was read
-    tokens: int  # how many tokens the split has; each was predicted once for each figure
+    text: str  # what was read: the split of a folder, or a file
+    tokens: int  # how many tokens it has; each was predicted once for each figure
     stride: int  # tokens that the sliding window moves on
     rows: list[ModelScores]  # a model each
 
@@ -105,11 +104,10 @@ def _introduce(results: LengthResults) -> str:
     }
     return " ".join(
         [
-            f"Perplexity per token on the split {markdown.code(results.split)} of "
-            f"{markdown.code(str(results.data))}. Each figure covers the same {results.tokens:,} "
-            "tokens, the whole split, each predicted once. The first one is predicted from the "
-            "end-of-sentence symbol before it, as in training; the input of a block begins with "
-            "the token before its first predicted one.",
+            f"Perplexity per token on {markdown.code(results.text)}. Each figure covers the same "
+            f"{results.tokens:,} tokens, all of it, each predicted once. The first one is "
+            "predicted from the symbol with which texts begin in training (of fairseq the end of a "
+            "sentence); the input of a block begins with the token before its first predicted one.",
             *(windows[mode] for mode in results.modes),
         ]
     )
@@ -121,7 +119,7 @@ def build_record(results: LengthResults) -> Record:
         {
             "model": row.named.name,
             "checkpoint": str(row.named.path),
-            "override": str(row.named.spec_override) if row.named.spec_override else None,
+            "override": row.named.spec_override,
             "position_encoding": row.encoding,
             "trained_length": row.trained_length,
             "updates": row.updates,
@@ -134,8 +132,7 @@ def build_record(results: LengthResults) -> Record:
         for score in scores.values()
     ]
     data = {
-        "data": str(results.data),
-        "split": results.split,
+        "text": results.text,
         "tokens": results.tokens,
         "fairseq_posenc": __version__,
         "torch": str(torch.__version__),

@@ -1,0 +1,137 @@
+"""Causal language models in checkpoints of fairseq, ready to score, and the text they read."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.data.data_utils import load_indexed_dataset
+from fairseq.models import FairseqLanguageModel
+from torch import Tensor
+
+from fairseq_posenc.encodings.temperatures import Temperature
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.models.causal_lm import PositionalLM
+from fairseq_posenc.registry import get
+from fairseq_posenc.specs import Spec, parse
+from fairseq_posenc.transformer.options import resolve
+from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel, NamedCheckpoint
+from fairseq_posenc.workbench.experiments.length.stream import Stream
+from fairseq_posenc.workbench.loading.checkpoints import load_state, read_updates
+from fairseq_posenc.workbench.loading.open_model import open_model
+from fairseq_posenc.workbench.running.devices import Computing
+
+TASK = "language_modeling"
+_OTHER_TARGETS = ("add_bos_token", "self_target", "past_target")  # fairseq's options for them
+_ROWS = 1024  # tokens whose probabilities are computed at once: each has the whole vocabulary's
+
+
+def load(named: NamedCheckpoint, data: Path, how: Computing) -> LoadedModel:
+    """Read a model from its checkpoint, for a text whose dictionary must be the model's.
+
+    Raises:
+        UserError: no checkpoint of a causal language model, a dictionary that is not the model's,
+            or positions that it was not trained with.
+    """
+    option = f"{named.name}:"
+    state = load_state(named.path, option)
+    task = state["cfg"].task
+    _refuse_other_tasks(named, task)
+    override = None if named.spec_override is None else parse(named.spec_override)
+    if override is not None:
+        _refuse_other_encodings(named, override, state["cfg"].model)
+    model = open_model(named.path, data, option=option, state=state, spec=override).model
+    ours = isinstance(model, PositionalLM)
+    return LoadedModel(
+        model=how.place(model),
+        predict=partial(predict, model),
+        encoding=str(model.decoder.assembly.spec if ours else f"fairseq's {type(model).__name__}"),
+        trained_length=int(task.tokens_per_sample),
+        updates=read_updates(state) or None,
+        limit=None if ours else int(model.max_positions()),
+    )
+
+
+def _refuse_other_tasks(named: NamedCheckpoint, task: Any) -> None:
+    name = task._name
+    if name != TASK:
+        raise UserError(
+            f"{named.name}: {named.path} was trained for the task {name}; give a causal language "
+            f"model (task {TASK})"
+        )
+    for option in _OTHER_TARGETS:
+        if task.get(option):
+            raise UserError(
+                f"{named.name}: {named.path} was trained with --{option.replace('_', '-')}: only "
+                "models that predict the next token alone are supported"
+            )
+
+
+def _refuse_other_encodings(named: NamedCheckpoint, override: Spec, model: Any) -> None:
+    """Allow changed options only: other encodings would give figures without a meaning."""
+    if "position_encoding" not in model:
+        raise UserError(f"{named.name}: {named.path} is fairseq's own model, which takes no @SPEC")
+    trained = resolve(model).decoder
+    if _list_encodings_with_weights(override) != _list_encodings_with_weights(trained):
+        raise UserError(
+            f"{named.name}: {named.path} was trained with {trained}; {override} is another "
+            "encoding; @SPEC can change only options of the trained one, and temperatures"
+        )
+
+
+def _list_encodings_with_weights(spec: Spec) -> list[str]:
+    """List the encodings of a spec, but for temperatures, which are read without training."""
+    names = [item.name for item in spec.items]
+    return [name for name in names if name != "none" and not issubclass(get(name), Temperature)]
+
+
+def predict(model: FairseqLanguageModel, tokens: Tensor, targets: Tensor) -> Tensor:
+    """Compute the log probabilities of the last tokens; see :class:`LoadedModel`."""
+    # fairseq's own decoder has no default for encoder_out.
+    features = model.extract_features(tokens, encoder_out=None)[0]  # [B, T, C]
+    features = features[:, tokens.size(1) - targets.size(1) :].flatten(0, 1)  # [B * n, C]
+    log_probs = []
+    for rows, wanted in zip(features.split(_ROWS), targets.flatten().split(_ROWS)):
+        wanted = wanted[None]
+        output = (model.output_layer(rows[None]), None)
+        logs = model.get_normalized_probs(output, log_probs=True, sample={"target": wanted})
+        log_probs.append(logs.gather(2, wanted[..., None]).flatten())
+    return torch.cat(log_probs).view_as(targets)
+
+
+def read_dictionary(data: Path) -> Dictionary:
+    """Read the dictionary of a folder that ``fairseq-preprocess --only-source`` made.
+
+    Raises:
+        UserError: the data do not exist.
+    """
+    path = data / "dict.txt"
+    if not path.is_file():
+        raise UserError(
+            f"--data {data}: {path} does not exist; name a folder that fairseq-preprocess "
+            "--only-source made"
+        )
+    return Dictionary.load(str(path))
+
+
+def read_stream(data: Path, split: str, dictionary: Dictionary) -> Stream:
+    """Read all tokens of a split.
+
+    Raises:
+        UserError: the folder has no such split, it is empty or damaged, or of another dictionary.
+    """
+    dataset = load_indexed_dataset(str(data / split), dictionary)
+    if dataset is None or not sum(dataset.sizes):
+        splits = ", ".join(sorted(path.stem for path in data.glob("*.idx"))) or "none"
+        raise UserError(f"--split {split}: {data} has no tokens of it; its splits: {splits}")
+    tokens = torch.cat([dataset[index] for index in range(len(dataset))]).long()
+    for token in (int(tokens.min()), int(tokens.max())):
+        if not 0 <= token < len(dictionary):
+            raise UserError(
+                f"{data / split}.bin: has a token {token:,}, and dict.txt has {len(dictionary):,} "
+                "symbols; name the dictionary that the text was preprocessed with"
+            )
+    return Stream.from_tokens(tokens, dictionary.eos())

@@ -1,0 +1,89 @@
+"""Causal language models in folders of transformers, ready to score, and the text they read."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf import read_positions, set_positions
+from fairseq_posenc.specs import parse
+from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel, NamedCheckpoint
+from fairseq_posenc.workbench.experiments.length.stream import Stream
+from fairseq_posenc.workbench.running.devices import Computing
+
+_ROWS = 1024  # tokens whose probabilities are computed at once: each has the whole vocabulary's
+
+
+def load(named: NamedCheckpoint, how: Computing, longest: int) -> LoadedModel:
+    """Read a model from its folder. No code of the folder runs.
+
+    Raises:
+        UserError: no causal language model, or positions that it cannot take.
+    """
+    try:
+        model = AutoModelForCausalLM.from_pretrained(named.path, dtype=torch.float32)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{named.name}: {named.path} is not a causal model: {reason}") from error
+    trained = int(getattr(model.config, "max_position_embeddings", 0) or 0)
+    encoding = read_positions(model)
+    limit = None
+    if named.spec_override is not None:
+        set_positions(model, named.spec_override, max_positions=max(longest, trained))
+        encoding = read_positions(model)
+    elif any(item.name == "learned" for item in parse(encoding).items):
+        limit = trained
+    return LoadedModel(
+        model=how.place(model),
+        predict=partial(predict, model),
+        encoding=encoding,
+        trained_length=trained,
+        updates=None,
+        limit=limit,
+    )
+
+
+def predict(model: PreTrainedModel, tokens: Tensor, targets: Tensor) -> Tensor:
+    """Compute the log probabilities of the last tokens; see :class:`LoadedModel`."""
+    count = targets.size(1)
+    kept: dict[str, Any] = {}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        kept["logits_to_keep"] = count
+    logits = model(input_ids=tokens, use_cache=False, **kept).logits[:, -count:]  # [B, n, V]
+    losses = [
+        F.cross_entropy(rows.float(), wanted, reduction="none")
+        for rows, wanted in zip(logits.flatten(0, 1).split(_ROWS), targets.flatten().split(_ROWS))
+    ]
+    return -torch.cat(losses).view_as(targets)
+
+
+def read_text(path: Path, folder: Path) -> Stream:
+    """Read the tokens of a text, by the tokenizer in a model's folder.
+
+    Raises:
+        UserError: the file cannot be read, is empty, or the folder has no tokenizer.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--text {path}: {error}") from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder} has no tokenizer, which --text needs") from error
+    tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    if not tokens:
+        raise UserError(f"--text {path}: is empty")
+    start = tokenizer.bos_token_id
+    start = tokenizer.eos_token_id if start is None else start
+    if start is None:
+        raise UserError(f"{folder}: its tokenizer has no token with which a text begins")
+    return Stream.from_tokens(torch.tensor(tokens), start)
