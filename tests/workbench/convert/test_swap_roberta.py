@@ -258,7 +258,7 @@ MISTAKES = [
     (["--arch", "roberta_m4m", "--checkpoint", "no.pt"], "--checkpoint no.pt: no such file"),
     (
         ["--arch", "roberta_m4m", "--checkpoint", __file__],
-        f"--checkpoint {__file__}: not a checkpoint of torch",
+        f"--checkpoint {__file__}: not a whole checkpoint of fairseq",
     ),
     (["--arch", "roberta_m4m", "--out", "/no/such/start.pt"], "there is no folder /no/such"),
 ]

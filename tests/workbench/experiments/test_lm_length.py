@@ -20,9 +20,9 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.experiments.length.checkpoint import (
     LoadedModel,
-    load,
     parse_checkpoints,
 )
+from fairseq_posenc.workbench.experiments.length.command import load_model
 from fairseq_posenc.workbench.experiments.length.fairseq_model import (
     predict,
     read_dictionary,
@@ -296,7 +296,8 @@ def test_an_override_changes_the_rotation_and_nothing_else():
     texts = ["plain", "one@rope(scaling=linear:1)", "four@rope(scaling=linear:4)"]
     variants = [f"{text.replace('@', f'={path}@')}" for text in texts[1:]]
     plain, one, four = (
-        load(variant, sentences()) for variant in parse_checkpoints([f"plain={path}", *variants])
+        load_model(variant, sentences())
+        for variant in parse_checkpoints([f"plain={path}", *variants])
     )
     assert [str(each.encoding) for each in (plain, one, four)] == [
         "rope",

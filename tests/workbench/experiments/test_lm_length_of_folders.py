@@ -17,7 +17,8 @@ from fairseq_posenc.hf import set_positions
 from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.results.record import read
 
-WORDS = "the cat sat on a mat and then the dog came in to see it . it ran away .".split()
+SENTENCE = "the cat sat on a mat and then the dog came in to see it . it ran away ."
+WORDS = SENTENCE.split()
 TEXT = " ".join(WORDS * 4)
 SHORT = ["--lengths", "8", "--stride", "4"]
 

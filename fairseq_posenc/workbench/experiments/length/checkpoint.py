@@ -1,4 +1,4 @@
-"""Causal language models as the user names them, ``NAME=MODEL[@SPEC]``, and their loading.
+"""Causal language models as the user names them, ``NAME=MODEL[@SPEC]``, and once they are read.
 
 A model is a checkpoint of fairseq, or a folder of Hugging Face's transformers. With ``@SPEC`` it is
 read with other positions.
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import parse
-from fairseq_posenc.workbench.running.devices import PLAIN, Computing
 from fairseq_posenc.workbench.running.options import is_folder_name, parse_named
 
 FORM = "NAME=MODEL or NAME=MODEL@SPEC"
@@ -71,29 +70,3 @@ class LoadedModel(NamedTuple):
     updates: Optional[int]  # training updates; None if the file does not tell
     # the longest input; None if the position encodings themselves refuse what they cannot
     limit: Optional[int]
-
-
-def load(
-    named: NamedCheckpoint, data: Optional[Path], how: Computing = PLAIN, longest: int = 0
-) -> LoadedModel:
-    """Read a model.
-
-    Args:
-        named: what the user named.
-        data: of a checkpoint of fairseq, the text, whose dictionary must be the model's.
-        how: device and precision.
-        longest: tokens that it will have to read.
-
-    Raises:
-        UserError: no causal language model, a dictionary that is not the model's, or positions
-            that it was not trained with.
-    """
-    # Either host may be absent.
-    if named.is_folder:
-        from fairseq_posenc.workbench.experiments.length import hf_model
-
-        return hf_model.load(named, how, longest)
-    from fairseq_posenc.workbench.experiments.length import fairseq_model
-
-    assert data is not None, "checked by the command"
-    return fairseq_model.load(named, data, how)

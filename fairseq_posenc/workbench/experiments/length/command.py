@@ -13,13 +13,17 @@ import torch
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.experiments.length import checkpoint, report
-from fairseq_posenc.workbench.experiments.length.checkpoint import NamedCheckpoint
+from fairseq_posenc.workbench.experiments.length import report
+from fairseq_posenc.workbench.experiments.length.checkpoint import (
+    LoadedModel,
+    NamedCheckpoint,
+    parse_checkpoints,
+)
 from fairseq_posenc.workbench.experiments.length.scoring import Evaluation
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import Computing, choose_device, choose_dtype
+from fairseq_posenc.workbench.running.devices import PLAIN, Computing, choose_device, choose_dtype
 from fairseq_posenc.workbench.running.executor import Here, run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum
@@ -76,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     cluster = options.parse_place(args)
     if not cluster:
         choose_device(args.device, args.fp16)
-    checkpoints = checkpoint.parse_checkpoints(args.models)
+    checkpoints = parse_checkpoints(args.models)
     _check_text(checkpoints, args)
     tokens = _read_stream(checkpoints[0], args)
     for named in checkpoints[1:] if args.text else ():
@@ -95,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         # All are opened before the first is scored, so that a wrong one is an error at once.
         rows = []
         for named in checkpoints:
-            loaded = checkpoint.load(named, args.data, longest=longest)
+            loaded = load_model(named, args.data, longest=longest)
             facts = loaded.encoding, loaded.trained_length, loaded.updates
             rows.append(report.ModelScores(named, *facts, {}))
         say(f"{len(tokens):,} tokens of {text}, all scored once for each figure")
@@ -131,6 +135,32 @@ def _check_text(checkpoints: list[NamedCheckpoint], args: argparse.Namespace) ->
         raise UserError(f"{kind} read {needed}: give that, and it alone")
 
 
+def load_model(
+    named: NamedCheckpoint, data: Path | None, how: Computing = PLAIN, longest: int = 0
+) -> LoadedModel:
+    """Read a model.
+
+    Args:
+        named: what the user named.
+        data: of a checkpoint of fairseq, the text, whose dictionary must be the model's.
+        how: device and precision.
+        longest: tokens that it will have to read.
+
+    Raises:
+        UserError: no causal language model, a dictionary that is not the model's, or positions
+            that it was not trained with.
+    """
+    # Either host may be absent.
+    if named.is_folder:
+        from fairseq_posenc.workbench.experiments.length import hf_model
+
+        return hf_model.load(named, how, longest)
+    from fairseq_posenc.workbench.experiments.length import fairseq_model
+
+    assert data is not None, "checked by the command"
+    return fairseq_model.load(named, data, how)
+
+
 def _read_stream(named: NamedCheckpoint, args: argparse.Namespace) -> Stream:
     # Either host may be absent.
     if args.text:
@@ -148,7 +178,7 @@ def _build_job(named: NamedCheckpoint, evaluation: Evaluation, args: argparse.Na
 
     def work(place: Place) -> None:
         how = Computing.chosen(args.device, args.fp16, args.bf16)
-        loaded = checkpoint.load(named, args.data, how, longest=args.lengths[-1])
+        loaded = load_model(named, args.data, how, longest=args.lengths[-1])
         evaluation.compute(loaded, _read_stream(named, args))
 
     return Job(
