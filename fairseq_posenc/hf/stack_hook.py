@@ -227,7 +227,14 @@ class HookedPositions(RecordedPositions, StackPositions):
         batch, tgt_len = embeddings.shape[:2]
         ids, documents = named.get("position_ids"), named.pop("document_ids", None)
         if self.has_documents:
-            return None, self._number_documents(ids, documents, past, batch, tgt_len, padding)
+            documents = (
+                documents
+                if documents is not None
+                else self._number_documents(
+                    ids, padding, batch, past, tgt_len, self._find_cache(named) is not None
+                )
+            )
+            return None, documents
         if documents is not None:
             raise UserError(f"document_ids: {self.assembly.spec} must have +documents")
         decodes_unseen = past > 0 and syncs(embeddings.device)  # the first pass was checked
@@ -256,23 +263,28 @@ class HookedPositions(RecordedPositions, StackPositions):
     def _number_documents(
         self,
         ids: Tensor | None,
-        documents: Tensor | None,
-        past: int,
-        batch: int,
-        tgt_len: int,
         padding: Tensor | None,
+        batch: int,
+        past: int,
+        tgt_len: int,
+        is_cached: bool,
     ) -> Tensor:
-        """Number the document of each token, ``(B, S)``: a new one where position ids jump."""
-        device = self.stack_parts.stack.module.device
-        if documents is not None:
-            return documents
+        """Number the document of each token, ``(B, S)``: a new one where position ids jump.
+
+        Raises:
+            UserError: a cache is to hold several documents, which later steps could not tell apart.
+        """
         if ids is None or past:  # generation goes on with a single document
+            device = self.stack_parts.stack.module.device
             return torch.zeros(batch, past + tgt_len, dtype=torch.long, device=device)
         jumps = ids.diff(dim=1, prepend=ids[:, :1] - 1).ne(1)  # [B or 1, T]
         if padding is not None:
-            jumps = jumps & ~padding
-            first = (~padding).cumsum(1).eq(1)
-            jumps = jumps & ~first
+            jumps = jumps & ~padding & (~padding).cumsum(1).ne(1)
+        if is_cached and bool(jumps.any()):
+            raise UserError(
+                "position_ids start again, so a row holds several documents, and a cache can be of "
+                "one only: pass use_cache=False, or generate from each document"
+            )
         return jumps.expand(batch, -1).cumsum(1)
 
 

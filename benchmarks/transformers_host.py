@@ -1,0 +1,121 @@
+"""Processor time of a model of transformers with our positions, beside the model as it was.
+
+A step of decoding with cached tokens and a step of training, on one thread, of a model of the sizes
+of SmolLM2-135M with random weights. The models take turns, and medians of their ratios to the stock
+model in the same turn are printed:
+
+    python benchmarks/transformers_host.py --out host.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+from fairseq_posenc.hf import set_positions
+
+SPECS = ["own", "3*own,none", "alibi", "own+alibi", "t5", "m4m"]
+CACHE = "cache" if int(transformers.__version__.partition(".")[0]) > 4 else "past_key_values"
+
+
+def build(layers: int) -> LlamaForCausalLM:
+    """Build a model of the sizes of SmolLM2-135M with random weights."""
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_key_value_heads": 3}
+    config = LlamaConfig(
+        **sizes, num_attention_heads=9, num_hidden_layers=layers, vocab_size=49152,
+        max_position_embeddings=8192, rope_theta=100000.0, tie_word_embeddings=True,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def prepare_decoding(model: LlamaForCausalLM, length: int) -> Callable[[], None]:
+    """Fill a cache; return a step that decodes a token, and crops the cache again."""
+    model.eval()
+    ids = torch.arange(length)[None] % 1000
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(ids, **{CACHE: cache})
+
+    def step() -> None:
+        with torch.no_grad():
+            model(ids[:, :1], **{CACHE: cache})
+        cache.crop(length)
+
+    return step
+
+
+def prepare_training(model: LlamaForCausalLM, length: int, batch: int) -> Callable[[], None]:
+    """Return a step of training without an optimizer."""
+    model.train()
+    ids = torch.arange(batch * length).view(batch, length) % 1000
+
+    def step() -> None:
+        model.zero_grad()
+        model(ids, labels=ids, use_cache=False).loss.backward()
+
+    return step
+
+
+def measure(steps: dict[str, Callable[[], None]], turns: int) -> dict[str, float]:
+    """Measure the processor time of each step in turns; return medians of ratios to the first."""
+    for step in steps.values():
+        step()
+    ratios: dict[str, list[float]] = {name: [] for name in steps}
+    times: list[float] = []
+    for _ in range(turns):
+        turn = {}
+        for name, step in steps.items():
+            start = time.process_time()
+            step()
+            turn[name] = time.process_time() - start
+        stock = turn[next(iter(steps))]
+        times.append(stock)
+        for name, seconds in turn.items():
+            ratios[name].append(seconds / stock)
+    return {"seconds of stock": statistics.median(times)} | {
+        name: statistics.median(values) for name, values in ratios.items()
+    }
+
+
+def main() -> None:
+    """Measure, print, and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--layers", type=int, default=30)
+    parser.add_argument("--cached", type=int, default=1024, help="tokens in the cache")
+    parser.add_argument("--length", type=int, default=1024, help="tokens of a row in training")
+    parser.add_argument("--batch", type=int, default=4, help="rows in training")
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--training-turns", type=int, default=3)
+    parser.add_argument("--specs", nargs="*", default=SPECS)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    models = {"stock": build(args.layers)}
+    for spec in args.specs:
+        models[spec] = set_positions(copy.deepcopy(models["stock"]), spec)
+    decoding = {name: prepare_decoding(model, args.cached) for name, model in models.items()}
+    record = {"transformers": transformers.__version__, "decoding": measure(decoding, args.turns)}
+    print(json.dumps(record, indent=1), flush=True)
+    if args.training_turns:
+        training = {
+            name: prepare_training(model, args.length, args.batch)
+            for name, model in models.items()
+        }
+        record["training"] = measure(training, args.training_turns)
+        print(json.dumps(record["training"], indent=1))
+    if args.out is not None:
+        args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
