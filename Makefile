@@ -33,7 +33,7 @@ test-trust: install ## kill commands while they write, for hours, make up inputs
 test-gpu: install ## the tests that need a GPU
 	$(BIN)/pytest -m gpu $(ARGS)
 
-matrix: install ## the quick tests with other Pythons, fairseqs and torches: tox.ini
+matrix: install ## whole products, with other Pythons, fairseqs and torches: tox.ini
 	@$(BIN)/python -c "import tox" 2>/dev/null || $(BIN)/python -m pip install \
 		--quiet --no-build-isolation --constraint constraints.txt --editable '.[matrix]'
 	$(BIN)/python -m tox run $(ARGS)
