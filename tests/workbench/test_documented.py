@@ -16,6 +16,7 @@ import pytest
 import torch
 from fairseq import options
 from safetensors.numpy import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from fairseq_posenc import api
 from fairseq_posenc.api import PositionEncoding
@@ -221,6 +222,8 @@ def python_of(page: Path) -> list[str]:
 def test_python_of_a_page_runs(page, monkeypatch):
     folder, names = new_directory(), {"__name__": "page"}
     (folder / "checkpoint_best.pt").symlink_to(masked())
+    config = LlamaConfig(97, 32, 48, 30, num_attention_heads=4, rope_theta=100000.0)
+    LlamaForCausalLM(config).save_pretrained(folder / "HuggingFaceTB/SmolLM2-135M-Instruct")
     monkeypatch.chdir(folder)
     for code in python_of(page):
         exec(compile(code, page.name, "exec"), names)

@@ -41,7 +41,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_export(options: argparse.Namespace) -> int:
     """Write a folder that others read, and say how equal the two models are."""
-    _require("hf", "transformers", "tokenizers", "safetensors", "google.protobuf")
+    _require("export", "transformers", "tokenizers", "safetensors", "google.protobuf")
     if options.to == "onnx":
         _require("onnx", "onnx", "onnxruntime", "onnxscript")
     if options.to == "ctranslate2":
@@ -83,7 +83,7 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_import(options: argparse.Namespace) -> int:
     """Write a start checkpoint, and say how a training goes on from it."""
-    _require("hf", "safetensors")
+    _require("export", "safetensors")
     from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import (
         read_folder,
         refuse_odd_values,
