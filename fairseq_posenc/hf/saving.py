@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import transformers
@@ -45,6 +46,25 @@ _AUTO_CLASSES = {
     "AutoModelForTextEncoding": "MODEL_FOR_TEXT_ENCODING_MAPPING",
     "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
 }
+_TAG = "fairseq-posenc"  # of model cards
+_CARD = """---
+library_name: transformers
+tags: [{tag}, position-encoding]
+---
+
+A {name} of transformers with these positions, in the words of fairseq-posenc, for {length} tokens:
+
+    {spec}
+
+```python
+import fairseq_posenc.hf  # pip install 'fairseq-posenc[hf]'
+from transformers import {auto}
+
+model = {auto}.from_pretrained("FOLDER")
+```
+
+Without the first line transformers refuses this folder: its own positions are not these.
+"""
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -60,7 +80,42 @@ def make_saveable(model: Model) -> Model:
     if not isinstance(model, _ModelWithPositions):
         kind: Any = type(model)
         model.__class__ = _derive_model(kind)
+        model.add_model_tags(_TAG)
     return model
+
+
+def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
+    """Load the model of a folder, stock or with positions, as the class that the folder names.
+
+    Args:
+        folder: of transformers.
+        settings: of ``from_pretrained``.
+
+    Raises:
+        UserError: the folder cannot be read, or its class is not one of the Auto classes here.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder}: {shortened(str(error).partition(chr(10))[0])}") from None
+    name = next(iter(config.architectures or ()), None)
+    auto_name = _find_auto_class(type(config), str(name))
+    if auto_name is not None:
+        auto: Any = getattr(transformers, auto_name)
+        return cast(PreTrainedModel, auto.from_pretrained(folder, config=config, **settings))
+    raise UserError(
+        f"{folder}: its config.json names the class {shortened(str(name))}, which is not a model "
+        f"of text of type {shortened(str(config.model_type))!r}"
+    )
+
+
+def _find_auto_class(config: Any, name: str) -> str | None:
+    """Find the Auto class that makes models of a class, from its configuration's and its name."""
+    for auto_name, mapping_name in _AUTO_CLASSES.items():
+        mapping = getattr(transformers, mapping_name)
+        if config in mapping and mapping[config].__name__ == name:
+            return auto_name
+    return None
 
 
 @cache
@@ -202,6 +257,13 @@ class _ModelWithPositions:
         super().save_pretrained(  # type: ignore[misc]
             save_directory, is_main_process=is_main_process, state_dict=state_dict, **kwargs
         )
+        card = Path(save_directory) / "README.md"
+        if is_main_process and not card.exists():
+            name = type(self).__name__
+            auto = _find_auto_class(type(self.config), name) or "AutoModel"
+            spec, length = getattr(self.config, SPEC), getattr(self.config, LENGTH)
+            text = _CARD.format(name=name, auto=auto, spec=spec, length=length, tag=_TAG)
+            card.write_text(text, encoding="utf-8")
 
     @classmethod
     def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:

@@ -107,6 +107,18 @@ def test_half_precision_and_tied_weights_are_kept(tied: bool, tmp_path: Path) ->
     assert torch.equal(compute_logits(loaded, inputs), compute_logits(model, inputs))
 
 
+def test_a_card_says_how_a_folder_is_loaded(tmp_path: Path) -> None:
+    model = make_model("gpt2", "alibi")
+    assert "fairseq-posenc" in model.model_tags
+    model.save_pretrained(tmp_path)
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "AutoModelForCausalLM.from_pretrained" in card
+    assert "\n    alibi\n" in card
+    (tmp_path / "README.md").write_text("mine", encoding="utf-8")
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == "mine"
+
+
 def test_models_are_copied_and_pickled_with_their_positions(tmp_path: Path) -> None:
     model, inputs = make_model(), make_inputs(MODELS["llama"])
     logits = compute_logits(model, inputs)

@@ -17,6 +17,7 @@ from fairseq_posenc.workbench.convert.random_comparison import (
     compute_scores,
     largest_difference,
 )
+from fairseq_posenc.workbench.convert.swap.hf_folder import CONFIG, swap_folder
 from fairseq_posenc.workbench.convert.swap.new_model import Choice, NewModel, build_new_model
 from fairseq_posenc.workbench.convert.swap.position_parameters import RULES
 from fairseq_posenc.workbench.convert.swap.weights import (
@@ -37,7 +38,8 @@ from fairseq_posenc.workbench.running.options import add_count, build_settings
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    text = "a trained RoBERTa, causal language model or translation model, fairseq's or ours"
+    text = "a trained RoBERTa, causal language model or translation model, fairseq's or ours; or a "
+    text += "folder of a model of transformers"
     add("--checkpoint", type=Path, required=True, metavar="FILE", help=text)
     text = "architecture of the new model, for RoBERTa, as in roberta_m4m"
     add("--arch", metavar="NAME", help=text)
@@ -59,6 +61,9 @@ def run(options: argparse.Namespace) -> int:
     choice = build_settings(Choice, options)
     if choice == Choice():
         raise UserError("nothing to swap: give --position-encoding, --arch or --max-positions")
+    if (options.checkpoint / CONFIG).is_file():
+        print("\n".join(swap_folder(options)))
+        return 0
     if not (options.out or options.arch):
         raise UserError("--out: name the file of the start checkpoint")
     out = options.out or Path(f"{options.arch}.pt")

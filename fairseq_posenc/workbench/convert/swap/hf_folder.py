@@ -1,0 +1,80 @@
+"""Other positions for the model of a folder of transformers, written to a new folder."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+
+from fairseq_posenc.errors import UserError
+
+CONFIG = "config.json"
+_FAIRSEQ_ONLY = ("arch", "position_encoding_decoder", "attention_directions", "extend")
+# What a folder has beside its model, such as a tokenizer, is copied.
+_OF_MODEL = ("config.json", "generation_config.json", "README.md", "training_args.bin")
+_WEIGHTS = (".safetensors", ".bin", ".index.json", ".pt", ".pth")
+
+
+def swap_folder(options: argparse.Namespace) -> list[str]:
+    """Write a folder whose model has other positions; describe it in lines.
+
+    Raises:
+        UserError: the folder cannot be read, or its model cannot be given such positions.
+    """
+    try:
+        from fairseq_posenc.hf import read_positions, set_positions
+        from fairseq_posenc.hf.saving import load_model
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"--checkpoint {options.checkpoint}: a folder of transformers needs {error.name}: "
+            "pip install 'fairseq-posenc[hf]'"
+        ) from None
+    source, out = options.checkpoint, options.out
+    for name in _FAIRSEQ_ONLY:
+        if getattr(options, name):
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(
+                f"{option} is for models of fairseq, and {source} is one of transformers"
+            )
+    _refuse_output(out, options.overwrite)
+    torch.manual_seed(options.seed)
+    model = load_model(source)
+    before, parameters = read_positions(model), dict(model.named_parameters())
+    set_positions(model, options.position_encoding or "own", options.max_positions)
+    after = dict(model.named_parameters())
+    fresh = [name for name in after if name not in parameters]
+    gone = [name for name in parameters if name not in after]
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
+        written = Path(temporary) / "model"
+        model.save_pretrained(written)
+        for file in source.iterdir():
+            if file.is_file() and file.name not in _OF_MODEL and not file.name.endswith(_WEIGHTS):
+                shutil.copy2(file, written / file.name)
+        if out.exists():
+            shutil.rmtree(out)
+        written.rename(out)
+    return [
+        f"source: {source}: {type(model).__name__}, positions: {before}",
+        f"kept bit for bit: the {len(after) - len(fresh)} tensors that are not positions",
+        *(f"new: {name} {tuple(after[name].shape)}" for name in fresh),
+        *(f"no longer a part: {name} {tuple(parameters[name].shape)}" for name in gone),
+        f"wrote {out}: positions: {read_positions(model)}, for "
+        f"{model.config.position_encoding_max_positions:,} tokens",
+        "load it: import fairseq_posenc.hf; transformers.AutoModel... .from_pretrained"
+        f"({str(out)!r})",
+    ]
+
+
+def _refuse_output(out: Path | None, overwrite: bool) -> None:
+    """Refuse what cannot be the new folder; only that of another model may be replaced."""
+    if out is None:
+        raise UserError("--out: name the new folder")
+    if out.exists() and not (overwrite and (out / CONFIG).is_file()):
+        raise UserError(
+            f"--out {out} exists: name another folder, or replace that of a model with --overwrite"
+        )
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: the folder {out.parent} does not exist")

@@ -1,0 +1,96 @@
+"""``fairseq-posenc swap`` with a folder of transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from fairseq_posenc.hf import read_positions, set_positions
+from fairseq_posenc.workbench.cli import main
+from tests.helpers.hf_models import MODELS, compute_logits, distance, make_inputs
+
+
+@pytest.fixture
+def stock(tmp_path: Path) -> PreTrainedModel:
+    model = MODELS["llama"].build()
+    model.save_pretrained(tmp_path / "stock")
+    (tmp_path / "stock" / "vocab.json").write_text("{}", encoding="utf-8")
+    return model
+
+
+def swap(folder: Path, *words: Any, source: str = "stock", code: int = 0) -> PreTrainedModel | None:
+    out = folder / "swapped"
+    written = ["--checkpoint", folder / source, "--out", out, *words]
+    assert main(["swap", *map(str, written)]) == code
+    if code:
+        assert sorted(path.name for path in folder.iterdir()) == [source]
+        return None
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(out)
+    return model
+
+
+def test_a_folder_gets_other_positions(
+    stock: PreTrainedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = swap(tmp_path, "--position-encoding", "own+t5,own", "--max-positions", 128)
+    assert model is not None
+    assert read_positions(model) == "rope(layout=half)+t5,rope(layout=half)"
+    assert model.config.position_encoding_max_positions == 128
+    for name, weight in stock.named_parameters():
+        assert torch.equal(model.get_parameter(name), weight), name
+    printed = capsys.readouterr().out
+    assert "LlamaForCausalLM, positions: rope(layout=half)\n" in printed
+    assert "new: model.positions.shared.t5.table (4, 32)" in printed
+    assert "positions: rope(layout=half)+t5,rope(layout=half), for 128 tokens" in printed
+    assert (tmp_path / "swapped" / "vocab.json").read_text(encoding="utf-8") == "{}"
+    inputs = make_inputs(MODELS["llama"])
+    again = set_positions(stock, read_positions(model), 128)
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(compute_logits(again, inputs), compute_logits(model, inputs))
+
+
+def test_own_positions_are_the_same_model(stock: PreTrainedModel, tmp_path: Path) -> None:
+    inputs = make_inputs(MODELS["llama"])
+    logits = compute_logits(stock, inputs)
+    model = swap(tmp_path, "--max-positions", 128)
+    assert model is not None
+    assert distance(compute_logits(model, inputs), logits) < 1e-5
+    (tmp_path / "stock").rename(tmp_path / "before")
+    again = swap(tmp_path, "--position-encoding", "none", "--overwrite", source="swapped")
+    assert again is not None
+    assert read_positions(again) == "none"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--position-encoding", "owl"], "unknown position encoding 'owl'"),
+        (["--position-encoding", "own(size=3)"], "no option 'size'"),
+        (
+            ["--position-encoding", "alibi", "--attention-directions", "lr"],
+            "is for models of fairs",
+        ),
+    ],
+)
+def test_what_cannot_be_swapped_is_refused(
+    words: list[str],
+    message: str,
+    stock: PreTrainedModel,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    swap(tmp_path, *words, code=2)
+    assert message in capsys.readouterr().err
+
+
+def test_only_the_folder_of_a_model_is_replaced(
+    stock: PreTrainedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    words = ["--checkpoint", tmp_path / "stock", "--position-encoding", "alibi"]
+    for more in (["--out", tmp_path / "mine", "--overwrite"], ["--out", tmp_path / "stock"]):
+        assert main(["swap", *map(str, [*words, *more])]) == 2
+        assert "name another folder" in capsys.readouterr().err
+    assert (tmp_path / "mine").is_dir()
