@@ -108,8 +108,7 @@ def main() -> None:
     print(json.dumps(record, indent=1), flush=True)
     if args.training_turns:
         training = {
-            name: prepare_training(model, args.length, args.batch)
-            for name, model in models.items()
+            name: prepare_training(model, args.length, args.batch) for name, model in models.items()
         }
         record["training"] = measure(training, args.training_turns)
         print(json.dumps(record["training"], indent=1))

@@ -60,7 +60,7 @@ def make_cosines(
     assert isinstance(rotation, PairRotation)
     phases = rotation.phases[:, 0]  # [B or 1, T, pairs]
     parts = [phases.real.to(dtype), phases.imag.to(dtype)]
-    if form == "doubled":
+    if form.startswith("doubled"):
         parts = [torch.cat([part, part], -1) for part in parts]
     elif form == "pairs":
         parts = [part.repeat_interleave(2, -1) for part in parts]
@@ -72,7 +72,7 @@ def is_cosines(rotation: Rotation | None, form: str, width: int) -> bool:
     return (
         isinstance(rotation, PairRotation)
         and rotation.decay is None
-        and rotation.half == (form != "pairs")
+        and rotation.half == ("pairs" not in form)
         and rotation.phases.size(-1) * (1 if form == "half" else 2) == width
     )
 

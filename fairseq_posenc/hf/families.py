@@ -13,6 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf.own_positions import read_positions
 
 AFTER_PADDING = -1  # the first row of a table whose positions follow the symbol of padding
 
@@ -27,7 +28,7 @@ class Family:
         attention: the self-attention, below a layer.
         rotary: modules that compute cosines and sines, below a stack.
         cosines: their form: ``doubled`` for both halves of a head, ``half`` for one, ``pairs`` for
-            adjacent coordinates.
+            adjacent coordinates, ``doubled_pairs`` for these, too, of which the model takes a half.
         rotates: attribute of an attention that says whether it applies them; empty where all do.
         table: of learned positions, below a stack.
         first_row: of that table, which position 0 has.
@@ -44,7 +45,7 @@ class Family:
     layers: str = "layers"
     attention: str = "self_attn"
     rotary: tuple[str, ...] = ()
-    cosines: Literal["doubled", "half", "pairs"] = "doubled"
+    cosines: Literal["doubled", "half", "pairs", "doubled_pairs"] = "doubled"
     rotates: str = ""
     table: str = ""
     first_row: int = 0
@@ -242,7 +243,22 @@ _BART = Family(stacks=("encoder", "decoder"), table="embed_positions", since=5)
 
 # By `model_type`.
 FAMILIES: dict[str, Family] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "olmo2"), _ROTARY),
+    **dict.fromkeys(
+        (
+            *("apertus", "arcee", "cwm", "flex_olmo", "gemma", "glm4_moe", "granite"),
+            *("hunyuan_v1_dense", "llama", "ministral", "mistral", "mixtral", "olmo", "olmo2"),
+            *("phi", "qwen2", "qwen3", "qwen3_moe", "seed_oss", "starcoder2"),
+        ),
+        _ROTARY,
+    ),
+    **dict.fromkeys(("granitemoe", "olmoe", "phimoe", "qwen2_moe"), replace(_ROTARY, since=5)),
+    **dict.fromkeys(
+        ("ernie4_5", "ernie4_5_moe", "glm", "glm4", "helium"),
+        replace(_ROTARY, cosines="doubled_pairs"),
+    ),
+    "cohere": replace(_ROTARY, cosines="pairs"),
+    "exaone4": replace(_ROTARY, rotates="is_sliding"),
+    "persimmon": replace(_ROTARY, projections="query_key_value", by_head=True),
     "bart": replace(_BART, first_row=2),
     "bert": _BERT,
     "cohere2": replace(_ROTARY, cosines="pairs", rotates="sliding_window"),
@@ -295,9 +311,15 @@ def find_family(model: PreTrainedModel) -> Family:
     types = [getattr(cls, "model_type", "") for cls in type(model.config).__mro__]
     name = next((name for name in types if name in FAMILIES), None)
     if name is None:
+        read_positions(model)  # refuses by name what no model like this can have
+        if getattr(model.config, "attn_logit_softcapping", None):
+            raise UserError(
+                f"models of type {model.config.model_type!r} cap their scores (softcap), which no "
+                "encoding here does"
+            )
         raise UserError(
-            f"models of type {model.config.model_type!r} have no place for other positions yet; "
-            f"known: {', '.join(sorted(FAMILIES))}"
+            f"models of type {model.config.model_type!r} cannot be given other positions; known: "
+            f"{', '.join(sorted(FAMILIES))}"
         )
     family = FAMILIES[name]
     if int(transformers.__version__.partition(".")[0]) < family.since:

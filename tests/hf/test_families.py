@@ -1,0 +1,94 @@
+"""Decoders with rotations that are built alike: their own positions, others, and refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf import families, set_positions
+from fairseq_posenc.hf.attention import AttentionPositions
+from tests.helpers.hf_models import (
+    SYMBOLS,
+    VERSION,
+    compute_logits,
+    distance,
+    pad,
+    redraw,
+)
+
+SIZES = {
+    **{"vocab_size": SYMBOLS, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8},
+    **{"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
+    **{"max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    **{"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "n_group": 1},
+    **{"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "topk_group": 1},
+    **{"n_routed_experts": 4, "first_k_dense_replace": 1, "attention_dropout": 0.0},
+}
+DECODERS = [
+    kind
+    for kind, family in families.FAMILIES.items()
+    if family.rotary and family.since <= VERSION and kind in CONFIG_MAPPING
+    if kind != "modernbert"
+]
+FRACTIONS = {  # of a head that their configurations rotate by default
+    **{"glm": 0.5, "glm4": 0.5, "glm4_moe": 0.5, "persimmon": 0.5, "phi": 0.5, "gpt_neox": 0.25}
+}
+
+
+def build(kind):
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**SIZES)).eval()
+    redraw(model)
+    ids = torch.randint(3, SYMBOLS, (2, 12))
+    return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_own_and_other_positions(kind):
+    model, inputs = build(kind)
+    before = compute_logits(model, inputs)
+    set_positions(model, "own")
+    assert distance(compute_logits(model, inputs), before) < 1e-5
+    set_positions(model, "deberta_v2+sink")
+    padded = compute_logits(model, pad(inputs, 3, 2))[:, 3:-2]
+    assert distance(padded, compute_logits(model, inputs)) < 1e-5
+    set_positions(model, "none")
+    assert distance(compute_logits(model, inputs), before) > 1e-2
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_rotations_by_the_models_code_are_those_of_the_library(kind, monkeypatch):
+    model, inputs = build(kind)
+    family = families.FAMILIES[kind]
+    layout = "interleaved" if "pairs" in family.cosines else "half"
+    rope = f"rope(layout={layout},fraction={FRACTIONS.get(kind, 1)})"
+    spec = f"{rope},{rope}+alibi,none,{rope.replace('(', '(base=500,')}"
+    logits = compute_logits(set_positions(model, spec), inputs)
+    layers = [layer for layer in model.modules() if isinstance(layer, AttentionPositions)]
+    flags = [layer.is_rotated for layer in layers]
+    # Models in evaluation are not training: none of the layers is left to the model's code.
+    monkeypatch.setitem(families.FAMILIES, kind, replace(family, rotates="training"))
+    set_positions(model, spec)
+    assert distance(compute_logits(model, inputs), logits) < 1e-5
+    assert any(flags)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("deepseek_v3", r"latent attention \(MLA\)"),
+        ("qwen3_next", "linear_attention"),
+        ("bloom", "'bloom'"),
+        ("gemma2", "softcap"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(kind, words):
+    config = CONFIG_MAPPING[kind](**SIZES)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(UserError, match=words):
+        set_positions(model, "alibi")
