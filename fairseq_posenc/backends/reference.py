@@ -65,7 +65,7 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tenso
     query, key = at_least_fp32(query), at_least_fp32(key)
     sizes = query.size(2), key.size(2), terms.first
     if query.size(2) == 1:
-        combined, table_terms = _compute_single_query_terms(query, key, terms)
+        combined, table_terms = _compute_single_query_terms(query, key, terms, mask)
     else:
         combined, table_terms = _compute_many_query_terms(query, key, terms, mask)
     if terms.gain is not None:
@@ -169,7 +169,7 @@ def _compute_many_query_terms(
 
 
 def _compute_single_query_terms(
-    query: Tensor, key: Tensor, terms: Terms
+    query: Tensor, key: Tensor, terms: Terms, mask: Mask
 ) -> tuple[Tensor, list[Tensor]]:
     """Compute the same as :func:`_compute_many_query_terms`, where T is 1."""
     by_key, with_content = terms.key_table, query
@@ -184,7 +184,10 @@ def _compute_single_query_terms(
         gain = _select_single_query_rows("channel_gain", terms, key.size(2))
         content = (query * gain * key).sum(-1).unsqueeze(2)  # [B, H, 1, S]
     table_terms = []
-    if terms.query_table is not None:
+    if terms.query_table is not None and "query_table" in terms.runs:
+        index = row_index(terms, "query_table", 1, key.size(2), query.device, mask)
+        table_terms.append(gather_rows(_multiply_rows(query, terms.query_table), index))
+    elif terms.query_table is not None:
         rows = _select_single_query_rows("query_table", terms, key.size(2))
         table_terms.append(_multiply_single(query, rows))
     if by_key is not None:
@@ -221,7 +224,7 @@ def _gather_value_table(weights: Tensor, terms: Terms, mask: Mask) -> Tensor:
     """Compute ``sum_j w_ij V_r``, ``(B, H, T, D)``, from weights added up by distance."""
     assert terms.value_table is not None
     tgt_len, src_len = weights.shape[2:]
-    if tgt_len == 1:
+    if tgt_len == 1 and "value_table" not in terms.runs:
         return weights @ _select_single_query_rows("value_table", terms, src_len)
     index = row_index(terms, "value_table", tgt_len, src_len, weights.device, mask)
     table = at_least_fp32(terms.value_table)

@@ -145,7 +145,8 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
 
         def compute(span: Span) -> Terms:
             ahead = lookahead_positions(positions, span)
-            return self.terms(span, shared._replace(positions=ahead))
+            terms = self.terms(span, shared._replace(positions=ahead))
+            return terms.expanded("key_table")  # looked up once for many steps
 
         # Some terms have a number for each query or token, not for each distance or pair, so they
         # cannot be sliced; the stack has computed those of this step.

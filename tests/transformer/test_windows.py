@@ -92,6 +92,7 @@ def test_equals_the_formula_with_padding_on_either_side(spec, monkeypatch):
         assert ours.isfinite().all()
 
 
+RUNS = ["m4m(max_distance=2)", "deberta_v2(buckets=4)", "shaw_values(max_distance=1)"]
 OF_BLOCKS = ["none", "m4m", "shaw+shaw_values", "t5", "m4(reset=true)", "tupe(reset=true)"]
 OF_BLOCKS += ["tupe_shared"]
 
@@ -264,7 +265,7 @@ def test_sentences_leave_out_keys_that_only_others_see():
 @pytest.mark.parametrize(
     ("spec", "limits", "family"),
     product_of(
-        ["rope", "t5", "m4+reset", "learned+shaw", "tupe"],
+        ["rope", "t5", "m4+reset", "learned+shaw", "tupe", *RUNS],
         ["window(size=3)", "chunk(size=3)", BOTH_LIMITS, "window(size=3,first=2)"],
         ["causal_lm", "translation"],
         times=2,
