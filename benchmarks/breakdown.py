@@ -68,7 +68,7 @@ def measure(args: argparse.Namespace) -> Rows:
         raise UserError("the parts can be timed on a CPU only: leave --device out")
     case = Case(args.length, args.batch or 1, args.dropout, DTYPES[args.dtype], args.device)
     ours = contenders(args.encodings, ["auto"], case.dims, case.call)
-    everyone = [STOCK, *(each for each in ours if each.encoding in args.encodings)]
+    everyone = [STOCK, *(contender for contender in ours if contender.encoding in args.encodings)]
     passes = [SCOPES[args.scope](contender, case) for contender in everyone]
     for run in passes:
         for _ in range(timing.WARM_UP):
@@ -76,8 +76,8 @@ def measure(args: argparse.Namespace) -> Rows:
     rounds = [[time_parts(run) for run in passes] for _ in range(args.rounds)]
     rows = []
     for index, contender in enumerate(everyone):
-        timed = [each[index] for each in rounds]
-        ratios = [each[index]["seconds"] / each[0]["seconds"] for each in rounds]
+        timed = [timing[index] for timing in rounds]
+        ratios = [timing[index]["seconds"] / timing[0]["seconds"] for timing in rounds]
         rows.append(
             {
                 "scope": args.scope,
@@ -86,7 +86,7 @@ def measure(args: argparse.Namespace) -> Rows:
                 "length": case.length,
                 "dropout": case.dropout,
                 "ratio": median(ratios),
-                **{part: median(each[part] for each in timed) for part in timed[0]},
+                **{part: median(timing[part] for timing in timed) for part in timed[0]},
             }
         )
     return rows

@@ -149,13 +149,13 @@ def measure_size(encodings: list[str], size: Size, args: argparse.Namespace) -> 
         {
             "encoding": spec,
             **size._asdict(),
-            **{name: each[name] - plain[name] for name in COSTS},
+            **{name: counts[name] - plain[name] for name in COSTS},
             "formula_operations": _sum_formulas(costs.describe_operations, spec, size),
             "formula_numbers": _sum_formulas(costs.describe_numbers, spec, size),
             "seconds": timing.median(times, index),
             "ratio": timing.ratio(times, index, 0),
         }
-        for index, (spec, each) in enumerate(zip(encodings, counted), start=1)
+        for index, (spec, counts) in enumerate(zip(encodings, counted), start=1)
     ]
 
 

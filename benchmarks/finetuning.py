@@ -55,7 +55,7 @@ def fine_tune(args: argparse.Namespace, lock: int) -> Record:
         run_logged(command, out / "glue.log", lock)
         record = read(out / "results.json")
         reported = {row["task"]: row["metric"] for row in record.rows if row["reported"]}
-        by_task = {each["task"]: each for each in record.figures["runs"]}
+        by_task = {run["task"]: run for run in record.figures["runs"]}
         scores = {task: by_task[task][metric] for task, metric in reported.items()}
         if len(scores) > 1:
             scores["mean"] = statistics.fmean(scores.values())

@@ -95,7 +95,7 @@ def measure(args: argparse.Namespace) -> Rows:
     ours = [Contender(spec, "auto") for spec in encodings]
     everyone = list(dict.fromkeys([BASELINE, STOCK, *ours]))
     weights: dict[str, Tensor] = {}
-    baseline, *others = (generation(each, case, args.beam, weights) for each in everyone)
+    baseline, *others = (generation(contender, case, args.beam, weights) for contender in everyone)
     turns = [baseline, *(run for other in others for run in (other, baseline))]
     rounds = timing.interleaved(turns, case.device, args.rounds, args.seconds)
     return [
@@ -118,7 +118,7 @@ def speed(rounds: list[list[float]], turn: int) -> float:
     """Compute the speed of a turn by that of the two around it, the median over the rounds."""
     if turn < 0:
         return 1.0  # the baseline, which has the last turn
-    return median((each[turn - 1] + each[turn + 1]) / 2 / each[turn] for each in rounds)
+    return median((timing[turn - 1] + timing[turn + 1]) / 2 / timing[turn] for timing in rounds)
 
 
 if __name__ == "__main__":

@@ -55,17 +55,17 @@ def without_reset(modules: nn.Module) -> Iterator[None]:
     Raises:
         UserError: there is none.
     """
-    tables = [each for each in modules.modules() if isinstance(each, DistanceTable)]
-    kept = [(each, each.reset) for each in tables if each.reset is not None]
+    tables = [module for module in modules.modules() if isinstance(module, DistanceTable)]
+    kept = [(table, table.reset) for table in tables if table.reset is not None]
     if not kept:
         raise UserError("none of its tables by distance has a reset")
-    for each, _ in kept:
-        each.reset = None
+    for table, _ in kept:
+        table.reset = None
     try:
         yield
     finally:
-        for each, reset in kept:
-            each.reset = reset
+        for table, reset in kept:
+            table.reset = reset
 
 
 def measure_here(args: argparse.Namespace) -> list[ResetTime]:
@@ -76,7 +76,7 @@ def measure_here(args: argparse.Namespace) -> list[ResetTime]:
     times = []
     for encoding in args.encodings:
         ours = contenders([f"{encoding}+reset"], ["auto"], case.dims, case.call)
-        contender = next(each for each in ours if each.encoding != "none")
+        contender = next(entry for entry in ours if entry.encoding != "none")
         run, modules = layer_and_modules(contender, case)
 
         def plain(run: timing.Pass = run, modules: nn.Module = modules) -> None:

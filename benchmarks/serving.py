@@ -76,7 +76,7 @@ def fairseq_engine(args: argparse.Namespace) -> Engine:
 
     def translate(sentences: Sequence[str], beam: int, _: bool) -> list[Found]:
         hypotheses = translator.translate(sentences, beam=beam, max_tokens=10**6)
-        return [Found(each[0].tokens, each[0].score) for each in hypotheses]
+        return [Found(hypothesis[0].tokens, hypothesis[0].score) for hypothesis in hypotheses]
 
     return translate
 
@@ -89,13 +89,13 @@ def transformers_engine(folder: Path) -> Engine:
     def words(numbers: Tensor) -> tuple[str, ...]:
         special = {tokenizer.pad_token, tokenizer.eos_token}
         symbols = tokenizer.convert_ids_to_tokens(numbers.tolist())
-        return tuple(each for each in symbols if each not in special)
+        return tuple(symbol for symbol in symbols if symbol not in special)
 
     def translate(sentences: Sequence[str], beam: int, _: bool) -> list[Found]:
         given = tokenizer(list(sentences), return_tensors="pt", padding=True)
         with torch.inference_mode():
             generated = model.generate(**given, num_beams=beam, early_stopping=beam > 1)
-        return [Found(words(each), None) for each in generated]
+        return [Found(words(hypothesis), None) for hypothesis in generated]
 
     return translate
 
@@ -106,15 +106,18 @@ def ctranslate2_engine(folder: Path, pieces: Path, longest: int, threads: int) -
     translator = ctranslate2.Translator(str(folder), inter_threads=1, intra_threads=threads)
 
     def translate(sentences: Sequence[str], beam: int, scored: bool) -> list[Found]:
-        given = [cut.encode(each, out_type=str) for each in sentences]
+        given = [cut.encode(sentence, out_type=str) for sentence in sentences]
         translated = translator.translate_batch(
             given, beam_size=beam, max_decoding_length=longest, return_end_token=True
         )
-        words = [[word for word in each.hypotheses[0] if word != "</s>"] for each in translated]
+        words = [
+            [word for word in translation.hypotheses[0] if word != "</s>"]
+            for translation in translated
+        ]
         scores: Sequence[Optional[float]] = [None] * len(words)
         if scored:  # anew, as a search leaves the end out of the chances of the first word
-            scores = [fmean(each.log_probs) for each in translator.score_batch(given, words)]
-        return [Found(tuple(each), score) for each, score in zip(words, scores)]
+            scores = [fmean(score.log_probs) for score in translator.score_batch(given, words)]
+        return [Found(tuple(pair), score) for pair, score in zip(words, scores)]
 
     return translate
 
@@ -173,10 +176,12 @@ def quality(engine: Engine, sources: Sequence[str], beam: int) -> list[Found]:
 def compared(ours: list[Found], theirs: list[Found], references: list[str]) -> dict[str, Any]:
     """Compare translations: the number of equal ones, the largest score difference, BLEU."""
     same = [
-        (one.score, other.score) for one, other in zip(ours, theirs) if one.tokens == other.tokens
+        (exported.score, original.score)
+        for exported, original in zip(ours, theirs)
+        if exported.tokens == original.tokens
     ]
-    apart = [abs(one - other) for one, other in same if one is not None and other is not None]
-    texts = ["".join(each.tokens).replace("▁", " ").strip() for each in theirs]
+    apart = [abs(a - b) for a, b in same if a is not None and b is not None]
+    texts = ["".join(line.tokens).replace("▁", " ").strip() for line in theirs]
     return {
         "same": len(same),
         "score_difference": max(apart) if apart else None,
@@ -205,8 +210,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
                 row |= {f"sentences_per_second_{size}": speed, f"ratio_{size}": ratio}
         for beam in BEAMS:
             translated = [quality(engine, sources, beam) for engine in runs]
-            for row, each in zip(rows, translated):
-                figures = compared(translated[0], each, references)
+            for row, hypotheses in zip(rows, translated):
+                figures = compared(translated[0], hypotheses, references)
                 row |= {f"{name}_beam_{beam}": value for name, value in figures.items()}
     return rows
 

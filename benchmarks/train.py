@@ -64,10 +64,10 @@ def measure(args: argparse.Namespace) -> Rows:
 
 
 def _measure(args: argparse.Namespace, case: Case, everyone: list[Contender], flops: int) -> Rows:
-    names = ", ".join(each.encoding for each in everyone)
+    names = ", ".join(contender.encoding for contender in everyone)
     print(f"{case.family}: {names} ...", file=sys.stderr, flush=True)
     product, product_flops = ceiling(case.dtype, case.device)
-    passes = [*(training_step(each, case) for each in everyone), product]
+    passes = [*(training_step(contender, case) for contender in everyone), product]
     rounds = timing.interleaved(passes, case.device, args.rounds, args.seconds)
     highest = product_flops / timing.median(rounds, -1)
     rows = []

@@ -144,7 +144,10 @@ def _run_processes(args: argparse.Namespace, spec: str, length: int) -> dict[str
         if done.returncode:
             raise UserError(f"{spec}, {length} tokens: {done.stderr.strip().splitlines()[-1]}")
         measured.append(json.loads(done.stdout))
-    return {name: statistics.median(each[name] for each in measured) for name in measured[0]}
+    return {
+        name: statistics.median(measurement[name] for measurement in measured)
+        for name in measured[0]
+    }
 
 
 def _read_peak() -> int:

@@ -57,13 +57,13 @@ def compare(
 
 def chunks(group: list[Contender]) -> list[list[Contender]]:
     """Split contenders into groups that fit into memory, with ``none`` on each one's backends."""
-    plain = [each for each in group if each.encoding == "none"]
-    others = [each for each in group if each.encoding != "none"]
+    plain = [result for result in group if result.encoding == "none"]
+    others = [result for result in group if result.encoding != "none"]
     parts = [others[start : start + TOGETHER] for start in range(0, len(others), TOGETHER)]
     with_plain = []
     for part in parts:
-        used = {each.backend for each in part}
-        with_plain.append([*(each for each in plain if each.backend in used), *part])
+        used = {result.backend for result in part}
+        with_plain.append([*(result for result in plain if result.backend in used), *part])
     return with_plain or [plain]
 
 

@@ -46,7 +46,7 @@ def backend_names(requested: list[str]) -> list[str]:
         if why_not.get(name):
             raise UserError(f"backend {name} cannot run here: {why_not[name]}")
     runs = [name for name in BACKENDS if not why_not[name]]
-    return [each for name in requested for each in (runs if name == "all" else [name])]
+    return [run for name in requested for run in (runs if name == "all" else [name])]
 
 
 def contenders(
@@ -76,7 +76,7 @@ def contenders(
             else:
                 listed.append(Contender(spec, name))
     none = _terms("none", dims, device)
-    used = dict.fromkeys(each.backend for each in listed)
+    used = dict.fromkeys(entry.backend for entry in listed)
     able = [name for name in used if not BACKENDS[name].refuses(none, call)]
     return list(dict.fromkeys([*(Contender("none", name) for name in able), *listed]))
 

@@ -53,7 +53,7 @@ def steps(dry_run: bool) -> list[Step]:
     ]
     if dry_run:
         # The same steps with other sizes are one step.
-        listed = list({each.kind: each for each in reversed(listed)}.values())[::-1]
+        listed = list({step.kind: step for step in reversed(listed)}.values())[::-1]
         return [
             Step(f"{x.kind}, tiny", x.kind, 0, x.words + DRY.get(x.kind, "").split())
             for x in listed

@@ -68,5 +68,5 @@ def complexity_table(rows: Sequence[Row]) -> str:
 
 def _format_growths(*found: float | None) -> str:
     return ", ".join(
-        "-" if each is None else f"{each:.1f}".replace("-0.0", "0.0") for each in found
+        "-" if value is None else f"{value:.1f}".replace("-0.0", "0.0") for value in found
     )

@@ -211,7 +211,7 @@ def backend_table(script: str, rows: Rows) -> str:
     columns, cells = COLUMNS[script], []
     for row in rows:
         shown = {name: row[name] * unit for name, unit in _UNITS.items() if name in row}
-        figures = (each.format_map({**row, **shown}) for each in columns.values())
+        figures = (cells.format_map({**row, **shown}) for cells in columns.values())
         cells.append([f"`{row['encoding']}`", row["backend"], *figures])
     return table(["encoding", "backend", *columns], cells, "llr")
 

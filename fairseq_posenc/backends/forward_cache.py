@@ -78,7 +78,7 @@ def writable(x: Tensor) -> Tensor:
 def _is_recorded(deps: tuple[object, ...]) -> bool:
     """Check whether autograd records what is computed from the dependencies."""
     return torch.is_grad_enabled() and any(
-        isinstance(each, Tensor) and each.requires_grad for each in deps
+        isinstance(dep, Tensor) and dep.requires_grad for dep in deps
     )
 
 

@@ -121,7 +121,7 @@ class Mask(NamedTuple):
         low, high = ranges
         if self.key_padding is None:
             return high - low + 1
-        low, high = (each.expand(self.key_padding.size(0), -1) for each in ranges)  # [B, T]
+        low, high = (bound.expand(self.key_padding.size(0), -1) for bound in ranges)  # [B, T]
         real_before = F.pad((~self.key_padding).cumsum(1), (1, 0))  # [B, S + 1]
         return real_before.gather(1, high + 1) - real_before.gather(1, low)
 
@@ -142,8 +142,8 @@ class Mask(NamedTuple):
                 hidden = by_direction | (hidden & ~first_keys[:, None, None])
             parts.append(hidden)
         if (segments := self.locality.segments) is not None:
-            own = segments[:, src_len - tgt_len :, None]  # [B or 1, T, 1]
-            parts.append(own.ne(segments[:, None])[:, None])  # [B or 1, 1, T, S]
+            ours = segments[:, src_len - tgt_len :, None]  # [B or 1, T, 1]
+            parts.append(ours.ne(segments[:, None])[:, None])  # [B or 1, 1, T, S]
         if self.pairs is not None:
             parts.append(self.pairs)
         if self.key_padding is not None:

@@ -174,7 +174,9 @@ class _Trial(pickle._Unpickler):  # Python's own, in Python
         try:
             return super().load()
         except KeyError as error:  # an unknown operation
-            raise UserError("not a whole checkpoint of fairseq (its contents are not a pickle)") from error
+            raise UserError(
+                "not a whole checkpoint of fairseq (its contents are not a pickle)"
+            ) from error
 
     def _skip_protocol(self) -> None:
         self._file.read(1)  # torch reads all protocols as 2

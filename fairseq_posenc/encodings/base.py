@@ -225,7 +225,7 @@ class Encodings(nn.ModuleDict):
 
     def as_dict(self) -> dict[str, Encoding]:
         """Look up the encodings by name, in the order of their spec."""
-        return {name: each for name, each in self.items() if isinstance(each, Encoding)}
+        return {name: encoding for name, encoding in self.items() if isinstance(encoding, Encoding)}
 
     def as_list(self) -> list[Encoding]:
         """List the encodings in the order of their spec."""

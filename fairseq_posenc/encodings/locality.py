@@ -52,7 +52,7 @@ class Locality(NamedTuple):
         marks = [limits.first_keys for limits in limited if limits.first_keys is not None]
         # A key that only one of two windows leaves visible is hidden by the other.
         has_first = bool(marks) and len(marks) == len(limited)
-        longest = [each.longest for each in (self, other) if each.longest is not None]
+        longest = [side.longest for side in (self, other) if side.longest is not None]
         ours, theirs = self.segments, other.segments
         if ours is not None and theirs is not None:
             ours = ours * (theirs.amax() + 1) + theirs  # one number for each pair of numbers

@@ -105,7 +105,9 @@ class _Scaled(Scaling):
     def parse_settings(cls, written: list[str]) -> dict[str, Any]:
         """Parse settings, each written ``NAME=VALUE``, by the types of the fields."""
         types = get_type_hints(cls)
-        known = {each.name: each.default for each in fields(cls) if each.name != "factor"}
+        known = {
+            setting.name: setting.default for setting in fields(cls) if setting.name != "factor"
+        }
         settings: dict[str, Any] = {}
         for setting in written:
             name, _, value = setting.partition("=")
@@ -127,16 +129,17 @@ class _Scaled(Scaling):
 
     def __str__(self) -> str:
         settings = [
-            f"{each.name}={_format(value)}"
-            for each in fields(self)
-            if each.name != "factor" and (value := getattr(self, each.name)) != each.default
+            f"{setting.name}={_format(value)}"
+            for setting in fields(self)
+            if setting.name != "factor"
+            and (value := getattr(self, setting.name)) != setting.default
         ]
         return ":".join([self.kind, _format(self.factor), *settings])
 
     @classmethod
     def hf_names(cls) -> dict[str, str]:
         """List the settings with their names in transformers."""
-        return {each.name: each.metadata.get("hf", each.name) for each in fields(cls)}
+        return {setting.name: setting.metadata.get("hf", setting.name) for setting in fields(cls)}
 
     def to_hf(self, dims: Dims) -> dict[str, Any]:
         """See :class:`Scaling`."""

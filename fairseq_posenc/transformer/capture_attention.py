@@ -53,7 +53,9 @@ def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[Captured
                 hooks.callback(before.remove)
                 hooks.callback(after.remove)
         run()
-    return sorted(seen, key=lambda each: (each.stack == "decoder", each.cross, each.layer))
+    return sorted(
+        seen, key=lambda captured: (captured.stack == "decoder", captured.cross, captured.layer)
+    )
 
 
 def _request_weights(

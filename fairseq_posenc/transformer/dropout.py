@@ -29,11 +29,13 @@ def _find_owners(model: nn.Module, requested: Any) -> list[str]:
     names = re.findall(r"\w+", requested) if isinstance(requested, str) else list(requested)
     known: dict[str, set[str]] = {}
     for owner in model.modules():
-        own = {each.module_name for each in owner.children() if isinstance(each, FairseqDropout)}
-        for kind in type(owner).__mro__ if own else ():
+        modules = {
+            child.module_name for child in owner.children() if isinstance(child, FairseqDropout)
+        }
+        for kind in type(owner).__mro__ if modules else ():
             # fairseq's TransformerEncoderLayer, say, is TransformerEncoderLayerBase here.
             for name in (kind.__name__, kind.__name__.removesuffix("Base")):
-                known.setdefault(name, set()).update(own)
+                known.setdefault(name, set()).update(modules)
     for name in names:
         if name not in known:
             logger.warning("--retain-dropout-modules: no %s in this model has a dropout", name)

@@ -96,8 +96,8 @@ class _PositionalStack:
             layer.self_attn.direction = direction
             layer.register_forward_pre_hook(inject_context, with_kwargs=True)
         # What depends on distance alone can be kept from step to step of any generation.
-        self.by_distance = all(each.pair_bias is None and each.first is None for each in kinds)
-        self.resets = any(each.first is not None for each in kinds)
+        self.by_distance = all(kind.pair_bias is None and kind.first is None for kind in kinds)
+        self.resets = any(kind.first is not None for kind in kinds)
 
     @property
     def identity(self) -> Identity:

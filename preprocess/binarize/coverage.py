@@ -31,8 +31,8 @@ def read_shards(folders: Sequence[Path], plan: dict[str, Any]) -> list[list[Inpu
         if manifest is None:
             raise UserError(f"{folder} is missing or has no manifest; delete it, {_AGAIN}")
         parts = [
-            Input(Part(each["path"], each["start"], each["end"]), each["sha256"])
-            for each in manifest["splits"]["train"]["inputs"]
+            Input(Part(entry["path"], entry["start"], entry["end"]), entry["sha256"])
+            for entry in manifest["splits"]["train"]["inputs"]
         ]
         made = manifest["plan"]
         wrong = list_differences(_drop_shard(made), _drop_shard(plan))

@@ -104,7 +104,9 @@ class MixtureState:
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> MixtureState:
         """Build a state from its ``vars``, saved as JSON."""
-        counts = {name: [Counter[str](each) for each in saved[name]] for name in ("there", "done")}
+        counts = {
+            name: [Counter[str](entry) for entry in saved[name]] for name in ("there", "done")
+        }
         return cls(**{**saved, **counts, "place": Place(*saved["place"])})
 
 

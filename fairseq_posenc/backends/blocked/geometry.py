@@ -194,7 +194,7 @@ class Geometry(NamedTuple):
             low, high = 0, src_len
             if visible is not None:
                 # The first and the last query of the block, counted from the front.
-                first, last = (max(self.tgt_len - each, 0) for each in (end, start + 1))
+                first, last = (max(self.tgt_len - index, 0) for index in (end, start + 1))
                 low, high = visible.first[first], visible.last[last] + 1
             elif self.direction == "lr":
                 high = max(self.src_len - start, 1)

@@ -27,7 +27,7 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
     """
     tgt_len, device = query.size(2), query.device
     ranges = mask.visible_ranges(tgt_len, src_len, device)
-    own = segments = first_keys = None
+    query_segments = segments = first_keys = None
     if ranges is None:  # the tokens of a segment, or of a window and the first, are apart
         segments, first_keys = mask.locality.segments, mask.locality.first_keys
         limits = mask.locality._replace(segments=None, first_keys=None)
@@ -53,7 +53,7 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
         )
         first_keys = F.pad(first_keys, (0, keys - src_len))
     if segments is not None:
-        own = F.pad(segments[:, src_len - tgt_len :], (0, queries - tgt_len))
+        query_segments = F.pad(segments[:, src_len - tgt_len :], (0, queries - tgt_len))
         segments = F.pad(segments, (0, keys - src_len))
 
     def split_tiles(x: Tensor) -> Tensor:  # [B or 1, S] -> [B or 1, tiles, TILE]
@@ -79,9 +79,10 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
         seen = seen & ~hidden[index_or_zero(hidden, 0, b), j]
         if pairs is not None:
             seen = seen & ~pairs[i, j]
-        if own is not None and segments is not None:
+        if query_segments is not None and segments is not None:
             seen = seen & (
-                own[index_or_zero(own, 0, b), i] == segments[index_or_zero(segments, 0, b), j]
+                query_segments[index_or_zero(query_segments, 0, b), i]
+                == segments[index_or_zero(segments, 0, b), j]
             )
         return seen
 
@@ -92,7 +93,7 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
         return number, tiles.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
 
     block_lists = (*count_and_sort(visible & ~whole), *count_and_sort(whole))
-    mark_batch_dynamic(low, high, hidden, own, segments, first_keys, *block_lists)
+    mark_batch_dynamic(low, high, hidden, query_segments, segments, first_keys, *block_lists)
     return BlockMask.from_kv_blocks(
         *block_lists, BLOCK_SIZE=TILE, mask_mod=visible_pair, seq_lengths=(queries, keys)
     )

@@ -151,15 +151,15 @@ class Results(Generic[AnySettings]):
     @property
     def missing(self) -> list[Run]:
         """The trainings that are not finished."""
-        done = {each.run for each in self.outcomes}
+        done = {outcome.run for outcome in self.outcomes}
         return [run for run in self.settings.runs if run not in done]
 
     def by_seed(self, figure: str, variant: Variant, case: str) -> dict[int, float]:
         """Collect a figure of one model in one case for each seed; 0 where it diverged."""
         return {
-            each.run.seed: each.figures.get(figure, 0.0)
-            for each in self.outcomes
-            if (each.run.variant, each.run.case) == (variant, case)
+            outcome.run.seed: outcome.figures.get(figure, 0.0)
+            for outcome in self.outcomes
+            if (outcome.run.variant, outcome.run.case) == (variant, case)
         }
 
 

@@ -68,7 +68,7 @@ class SeedAggregate(NamedTuple):
     @property
     def diverged(self) -> dict[int, int]:
         """The update at which it diverged, for each seed with which it did."""
-        return {each.run.seed: each.diverged for each in self.outcomes if each.diverged}
+        return {outcome.run.seed: outcome.diverged for outcome in self.outcomes if outcome.diverged}
 
     def show(self, digits: int) -> str:
         """Format the perplexity for a table, or say where the model diverged."""
@@ -85,7 +85,7 @@ class SeedAggregate(NamedTuple):
     @property
     def undiverged(self) -> list[Outcome]:
         """The outcomes of the trainings that did not diverge."""
-        return [each for each in self.outcomes if not each.diverged]
+        return [outcome for outcome in self.outcomes if not outcome.diverged]
 
     @property
     def curve(self) -> list[tuple[int, Interval]]:
@@ -97,9 +97,9 @@ class SeedAggregate(NamedTuple):
 def aggregate(outcomes: Sequence[Outcome]) -> list[SeedAggregate]:
     """Aggregate each model over its seeds, at the learning rate with the lowest mean loss."""
     groups: dict[Variant, dict[str, list[Outcome]]] = {}
-    for each in outcomes:
-        groups.setdefault(each.run.variant, {}).setdefault(each.run.case, []).append(each)
+    for outcome in outcomes:
+        groups.setdefault(outcome.run.variant, {}).setdefault(outcome.run.case, []).append(outcome)
     return [
-        min(map(SeedAggregate, rates.values()), key=lambda each: each.sort_key)
+        min(map(SeedAggregate, rates.values()), key=lambda model: model.sort_key)
         for rates in groups.values()
     ]

@@ -115,10 +115,10 @@ def _rank(samples: Mapping[str, Values]) -> list[str]:
 def describe_differences(samples: Mapping[str, Values]) -> list[str]:
     """Say which models differ significantly, which do not, and what Holm's correction leaves."""
     differences = compare_all(samples)
-    judged = [each for each in differences if each.is_judged]
-    significant = [each for each in judged if each.is_significant]
-    same = [each for each in judged if not each.is_significant]
-    few = [each for each in differences if not each.is_judged]
+    judged = [difference for difference in differences if difference.is_judged]
+    significant = [difference for difference in judged if difference.is_significant]
+    same = [difference for difference in judged if not difference.is_significant]
+    few = [difference for difference in differences if not difference.is_judged]
     sentences = [
         f"{code(name)} has a significantly lower perplexity than {_join_names(others)}."
         for name, others in _group_by_better(significant).items()
@@ -129,7 +129,7 @@ def describe_differences(samples: Mapping[str, Values]) -> list[str]:
         shared = f"fewer than {LEAST_SEEDS} seeds in common"
         sentences.append(f"Not judged, {shared}: {_join_pairs(few)}.")
     if len(judged) > 1 and significant:
-        kept = [each for each in significant if each.holm < 1 - LEVEL]
+        kept = [difference for difference in significant if difference.holm < 1 - LEVEL]
         some = f": {_join_pairs(kept)}" if 0 < len(kept) < len(significant) else ""
         sentences.append(
             f"With Holm's correction for all {len(judged)} comparisons {len(kept)} of the "
@@ -163,8 +163,8 @@ def _compute_p_value(changes: Sequence[float]) -> float:
 
 def _group_by_better(differences: Sequence[PairedDifference]) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
-    for each in differences:
-        groups.setdefault(each.better, []).append(each.other)
+    for difference in differences:
+        groups.setdefault(difference.better, []).append(difference.other)
     return groups
 
 

@@ -51,7 +51,7 @@ def smooth_losses(curve: Curve) -> list[tuple[int, float]]:
     for index, entry in enumerate(kept):
         side = min(SIDE, index, len(kept) - 1 - index)
         around = kept[index - side : index + side + 1]
-        points.append((entry.updates, sum(each.nats for each in around) / len(around)))
+        points.append((entry.updates, sum(point.nats for point in around) / len(around)))
     return points
 
 
@@ -71,7 +71,7 @@ def find_stages(curve: Curve) -> Optional[LossStages]:
     end: the way back from a jump, as over a hard stretch of text, is none.
     """
     segments = fit_segments(training_points(curve))
-    whole = sum(each.rate * each.updates for each in segments)
+    whole = sum(segment.rate * segment.updates for segment in segments)
     for peak in sorted(range(len(segments)), key=lambda i: segments[i].rate, reverse=True):
         limit = segments[peak].rate / SLOW
         slow = [index for index in range(peak) if segments[index].rate <= limit]
@@ -81,8 +81,8 @@ def find_stages(curve: Curve) -> Optional[LossStages]:
         end = next(slower, len(segments))
         last = slow[-1]
         first = next(i for i in range(last, -1, -1) if i == 0 or segments[i - 1].rate > limit)
-        fastest = max((each.rate for each in segments[:first]), default=-math.inf)
-        along = sum(each.rate * each.updates for each in segments[last + 1 : end])
+        fastest = max((segment.rate for segment in segments[:first]), default=-math.inf)
+        along = sum(segment.rate * segment.updates for segment in segments[last + 1 : end])
         fall = min(along, segments[last].loss - segments[end - 1].loss)
         if fastest >= SLOW * segments[last].rate and fall >= LEAST * whole:
             return LossStages(segments[first - 1].end, segments[last].end, segments[end - 1].end)

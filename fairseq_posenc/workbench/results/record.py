@@ -141,7 +141,7 @@ def _is_value(value: object) -> bool:
 def _json(value: Any) -> str:
     """Format JSON without NaN and infinite values."""
     if isinstance(value, Mapping):
-        value = {key: each if _is_finite(each) else None for key, each in value.items()}
+        value = {key: item if _is_finite(item) else None for key, item in value.items()}
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -226,9 +226,9 @@ class _Queue:
             raise UserError("--on slurm: squeue does not answer; is this a machine of a cluster?")
         # Of a command that was killed before it had noted what it submitted.
         lost = states.keys() - set(self._ids.values())
-        if alive := [each for each in lost if not _has_failed(states[each])]:
+        if alive := [job for job in lost if not _has_failed(states[job])]:
             subprocess.run(["scancel", *alive], check=True)
-        if new := [each for each in jobs if _has_failed(self._find_state(each, states))]:
+        if new := [job for job in jobs if _has_failed(self._find_state(job, states))]:
             keys = list(map(self._name_job, new))
             written = cluster.options.get("signal", "@90").partition("@")[2]
             notice = int(written) if written.isdecimal() else 60  # sbatch's default
@@ -247,7 +247,7 @@ class _Queue:
             A line for each job that failed.
         """
         states = self._ask_slurm() or {}
-        left = {each: self._find_state(each, states).split()[0] for each in jobs}
+        left = {job: self._find_state(job, states).split()[0] for job in jobs}
         failures, pause = [], _SHORTEST
         while left:
             for job, before in list(left.items()):

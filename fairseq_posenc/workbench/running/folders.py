@@ -171,7 +171,7 @@ def list_differences(old: Any, new: Any, name: str = "") -> list[str]:
     if old == new:
         return []
     if isinstance(old, list) and isinstance(new, list):  # as the words of a command
-        less, more = ([each for each in a if each not in b] for a, b in ((old, new), (new, old)))
+        less, more = ([item for item in a if item not in b] for a, b in ((old, new), (new, old)))
         old, new = (less, more) if less or more else (old, new)
     values = f"{old}, not {new}"
     return [name if _CHECKSUM.search(values) else f"{name}: {values}"]

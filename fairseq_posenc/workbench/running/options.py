@@ -50,7 +50,7 @@ class Parser(ArgumentParser):
         known, rest = super().parse_known_args(*words, **settings)
         for name, value in vars(known).items():
             if isinstance(value, list):
-                setattr(known, name, [_check_path(each) for each in value])
+                setattr(known, name, [_check_path(item) for item in value])
             else:
                 setattr(known, name, _check_path(value))
         if rest and not self._subparsers:

@@ -42,12 +42,12 @@ class Round(NamedTuple):
     @property
     def able(self) -> list[SeedAggregate]:
         """Those that did not diverge, and can be read."""
-        return [each for each in self.models if not each.diverged and each.has_perplexity]
+        return [model for model in self.models if not model.diverged and model.has_perplexity]
 
     @property
     def kept(self) -> list[Variant]:
         """The better half, rounded up, of the able ones."""
-        return [each.variant for each in self.able[: -(-len(self.models) // 2)]]
+        return [model.variant for model in self.able[: -(-len(self.models) // 2)]]
 
 
 class Halving:
@@ -69,7 +69,7 @@ class Halving:
         count = max(1, math.ceil(math.log2(len(left))))
         rounds = [self._train_round(0, left, 0, _FIRST)]
         for number in range(1, count + 1):
-            rest = self._budget - sum(each.seconds for each in rounds)
+            rest = self._budget - sum(round_.seconds for round_ in rounds)
             updates = self._count_affordable(rounds[-1], len(left), rest / (count + 1 - number))
             before = rounds[-1].updates
             if updates < _LEAST * before:
@@ -86,7 +86,7 @@ class Halving:
 
         What a training's own time does not explain is starting up, validating and measuring.
         """
-        outcomes = [each for model in last.models for each in model.undiverged]
+        outcomes = [outcome for model in last.models for outcome in model.undiverged]
         if not outcomes:
             return 0
         each = sum(outcome.seconds for outcome in outcomes) / len(outcomes) / last.updates
@@ -103,7 +103,7 @@ class Halving:
         """Train to a number of updates and judge."""
         settings = replace(self._settings, variants=tuple(variants))
         inputs = {
-            "candidates": [each.name for each in variants],
+            "candidates": [variant.name for variant in variants],
             "updates": updates,
             "text": checksum(settings.text) if settings.text else None,
             "how": [settings.family, settings.seeds, settings.eval_length, settings.vocab_size],
@@ -118,10 +118,10 @@ class Halving:
     def _train(self, settings: TextSettings) -> Outputs:
         began = time.monotonic()
         outcomes = TextExperiment(settings, self._lock).run().outcomes
-        rows = [[each.perplexity, each.seconds, each.diverged] for each in outcomes]
+        rows = [[outcome.perplexity, outcome.seconds, outcome.diverged] for outcome in outcomes]
         seconds = time.monotonic() - began
         if settings.cluster:  # where they also wait; what counts is what they would take here
-            seconds = sum(each.seconds for each in outcomes) / settings.jobs
+            seconds = sum(outcome.seconds for outcome in outcomes) / settings.jobs
         return {"seconds": seconds, "outcomes": rows}
 
 
@@ -131,4 +131,4 @@ def _rank(settings: TextSettings, facts: Outputs) -> list[SeedAggregate]:
         Outcome(run, {"perplexity": perplexity}, seconds=seconds, diverged=diverged)
         for run, (perplexity, seconds, diverged) in zip(settings.runs, facts["outcomes"])
     ]
-    return sorted(aggregate(outcomes), key=lambda each: each.sort_key)
+    return sorted(aggregate(outcomes), key=lambda model: model.sort_key)

@@ -29,11 +29,11 @@ _RECIPES = {CAUSAL: "b_lm"}  # the paper's training that is recommended; else a_
 def find_last_rounds(rounds: Sequence[Round]) -> Iterator[tuple[Round, SeedAggregate]]:
     """Yield each candidate with its last round, from the best on."""
     seen = set()
-    for each in reversed(rounds):
-        for model in each.models:
+    for round_ in reversed(rounds):
+        for model in round_.models:
             if model.variant not in seen:
                 seen.add(model.variant)
-                yield each, model
+                yield round_, model
 
 
 def describe_rounds(rounds: Sequence[Round], settings: TextSettings, unigram: float) -> str:
@@ -42,13 +42,13 @@ def describe_rounds(rounds: Sequence[Round], settings: TextSettings, unigram: fl
     ``unigram`` is the perplexity of a model that knows only how often each piece occurs.
     """
     rows = [
-        (markdown.code(model.variant.name), f"{each.updates:,}", model.show(2))
-        for each, model in find_last_rounds(rounds)
+        (markdown.code(model.variant.name), f"{last_round.updates:,}", model.show(2))
+        for last_round, model in find_last_rounds(rounds)
     ]
     few = explain_few_seeds(len(settings.seeds))
     # The first round of several only measures how fast each candidate is.
-    sentences = [few] if few else [_describe_round(each) for each in rounds[1:] or rounds]
-    seconds = format_time(sum(each.seconds for each in rounds))
+    sentences = [few] if few else [_describe_round(round_) for round_ in rounds[1:] or rounds]
+    seconds = format_time(sum(round_.seconds for round_ in rounds))
     return "\n".join(
         [
             f"Measured: {settings.family} models of {settings.size('layers')} layers of width "
@@ -102,14 +102,14 @@ def build_record(rounds: Sequence[Round], settings: TextSettings) -> Record:
         {
             "model": model.variant.name,
             "position_encoding": model.variant.position_encoding,
-            "updates": each.updates,
+            "updates": round_.updates,
             "seeds": len(settings.seeds),
             **model.perplexity.figures("perplexity"),
         }
-        for each in reversed(rounds)
-        for model in each.models
+        for round_ in reversed(rounds)
+        for model in round_.models
     ]
-    times = [{"updates": each.updates, "seconds": each.seconds} for each in rounds]
+    times = [{"updates": round_.updates, "seconds": round_.seconds} for round_ in rounds]
     data = {
         "family": settings.family,
         "text": str(settings.text),

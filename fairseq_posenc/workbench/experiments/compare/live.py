@@ -56,7 +56,7 @@ def open_in_browser(address: str) -> None:
 def estimate_seconds_left(results: TextResults) -> Optional[float]:
     """Estimate how long the missing trainings take, once one is finished; else None."""
     settings, missing = results.settings, results.missing
-    known = [each.seconds for each in results.outcomes if not each.diverged]
+    known = [outcome.seconds for outcome in results.outcomes if not outcome.diverged]
     if not known or not missing:
         return None
     done = [curve.entries[-1].updates for curve in results.begun.values() if curve.entries]

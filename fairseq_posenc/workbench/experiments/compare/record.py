@@ -47,14 +47,14 @@ def build_record(results: TextResults) -> Record:
     able = {model.variant.name: model.by_seed for model in results.models if not model.diverged}
     differences: list[Row] = [
         {
-            "model": each.better,
-            "other": each.other,
-            "seeds": each.seeds,
-            **each.interval.figures("log_perplexity_difference"),
-            "p": each.p_value,
-            "p_holm": each.holm,
+            "model": comparison.better,
+            "other": comparison.other,
+            "seeds": comparison.seeds,
+            **comparison.interval.figures("log_perplexity_difference"),
+            "p": comparison.p_value,
+            "p_holm": comparison.holm,
         }
-        for each in compare_all(able)
+        for comparison in compare_all(able)
     ]
     figures = {"models": models, "differences": differences, "trainings": trainings}
     return Record(

@@ -128,7 +128,7 @@ def format_table(results: TextResults) -> str:
         *("each seed", "tokens/s", "time"),
     )
     rows = {model.variant.name: _format_row(model, results.settings) for model in results.models}
-    rows |= {name: _format_begun(*each) for name, each in find_begun(results).items()}
+    rows |= {name: _format_begun(*begun) for name, begun in find_begun(results).items()}
     return markdown.table(header, [rows[name] for name in results.settings.names if name in rows])
 
 
@@ -139,11 +139,11 @@ def _format_row(model: SeedAggregate, settings: TextSettings) -> tuple[str, ...]
     seeds, wanted = len(model.outcomes), len(settings.seeds)
     return (
         markdown.code(model.variant.name),
-        mean(lambda each: each.figures["position_parameters"], "{:,.0f}".format),
+        mean(lambda outcome: outcome.figures["position_parameters"], "{:,.0f}".format),
         *(model.lr, str(seeds) if seeds == wanted else f"{seeds} of {wanted}", model.show(2)),
-        ", ".join(f"{each.perplexity:,.1f}" for each in model.undiverged) or "-",
-        mean(lambda each: each.curve.speed, "{:,.0f}".format),
-        mean(lambda each: each.seconds, format_time),
+        ", ".join(f"{outcome.perplexity:,.1f}" for outcome in model.undiverged) or "-",
+        mean(lambda outcome: outcome.curve.speed, "{:,.0f}".format),
+        mean(lambda outcome: outcome.seconds, format_time),
     )
 
 
@@ -161,7 +161,7 @@ def draw(results: TextResults, title: str, path: Path) -> bool:
     lines |= {name: curve.points for name, (_, curve) in find_begun(results).items()}
     bands = {name: [(x, y.low, y.high) for x, y in curve] for name, curve in curves.items()}
     dots = {
-        model.variant.name: [point for each in model.outcomes for point in each.curve.points]
+        model.variant.name: [point for outcome in model.outcomes for point in outcome.curve.points]
         for model in results.models
         if len(model.outcomes) > 1
     }
@@ -170,7 +170,7 @@ def draw(results: TextResults, title: str, path: Path) -> bool:
 
 def find_begun(results: TextResults) -> dict[str, tuple[Run, Curve]]:
     """Find the first curve of each model of which no training is finished."""
-    done = {each.run.variant for each in results.outcomes}
+    done = {outcome.run.variant for outcome in results.outcomes}
     begun: dict[str, tuple[Run, Curve]] = {}
     for run, curve in results.begun.items():
         if run.variant not in done and curve.points:

@@ -26,7 +26,7 @@ def derive_statements(models: Sequence[SeedAggregate], masked: bool = True) -> l
     shown = [*diverged, *_describe_falling(able)]
     if few := explain_few_seeds(min(len(model.outcomes) for model in models)):
         return [few, *shown]
-    bag = next((each for each in able if masked and each.variant.model == ("none", "")), None)
+    bag = next((model for model in able if masked and model.variant.model == ("none", "")), None)
     others = [model for model in able if model is not bag]
     order = describe_differences({model.variant.name: model.by_seed for model in able})
     sentences = [*shown, *order, _compare_with_bag(bag, others), _describe_arrivals(others)]
@@ -86,7 +86,7 @@ def _format_arrivals(models: Iterable[SeedAggregate], level: float) -> str:
 
 
 def _format_arrival(model: SeedAggregate, level: float) -> str:
-    arrivals = [each.curve.first_below(level) for each in model.outcomes]
+    arrivals = [outcome.curve.first_below(level) for outcome in model.outcomes]
     known = sorted(updates for updates in arrivals if updates is not None)
     if not known:
         return "not in this run"

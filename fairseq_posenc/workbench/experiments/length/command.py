@@ -105,12 +105,14 @@ def run(args: argparse.Namespace) -> int:
         say(f"{len(tokens):,} tokens of {text}, all scored once for each figure")
         sizes = args.lengths, strides, args.max_tokens
         evaluations = [
-            Evaluation(args.out / each.name, _collect_inputs(each, args), *sizes)
-            for each in checkpoints
+            Evaluation(args.out / named.name, _collect_inputs(named, args), *sizes)
+            for named in checkpoints
         ]
-        jobs = [_build_job(*each, args) for each in zip(checkpoints, evaluations)]
+        jobs = [_build_job(*pair, args) for pair in zip(checkpoints, evaluations)]
         run_jobs(jobs, args.out, cluster or Here())
-        rows = [row._replace(scores=each.read()) for row, each in zip(rows, evaluations)]
+        rows = [
+            row._replace(scores=evaluation.read()) for row, evaluation in zip(rows, evaluations)
+        ]
         results = report.LengthResults(text, len(tokens), args.stride, rows)
         record = report.build_record(results)
         record.write(args.out / FIGURES)

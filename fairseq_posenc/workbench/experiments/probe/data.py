@@ -63,7 +63,7 @@ def _write(examples: Iterable[Example], task: Task, family: str, folder: Path, s
         dictionary.add_symbol(symbol)
     names = {"": split}
     if family == BOTH:
-        names = {each: f"{split}.{QUESTION}-{ANSWER}.{each}" for each in (QUESTION, ANSWER)}
+        names = {symbol: f"{split}.{QUESTION}-{ANSWER}.{symbol}" for symbol in (QUESTION, ANSWER)}
     builders = {}
     for language, name in names.items():
         dictionary.save(str(folder / (f"dict.{language}.txt" if language else "dict.txt")))

@@ -72,4 +72,4 @@ def parse_accuracies(lines: list[str]) -> Outputs:
         by_length[length].append(float(share))
         if depth is not None:
             shares[f"{length}@{depth}"] = float(share)
-    return {**{length: fmean(each) for length, each in by_length.items()}, **shares}
+    return {**{length: fmean(at_length) for length, at_length in by_length.items()}, **shares}

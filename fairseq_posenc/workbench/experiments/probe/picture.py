@@ -63,7 +63,7 @@ def draw(results: TaskResults, path: Path) -> None:
     def line(task: str, model: Variant) -> Line:
         by_length = [share_by_seed(results, task, model, [length]) for length in lengths]
         seeds = by_length[0]
-        return [[(n, each[seed]) for n, each in zip(lengths, by_length)] for seed in seeds]
+        return [[(n, pair[seed]) for n, pair in zip(lengths, by_length)] for seed in seeds]
 
     label = "length of the question, in words (dotted: longest in training)"
     figure = _draw_tasks(results, line, label)
@@ -77,9 +77,9 @@ def draw_learning(results: TaskResults, path: Path) -> None:
 
     def line(task: str, model: Variant) -> Line:
         return [
-            learning_curve(each)
-            for each in results.outcomes
-            if (each.run.case, each.run.variant) == (task, model)
+            learning_curve(outcome)
+            for outcome in results.outcomes
+            if (outcome.run.case, outcome.run.variant) == (task, model)
         ]
 
     pictures.save(_draw_tasks(results, line, "updates; questions as in training"), path)
@@ -100,13 +100,18 @@ def _draw_tasks(
         for model in results.settings.variants:
             seeds, style = line_of(task.name, model), styles[model.name]
             means = average_lines(seeds, interval_of_share)
-            x, intervals = [at for at, _ in means], [each for _, each in means]
-            axes.plot(x, [each.mean for each in intervals], lw=1.8, label=model.name, **style)
+            x, intervals = [at for at, _ in means], [interval for _, interval in means]
+            axes.plot(
+                x, [interval.mean for interval in intervals], lw=1.8, label=model.name, **style
+            )
             for points in seeds:
                 dots = [at for at, _ in points], [share for _, share in points]
                 axes.plot(*dots, "o", color=style["color"], ms=2)
             if len(seeds) >= LEAST_SEEDS:
-                bounds = [each.low for each in intervals], [each.high for each in intervals]
+                bounds = (
+                    [interval.low for interval in intervals],
+                    [interval.high for interval in intervals],
+                )
                 axes.fill_between(x, *bounds, color=style["color"], alpha=0.12, linewidth=0)
         pictures.style_values(axes, -0.03, 1.03, log=False)
     for axes in panels[len(tasks) :]:

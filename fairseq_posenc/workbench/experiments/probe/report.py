@@ -44,13 +44,13 @@ def share_by_seed(
 ) -> dict[int, float]:
     """Compute the share of right answers, the mean over lengths, for each seed."""
     shares = [results.by_seed(str(length), model, task) for length in lengths]
-    return {seed: fmean(each[seed] for each in shares) for seed in shares[0]}
+    return {seed: fmean(share[seed] for share in shares) for seed in shares[0]}
 
 
 def learning_curve(outcome: Outcome) -> list[tuple[int, float]]:
     """List the updates and shares of right answers of a training's validations."""
     entries = outcome.curve.entries
-    return [(each.updates, each.exact) for each in entries if each.exact is not None]
+    return [(entry.updates, entry.exact) for entry in entries if entry.exact is not None]
 
 
 def reciprocal_rank(results: TaskResults, model: Variant) -> Interval:
@@ -138,7 +138,7 @@ def _format_shares(results: TaskResults, lengths: Sequence[int], ranks: bool = F
     for model in results.settings.variants:
         columns = [reciprocal_rank(results, model)] if ranks else []
         columns += [share(results, task, model, lengths) for task in tasks]
-        rows.append([markdown.code(model.name), *(each.show(2) for each in columns)])
+        rows.append([markdown.code(model.name), *(column.show(2) for column in columns)])
     return markdown.table(header, rows)
 
 
@@ -148,11 +148,13 @@ def _describe_best(results: TaskResults, task: str) -> str:
     seeds = {model: share_by_seed(results, task, model, beyond) for model in models}
     best = max(models, key=lambda model: fmean(seeds[model].values()))
     differences = {
-        each: compare(seeds[best], seeds[each], _SHARE) for each in models if each != best
+        model: compare(seeds[best], seeds[model], _SHARE) for model in models if model != best
     }
-    below = [name for name, each in differences.items() if each.is_significant]
+    below = [name for name, difference in differences.items() if difference.is_significant]
     same = [
-        name for name, each in differences.items() if each.is_judged and not each.is_significant
+        name
+        for name, difference in differences.items()
+        if difference.is_judged and not difference.is_significant
     ]
     parts = [f"significantly above {_join_names(below)}"] if below else []
     parts += [f"not significantly different from {_join_names(same)}"] if same else []
@@ -192,24 +194,32 @@ def build_record(results: TaskResults) -> Record:
         for depth in DEPTHS
     ]
     ranks = [
-        {"model": each.name, **reciprocal_rank(results, each).figures("mean_reciprocal_rank")}
-        for each in (settings.variants if settings.beyond else [])
+        {"model": variant.name, **reciprocal_rank(results, variant).figures("mean_reciprocal_rank")}
+        for variant in (settings.variants if settings.beyond else [])
     ]
     trainings = [
         {
-            **{"model": each.run.variant.name, "task": each.run.case, "seed": each.run.seed},
-            **{f"length_{n}": each.figures.get(str(n), 0.0) for n in settings.lengths},
-            "seconds": each.seconds,
+            **{
+                "model": outcome.run.variant.name,
+                "task": outcome.run.case,
+                "seed": outcome.run.seed,
+            },
+            **{f"length_{n}": outcome.figures.get(str(n), 0.0) for n in settings.lengths},
+            "seconds": outcome.seconds,
         }
-        for each in results.outcomes
+        for outcome in results.outcomes
     ]
     curves = [
         {
-            **{"model": each.run.variant.name, "task": each.run.case, "seed": each.run.seed},
+            **{
+                "model": outcome.run.variant.name,
+                "task": outcome.run.case,
+                "seed": outcome.run.seed,
+            },
             **{"updates": updates, "exact": exact},
         }
-        for each in results.outcomes
-        for updates, exact in learning_curve(each)
+        for outcome in results.outcomes
+        for updates, exact in learning_curve(outcome)
     ]
     data = {"family": settings.family, "updates": settings.updates, "trained": settings.trained}
     if settings.train_args:

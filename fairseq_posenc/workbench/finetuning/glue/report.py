@@ -116,7 +116,7 @@ def _select_best_rate(results: Sequence[Result], metric: str) -> list[Result]:
         rates.setdefault(result["learning_rate"], []).append(result)
 
     def mean(runs: list[Result]) -> float:
-        return statistics.fmean(each["metrics"][metric] for each in runs)
+        return statistics.fmean(run["metrics"][metric] for run in runs)
 
     return max(rates.values(), key=mean)
 

@@ -122,14 +122,22 @@ def _predict(args: argparse.Namespace) -> int:
     if cut := predictor.encoder.questions_cut:
         say(f"{cut:,} questions were longer than the limit and were cut")
     final = {
-        each.id: each.final(0.0) if squad.version == V2 else each.answer for each in predictions
+        prediction.id: prediction.final(0.0) if squad.version == V2 else prediction.answer
+        for prediction in predictions
     }
     write_json(args.out / "predictions.json", final)
-    ranked = {each.id: each.ranked(with_null=squad.version == V2) for each in predictions}
-    nbest = {name: [each._asdict() for each in answers] for name, answers in ranked.items()}
+    ranked = {
+        prediction.id: prediction.ranked(with_null=squad.version == V2)
+        for prediction in predictions
+    }
+    nbest = {name: [answer._asdict() for answer in answers] for name, answers in ranked.items()}
     write_json(args.out / "nbest.json", nbest)
-    answers = {each.id: each.answer for each in predictions}
-    odds = {each.id: each.null_odds for each in predictions} if squad.version == V2 else None
+    answers = {prediction.id: prediction.answer for prediction in predictions}
+    odds = (
+        {prediction.id: prediction.null_odds for prediction in predictions}
+        if squad.version == V2
+        else None
+    )
     if odds is not None:
         write_json(args.out / "answers.json", answers)
         write_json(args.out / "null_odds.json", odds)

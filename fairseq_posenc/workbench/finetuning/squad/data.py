@@ -162,8 +162,10 @@ def _read_question(entry: Any, context: str, where: str) -> Question:
     if "answers" not in entry:
         return Question(name, text, context, () if impossible else None)
     answers = [
-        Answer(_read_field(each, "text", str, where), _read_field(each, "answer_start", int, where))
-        for each in _read_field(entry, "answers", list, where)
+        Answer(
+            _read_field(answer, "text", str, where), _read_field(answer, "answer_start", int, where)
+        )
+        for answer in _read_field(entry, "answers", list, where)
     ]
     if impossible is not None and impossible == bool(answers):
         has = f"{len(answers)} answers" if answers else "no answer"

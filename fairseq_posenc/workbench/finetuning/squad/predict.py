@@ -120,7 +120,9 @@ def combine_windows(
         tokens: tokens of the paragraph.
         windows: best spans of each window.
     """
-    spans = sorted((span for each in windows for span in each.spans), key=lambda span: -span.score)
+    spans = sorted(
+        (span for window in windows for span in window.spans), key=lambda span: -span.score
+    )
     texts: dict[str, Candidate] = {}
     for first, last, score in spans:
         piece = context[int(tokens.starts[first]) : int(tokens.ends[last])]
@@ -129,7 +131,7 @@ def combine_windows(
             start = int(tokens.starts[first]) + len(piece) - len(piece.lstrip())
             texts[text] = Candidate(text, score, start=start, end=start + len(text))
     # The window with the lowest score of no answer decides.
-    return Prediction(name, list(texts.values())[:NBEST], min(each.null for each in windows))
+    return Prediction(name, list(texts.values())[:NBEST], min(window.null for window in windows))
 
 
 class Predictor:
@@ -193,8 +195,10 @@ class Predictor:
                     scored[number].append(spans)
                 shown.update(len(batch))
         return [
-            combine_windows(each.id, each.context, self.encoder.context(each.context), spans)
-            for each, spans in zip(questions, scored)
+            combine_windows(
+                question.id, question.context, self.encoder.context(question.context), spans
+            )
+            for question, spans in zip(questions, scored)
         ]
 
     @torch.inference_mode()
@@ -205,8 +209,8 @@ class Predictor:
         )
         device = next(self.model.parameters()).device
         scores = self.model(tokens.to(device), span_scores=True)
-        starts, ends = (each.cpu().numpy() for each in scores)
-        return [find_best_spans(*each) for each in zip(windows, starts, ends)]
+        starts, ends = (score.cpu().numpy() for score in scores)
+        return [find_best_spans(*scores) for scores in zip(windows, starts, ends)]
 
 
 def _batch_windows(

@@ -153,7 +153,7 @@ def _compute_scores(
 
 def _average_scores(scores: Scores, names: Iterable[str]) -> Figures:
     names = list(names)
-    means = [100.0 * sum(each[name] for name in names) / len(names) for each in scores]
+    means = [100.0 * sum(score[name] for name in names) / len(names) for score in scores]
     return {**dict(zip(Scores._fields, means)), "total": len(names)}
 
 

@@ -91,7 +91,7 @@ def run_probe(
     probe_log = ProbeLog()
     # Beside the later checkpoints: the same disk, for its room and its speed.
     save_dir = training.save_dir.absolute()
-    parent = next(each for each in (save_dir, *save_dir.parents) if each.is_dir())
+    parent = next(folder for folder in (save_dir, *save_dir.parents) if folder.is_dir())
     with tempfile.TemporaryDirectory(prefix="plan-", dir=parent) as folder:
         command = training.build_probe(updates, Path(folder))
         with lock_folder(Path(folder)) as lock, bar("probe", updates, " updates") as progress:

@@ -134,7 +134,7 @@ def find_model(directions: str) -> str:
 
 def largest_share(batch: int, devices: int, most: int) -> Optional[int]:
     """Compute a device's largest share that divides the batch of all into whole steps, if any."""
-    return next((each for each in range(most, 0, -1) if batch % (devices * each) == 0), None)
+    return next((share for share in range(most, 0, -1) if batch % (devices * share) == 0), None)
 
 
 class Reported(NamedTuple):

@@ -101,7 +101,7 @@ def _compare_log_probs(
         symbol = vocabularies[0][end]
         lines = [[symbol, *sentence, symbol] for sentence in written[0]]
         scored = generator.score_batch(lines, max_input_length=0)
-    theirs = torch.cat([torch.tensor(each.log_probs) for each in scored])
+    theirs = torch.cat([torch.tensor(hypothesis.log_probs) for hypothesis in scored])
     ours = torch.cat([_compute_log_probs(trained, end, *sentence) for sentence in zip(*sides)])
     apart = (ours - theirs).abs()
     return LogProbDifference(float(apart.max() / ours.abs().max()), float(apart.mean()))

@@ -75,7 +75,9 @@ class Attention(AttentionCore, nn.Module):
         self.layer, self.num_heads = layer, config.num_heads
         self.head_dim = config.embed_dim // config.num_heads
         self.direction = config.directions[layer]
-        self.rotates = any(each.get("cross_attention") for each in config.layer(layer).values())
+        self.rotates = any(
+            options.get("cross_attention") for options in config.layer(layer).values()
+        )
         self.dropout = config.attention_dropout
         self.encodings = encodings
         width, kv_dim = config.embed_dim, kv_dim or config.embed_dim

@@ -46,7 +46,11 @@ class StackConfig(NamedTuple):
     def kinds(self) -> list[dict[str, dict[str, Any]]]:
         """The encodings of the layers that differ, each once."""
         earlier = enumerate(self.positions)
-        return [each for number, each in earlier if each not in self.positions[:number]]
+        return [
+            layer_names
+            for number, layer_names in earlier
+            if layer_names not in self.positions[:number]
+        ]
 
     def build_encodings(self, place: str, number: Optional[int] = None) -> Encodings:
         """Build the encodings of the input, of the whole stack, or of the layer of a number."""

@@ -125,7 +125,7 @@ class PosencForQuestionAnswering(PosencModel):
         loss = None
         if start_positions is not None and end_positions is not None:
             targets = (start_positions, end_positions)
-            losses: Any = [head_loss(*each, options.num_items) for each in zip(scores, targets)]
+            losses: Any = [head_loss(*pair, options.num_items) for pair in zip(scores, targets)]
             loss = sum(losses) / 2
         return options.format(
             QuestionAnsweringModelOutput(loss, *scores, output.hidden_states, output.attentions)

@@ -106,9 +106,11 @@ class Stack(nn.Module):
         """Find how many tokens back a kind of layer may see, its own among them; None for all."""
         encodings: list[Any] = self.encodings.select(kind).as_list()
         sizes = [
-            each.size
-            for each in encodings
-            if each.acts_on == "mask" and hasattr(each, "size") and not getattr(each, "first", None)
+            encoding.size
+            for encoding in encodings
+            if encoding.acts_on == "mask"
+            and hasattr(encoding, "size")
+            and not getattr(encoding, "first", None)
         ]
         return min(sizes, default=None)
 
@@ -168,9 +170,9 @@ class Stack(nn.Module):
         states, weights, cross_weights = [x], [], []
         for layer, kind in zip(self.layers, self.kinds):
             common = (past_key_values, bool(output_attentions), memory)
-            x, own, cross = layer(x, shared.of_kind(kind), *common)
+            x, own_weights, cross = layer(x, shared.of_kind(kind), *common)
             states.append(x)
-            weights.append(own)
+            weights.append(own_weights)
             cross_weights.append(cross)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
