@@ -5,7 +5,7 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +315,19 @@ def train(folder: Path, spec: str, steps: int, checkpoint: Path | None = None) -
     return model
 
 
+@pytest.fixture
+def _torch_alone() -> Iterator[None]:
+    """Take back what the plugin for fairseq, loaded by other tests, lets torch load.
+
+    Its numbers of numpy are not those of the random states that transformers' Trainer saves.
+    """
+    allowed = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    yield
+    torch.serialization.add_safe_globals(allowed)
+
+
+@pytest.mark.usefixtures("_torch_alone")
 def test_a_trainer_resumes_the_same_positions_alone(tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
     whole = train(tmp_path / "whole", "learned+m4m", 4)
@@ -327,6 +340,26 @@ def test_a_trainer_resumes_the_same_positions_alone(tmp_path: Path) -> None:
     for other in ("alibi", "learned+m4m+window(size=4)"):
         with pytest.raises(UserError, match=r"trained with learned\+m4m, the model has"):
             train(tmp_path / "other", other, 4, checkpoint)
+
+
+def test_positions_are_trained_beside_an_adapter(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="needs PEFT")
+    inputs = make_inputs(MODELS["llama"])
+    adapted = peft.get_peft_model(make_model(), peft.LoraConfig(r=2))
+    table = adapted.get_base_model().model.positions.input["learned"].table.weight
+    table.requires_grad_()
+    optimizer = torch.optim.SGD([p for p in adapted.parameters() if p.requires_grad], lr=0.1)
+    before = table.detach().clone()
+    adapted(**inputs, labels=inputs["input_ids"]).loss.backward()
+    optimizer.step()
+    assert bool((table != before).any())
+    merged = adapted.merge_and_unload()
+    merged.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(compute_logits(loaded, inputs), compute_logits(merged, inputs))
+    copied = peft.get_peft_model(make_model(), peft.LoraConfig(r=2, modules_to_save=["positions"]))
+    with pytest.raises(UserError, match="leave them out of PEFT's modules_to_save"):
+        copied(**inputs)
 
 
 def test_an_adapter_is_loaded_on_the_positions_that_it_was_trained_with(tmp_path: Path) -> None:
