@@ -1,5 +1,7 @@
 """``fairseq-posenc swap`` with a folder of transformers."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +96,14 @@ def test_only_the_folder_of_a_model_is_replaced(
         assert main(["swap", *map(str, [*words, *more])]) == 2
         assert "name another folder" in capsys.readouterr().err
     assert (tmp_path / "mine").is_dir()
+
+
+def test_a_folder_needs_no_fairseq(stock: PreTrainedModel, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['fairseq'] = None; from fairseq_posenc.workbench.cli import main; "
+        "raise SystemExit(main(sys.argv[1:]))"
+    )
+    words = ["swap", "--checkpoint", tmp_path / "stock", "--position-encoding", "alibi"]
+    arguments = map(str, [*words, "--out", tmp_path / "new"])
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+    assert read_positions(AutoModelForCausalLM.from_pretrained(tmp_path / "new")) == "alibi"
