@@ -41,6 +41,18 @@ class Split(NamedTuple):
         return self.content + self.position + self.both
 
 
+class CapturedAttention(NamedTuple):
+    """Weights and scores of one attention."""
+
+    stack: str  # `encoder` or `decoder`
+    cross: bool  # whether keys are the other stack's
+    layer: int  # counted from 0
+    weights: Tensor  # `(batch, heads, tgt_len, src_len)`
+    # the parts of its scores; content alone where no encoding acts on them, as in cross-attention
+    # and in fairseq's own models
+    split: Split
+
+
 def split(
     query: Tensor,
     key: Tensor,

@@ -11,6 +11,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fairseq_posenc.backends import attend
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.rotation import PairRotation, Rotation
 from fairseq_posenc.encodings.terms import Terms
@@ -108,7 +109,7 @@ class AttentionPositions(AttentionCore, nn.Module):
             del named[STATE]
         return args, named
 
-    def attend(
+    def forward(
         self,
         attention: nn.Module,
         query: Tensor,
@@ -138,13 +139,31 @@ class AttentionPositions(AttentionCore, nn.Module):
         Raises:
             UserError: the cache holds more keys than there are tokens, or too few.
         """
+        call = self.make_positions_call(
+            attention, query, key, value, shared, scale, dropout, need_weights
+        )
+        attended, weights = attend(*call)
+        return attended.transpose(1, 2).contiguous(), weights
+
+    def make_positions_call(
+        self,
+        attention: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        shared: Shared,
+        scale: float,
+        dropout: float = 0.0,
+        need_weights: bool = False,
+    ) -> AttentionCall:
+        """Make the call of a backend; see :meth:`forward`."""
         shared = shared.of_kind(self.kind)
         self._check_cache(shared, key.size(2))
         src_len = shared.positions.tokens.size(1)
         span = Span.from_lengths(query.size(2), src_len, query.device)
         terms = shared.layer_terms() | self.encodings.terms(span, shared.positions)
         terms = self._scale_terms(self._project_terms(attention, terms), scale)
-        call = self.make_call(
+        return self.make_call(
             query,
             key,
             value,
@@ -153,8 +172,6 @@ class AttentionPositions(AttentionCore, nn.Module):
             dropout=dropout,
             need_weights=need_weights,
         )
-        attended, weights = attend(*call)
-        return attended.transpose(1, 2).contiguous(), weights
 
     def rotation(self, shared: Shared, count: int | None = None) -> Rotation | None:
         """Select the rotation of the last tokens, unless the model's own code applied it."""
@@ -227,9 +244,10 @@ def attend_with_positions(
             "modules_to_save; to train them beside an adapter, set requires_grad of their "
             "parameters, and save the merged model"
         )
-    return positions.attend(
+    computed: tuple[Tensor, Tensor | None] = positions(
         module, query, key, value, state.shared, scale, dropout, state.need_weights
     )
+    return computed
 
 
 def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **named: Any) -> Any:

@@ -102,7 +102,10 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
     auto_name = _find_auto_class(type(config), str(name))
     if auto_name is not None:
         auto: Any = getattr(transformers, auto_name)
-        return cast(PreTrainedModel, auto.from_pretrained(folder, config=config, **settings))
+        try:
+            return cast(PreTrainedModel, auto.from_pretrained(folder, config=config, **settings))
+        except OSError as error:  # no weights, or files that are cut off
+            raise UserError(f"{folder}: {shortened(str(error).partition(chr(10))[0])}") from None
     raise UserError(
         f"{folder}: its config.json names the class {shortened(str(name))}, which is not a model "
         f"of text of type {shortened(str(config.model_type))!r}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from fairseq.modules import MultiheadAttention
@@ -13,7 +13,7 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_posenc.analysis.split import Split, split
+from fairseq_posenc.analysis.split import CapturedAttention, Split, split
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Span
 from fairseq_posenc.transformer.attention import PositionalAttention
@@ -22,18 +22,6 @@ from fairseq_posenc.transformer.forward_context import current_context
 
 _NAME = re.compile(r"(encoder|decoder)\.(?:.+\.)?layers\.(\d+)\.(self_attn|encoder_attn)$")
 Hook = Callable[..., Any]
-
-
-class CapturedAttention(NamedTuple):
-    """Weights and scores of one attention."""
-
-    stack: str  # `encoder` or `decoder`
-    cross: bool  # whether keys are the other stack's
-    layer: int  # counted from 0
-    weights: Tensor  # `(batch, heads, tgt_len, src_len)`
-    # the parts of its scores; content alone where no encoding acts on them, as in cross-attention
-    # and in fairseq's own models
-    split: Split
 
 
 @torch.no_grad()

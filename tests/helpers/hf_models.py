@@ -7,13 +7,15 @@ thing is from the others: padding on either side, a cache, beams, checkpointing,
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from fairseq_posenc.hf import set_positions
 
@@ -248,6 +250,15 @@ MODELS: dict[str, TinyModel] = {
     ),
 }
 SERVED = [name for name, model in MODELS.items() if model.since <= VERSION]
+
+
+def save_tokenizer(folder: Path, words: Iterable[str]) -> None:
+    """Save a tokenizer that cuts at white space, and knows some words."""
+    vocabulary = {word: index for index, word in enumerate(["<s>", "<unk>", *sorted({*words})])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>")
+    fast.save_pretrained(folder)
 
 
 def redraw(module: nn.Module, std: float = 0.2) -> None:

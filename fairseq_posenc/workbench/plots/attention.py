@@ -13,7 +13,7 @@ from fairseq_posenc.workbench.plots import grids
 from fairseq_posenc.workbench.plots.distances import mean_by_distance
 
 if TYPE_CHECKING:  # it brings fairseq, which pictures of specs do without
-    from fairseq_posenc.transformer.capture_attention import CapturedAttention
+    from fairseq_posenc.analysis.split import CapturedAttention
 
 _LABEL, _LETTER = 0.1, 0.06  # inches of a line of letters, and of one of them
 _ALONE = 1.7  # a map alone in its row is this many times larger

@@ -14,7 +14,7 @@ from fairseq_posenc.workbench.plots import grids
 from fairseq_posenc.workbench.plots.stacks import PlottedStack, compute_terms, make_positions
 
 if TYPE_CHECKING:  # it brings fairseq, which pictures of specs do without
-    from fairseq_posenc.transformer.capture_attention import CapturedAttention
+    from fairseq_posenc.analysis.split import CapturedAttention
 
 _SEED = 1
 

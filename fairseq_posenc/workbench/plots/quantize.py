@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fairseq_posenc.analysis.split import CapturedAttention
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.capture_attention import CapturedAttention
 
 FINE = 0.01  # largest step
 LEVELS = 254  # minimum number of steps of a matrix

@@ -10,8 +10,9 @@ import torch
 from fairseq.models import FairseqEncoderDecoderModel
 from torch import Tensor
 
+from fairseq_posenc.analysis.split import CapturedAttention
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.capture_attention import CapturedAttention, capture_attention
+from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.plots.attention import Maps
 from fairseq_posenc.workbench.plots.model_inputs import read_text

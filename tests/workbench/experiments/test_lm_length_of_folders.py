@@ -8,7 +8,6 @@ import sys
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast as Fast
@@ -16,18 +15,12 @@ from transformers import PreTrainedTokenizerFast as Fast
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.results.record import read
+from tests.helpers.hf_models import save_tokenizer
 
 SENTENCE = "the cat sat on a mat and then the dog came in to see it . it ran away ."
 WORDS = SENTENCE.split()
 TEXT = " ".join(WORDS * 4)
 SHORT = ["--lengths", "8", "--stride", "4"]
-
-
-def save_tokenizer(folder, words=WORDS) -> None:
-    vocabulary = {word: index for index, word in enumerate(["<s>", "<unk>", *sorted(set(words))])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    Fast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>").save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +33,7 @@ def llama(tmp_path_factory):
     for parameter in model.parameters():  # so that attention differs by position
         torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
-    save_tokenizer(folder)
+    save_tokenizer(folder, WORDS)
     return folder
 
 
@@ -94,7 +87,7 @@ def test_perplexities_are_those_of_single_passes(llama, measure):
 def test_a_model_with_positions_that_were_set_is_read_with_them(llama, measure, tmp_path):
     model = set_positions(LlamaForCausalLM.from_pretrained(llama), "alibi", 24)
     model.save_pretrained(tmp_path / "alibi")
-    save_tokenizer(tmp_path / "alibi")
+    save_tokenizer(tmp_path / "alibi", WORDS)
     rows = measure(f"saved={tmp_path / 'alibi'}", f"set={llama}@alibi", *SHORT)
     for mode in ("sliding", "non-overlapping"):
         saved, given = (rows[name, mode, 8] for name in ("saved", "set"))
@@ -105,7 +98,7 @@ def test_a_model_with_positions_that_were_set_is_read_with_them(llama, measure, 
 def test_a_table_ends_where_it_ends(measure, tmp_path):
     config = GPT2Config(24, n_positions=16, n_embd=32, n_layer=1, n_head=2)
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
-    save_tokenizer(tmp_path / "gpt2")
+    save_tokenizer(tmp_path / "gpt2", WORDS)
     rows = measure(f"gpt2={tmp_path / 'gpt2'}", "--lengths", "16,20", "--stride", "8")
     assert rows["gpt2", "sliding", 16]["perplexity"]
     assert rows["gpt2", "sliding", 20]["perplexity"] is None

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq_posenc.analysis.split import CapturedAttention
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.capture_attention import CapturedAttention, capture_attention
+from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.families import FAMILIES
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
-from fairseq_posenc.workbench.plots.inspect_command import inspect_model, render_page
+from fairseq_posenc.workbench.plots.inspect_checkpoint import inspect_model
+from fairseq_posenc.workbench.plots.inspection import render_page
 from fairseq_posenc.workbench.plots.model_inputs import Reading, read_text, tokenize
 from fairseq_posenc.workbench.plots.quantize import FINE, LEVELS, find_visible, quantize
 from fairseq_posenc.workbench.running.files import checksum

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
+from fairseq_posenc.hf.own_positions import count_positions, read_trained_length
+from fairseq_posenc.hf.saving import load_model
 from fairseq_posenc.specs import parse
 from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel, NamedCheckpoint
 from fairseq_posenc.workbench.experiments.length.stream import Stream
@@ -28,26 +30,24 @@ def load(named: NamedCheckpoint, how: Computing, longest: int) -> LoadedModel:
     Raises:
         UserError: no causal language model, or positions that it cannot take.
     """
-    try:
-        model = AutoModelForCausalLM.from_pretrained(named.path, dtype=torch.float32)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"{named.name}: {named.path} is not a causal model: {reason}") from error
-    trained = int(getattr(model.config, "max_position_embeddings", 0) or 0)
+    model = load_model(named.path, dtype=torch.float32)
+    if not model.can_generate() or model.config.is_encoder_decoder:
+        raise UserError(
+            f"{named.name}: {named.path} is a {type(model).__name__}; give a causal language model"
+        )
+    trained = read_trained_length(model)
     encoding = read_positions(model)
-    limit = None
     if named.spec_override is not None:
         set_positions(model, named.spec_override, max_positions=max(longest, trained))
         encoding = read_positions(model)
-    elif any(item.name == "learned" for item in parse(encoding).items):
-        limit = trained
+    stock_table = any(item.name == "learned" for item in parse(encoding).items)
     return LoadedModel(
         model=how.place(model),
         predict=partial(predict, model),
         encoding=encoding,
         trained_length=trained,
         updates=None,
-        limit=limit,
+        limit=count_positions(model) if stock_table else None,
     )
 
 

@@ -1,0 +1,95 @@
+"""Captures the attention of every layer and head in a forward pass, and the parts of its scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from fairseq_posenc.analysis.split import CapturedAttention, split
+from fairseq_posenc.backends import reference
+from fairseq_posenc.hf.attention import NAME, AttentionPositions
+from fairseq_posenc.hf.stack_hook import HookedPositions
+
+
+@torch.no_grad()
+def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[CapturedAttention]:
+    """Capture the self-attention of every layer in a pass without caches, stack by stack.
+
+    Args:
+        model: whose positions were set, in evaluation mode.
+        inputs: of the pass.
+    """
+    captured: list[CapturedAttention] = []
+    with ExitStack() as exits:
+        for stack in _find_stacks(model):
+            name = "decoder" if stack.assembly.dims.causal else "encoder"
+            layers = [
+                x
+                for x in stack.stack_parts.stack.module.modules()
+                if isinstance(x, AttentionPositions)
+            ]
+            for number, layer in enumerate(layers):
+                hook = partial(_capture, name, number, captured)
+                exits.callback(layer.register_forward_hook(hook).remove)
+        exits.enter_context(_attend_here(model))
+        model(**inputs, use_cache=False)
+    return sorted(captured, key=lambda attention: (attention.stack == "decoder", attention.layer))
+
+
+def _capture(
+    stack: str,
+    number: int,
+    captured: list[CapturedAttention],
+    layer: AttentionPositions,
+    args: tuple[Any, ...],
+    attended: Any,
+) -> None:
+    """Capture the attention of a layer, as a hook after :meth:`AttentionPositions.forward`."""
+    attention, query, key, value, shared, scale, *_ = args
+    call = layer.make_positions_call(attention, query, key, value, shared, scale, need_weights=True)
+    _, weights = reference.attend(call)
+    assert weights is not None
+    parts = split(
+        query,
+        layer.repeat_heads(key),
+        call.terms,
+        layer.rotation(shared.of_kind(layer.kind)),
+        mask=call.mask,
+    )
+    captured.append(CapturedAttention(stack, False, number, weights, parts))
+
+
+@contextmanager
+def _attend_here(model: PreTrainedModel) -> Iterator[None]:
+    """Let this package attend and rotate, where the model's own code does."""
+    stacks, layers = _find_stacks(model), _find_layers(model)
+    before = model.config._attn_implementation
+    stacks_before = [(stack.is_native, stack.is_rotated) for stack in stacks]
+    layers_before = [layer.is_rotated for layer in layers]
+    for stack in stacks:
+        stack.is_native, stack.is_rotated = False, [False] * len(stack.is_rotated)
+    for layer in layers:
+        layer.is_rotated = False
+    model.set_attn_implementation(NAME)
+    try:
+        yield
+    finally:
+        for stack, state in zip(stacks, stacks_before):
+            stack.is_native, stack.is_rotated = state
+        for layer, is_rotated in zip(layers, layers_before):
+            layer.is_rotated = is_rotated
+        model.set_attn_implementation(before)
+
+
+def _find_stacks(model: nn.Module) -> list[HookedPositions]:
+    return [module for module in model.modules() if isinstance(module, HookedPositions)]
+
+
+def _find_layers(model: nn.Module) -> list[AttentionPositions]:
+    return [module for module in model.modules() if isinstance(module, AttentionPositions)]

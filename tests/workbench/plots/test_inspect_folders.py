@@ -1,0 +1,95 @@
+"""``inspect`` on folders of Hugging Face's transformers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, LlamaForCausalLM
+
+from fairseq_posenc.hf import set_positions
+from fairseq_posenc.hf.capture_attention import capture_attention
+from fairseq_posenc.workbench import cli
+from tests.helpers.hf_models import MODELS, SERVED, VERSION, Cell, make_inputs, save_tokenizer
+from tests.helpers.products import product_of
+from tests.workbench.plots.test_inspect import content_of, numbers_of
+
+ONE_STACK = [name for name in SERVED if not MODELS[name].has_encoder]
+TEXT = "the cat sat on the mat"
+
+
+@pytest.mark.parametrize("name", ONE_STACK)
+def test_weights_are_those_of_the_stock_model(name):
+    tiny = MODELS[name]
+    inputs, stock = make_inputs(tiny), tiny.build()
+    stock.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = stock(**inputs, output_attentions=True).attentions
+    model = set_positions(tiny.build(), "own")
+    with torch.no_grad():
+        before = model(**inputs).logits
+        captured = capture_attention(model, inputs)
+        assert torch.equal(model(**inputs).logits, before), "the model attends as before"
+    assert len(captured) == len(expected)
+    for attention, weights in zip(captured, expected):
+        torch.testing.assert_close(attention.weights, weights, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"), product_of(["llama", "gpt2", "opt"], ["own", "alibi", "m4m", "t5", "none"])
+)
+def test_parts_of_a_score_add_up_to_what_the_softmax_takes(name, spec):
+    cell = Cell.build(name, spec)
+    for attention in capture_attention(cell.model, cell.inputs):
+        scores = attention.split.scores
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        torch.testing.assert_close(weights.float(), attention.weights, rtol=1e-4, atol=1e-5)
+        if spec == "none":
+            assert not attention.split.position.any()
+            assert float(attention.split.both.abs().max()) < 1e-9
+        elif spec in ("alibi", "t5"):
+            assert attention.split.position.any()
+
+
+def test_the_page_of_a_folder(tmp_path, capsys):
+    model = MODELS["llama"].build()
+    model.save_pretrained(tmp_path / "stock")
+    set_positions(LlamaForCausalLM.from_pretrained(tmp_path / "stock"), "alibi").save_pretrained(
+        tmp_path / "alibi"
+    )
+    pages = {}
+    for name in ("stock", "alibi"):
+        save_tokenizer(tmp_path / name, TEXT.split())
+        out = tmp_path / f"{name}.html"
+        words = ["--checkpoint", str(tmp_path / name), "--text", TEXT, "--out", str(out)]
+        assert cli.main(["inspect", *words]) == 0
+        pages[name] = out.read_text(encoding="utf-8")
+    for name, spec in (("stock", "rope(layout=half)"), ("alibi", "alibi")):
+        (shown,) = content_of(pages[name])[0]["models"]
+        assert shown["positions"] == {"decoder": spec}
+        assert shown["kinds"][0]["keys"] == TEXT.split()
+        assert len(shown["sha256"]) == 64
+        weights = numbers_of(pages[name], "decoder", "weight")
+        assert abs(np.nansum(weights, -1) - 1).max() < 0.05  # rounded; NaN where hidden
+    assert not np.nan_to_num(numbers_of(pages["stock"], "decoder", "position")).any()
+    assert np.nan_to_num(numbers_of(pages["alibi"], "decoder", "position")).any()
+
+
+def test_mistakes_are_one_line(tmp_path, capsys):
+    def refused(*words: object) -> str:
+        assert cli.main(["inspect", *map(str, words), "--text", TEXT, "--out", "a.html"]) == 2
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+        return line
+
+    (tmp_path / "empty").mkdir()
+    assert "empty" in refused("--checkpoint", tmp_path / "empty")
+    MODELS["llama"].build().save_pretrained(tmp_path / "llama")
+    assert "has no tokenizer" in refused("--checkpoint", tmp_path / "llama")
+    assert "no --data" in refused("--checkpoint", tmp_path / "llama", "--data", "bin")
+    MODELS["gpt2"].build(max_position_embeddings=4).save_pretrained(tmp_path / "short")
+    save_tokenizer(tmp_path / "short", TEXT.split())
+    assert "reads 4 tokens, and the text has 6" in refused("--checkpoint", tmp_path / "short")
+    if VERSION < 5:
+        BertConfig(architectures=["BertForMaskedLM"]).save_pretrained(tmp_path / "bert")
+        assert "bert" in refused("--checkpoint", tmp_path / "bert")
