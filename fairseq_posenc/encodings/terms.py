@@ -27,6 +27,8 @@ from fairseq_posenc.errors import UserError
 class Cost(NamedTuple):
     """Formulas of a layer's cost on the reference backend: n tokens, h heads of width d, C = h d.
 
+    Tables are counted with a row for each of 2n-1 distances; those that share rows have fewer.
+
     Attributes:
         operations: multiplications and additions for each sentence.
         numbers: numbers held at once for each sentence.
