@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import statistics
 import subprocess
 import sys
 
@@ -134,3 +136,27 @@ def test_mistakes_are_one_line(llama, measure, tmp_path, capsys):
         assert message in measure(*models_, *SHORT, fails=True)
     assert cli.main(["lm-length", f"a={llama}", *SHORT]) == 2
     assert "folders of transformers read --text FILE" in capsys.readouterr().err
+
+
+def test_spread_windows_predict_the_same_tokens_at_every_length(llama, measure, tmp_path):
+    tokens = Fast.from_pretrained(llama)(TEXT)["input_ids"]
+    names = [f"own={llama}", f"none={llama}@none"]
+    rows = measure(*names, "--lengths", "8,24", "--stride", "4", "--windows", "5")
+    model, inputs = LlamaForCausalLM.from_pretrained(llama), [0, *tokens[:-1]]
+    ends = [24 + (len(tokens) - 24) * number // 4 for number in range(5)]
+    for length in (8, 24):
+        perplexities = []
+        for end in ends:
+            with torch.no_grad():
+                logits = model(torch.tensor([inputs[end - length : end]])).logits[0, -4:]
+            wanted = torch.tensor(tokens[end - 4 : end])
+            perplexities.append(math.exp(F.cross_entropy(logits, wanted)))
+        row = rows["own", "sliding", length]
+        assert [row[f"window_{n}"] for n in range(1, 6)] == pytest.approx(perplexities, rel=1e-4)
+        assert row["tokens"] == 20
+        assert row["perplexity"] == pytest.approx(statistics.geometric_mean(perplexities), rel=1e-4)
+    page = (tmp_path / "out" / "lm-length.md").read_text()
+    assert "over 5 windows" in page
+    assert re.search(
+        r"none: its perplexity divided by that of own .* 8: [\d.]+ to [\d.]+; 24:", page
+    )

@@ -57,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="windows: each token once, or overlapping by all but --stride tokens (default: both)",
     )
     options.add_count(parser, "--stride", "tokens that the sliding window moves", 64)
+    options.add_count(
+        parser,
+        "--windows",
+        "score only so many sliding windows, spread over the text; those of every length predict "
+        "the same tokens (default: all of the text)",
+    )
     options.add_count(parser, "--max-tokens", "tokens to read at a time", 4096)
     options.add_out(parser, "lm-length")
     options.add_computing(parser)
@@ -71,6 +77,10 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
     """
     modes = report.MODES if args.mode == "both" else (args.mode,)
+    if args.windows:
+        if args.mode == report.NON_OVERLAPPING:
+            raise UserError("--windows is of sliding windows: leave out --mode")
+        modes = (report.SLIDING,)
     strides = {mode: args.stride if mode == report.SLIDING else None for mode in modes}
     if report.SLIDING in modes and args.stride > (shortest := args.lengths[0]):
         raise UserError(
@@ -102,8 +112,11 @@ def run(args: argparse.Namespace) -> int:
             loaded = load_model(named, args.data, longest=longest)
             facts = loaded.encoding, loaded.trained_length, loaded.updates
             rows.append(report.ModelScores(named, *facts, {}))
-        say(f"{len(tokens):,} tokens of {text}, all scored once for each figure")
-        sizes = args.lengths, strides, args.max_tokens
+        scored = "all scored once for each figure"
+        if args.windows:
+            scored = f"{args.windows} windows of which are scored for each figure"
+        say(f"{len(tokens):,} tokens of {text}, {scored}")
+        sizes = args.lengths, strides, args.max_tokens, args.windows
         evaluations = [
             Evaluation(args.out / named.name, _collect_inputs(named, args), *sizes)
             for named in checkpoints
@@ -113,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
         rows = [
             row._replace(scores=evaluation.read()) for row, evaluation in zip(rows, evaluations)
         ]
-        results = report.LengthResults(text, len(tokens), args.stride, rows)
+        results = report.LengthResults(text, len(tokens), args.stride, rows, args.windows)
         record = report.build_record(results)
         record.write(args.out / FIGURES)
         drawn = can_draw() and report.draw(results, args.out / PICTURE)

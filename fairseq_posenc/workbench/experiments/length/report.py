@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,8 @@ from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length.checkpoint import NamedCheckpoint
 from fairseq_posenc.workbench.experiments.length.scoring import Score
 from fairseq_posenc.workbench.results import markdown, pictures
+from fairseq_posenc.workbench.results.differences import compare
+from fairseq_posenc.workbench.results.intervals import LEVEL, interval_of_perplexity
 from fairseq_posenc.workbench.results.pictures import GREY, PALE
 from fairseq_posenc.workbench.results.record import Record, own_command
 
@@ -38,6 +41,7 @@ class LengthResults(NamedTuple):
     tokens: int  # how many tokens it has; each was predicted once for each figure
     stride: int  # tokens that the sliding window moves on
     rows: list[ModelScores]  # a model each
+    windows: int | None = None  # how many were scored; None for the whole text
 
     @property
     def modes(self) -> list[str]:
@@ -68,11 +72,38 @@ def format_table(results: LengthResults) -> str:
         for row in results.rows
         for note in _explain_dashes(row)
     ]
+    notes += _compare_with_first(results)
     return "\n".join([markdown.table(header, rows, "llr"), *([""] if notes else []), *notes])
 
 
+def _compare_with_first(results: LengthResults) -> list[str]:
+    """Compare each model with the first, window by window, at each length."""
+    first, *others = results.rows
+    notes = []
+    for row in others if results.windows else ():
+        changes = []
+        for length, score in row.scores[SLIDING].items():
+            ours, theirs = (
+                dict(enumerate(s.windows)) for s in (score, first.scores[SLIDING][length])
+            )
+            low, high = (math.exp(bound) for bound in compare(ours, theirs).interval[1:])
+            if ours and theirs and math.isfinite(high):
+                changes.append(f"{length:,}: {low:.3f} to {high:.3f}")
+        if changes:
+            names = markdown.escape(row.named.name), markdown.escape(first.named.name)
+            notes.append(
+                f"- {names[0]}: its perplexity divided by that of {names[1]} ({LEVEL:.0%} interval "
+                f"over the windows, paired): {'; '.join(changes)}"
+            )
+    return notes
+
+
 def _format_cell(score: Score) -> str:
-    return "-" if score.perplexity is None else f"{score.perplexity:,.2f}"
+    if score.perplexity is None:
+        return "-"
+    if score.windows:
+        return interval_of_perplexity(score.windows).show(2)
+    return f"{score.perplexity:,.2f}"
 
 
 def _explain_dashes(row: ModelScores) -> list[str]:
@@ -102,6 +133,12 @@ def _introduce(results: LengthResults) -> str:
             "context."
         ),
     }
+    if results.windows:
+        return (
+            f"Perplexity per token on {markdown.code(results.text)}, with its {LEVEL:.0%} interval "
+            f"over {results.windows} windows that are spread over the text. Of each window the "
+            f"last {results.stride:,} tokens are predicted, the same at every length."
+        )
     return " ".join(
         [
             f"Perplexity per token on {markdown.code(results.text)}. Each figure covers the same "
@@ -124,7 +161,8 @@ def build_record(results: LengthResults) -> Record:
             "trained_length": row.trained_length,
             "updates": row.updates,
             "evaluation": mode,
-            **score._asdict(),
+            **{name: value for name, value in score._asdict().items() if name != "windows"},
+            **{f"window_{n}": value for n, value in enumerate(score.windows, start=1)},
             "perplexity": score.perplexity,
         }
         for row in results.rows

@@ -20,6 +20,7 @@ from fairseq_posenc.workbench.experiments.length.stream import (
     Window,
     batch_windows,
     cut_windows,
+    spread_windows,
 )
 from fairseq_posenc.workbench.running.progress import bar, format_time, say
 from fairseq_posenc.workbench.running.stages import Inputs, Outputs, Stage
@@ -36,6 +37,8 @@ class Score(NamedTuple):
     loss: Optional[float]  # bits per token; None if the model refused
     seconds: float  # wall-clock time
     refusal: str = ""  # why there is no figure
+    # where windows are spread over the stream, the perplexity in each of them
+    windows: Sequence[float] = ()
 
     @property
     def perplexity(self) -> Optional[float]:
@@ -52,13 +55,15 @@ class Evaluation(NamedTuple):
     # the stride of each mode; None for that of the length, so that nothing overlaps
     strides: Mapping[str, int | None]
     max_tokens: int  # tokens to read in a batch
+    spread: int | None = None  # how many windows are spread over the stream; None reads all of it
 
     def stages(self) -> Iterator[tuple[str, int, Stage]]:
         """Yield mode, context length and stage of each score."""
         for mode, stride in self.strides.items():
             for length in self.lengths:
-                sizes = length, stride or length, self.max_tokens
-                inputs = {**self.inputs, "sizes": sizes}
+                inputs = {**self.inputs, "sizes": (length, stride or length, self.max_tokens)}
+                if self.spread is not None:
+                    inputs["windows"] = self.spread, self.lengths[-1]
                 yield mode, length, Stage(self.folder / f"{mode}-{length}", inputs)
 
     def count_left(self) -> int:
@@ -69,7 +74,7 @@ class Evaluation(NamedTuple):
         """Compute the scores that are not there."""
         for mode, length, stage in self.stages():
             name = f"{self.folder.name}, {mode}, {length:,}"
-            stage.do(partial(_measure, name, loaded, stream, stage.inputs["sizes"]))
+            stage.do(partial(_measure, name, loaded, stream, stage.inputs))
 
     def read(self) -> dict[str, dict[int, Score]]:
         """Read the scores of each mode, by length; all are there."""
@@ -79,10 +84,11 @@ class Evaluation(NamedTuple):
         return scores
 
 
-def _measure(name: str, loaded: LoadedModel, stream: Stream, sizes: Sequence[int]) -> Outputs:
-    with bar(name, len(stream), " tokens") as shown:
-        length, stride, max_tokens = sizes
-        score = score_stream(loaded, stream, length, stride, max_tokens, shown.update)
+def _measure(name: str, loaded: LoadedModel, stream: Stream, inputs: Inputs) -> Outputs:
+    length, stride, max_tokens = inputs["sizes"]
+    spread = inputs.get("windows")
+    with bar(name, spread[0] * stride if spread else len(stream), " tokens") as shown:
+        score = score_stream(loaded, stream, length, stride, max_tokens, shown.update, spread)
     figure = f"no figure: {score.refusal}"
     if score.perplexity is not None:
         figure = f"perplexity {score.perplexity:,.2f} of {score.tokens:,} tokens"
@@ -97,24 +103,33 @@ def score_stream(
     stride: int,
     max_tokens: int,
     on_tokens: Callable[[int], None] = lambda tokens: None,
+    spread: Sequence[int] | None = None,
 ) -> Score:
     """Score every token of a stream once; tell ``on_tokens`` of each batch how many.
 
     At most ``length`` tokens are read at a time and ``stride`` predicted, in batches of
-    ``max_tokens``, if that is more than one window.
+    ``max_tokens``, if that is more than one window. ``spread`` is a number of windows and the
+    longest length, for :func:`spread_windows` in place of the whole stream.
     """
     began = time.monotonic()
     total, tokens, refusal = 0.0, 0, ""
+    perplexities: list[float] = []
+    windows = cut_windows(len(stream), length, stride)
+    if spread is not None:
+        count, longest = spread
+        windows = spread_windows(len(stream), length, stride, longest, count)
     try:
         if loaded.limit is not None and length > loaded.limit:
             raise UserError(f"{length} tokens are more than the model's limit of {loaded.limit}")
         for module in loaded.model.modules():
             if isinstance(module, Encoding):
                 module.make_room(length)
-        for batch in batch_windows(cut_windows(len(stream), length, stride), max_tokens):
+        for batch in batch_windows(windows, max_tokens):
             log_probs = compute_log_probabilities(loaded, stream, batch)
             total += float(log_probs.double().sum())
             tokens += log_probs.numel()
+            if spread is not None:
+                perplexities += log_probs.double().mean(1).neg().exp().tolist()
             on_tokens(log_probs.numel())
     except UserError as error:  # an encoding that cannot read so much
         refusal = str(error)
@@ -122,7 +137,7 @@ def score_stream(
     if not refusal and not loss < _MOST_BITS:  # so that NaN fails
         refusal = "the model's probabilities are too small for a number"
     seconds = time.monotonic() - began
-    return Score(length, stride, tokens, None if refusal else loss, seconds, refusal)
+    return Score(length, stride, tokens, None if refusal else loss, seconds, refusal, perplexities)
 
 
 @torch.no_grad()

@@ -56,6 +56,18 @@ def cut_windows(total: int, length: int, stride: int) -> Iterator[Window]:
         yield Window(max(0, scored - length + stride), scored, min(scored + stride, total))
 
 
+def spread_windows(
+    total: int, length: int, stride: int, longest: int, count: int
+) -> Iterator[Window]:
+    """Spread windows evenly over a stream, from its token ``longest`` on.
+
+    Windows of any length up to the longest predict the same tokens, the last ``stride`` of each.
+    """
+    for number in range(count):
+        end = longest + (total - longest) * number // max(1, count - 1)
+        yield Window(end - length, end - stride, end)
+
+
 def batch_windows(pieces: Iterator[Window], max_tokens: int) -> Iterator[list[Window]]:
     """Put neighbours of equal shape together, up to ``max_tokens`` tokens, or else one by one."""
     for (read, _), alike in groupby(pieces, key=lambda window: window.shape):
