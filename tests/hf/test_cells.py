@@ -15,6 +15,7 @@ from fairseq_posenc.registry import names
 from fairseq_posenc.specs import parse
 from tests.helpers.hf_models import (
     MODELS,
+    POSITIONS,
     SERVED,
     VERSION,
     Cell,
@@ -233,3 +234,22 @@ def test_rotations_alone_leave_attention_and_caches_to_transformers(spec):
     set_positions(cell.model, spec)
     assert distance(compute_logits(cell.model, cell.inputs), logits) < 1e-5
     assert cell.model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_inputs_longer_than_the_models_own_limit(name):
+    cell = Cell.build(name, "alibi")
+    inputs = make_inputs(cell.tiny, length=POSITIONS + 20)
+    assert bool(compute_logits(cell.model, inputs).isfinite().all())
+    with pytest.raises(UserError, match="longer than the 64 positions of 'learned'"):
+        set_positions(cell.model, "learned", max_positions=POSITIONS)(**inputs)
+
+
+@pytest.mark.parametrize("spec", ["rope(layout=half)", "alibi", "learned+t5"])
+def test_a_compiled_model_is_one_graph(spec):
+    cell = Cell.build("llama", spec)
+    torch._dynamo.reset()
+    compiled = torch.compile(cell.model, backend="eager", fullgraph=True)
+    expected = compute_logits(cell.model, cell.inputs)
+    with torch.no_grad():
+        assert distance(compiled(**cell.inputs, use_cache=False).logits, expected) < 1e-5

@@ -1,0 +1,108 @@
+"""The table model x encoding: every cell is tried, on tiny models with random weights.
+
+A cell holds the largest difference between two ways to compute the same logits (padding on both
+sides, a cache, a reloaded model; also generation, greedy, sampled and by beams, which must be the
+same token by token), as a part of the largest logit, or the line of its refusal:
+
+    python -m tests.hf.matrix --out matrix.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import transformers
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf import set_positions
+from fairseq_posenc.registry import names
+from tests.helpers.hf_models import (
+    MODELS,
+    SERVED,
+    Cell,
+    checks_of,
+    compute_logits,
+    distance,
+    make_inputs,
+)
+
+COMBINED = [
+    "3*rope(layout=half),none",
+    "rope+alibi",
+    "learned+sink",
+    "rope+ssmax",
+    "rope(layout=half)+window(size=5)",
+    "t5+chunk(size=6)",
+]
+SPECS = ["own", *names(), *COMBINED]
+LARGEST = 2e-5
+
+
+def try_cell(name: str, spec: str) -> str:
+    """Try a model with an encoding; return the largest difference, the refusal, or what failed."""
+    try:
+        cell = Cell.build(name, spec)
+    except UserError as error:
+        return f"refused: {error}"
+    figures = [compare_with_own(name)] if spec == "own" else []
+    for check, compute in checks_of(cell):
+        result = compute()
+        if isinstance(result, bool):
+            result = 0.0 if result else float("inf")
+        if not result < LARGEST:
+            return f"FAILED: {check} differs by {result:.1e}"
+        figures.append(result)
+    gradients = cell.gradients().items()
+    untrained = [key for key, x in gradients if ".positions." in f".{key}" and not x.any()]
+    if untrained:
+        return f"FAILED: no gradient of {', '.join(untrained)}"
+    return f"{max(figures):.0e}"
+
+
+def compare_with_own(name: str) -> float:
+    """Compare a model that was given its own positions with the model as it was."""
+    tiny = MODELS[name]
+    model, inputs = tiny.build(), make_inputs(tiny)
+    before = compute_logits(model, inputs)
+    return distance(compute_logits(set_positions(model, "own"), inputs), before)
+
+
+def write_table(models: Iterable[str], specs: Iterable[str]) -> str:
+    """Try all cells; write them as a table of Markdown, with the refusals below it."""
+    models, specs = list(models), list(specs)
+    refusals: list[str] = []
+    lines = [f"| | {' | '.join(models)} |", f"| --- |{' ---: |' * len(models)}"]
+    for spec in specs:
+        row = []
+        for name in models:
+            text = try_cell(name, spec)
+            print(f"{name} {spec}: {text}", file=sys.stderr, flush=True)
+            if text.startswith("refused: "):
+                line = text.removeprefix("refused: ")
+                if line not in refusals:
+                    refusals.append(line)
+                text = f"[{refusals.index(line) + 1}]"
+            row.append(text)
+        lines.append(f"| `{spec}` | {' | '.join(row)} |")
+    notes = [f"{number}. {line}" for number, line in enumerate(refusals, 1)]
+    return "\n".join([f"transformers {transformers.__version__}", "", *lines, "", *notes, ""])
+
+
+def main() -> None:
+    """Try the cells that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--models", nargs="*", default=SERVED, choices=SERVED, metavar="NAME")
+    parser.add_argument("--specs", nargs="*", default=SPECS, metavar="SPEC")
+    parser.add_argument("--out", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    table = write_table(args.models, args.specs)
+    print(table)
+    if args.out is not None:
+        args.out.write_text(table, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
