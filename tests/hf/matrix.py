@@ -35,6 +35,7 @@ COMBINED = [
     "learned+sink",
     "rope+ssmax",
     "rope(layout=half)+window(size=5)",
+    "alibi+window(size=4,first=2)",
     "t5+chunk(size=6)",
 ]
 SPECS = ["own", *names(), *COMBINED]

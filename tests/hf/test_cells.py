@@ -33,6 +33,7 @@ COMBINED = [
     "3*rope(layout=half),none",
     "rope+alibi",
     "rope(layout=half)+window(size=5)",
+    "alibi+window(size=4,first=2)",
     "learned+window(size=4)+sink",
     "rope+window(size=3),alibi+window(size=6),none",
     "t5+chunk(size=6)",
