@@ -5,7 +5,7 @@ For your own model, :class:`StackPositions` and a :class:`SelfAttention` in each
 >>> import torch
 >>> positions = StackPositions("learned+m4m", embed_dim=768, num_heads=12, max_positions=512)
 >>> layers = [SelfAttention(positions, dropout=0.1) for _ in range(12)]
->>> x, shared = positions(torch.randn(2, 64, 768))  # once a forward pass
+>>> x, shared = positions(torch.randn(2, 64, 768))  # once a pass; what all layers need
 >>> x = x + layers[0](x, shared)[0]
 >>> x.shape
 torch.Size([2, 64, 768])
@@ -13,7 +13,7 @@ torch.Size([2, 64, 768])
 A model that computes its attention itself takes :class:`LayerPositions` in place of it. A decoder
 has a :class:`CrossAttention`, too; a :class:`Cache` keeps keys and values from step to step.
 
-For a look or a test, :class:`PositionEncoding` holds the encodings of a single layer:
+To inspect or test an encoding, :class:`PositionEncoding` holds the encodings of a single layer:
 
 >>> encoding = PositionEncoding("learned+m4m", embed_dim=768, num_heads=12)
 >>> encoding.parameter_counts()

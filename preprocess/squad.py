@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-r"""Files of SQuAD 1.1 or 2.0, as they are published, to a folder to train on.
+r"""Convert the published files of SQuAD 1.1 or 2.0 to a folder to train on.
 
     fairseq-posenc preprocess squad --train train-v1.1.json --valid dev-v1.1.json \
         --out data-bin/squad11 --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt
@@ -62,7 +62,7 @@ class SquadSettings:
         limits = Limits(args.max_length, args.stride, args.max_question)
         limits.check()
         vocabulary = Vocabulary.from_args(args)
-        vocabulary.load_dictionary()  # refuses one without symbols
+        vocabulary.load_dictionary()  # an empty one is an error at once
         given = vocabulary.files
         files = {name: given[option] for option, name in _NAMES.items() if option in given}
         inputs = {split: getattr(args, split) for split in SPLITS}

@@ -36,8 +36,8 @@ def expand_by_distance(
         pairs = table.unfold(1, src_len, 1)[:, :tgt_len].flip(1)  # [G, T, S]
     if first is None:
         return pairs[None]
-    here, there = table[:, -2:, None, None].unbind(1)  # each [G, 1, 1]
-    return insert_reset(pairs[None], here, there, first)
+    first_query, first_key = table[:, -2:, None, None].unbind(1)  # each [G, 1, 1]
+    return insert_reset(pairs[None], first_query, first_key, first)
 
 
 def relative_shift(products: Tensor, others: int) -> Tensor:
@@ -57,9 +57,9 @@ def relative_shift(products: Tensor, others: int) -> Tensor:
 
 
 def pad_rows(table: Tensor) -> Tensor:
-    """Pad ``(G, R, D)`` with a row for :func:`relative_shift`, where a graph is made.
+    """Pad ``(G, R, D)`` with a row for :func:`relative_shift`, in a graph only.
 
-    The graph then holds for a single token as well, whose R - 1 would be 0.
+    With one token R - 1 would be 0, and the compiler would make a graph for that alone.
     """
     return F.pad(table, (0, 0, 0, 1)) if torch.compiler.is_compiling() else table
 
@@ -85,12 +85,12 @@ def row_index(
     """Index a table's row of each pair, ``(1 or B, T, S)`` of int64, once for all layers.
 
     Args:
-        terms: of the encodings.
-        name: of the table.
+        terms: that have the table.
+        name: field of the table.
         tgt_len: T.
         src_len: S.
         device: of the result.
-        mask: has the cache.
+        mask: of the forward pass, in whose cache the index is kept for all layers.
     """
     runs = terms.runs.get(name)
     deps = (runs, terms.first, tgt_len, src_len, device)

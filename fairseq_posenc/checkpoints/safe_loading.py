@@ -71,10 +71,9 @@ def _refuse_strange_weights(weights: Any) -> None:
 
 
 def _refuse_expanded_tensors(state: Any) -> None:
-    """Refuse tensors that claim more numbers than are stored for them, and mappings without end.
+    """Refuse tensors that claim more numbers than are stored for them, and endless mappings.
 
-    With a stride of 0 a file of a few bytes has as many as it likes, and all that is done with them
-    takes as long as if they were there. No training writes such tensors.
+    A tensor with a stride of 0 lets a file of a few bytes cost any time. No training writes one.
     """
     left: list[tuple[Any, tuple[Any, ...]]] = [(state, ())]
     seen = set()
@@ -128,7 +127,7 @@ def readable_errors(what: str) -> Iterator[None]:
 class _NumberType:
     """Stands for numpy's type of a number: ``float64``, ``float32`` or ``int64``, and no other.
 
-    Of numpy's own, which a file may name and change, one number can take all of the memory.
+    numpy's own is not allowed: a file could give it a size that takes all of the memory.
     """
 
     def __init__(self, code: Any, *options: Any) -> None:

@@ -23,8 +23,8 @@ class DebertaV2(Encoding):
 
     Equation:
         e_ij = (q_i.k_j + q_i.(W_K p_b) + k_j.(W_Q p_b)) / sqrt(c d), where c = 3, b is the bucket
-        of i - j (one distance each up to buckets/2, then logarithmic up to the trained length), and
-        W_Q and W_K are the layer's own projections.
+        of i - j (one distance each up to buckets/2, then logarithmic up to the trained length), p_b
+        is the normalised row of the table, and W_Q and W_K are the layer's own projections.
     Shapes:
         table ``(2 * buckets, C)`` and its layer norm ``(C,)``, one for all layers.
     Parameters:
@@ -59,6 +59,7 @@ class DebertaV2(Encoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the normalised rows for each layer to project, ``(R, C)``."""
+        # The first distance of every bucket on either side: of one distance each, then logarithmic.
         starts = mirror((*range(1, self.buckets // 2 + 1), *self.firsts))
         _, runs = Runs.select(starts, span)
         bucket = self.bucket(-runs.representatives())
@@ -82,7 +83,10 @@ class DebertaV2(Encoding):
         self._find_firsts()
 
     def _find_firsts(self) -> None:
-        """Find where each logarithmic bucket begins: ``length - 1`` ends the last but one."""
+        """Find the first distance of each logarithmic bucket.
+
+        Distance ``length - 1`` is the last of the last bucket but one.
+        """
         exact = self.buckets // 2
         reach = math.log((max(self.dims.trained_length, exact + 2) - 1) / exact)
 

@@ -50,7 +50,7 @@ class Randomized(Encoding):
         self.fixed = self._draw_fixed_numbers()
 
     def make_room(self, length: int) -> None:
-        """Draw for as many positions."""
+        """Make room for ``length`` positions, and draw the numbers of evaluation again."""
         self.dims = self.dims.with_room(length)
         self.fixed = self._draw_fixed_numbers()
 
@@ -81,6 +81,6 @@ class Randomized(Encoding):
 
     @classmethod
     def drawn_from(cls, options: Iterable[tuple[str, Any]]) -> int:
-        """Read the limit."""
+        """Read the limit, by which tables of positions are as long as numbers are drawn from."""
         limit: int = dict(options).get("limit", LIMIT)
         return limit

@@ -1,4 +1,4 @@
-"""Rotary positions as configurations of transformers state them (``rope_parameters``)."""
+"""Converts ``rope_parameters`` of a configuration of transformers to ``rope(...)`` of a spec."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ALPHA = "alpha"  # HunYuan's name for the factor of `ntk`, which it calls `dyna
 
 
 def read_rope(parameters: Mapping[str, Any], max_positions: int, layout: str) -> str:
-    """Write the item of a spec for rotations.
+    """Convert to a spec, such as ``rope(base=10000.0,layout=half,scaling=yarn:4)``.
 
     Args:
         parameters: ``rope_theta``, ``partial_rotary_factor``, ``rope_type`` and the settings of
@@ -27,7 +27,7 @@ def read_rope(parameters: Mapping[str, Any], max_positions: int, layout: str) ->
     if "mrope_section" in parameters or kind == "mrope":
         raise UserError("rotations along several axes (M-RoPE) are not among the encodings")
     options = {"base": parameters.get("rope_theta", 10000.0), "layout": layout}
-    if kind != "proportional":  # whose part is a setting of the scaling
+    if kind != "proportional":  # there the part is a setting of the scaling
         options["fraction"] = parameters.get("partial_rotary_factor", 1.0)
     if kind != "default":
         options["scaling"] = _read_scaling(kind, parameters, max_positions)
@@ -35,10 +35,10 @@ def read_rope(parameters: Mapping[str, Any], max_positions: int, layout: str) ->
 
 
 def _read_scaling(kind: str, parameters: Mapping[str, Any], max_positions: int) -> str:
-    """Write a scaling as specs have it."""
+    """Convert a scaling to the form of specs, such as ``yarn:4:beta_fast=16``."""
     if kind == "dynamic" and parameters.get(_ALPHA):
         return f"{Ntk.kind}:{parameters[_ALPHA]}"
-    if kind not in KINDS or KINDS[kind] is Ntk:  # of which transformers knows only the base
+    if kind not in KINDS or KINDS[kind] is Ntk:  # in transformers NTK is only a changed base
         known = ", ".join(name for name in KINDS if name != Ntk.kind)
         raise UserError(f"unknown scaling {shortened(repr(kind))} of rope; known: {known}")
     length = parameters.get(TRAINED_LENGTH) or max_positions
@@ -47,10 +47,11 @@ def _read_scaling(kind: str, parameters: Mapping[str, Any], max_positions: int) 
         for name, theirs in KINDS[kind].hf_names().items()
         if theirs not in ("factor", "max_position_embeddings")
     }
-    if "length" in settings:  # the model's is left out, as in specs
+    if "length" in settings:  # left out where it is that of the model, as in specs
         settings["length"] = length if length != max_positions else None
     if kind == "yarn" and not (settings["mscale"] and settings["mscale_all_dim"]):
-        del settings["mscale"], settings["mscale_all_dim"]
+        del settings["mscale"], settings["mscale_all_dim"]  # transformers uses both or none
+    # Without a factor transformers computes it from the lengths.
     ratio = max(max_positions / length, 1.0) if kind in ("yarn", "longrope") else 1.0
     factor = parameters.get("factor") or ratio
     written = [f"{name}={_format(value)}" for name, value in settings.items() if value is not None]

@@ -16,11 +16,11 @@ class TransformerXL(Encoding):
 
     Equation:
         e_ij = ((q_i + u).k_j + (q_i + v).(W s_(i-j))) / sqrt(c d), where s is the sinusoid
-        of width C of a distance; u and v are trained.
+        of width C of a distance; u and v are trained, c is ``scale_factor``.
     Shapes:
         W ``(C, C)``, u and v ``(H, D)`` in each layer.
     Parameters:
-        m * (C^2 + 2 * C)
+        m * (C^2 + 2 * C) in m layers
     Source:
         Dai et al. (2019), "Transformer-XL", arXiv:1901.02860, section 3.3.
     Differs:
@@ -28,6 +28,7 @@ class TransformerXL(Encoding):
     """
 
     acts_on = "scores"
+    # W s of each distance, computed in each layer
     cost = Cost("", "", "2 (2n-1) C^2", "(2n-1) C")
 
     def __init__(self, dims: Dims, *, scale_factor: float = 1.0) -> None:
@@ -49,5 +50,5 @@ class TransformerXL(Encoding):
             key_table=self.u[:, None],
             bias=bias,
             scale_factor=self.scale_factor,
-            runs={"key_table": Runs((), span)},
+            runs={"key_table": Runs((), span)},  # one row, u, for every distance
         )

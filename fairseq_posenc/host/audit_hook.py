@@ -1,7 +1,7 @@
 """An audit hook that checks whatever fairseq evaluates, and every checkpoint it opens.
 
-Python calls audit hooks before either, for every command, model and task, and stops where a hook
-raises. So nothing of fairseq is patched, and no path through it is forgotten.
+Python calls audit hooks before it compiles, runs or opens anything, and an error in a hook ends the
+operation. So nothing of fairseq is patched, and no path through it is forgotten.
 """
 
 import os
@@ -43,9 +43,9 @@ def _check_event(event: str, given: tuple[Any, ...]) -> None:
 def _refuse_source(source: Any) -> None:
     """Refuse what Python is about to compile, unless it is a literal however Python reads it.
 
-    Python gives the text of ``eval`` as UTF-8, and bytes as they are: these may name another
-    encoding themselves, which :func:`is_literal` refuses. A subclass of text, or a syntax tree,
-    is not a setting of a file.
+    A hook gets the text of ``eval`` as bytes of UTF-8. Bytes that are evaluated may name another
+    encoding, which :func:`is_literal` refuses. Settings from a file are never syntax trees or
+    subclasses of text, so these are refused, too.
     """
     if type(source) is bytes:
         try:
@@ -62,7 +62,7 @@ def _refuse_source(source: Any) -> None:
 
 
 def _refuse_code(code: Any) -> None:
-    """Refuse compiled code that names anything; that of a literal does not."""
+    """Refuse a code object that refers to any name: the code of a literal refers to none."""
     if not isinstance(code, CodeType) or code.co_names or not _is_plain(code.co_consts):
         raise UserError(
             "a setting that fairseq evaluates is compiled code: use a file from a source you trust"

@@ -88,7 +88,7 @@ class StackPositions(nn.Module):
         check_embeddings("embeddings", embeddings, self.assembly.dims.embed_dim)
         if not isinstance(past, (int, torch.SymInt)) or past < 0:
             raise UserError(
-                f"past={past}: the number of earlier tokens cannot be negative, and is whole"
+                f"past={past}: the number of earlier tokens must be a whole number of at least 0"
             )
         batch, tgt_len = embeddings.shape[:2]
         positions = positions_from_padding(
@@ -168,12 +168,15 @@ class StackPositions(nn.Module):
                     "position_ids do not change; leave them out"
                 )
         ids, longest = ids.long(), 0
-        if may_sync(ids.device) and ids.numel():  # elsewhere a table's own check finds them
+        if (
+            may_sync(ids.device) and ids.numel()
+        ):  # elsewhere the check of a table finds ids that are too large
             least, most = torch.stack(ids.aminmax()).tolist()
             if least < 0:
                 raise UserError(f"position_ids: {least} is below 0; positions count from 0")
             longest = most + 1
         ids = F.pad(ids, (src_len - ids.size(1), 0))
+        # Ids do not follow from the places of tokens, as with padding on the left.
         return positions._replace(ids=ids, left_padded=True, longest=longest, counted=False)
 
 

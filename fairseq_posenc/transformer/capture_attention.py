@@ -65,7 +65,7 @@ def _build_hook(place: re.Match[str], seen: list[CapturedAttention]) -> Hook:
 def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) -> Split:
     """Split the scores of inputs ``(T, B, C)`` and ``(S, B, C)`` into their parts."""
     query, key = (
-        # Not by calling the projection: that of rotary cross-attention rotates.
+        # The weights alone: in rotary cross-attention the projections also rotate.
         F.linear(x, projection.weight, projection.bias)
         .unflatten(-1, (attention.num_heads, -1))
         .permute(1, 2, 0, 3)  # [B, H, T or S, D]
@@ -87,9 +87,9 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
 
 @contextmanager
 def _forbid_fused_calls(model: nn.Module) -> Iterator[None]:
-    """Keep fairseq's own modules from torch's single calls.
+    """Disable torch's fused calls in fairseq's own modules.
 
-    That for a layer has no weights, and that for its attention only their mean over the heads.
+    A fused layer returns no weights, and fused attention only their mean over the heads.
     """
     switches = [
         *((m, "can_use_fastpath", False) for m in _find_all(model, TransformerEncoderLayerBase)),

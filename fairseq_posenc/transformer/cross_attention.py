@@ -15,8 +15,8 @@ class RotaryCrossAttention(MultiheadAttention):
     """fairseq's encoder-decoder attention, whose queries and keys are rotated by their positions.
 
     Queries stand at their position in the target, keys at theirs in the source; both rotations are
-    those of the forward pass. fairseq's forward is kept, with its caches and beams: the projections
-    rotate what they make. Keys are cached rotated.
+    those of the forward pass. fairseq's forward is unchanged, with its caches and beams: only the
+    projections of queries and keys are replaced, and rotate their output. Keys are cached rotated.
 
     Args:
         embed_dim: C.
@@ -73,7 +73,7 @@ class RotatedProjection(nn.Linear):
     """
 
     def __init__(self, plain: nn.Linear, head_dim: int, is_key: bool) -> None:
-        # No numbers are drawn for parameters on "meta".
+        # On "meta" no numbers are drawn; the parameters are replaced below.
         super().__init__(plain.in_features, plain.out_features, device="meta")
         self.weight, self.bias = plain.weight, plain.bias
         self.head_dim = head_dim

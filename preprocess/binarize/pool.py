@@ -17,7 +17,7 @@ from fairseq_posenc.errors import RunError
 
 Mark = TypeVar("Mark")
 Result = TypeVar("Result")
-_AHEAD = 3  # chunks for each worker that may be waiting or done
+_PENDING_PER_WORKER = 3  # chunks that may be waiting or done
 # What ends the main process, and its workers with it.
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -31,13 +31,13 @@ class Pool:
     def __init__(self, workers: int, function: Callable[..., Any], *arguments: Any) -> None:
         # Forked workers share the vocabulary, and need not import anything.
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
-        self._ahead = workers * _AHEAD
+        self._ahead = workers * _PENDING_PER_WORKER
         self._executor = ProcessPoolExecutor(
             workers, context, initializer=_start_worker, initargs=(function, arguments)
         )
 
     def map(self, chunks: Iterable[tuple[Mark, bytes]]) -> Iterator[tuple[Mark, Any]]:
-        """Yield each chunk's mark with the function's result, in order.
+        """Yield the function's result for each chunk, in order, with what came beside the chunk.
 
         Raises:
             RunError: a worker was killed.
@@ -61,7 +61,7 @@ class Pool:
     def _submit(self, data: bytes) -> Future[Any]:
         """Submit a chunk; the first starts the workers.
 
-        Signals wait until they are started: in a fork Python ignores a KeyboardInterrupt.
+        Signals are blocked while workers are forked: a KeyboardInterrupt in a fork would be lost.
         """
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
         try:

@@ -21,7 +21,7 @@ class Examples(NamedTuple):
 
     sentences: tuple[list[str], ...]  # texts of each of the task's one or two columns
     labels: list[str]  # labels as written; empty for a test set
-    ids: list[str]  # GLUE's ids of the examples
+    ids: list[str]  # the first column: in test files the example's id
     broken: int  # number of rows that were left out
 
 
@@ -37,8 +37,8 @@ def find_file(folder: Path, task: Task, split: str) -> Path:
         if path.is_file():
             return path
     raise UserError(
-        f"{plain} is not there, nor as .gz, .bz2 or .xz; give the folder that has GLUE's folders "
-        "(CoLA, SST-2, ...) as they are downloaded, or leave the task or the split out"
+        f"{plain} is not there, nor with {', '.join(_ENDINGS[1:])}; give the folder that has "
+        "GLUE's folders (CoLA, SST-2, ...) as they are downloaded, or leave the task or the split out"
     )
 
 
@@ -107,7 +107,10 @@ def _check_label(label: str, task: Task, where: str) -> str:
         except ValueError:
             score = math.nan
         if not 0 <= score <= SCORE_MAXIMUM:
-            raise UserError(f"{where}: the score {label!r} is not between 0 and 5; mend the file")
+            raise UserError(
+                f"{where}: the score {label!r} is not between 0 and {SCORE_MAXIMUM:g}; mend the "
+                "file"
+            )
     elif label not in task.classes:
         raise UserError(
             f"{where}: the label {label!r} is not one of {', '.join(task.classes)}; mend the file"

@@ -1,7 +1,7 @@
 """Dropout whose random numbers are computed from seeds, and so can be computed again.
 
-Every query and every key of a head draws seeds of 32 bits; those of a pair, mixed by exclusive or
-and multiplication, decide whether its weight is dropped. The backward pass mixes them again in
+Every query and every key of a head draws seeds of 32 bits. A hash of the seeds of a pair (exclusive
+or and multiplication) decides whether its weight is dropped. The backward pass computes it again in
 place of storing a number for each pair. torch's own generator takes some ten times as long on a
 CPU.
 
@@ -33,9 +33,9 @@ def compute_keep_threshold(rate: float) -> int:
 
 
 def mark_dropped(weights: Tensor, rate: float, queries: Tensor, keys: Tensor) -> Tensor:
-    """Give the dropped ones of weights ``(c, M, W)`` a minus sign.
+    """Negate the dropped weights of ``(c, M, W)``, so that one tensor holds two.
 
-    So one tensor holds two. With the second of ``.2 .3 .5`` dropped it is ``.2 -.3 .5``: its clamp
+    With the second of ``.2 .3 .5`` dropped it is ``.2 -.3 .5``: its clamp
     at 0, ``.2 0 .5``, multiplies the values, and its absolute value is the softmax.
 
     Args:
@@ -48,7 +48,7 @@ def mark_dropped(weights: Tensor, rate: float, queries: Tensor, keys: Tensor) ->
     bits = first ^ keys.unsqueeze(-2)  # [c, M, W]
     bits.mul_(MURMUR).bitwise_xor_(second).mul_(XXHASH)
     threshold = compute_keep_threshold(rate)
-    if weights.dtype == torch.float64:  # has another bit for the sign
+    if weights.dtype == torch.float64:  # the trick with bits is for float32
         return weights.where(bits < threshold, -weights)
     bits.ge_(threshold).bitwise_left_shift_(31)  # the sign of a float
     return bits.bitwise_or_(weights.view(torch.int32)).view(weights.dtype)

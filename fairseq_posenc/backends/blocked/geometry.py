@@ -40,7 +40,7 @@ class Rule(NamedTuple):
 
     @property
     def saves_weights(self) -> bool:
-        """Whether the weights are saved: those of a sum."""
+        """Whether the weights are saved: only where the parts of a score are added."""
         return self.saves and not self.product
 
 
@@ -138,7 +138,9 @@ class Geometry(NamedTuple):
         if not mask.locality.limits:
             return geometry
         deps = (mask.direction, *mask.locality, tgt_len, src_len, query.device)
-        ranges = mask.cached("ranges", deps, lambda: _read_ranges(mask, *deps[-3:]))
+        ranges = mask.cached(
+            "ranges", deps, lambda: _read_ranges(mask, tgt_len, src_len, query.device)
+        )
         if ranges is None:
             return geometry
         first, last = ranges  # [B or 1, T] each
@@ -208,13 +210,14 @@ class Geometry(NamedTuple):
         tgt_len, src_len = self.padded
         queries = min(MAX_QUERIES, tgt_len)
         if visible is not None:
-            # A block has the keys of all its queries, so many queries would see few of them.
+            # A block has the keys of all its queries. With an eighth of the mean window, little
+            # of it is hidden.
             widths = visible.widths()
             queries = min(queries, max(sum(widths) // len(widths) // 8, MIN_QUERIES))
             src_len = min(src_len, max(widths) + queries)
         queries = max(queries // self.tile, 1) * self.tile
         heads = max(self.block_pairs // (queries * src_len), 1)
-        if heads < self.heads or self.per_head:
+        if heads < self.heads or self.per_head:  # one sentence at a time
             return 1, min(heads, self.heads), queries
         return min(heads // self.heads, batch), self.heads, queries
 
@@ -223,7 +226,7 @@ def _read_ranges(
     mask: Mask, tgt_len: int, src_len: int, device: torch.device
 ) -> tuple[Tensor, Tensor] | None:
     """Compute the first and the last key that each query sees, ``(B or 1, T)``, on the CPU."""
-    # A window is known without a look at the device.
+    # A window depends on lengths alone: computed on the CPU, it does not wait for a GPU.
     place = torch.device("cpu") if mask.locality.segments is None else device
     ranges = mask.visible_ranges(tgt_len, src_len, place)
     return ranges and (ranges[0].cpu(), ranges[1].cpu())

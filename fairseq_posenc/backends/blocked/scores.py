@@ -2,10 +2,13 @@
 
 A chunk is some sentences and heads, a block some queries of it and the keys that they may see. A
 score has up to four parts: content (query times key), gain, query term and key term (either times a
-table row for the distance), which are multiplied or added up. If the first token is *reset*, its
-row and its column of the scores have table rows of their own: the column those of the first key,
-the row those of the first query. Both are *lines*, always in this order
-(:mod:`~fairseq_posenc.backends.blocked.reset`).
+table row for the distance), which are multiplied or added up. If the first token is *reset* (TUPE:
+it has no position), pairs with it use two further table rows: one where it is the key, one where it
+is the query. *Lines* are the scores of these pairs: first the column of the first key, then the row
+of the first query (:mod:`~fairseq_posenc.backends.blocked.reset`).
+
+Decay is a sum of logarithms of forget gates over the tokens (FoX). An encoder has a second one, for
+keys that come after the query (``later``).
 
 A *band* is the run of table rows that a tile of queries (or keys) needs. *Skewed* gradients have a
 column for each row of a band, so one matrix product sums them by distance
@@ -57,8 +60,8 @@ class BlockState(NamedTuple):
     # products of queries and keys; a sum without a gain overwrites it
     content: Tensor | None = None
     gain: Tensor | None = None  # multiplies the content; a view of a table, never saved
-    # products of queries and their table rows; in a sum, maybe in tiles `(c, tiles, N, W)`. Those
-    # of rows for runs of distances stand for as many numbers, and are never saved
+    # products of queries and their table rows; in a sum, maybe in tiles `(c, tiles, N, W)`. A
+    # `SpreadProducts` has one product for each run of distances; it is never saved
     query_term: Tensor | SpreadProducts | None = None
     # products of keys and theirs; in a sum, maybe in tiles `(c, M, tiles, N)`
     key_term: Tensor | SpreadProducts | None = None

@@ -20,20 +20,22 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
 
     Args:
         mask: which keys a query may see.
-        query: ``(B, H, T, D)``, not filled up.
-        src_len: S, not filled up.
-        queries: T filled up.
-        keys: S filled up.
+        query: ``(B, H, T, D)``, before padding.
+        src_len: S, before padding.
+        queries: T after padding.
+        keys: S after padding.
     """
     tgt_len, device = query.size(2), query.device
     ranges = mask.visible_ranges(tgt_len, src_len, device)
     query_segments = segments = first_keys = None
-    if ranges is None:  # the tokens of a segment, or of a window and the first, are apart
+    if (
+        ranges is None
+    ):  # a query's keys are not one range (segments, or first tokens beside a window)
         segments, first_keys = mask.locality.segments, mask.locality.first_keys
         limits = mask.locality._replace(segments=None, first_keys=None)
         ranges = mask._replace(locality=limits).visible_ranges(tgt_len, src_len, device)
         assert ranges is not None
-    # Queries that were filled up see no key, and keys that were filled up are seen by none.
+    # Padded queries see no key, and padded keys are seen by none.
     low = F.pad(ranges[0], (0, queries - tgt_len), value=keys)  # [B or 1, T]
     high = F.pad(ranges[1], (0, queries - tgt_len), value=-1)
     hidden = mask.key_padding
@@ -43,14 +45,12 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
     pairs = None
     if mask.pairs is not None:
         pairs = F.pad(mask.pairs, (0, keys - src_len, 0, queries - tgt_len), value=True)
-    allowed = low, high
-    if first_keys is not None:  # where the direction lets a query see them
+    allowed_low, allowed_high = low, high  # by direction alone, the same for every sentence
+    if first_keys is not None:
         wide = mask._replace(locality=Locality()).visible_ranges(tgt_len, src_len, device)
         assert wide is not None
-        allowed = (
-            F.pad(wide[0], (0, queries - tgt_len), value=keys),
-            F.pad(wide[1], (0, queries - tgt_len), value=-1),
-        )
+        allowed_low = F.pad(wide[0], (0, queries - tgt_len), value=keys)
+        allowed_high = F.pad(wide[1], (0, queries - tgt_len), value=-1)
         first_keys = F.pad(first_keys, (0, keys - src_len))
     if segments is not None:
         query_segments = F.pad(segments[:, src_len - tgt_len :], (0, queries - tgt_len))
@@ -59,6 +59,7 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
     def split_tiles(x: Tensor) -> Tensor:  # [B or 1, S] -> [B or 1, tiles, TILE]
         return F.pad(x, (0, -x.size(1) % TILE)).unflatten(1, (-1, TILE))
 
+    # Tiles with a pair that may be seen, and those all of whose pairs may be: they need no mask.
     starts = torch.arange(0, keys, TILE, device=device)
     lows = F.pad(low, (0, -queries % TILE), value=keys).unflatten(1, (-1, TILE))[..., None]
     highs = F.pad(high, (0, -queries % TILE), value=-1).unflatten(1, (-1, TILE))[..., None]
@@ -75,7 +76,7 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
         seen = (j >= low[index_or_zero(low, 0, b), i]) & (j <= high[index_or_zero(high, 0, b), i])
         if first_keys is not None:
             first = first_keys[index_or_zero(first_keys, 0, b), j]
-            seen = seen | (first & (j >= allowed[0][0, i]) & (j <= allowed[1][0, i]))
+            seen = seen | (first & (j >= allowed_low[0, i]) & (j <= allowed_high[0, i]))
         seen = seen & ~hidden[index_or_zero(hidden, 0, b), j]
         if pairs is not None:
             seen = seen & ~pairs[i, j]

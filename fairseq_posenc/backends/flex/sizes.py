@@ -1,4 +1,4 @@
-"""The sizes that FlexAttention's kernels are compiled for, and tensors of other sizes."""
+"""Lengths that keep the number of kernels small which FlexAttention compiles."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ TILE = 128  # tokens
 def round_length(length: int) -> int:
     """Round a length up to one that kernels are compiled for.
 
-    They are 1, for a step of decoding, and multiples of a tile, from eight tiles on of an eighth of
-    a power of two: at most eight kernels for each doubling.
+    These are 1, for a step of decoding, multiples of 128 up to 1,024, and above that multiples of
+    an eighth of the next power of two: four lengths in each doubling.
     """
     if length == 1:
         return 1
@@ -28,5 +28,5 @@ def mark_batch_dynamic(*tensors: Tensor | None) -> None:
 
 
 def index_or_zero(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Find the index of a sentence or head in a dimension that may have one entry for all."""
+    """Return the index, or zeros where the dimension has one entry for all."""
     return index if x.size(dim) > 1 else torch.zeros_like(index)

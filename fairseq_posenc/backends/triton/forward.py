@@ -49,7 +49,7 @@ def online_softmax_step(scores, highest, total):
 def add_values(
     problem, sums, weights, v, head, first_query, first_key, N: tl.constexpr, W: tl.constexpr
 ):
-    """Add a tile's values and rows of V, by weight, to ``(N, W)``."""
+    """Add weights times values, and times rows of a value table, to ``(N, W)``."""
     sums = add_exactly(sums, weights, v)
     if problem.value_table is not None:
         rolled = roll_rows(weights, N)  # [N, N]
@@ -99,8 +99,18 @@ def forward_kernel(
 ):
     """Write attended values ``(B, H, T, D)``, log2 of the sums of exponentials ``(B, H, T)``.
 
-    Values are hardly rounded: the backward pass subtracts them from numbers that can be nearly as
-    large.
+    Values keep full precision: the backward pass subtracts numbers that are nearly equal.
+
+    Args:
+        problem: tensors and sizes of the call.
+        attended: written.
+        log_sums: written.
+        DIRECTION: as in :class:`~fairseq_posenc.backends.mask.Mask`.
+        PRODUCT: whether the parts of a score are multiplied.
+        SAME: whether queries and keys have one table.
+        FULL: whether all tiles are full, and D is a power of 2.
+        N: rows and columns of a tile.
+        W: width of a head, filled up to a power of 2.
     """
     sequence, first_query = find_block(problem.tgt_len, N)
     batch, head = sequence // problem.heads, sequence % problem.heads

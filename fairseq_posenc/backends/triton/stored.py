@@ -9,8 +9,8 @@ term, keys and queries change their roles: then distances fall from column to co
 -1).
 
 Sequence: one head of one sentence. Slab: the sequences, or keys of one, whose tiles are stored at a
-time; see :mod:`~fairseq_posenc.backends.triton.slabs`. Own and others: the queries and the keys if
-tiles have a row for each query, else the keys and the queries.
+time; see :mod:`~fairseq_posenc.backends.triton.slabs`. Own: the tokens whose gradient is computed,
+with a row of tiles each. Others: those that they are paired with, in the columns.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def table_kernel(
 ):
     """Write the gradient of a table by head, chunk of the batch, and diagonal of blocks.
 
-    Diagonal d has the blocks whose skewed columns begin (d + 1) * N after their row; it starts and
-    ends with the blocks that lie in the row and its zeros.
+    A diagonal is the N x N blocks that cover the same N distances: those whose skewed columns begin
+    (d + 1) * N after their row. Blocks of zeros alone are left out. The caller adds up the chunks.
 
     Args:
         first_sequence: the slab's first sequence.

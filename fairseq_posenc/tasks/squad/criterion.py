@@ -17,7 +17,7 @@ _SIDES = ("start", "end")
 class SquadCriterion(FairseqCriterion):
     """The mean of the losses of start and end, summed over windows, as in BERT.
 
-    A window without the answer has it at ``<s>``. All tokens but padding compete.
+    For a window without the answer both are ``<s>``. The softmax is over all tokens but padding.
     """
 
     def forward(

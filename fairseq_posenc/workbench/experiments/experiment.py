@@ -21,10 +21,8 @@ from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
 from fairseq_posenc.workbench.running.options import build_settings, parse_place
 from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
-# Beyond any run: validation and checkpoints are counted in updates, not in rounds of the data.
+# An interval of epochs that never ends: validation and checkpoints go by updates.
 _NEVER = "1000000000"
-
-
 # Options of fairseq-train that the user cannot set, and what to use instead.
 RESERVED = {
     "--max-update": "use --updates",
@@ -44,7 +42,7 @@ RESERVED = {
 class ExperimentSettings(ABC):
     """The user's choices for an experiment."""
 
-    case: ClassVar[str]  # what messages call a run's case
+    case: ClassVar[str]  # what varies beside model and seed, for messages: `task`, say
     reserved: ClassVar[Mapping[str, str]] = RESERVED
     out: Path  # folder for all results
     variants: tuple[Variant, ...]  # the models to compare
@@ -197,6 +195,7 @@ class Experiment(ABC, Generic[AnySettings]):
 
         follow = (lambda: watch(read_results)) if watch else None
         jobs, settings = [*map(trials.build_job, trial_of.values())], self.settings
+        # The trainings of a seed are a wave: they end before cores are shared with the next.
         here = Here(settings.jobs, self._lock, wave=len(jobs) // len(settings.seeds))
         run_jobs(jobs, settings.out, settings.cluster or here, follow)
         return read_results()

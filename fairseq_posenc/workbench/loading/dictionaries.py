@@ -36,7 +36,7 @@ class TrainedDictionary(NamedTuple):
         Raises:
             UserError: its size, its symbols or their order differ.
         """
-        masked = "<mask>" in dictionary
+        masked = "<mask>" in dictionary  # tasks add it after loading; so is it compared
         if self.size not in (None, len(dictionary)):
             raise UserError(
                 f"{file} has {len(dictionary):,} symbols{' with <mask>' if masked else ''}, but "
@@ -66,7 +66,7 @@ def translates(settings: Any) -> bool:
 
 
 def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask:
-    """Set up the task of a checkpoint; its settings then name what is read.
+    """Set up the task of a checkpoint; its settings are changed to name what is read.
 
     Without ``data`` the dictionaries are those of the folder that it was trained on.
 

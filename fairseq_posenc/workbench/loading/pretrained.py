@@ -65,13 +65,14 @@ class Pretrained(NamedTuple):
 
     @property
     def directions(self) -> str:
-        """What its layers see, as in ``lr,rl``; empty if all of them see both sides."""
+        """The direction of each layer, as in ``lr,rl``; empty if all see both sides."""
         return str(getattr(self.args, "attention_directions", None) or "")
 
     @property
     def options(self) -> dict[str, Any]:
         """The model section of a configuration that builds it again, as one of ours."""
         ours = find_family(self.arch) is not None
+        # Any of our architectures of RoBERTa has the same options.
         names = {option.dest for option in model_options("roberta_none")}
         options = {
             **{name: getattr(self.args, name, None) for name in sorted(names - NOT_THE_MODEL)},
@@ -95,10 +96,10 @@ def read_pretrained(
     any_family: bool = False,
     for_fairseq: bool = False,
 ) -> Pretrained:
-    """Read a model's checkpoint, its parameters only if asked for; of a RoBERTa, or of any family.
+    """Read the checkpoint of a RoBERTa, or with ``any_family`` of a model of any family.
 
-    With ``for_fairseq`` the command will have fairseq read the file, too: settings that name other
-    files are refused, as fairseq would open them.
+    Weights are kept only with ``with_weights``. With ``for_fairseq`` the command will have fairseq
+    read the file, too: settings that name other files are refused, as fairseq would open them.
 
     Raises:
         UserError: no such file, no whole checkpoint, or none of these models.

@@ -54,8 +54,8 @@ class Reading(NamedTuple):
 def read_text(opened: OpenModel, text: str, target: str | None = None) -> Reading:
     """Tokenize a raw text for a model, as a batch of one.
 
-    Of a translation model the text is the source, and ``target`` its translation; None for the
-    model's own, by beam search.
+    For a translation model the text is the source. Without a ``target`` the model translates it,
+    with beam search.
 
     Raises:
         UserError: a text has no symbol that the model knows, or is longer than the model can read,
@@ -106,7 +106,7 @@ def _run(opened: OpenModel, *inputs: Tensor) -> Any:
 
 
 def _refuse_long(opened: OpenModel, stack: str, tokens: TokenizedText) -> None:
-    """Refuse texts too long for a position table of fairseq's; our encodings refuse them."""
+    """Refuse texts too long for fairseq's own position table; our encodings check it themselves."""
     if opened.positions[stack] is not None:
         return
     limit = opened.stacks[stack].max_positions()

@@ -27,7 +27,7 @@ def open_stack(path: Path, data: Path | None, wanted: str | None) -> tuple[Plott
     """Open a stack of a checkpoint, by default its first; return it with its model.
 
     Raises:
-        UserError: no such checkpoint or stack, or a model without positions of ours.
+        UserError: no such checkpoint or stack, or a stock model of fairseq.
     """
     model = open_model(path, data).model
     stacks = collect_trained_stacks(model)
@@ -60,7 +60,7 @@ def attention_to_text(
 
 
 def attention_to_random_symbols(model: Any, length: int) -> list[CapturedAttention]:
-    """Capture the attention of a model of ours to random sentences, always the same ones.
+    """Capture the attention of a model to random sentences, always the same ones.
 
     They have ``length`` tokens, or as many as the model's shortest table.
     """

@@ -70,12 +70,16 @@ def run(args: argparse.Namespace) -> int:
         means, bands, dots = {}, {}, {}
         for name, curves in trainings.items():
             seeds = [line_of(curve) for curve in curves]
-            mean = [at for at in intervals.average_lines(seeds, over) if first <= at[0] <= last]
+            points = intervals.average_lines(seeds, over)
+            mean = [point for point in points if first <= point[0] <= last]
             means[name] = [(x, y.mean) for x, y in mean]
             bands[name] = [(x, y.low, y.high) for x, y in mean]
             if file == PICTURE and len(curves) > 1:
-                dots[name] = [at for line in seeds for at in line if first <= at[0] <= last]
-        if learning_curves.draw_lines(means, title, args.out / file, file == PICTURE, bands, dots):
+                dots[name] = [
+                    point for line in seeds for point in line if first <= point[0] <= last
+                ]
+        is_log = file == PICTURE  # perplexities have a logarithmic axis
+        if learning_curves.draw_lines(means, title, args.out / file, is_log, bands, dots):
             drawn.append(f"\n![{escape(title)}]({file})\n")
     write_whole(args.out / TABLE, "".join([text, *drawn]))
     pictures_text = (

@@ -19,17 +19,17 @@ th, td { padding: 0.3rem 0.5rem; border-bottom: 1px solid #ddd; white-space: now
 img { max-width: 100%; }
 pre { background: #f5f5f5; padding: 0.8rem; overflow-x: auto; font-size: 0.85rem; }
 """
-_PICTURE = re.compile(r'(?<= src=")[^":/]+\.png(?=")')  # beside the report
-_SCHEME = re.compile(r"\s*(https?:|#|[^:]*$)", re.IGNORECASE)
+_PICTURE = re.compile(r'(?<= src=")[^":/]+\.png(?=")')  # in the report's own folder
+_SAFE_URL = re.compile(r"\s*(https?:|#|[^:]*$)", re.IGNORECASE)  # or a part, or relative
 
 
 class _SafeLinks(Treeprocessor):
-    """Leaves of a link nothing but its text where a browser would run it."""
+    """Removes links with unsafe schemes, such as ``javascript:``, and keeps their text."""
 
     def run(self, root: Element) -> None:
         for element in root.iter():
             for name in ("href", "src"):
-                if not _SCHEME.match(html.unescape(element.get(name, ""))):
+                if not _SAFE_URL.match(html.unescape(element.get(name, ""))):
                     del element.attrib[name]
 
 
@@ -44,6 +44,7 @@ def convert_to_html(text: str, folder: Path, refresh: int = 0) -> str:
         return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
     converter = Markdown(extensions=["fenced_code", "tables"])
+    # Priority 0: after the links have been made.
     converter.treeprocessors.register(_SafeLinks(converter), "safe_links", priority=0)
     body = _PICTURE.sub(embed, converter.convert(text))
     title = re.search(r"<h1>(.*?)</h1>", body)

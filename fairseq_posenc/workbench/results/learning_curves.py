@@ -39,10 +39,10 @@ def draw_lines(
     bands: Optional[Mapping[str, Band]] = None,
     dots: Optional[Mapping[str, Points]] = None,
 ) -> bool:
-    """Draw lines over updates, labelled at their ends, into a PNG file; say whether there are any.
+    """Draw lines over updates, labelled at their ends, into a PNG file; return whether any was.
 
-    A line breaks where its value is NaN or infinite. A cross above the lines marks it, and a line
-    that ends so says where. Bands are around lines, by name; dots are single seeds.
+    Values that are NaN or infinite leave a gap, and the first has a cross above the lines. The
+    label of a line that ends so says where. Bands are around lines, by name; dots are single seeds.
     """
     bands = {  # at points with seeds enough for an interval
         name: [point for point in band if all(map(math.isfinite, point))]
@@ -99,7 +99,7 @@ def _style_updates(axes: Any, updates: Sequence[int]) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.set_xlabel("training updates", color=pictures.GREY, fontsize=11)
-    # A line that begins late is drawn from there, one that begins at the start from zero.
+    # From zero, unless all lines begin after an eighth of the updates.
     first, last = min(updates), max(updates)
     axes.set_xlim(first if last / 8 < first < last else 0, max(last, 1))
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))

@@ -24,8 +24,8 @@ _QUOTED_LINES = 15
 # makes the training several times slower; sleeping instead costs a few percent when nothing else
 # runs. Both values give way to the user's own.
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
-# How our own errors look, and those about options; under hydra; and from a process that the program
-# started. Nothing else in the log says more.
+# A line that says all, in place of the end of the log: an error about options or one of ours, the
+# same under hydra, and one of ours in the trace of a process that the program started.
 _USER_ERROR = re.compile(
     r"^(?:fairseq-[a-z-]+: error: |Error executing job with overrides: .*\n(?!fairseq-)"
     r"|fairseq_posenc\.errors\.(?:User|Run)Error: )(?!Traceback)(\S.*)",
@@ -33,7 +33,7 @@ _USER_ERROR = re.compile(
 )
 _PATIENCE = 10.0  # seconds between asking a program to end and ending it
 _RUNNING: set[subprocess.Popen[str]] = set()  # what the threads of this process have started
-_MOMENT = 0.2  # seconds; without a limit, signals would wait as well
+_MOMENT = 0.2  # seconds; a wait without a limit would delay Ctrl-C
 Result = TypeVar("Result")
 
 
@@ -66,7 +66,7 @@ def run_watched(
     lock: Optional[int] = None,
     environment: Optional[Mapping[str, str]] = None,
 ) -> int:
-    """Run a command to its end, which comes with this process at the latest; return its status.
+    """Run a command and return its status; it is killed if this process dies.
 
     Args:
         command: name of a console script, or absolute path of a program, and arguments.
@@ -173,8 +173,8 @@ def run_parallel(
 
     def may_begin() -> bool:
         number = len(futures)
-        first = next((n for n, future in enumerate(futures) if future in running), number)
-        at_a_time = jobs if number // wave == first // wave else min(jobs, cores())
+        oldest = next((n for n, future in enumerate(futures) if future in running), number)
+        at_a_time = jobs if number // wave == oldest // wave else min(jobs, cores())
         return number < len(calls) and len(running) < at_a_time
 
     with ThreadPoolExecutor(jobs) as pool:

@@ -109,7 +109,9 @@ def _read_rows(path: Union[str, Path]) -> Iterator[bytes]:
 def decode_text(
     content: bytes, name: str, refused: Mapping[bytes, str] = _NOTHING, first_line: int = 1
 ) -> str:
-    """Decode UTF-8, without a byte order mark; refuse some bytes by their names.
+    """Decode UTF-8, and drop a byte order mark.
+
+    ``refused`` has the bytes that may not occur, with their names in the error.
 
     Raises:
         UserError: the content is not UTF-8, or has such a byte; names the first line.
@@ -120,7 +122,7 @@ def decode_text(
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         places[error.start] = f"byte 0x{content[error.start]:02x} is not UTF-8"
-    places.pop(-1, None)
+    places.pop(-1, None)  # bytes that do not occur
     if not places:
         return text
     first = min(places)
@@ -149,8 +151,8 @@ def read_lines(path: Path, option: str) -> list[str]:
 def arriving_lines(file: int, name: str) -> Iterator[list[str]]:
     """Yield lists of the lines that have arrived in an open file, given its descriptor.
 
-    A terminal gives a line at a time, a long file about a thousand, so that a program that waits
-    for each answer before it writes again gets it.
+    They are yielded as soon as they arrive: a program may wait for an answer before it writes the
+    next line.
 
     Raises:
         UserError: a line is not UTF-8 text.

@@ -37,7 +37,7 @@ _NAMES = {  # parts of fairseq's names -> those of an exported model
 
 
 def collect_weights(trained: OpenModel) -> dict[str, Tensor]:
-    """Collect the weights by the names of ``modeling/``, each with memory of its own.
+    """Collect the weights by the names that the exported code uses, each with memory of its own.
 
     The pre-training head of a fine-tuned model is left out; tied output embeddings are stored once.
     """
@@ -105,14 +105,14 @@ def build_generation_config(trained: OpenModel) -> dict[str, Any]:
         "pad_token_id": last.padding_idx,
     }
     if trained.family.name == "translation":
-        # As fairseq's, a target has a token beside </s>, and no padding.
+        # As in fairseq's search: at least one token before </s>, and padding is never generated.
         config |= {
             "decoder_start_token_id": last.eos_idx,
             "num_beams": 5,
             "early_stopping": True,
             "length_penalty": 1.0,
             "min_new_tokens": 1,
-            "max_new_tokens": min(_LONGEST, last.max_positions() - 1) + 1,
+            "max_new_tokens": min(_LONGEST, last.max_positions() - 1) + 1,  # and </s>
             "suppress_tokens": [last.padding_idx],
         }
     return config

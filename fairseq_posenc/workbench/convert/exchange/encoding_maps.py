@@ -36,7 +36,7 @@ class HFClass(NamedTuple):
     config: Mapping[str, Any]  # the fields of its configuration that describe the positions
     weights: Mapping[str, ParamMap] = {}  # the encoding's parameters, by their names
     fixed: Mapping[str, Tensor] = {}  # further tensors that it has for its positions
-    # Of each head's queries and keys: coordinate i of the class is our coordinate order[i].
+    # permutation of the coordinates of a head: theirs[i] = ours[order[i]]
     order: Optional[Tensor] = None
     until: Optional[int] = None  # the last major version of transformers that has it; None for all
 
@@ -76,7 +76,7 @@ _LEARNED = {
 
 
 def _find_learned(encoding: Learned) -> list[HFClass]:
-    """RoBERTa, and of the causal models OPT, whose padding never shifts a position."""
+    """List RoBERTa, and OPT: the one causal class whose positions ignore padding."""
     rows = encoding.table.num_embeddings
     sizes = {"OPTForCausalLM": rows}  # it does not count the rows before
     return [
@@ -96,7 +96,7 @@ def _find_learned(encoding: Learned) -> list[HFClass]:
 
 
 def _find_relative(encoding: DistanceEncoding) -> list[HFClass]:
-    """RoBERTa with relative positions, whose rows run over i - j."""
+    """List RoBERTa with relative positions, whose rows run over i - j."""
     table, plain = encoding.table, encoding.scale_factor == 1.0
     size, width = encoding.dims.max_positions, encoding.dims.embed_dim
     clipped = size - 1 - table.max_distance  # distances that share our end row, on each side
@@ -165,7 +165,7 @@ def _is_plain_deberta(config: dict[str, Any]) -> bool:
 
 
 def _find_rope(encoding: Rope) -> list[HFClass]:
-    """GPT-NeoX, and for the paper's rotation RoFormer, which has a table of all angles."""
+    """List GPT-NeoX, and for the paper's rotation RoFormer, which has a table of all angles."""
     classes = [_gpt_neox(encoding)] if encoding.frequencies.any() else []
     is_papers = encoding.layout == "interleaved" and encoding.scaling == Scaling()
     if not is_papers or encoding.base != 10000.0 or encoding.rotated != encoding.dims.head_dim:
@@ -179,11 +179,11 @@ def _find_rope(encoding: Rope) -> list[HFClass]:
 
 
 def _gpt_neox(encoding: Rope) -> HFClass:
-    """GPT-NeoX, which rotates halves of the first coordinates of a head.
+    """Describe GPT-NeoX, which rotates halves of the first coordinates of a head.
 
     Pairs that never turn (of ``proportional``) become coordinates that GPT-NeoX does not rotate.
-    Its exponents are fractions of the width that it rotates, ours of the whole; a smaller base
-    gives the same frequencies.
+    Its frequencies are base^(-2i / width that turns), ours base^(-2i / rotated width); a base that
+    is changed accordingly gives the same.
     """
     scaling, dims = encoding.scaling, encoding.dims
     width = 2 * int(encoding.frequencies.count_nonzero())
@@ -225,7 +225,7 @@ def _parse_rope(config: dict[str, Any], size: int) -> Item | None:
 
 
 def _find_t5(encoding: T5) -> list[HFClass]:
-    """MPNet, which has T5's buckets, and absolute positions beside them: of zeros."""
+    """List MPNet, which has T5's buckets; its absolute positions are set to zero."""
     options = (encoding.num_buckets, encoding.max_distance, encoding.scale_factor)
     # The class is an encoder; its code has these 32 buckets, this largest distance 128, and the
     # scale 1 / sqrt(head_dim).

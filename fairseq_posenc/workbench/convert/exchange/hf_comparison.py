@@ -26,6 +26,7 @@ def read_back(folder: Path, architecture: str) -> Any:
     """
     module: Any = transformers
     if (folder / CODE).is_file():
+        # A module of its own for each folder; transformers looks classes up in `sys.modules`.
         name = f"_{folder.resolve().name}_{CODE.removesuffix('.py')}"
         spec = importlib.util.spec_from_file_location(name, folder / CODE)
         assert spec is not None
@@ -50,7 +51,7 @@ def read_back(folder: Path, architecture: str) -> Any:
 
 
 def compare_with_export(trained: OpenModel, model: Any) -> float:
-    """Compute the largest difference of an exported model's scores, in parts of the largest one."""
+    """Compute the largest difference of an exported model's scores, relative to the largest."""
 
     def compute_theirs(*tokens: Tensor) -> Tensor:
         names = ("input_ids", "decoder_input_ids")

@@ -50,7 +50,7 @@ def write_graph(trained: OpenModel, folder: Path) -> tuple[tuple[str, ...], floa
     """Write a model, or the encoder of one that translates, as a graph, and compare the two.
 
     Returns:
-        The graph's outputs, and the largest difference in parts of the largest number.
+        The graph's outputs, and the largest difference, relative to the largest number.
 
     Raises:
         UserError: not an encoder, one that ONNX cannot express, or the graph differs from it.
@@ -85,7 +85,7 @@ def write_graph(trained: OpenModel, folder: Path) -> tuple[tuple[str, ...], floa
 
 
 def _build_model(trained: OpenModel) -> nn.Module:
-    """Build the model as exported folders have it; of a translation model, its encoder."""
+    """Build transformers' version of the model; for translation, of its encoder alone."""
     config, weights = build_config(trained), collect_weights(trained)
     if trained.family.name == "translation":
         model: nn.Module = Stack(StackConfig(**config["encoder_stack"]))
@@ -99,7 +99,7 @@ def _build_model(trained: OpenModel) -> nn.Module:
 
 @contextlib.contextmanager
 def _shorten_errors(trained: OpenModel) -> Iterator[None]:
-    """Raise a UserError of one line if a model cannot become a graph: torch fills a page."""
+    """Turn torch's page about a model that cannot become a graph into one line."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -119,7 +119,7 @@ def _shorten_errors(trained: OpenModel) -> Iterator[None]:
 
 
 def _compare_graph(trained: OpenModel, session: Any) -> float:
-    """Compute the largest difference on padded sentences, in parts of the largest number."""
+    """Compute the largest difference on padded sentences, relative to the largest number."""
     padding = next(iter(trained.stacks.values())).padding_idx
 
     def compute_ours(tokens: Tensor) -> Tensor:

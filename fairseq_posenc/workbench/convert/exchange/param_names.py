@@ -10,7 +10,7 @@ Names = tuple[tuple[str, str], ...]
 
 
 class LayerStyle(NamedTuple):
-    """The layers of a family of model classes: their settings, and those that cannot be chosen."""
+    """How the layers of a family of model classes are described in config.json."""
 
     stack: str  # `encoder_stack` or `decoder_stack`
     sizes: Mapping[str, str]  # fields of a `StackConfig`, and their names in config.json
@@ -28,7 +28,7 @@ _COMMON = {
 
 
 def _name_sizes(ffn_dim: str, activation: str, dropout: str, attention_dropout: str) -> Any:
-    """Name the sizes of layers, those whose names differ among the families first."""
+    """Map fields of a ``StackConfig`` to their names; the arguments differ among the families."""
     names = {"ffn_dim": ffn_dim, "activation": activation, "dropout": dropout}
     return {**_COMMON, **names, "attention_dropout": attention_dropout}
 
@@ -77,7 +77,8 @@ class Layout(NamedTuple):
     activations: Mapping[str, str] = MappingProxyType({})
     style: LayerStyle = BERT  # how the layers are built
     token_types: str = ""  # name of its table of token types, of one row of zeros
-    # name of the input embeddings times `embed_scale`, a factor that those of the output lack
+    # name of the input embeddings, which are written multiplied by `embed_scale`, and so cannot be
+    # tied to those of the output
     scaled_embeddings: str = ""
 
 
@@ -130,6 +131,7 @@ def _build_bert(model_type: str, name: str, layers: Names, token_types: str = ""
 
 
 _MPNET = (
+    # attn.q, attn.k, attn.v: the first letter of our projections' names
     *_name_bert_layers("mpnet", "attn.{0[0]}", "attn.o", "LayerNorm"),
     ("lm_head.", "lm_head."),
 )

@@ -23,7 +23,7 @@ REPORT, RECORD = "choose.md", "choose.json"
 # A model needs at most half the perplexity of one that knows only how often each piece occurs:
 # before that it has learned nothing of the order of the text, so its rank means nothing.
 LEARNED = 0.5
-_RECIPES = {CAUSAL: "b_lm"}  # the paper's training that is recommended; else a_small
+_RECIPES = {CAUSAL: "b_lm"}  # recommended recipe by family; a_small for encoders
 
 
 def find_last_rounds(rounds: Sequence[Round]) -> Iterator[tuple[Round, SeedAggregate]]:
@@ -59,8 +59,8 @@ def describe_rounds(rounds: Sequence[Round], settings: TextSettings, unigram: fl
             markdown.table(("encoding", "updates", "validation perplexity"), rows),
             "",
             *(f"- {sentence}" for sentence in sentences),
-            f"- It took {seconds}. Perplexity is that of the mean loss over the seeds, from three "
-            f"on with its interval ({NOTE}). {RULE}",
+            f"- It took {seconds}. Perplexity is that of the mean loss over the seeds, with an "
+            f"interval if there are three or more ({NOTE}). {RULE}",
             "",
             _advise(rounds, settings, unigram),
         ]
@@ -77,7 +77,7 @@ def _advise(rounds: Sequence[Round], settings: TextSettings, unigram: float) -> 
     """Show the command of a real training, if the models learned enough for their rank to count."""
     updates, (_, best) = rounds[-1].updates, next(find_last_rounds(rounds))
     lowest = best.perplexity.mean
-    if not lowest <= LEARNED * unigram:
+    if not lowest <= LEARNED * unigram:  # NaN, too
         return (
             f"No model is recommended: after {updates:,} updates the lowest perplexity is "
             f"{lowest:,.1f}, and a model that only counts pieces has {unigram:,.1f}. Ranks are "

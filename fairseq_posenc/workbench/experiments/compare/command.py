@@ -21,7 +21,7 @@ from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_inte
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
 
-_TOGETHER = 5  # trainings that share even a single core
+_TOGETHER = 5  # trainings at a time on processors, even with fewer cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,16 +95,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build_settings(args: argparse.Namespace) -> TextSettings:
-    default = args.text and Path(
-        f"compare-{args.text.stem}"
-    )  # so that a text never replaces the demo
+    # A text never replaces the demo.
+    default = Path(f"compare-{args.text.stem}" if args.text else "demo")
     models = variants.parse_variants(args.encodings)
     jobs = args.jobs or default_jobs()
-    if not args.jobs and choose_device() != "cuda":  # so that curves grow together
+    if not args.jobs and choose_device() != "cuda":  # the live curves of a seed are compared
         jobs = max(jobs, min(len(models), _TOGETHER))
     return TextSettings.from_args(
         args,
-        out=args.out or default or Path("demo"),
+        out=args.out or default,
         variants=models,
         lrs=tuple(dict.fromkeys(lr.strip() for lr in args.lrs.split(","))),
         jobs=jobs,

@@ -19,9 +19,11 @@ from fairseq_posenc.workbench.experiments.text_experiment import TextResults, Te
 from fairseq_posenc.workbench.running.devices import choose_device, cores
 from fairseq_posenc.workbench.running.progress import format_time, say
 
-# Measured costs, in updates of a default model: batches, masks, optimizer and log of an update; a
-# validation with its checkpoint; the start of a training; Python's documentation made into data.
-_UPDATE, _VALIDATION, _START, _TEXT = 1.2, 6.5, 48, 150
+# Measured on default models.
+_PASSES_OF_UPDATE = 1.2  # an update, with its batch, masks, optimizer and log, in passes
+_UPDATES_OF_VALIDATION = 6.5  # a validation with its checkpoint, in updates
+_UPDATES_OF_START = 48  # the start of a training
+_UPDATES_OF_TEXT = 150  # making Python's documentation into data
 _OVERHEAD = 20.0  # seconds of a training that fairseq does not count, with five on two cores
 _EVERY = 20.0  # seconds between two reports; drawing takes one or two
 
@@ -75,10 +77,13 @@ def announce(settings: TextSettings) -> None:
         time_left = "the page estimates the time after the first training"
     else:
         at_once = min(jobs, cores())
-        update = _UPDATE * _measure_pass(at_once)
-        each = update * (settings.updates + _VALIDATION * settings.points + _START)
+        update = _PASSES_OF_UPDATE * _measure_pass(at_once)
+        validations = _UPDATES_OF_VALIDATION * settings.points
+        training = update * (settings.updates + validations + _UPDATES_OF_START)
         first, all_seeds = (
-            format_time(update * _TEXT + seeds * count / len(settings.seeds) * each / at_once)
+            format_time(
+                update * _UPDATES_OF_TEXT + seeds * count / len(settings.seeds) * training / at_once
+            )
             for seeds in (1, len(settings.seeds))
         )
         time_left = f"on cores with no other work about {first}" + (
@@ -90,7 +95,7 @@ def announce(settings: TextSettings) -> None:
 def _measure_pass(threads: int) -> float:
     """Measure the processor time of a pass and its gradient in a default model.
 
-    Processors are slower when several of their cores compute, so several threads do.
+    It runs in as many threads as trainings will, as cores are slower when all are busy.
     """
 
     def measure() -> float:

@@ -1,4 +1,4 @@
-"""``fairseq-posenc probe``: tasks with known answers, read beyond the trained length."""
+"""``fairseq-posenc probe``: synthetic tasks, tested beyond the length of the training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--family", choices=FAMILIES, default=CAUSAL, help="kind of models (default: %(default)s)")
     options.add_seeds(parser, (1, 2, 3))
     options.add_count(parser, "--updates", "training updates of each model", 1000)
-    options.add_count(parser, "--trained", "longest questions trained on", 40)
+    options.add_count(parser, "--trained", "tokens of the longest question of the training", 40)
     options.add_lengths(parser, "lengths of the test questions", "10,20,40,60,80,120,160,200")
     options.add_jobs(parser, "one on each core, or on the GPU")
     options.add_place(parser)

@@ -52,7 +52,7 @@ class TaskExperiment(Experiment[TaskSettings]):
         )
 
     def _stages(self, task: str) -> tuple[Stage, Stage]:
-        """Build the stages of the training and of the test data."""
+        """Build the stages that write the data of training and of test."""
         settings, folder = self.settings, self.settings.task_data(task)
         common = dict(task=task, family=settings.family, seed=DATA_SEED, version=__version__)
         train = {**common, "longest": settings.trained, "examples": EXAMPLES}
@@ -63,7 +63,8 @@ class TaskExperiment(Experiment[TaskSettings]):
 def parse_accuracies(lines: list[str]) -> Outputs:
     """Parse the shares of right answers by length from the output of ``fairseq-validate``.
 
-    Where a task has depths, also by both, as in ``40@0.25``; that of a length is their mean.
+    If the task has depths, there is also an entry for each length and depth, as in ``40@0.25``, and
+    that of a length is their mean.
     """
     shares: dict[str, float] = {}
     by_length = defaultdict(list)

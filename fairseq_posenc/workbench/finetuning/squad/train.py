@@ -63,7 +63,7 @@ def compose(
     Raises:
         UserError: the recipe or a change cannot be read, or sizes do not fit.
     """
-    here: dict[str, Any] = {
+    local: dict[str, Any] = {
         "common": {"user_dir": str(USER_DIR), **({} if gpus else {"cpu": True, "fp16": False})},
         "task": {"data": str(data_bin.path.resolve())},
         "checkpoint": {
@@ -77,13 +77,13 @@ def compose(
     rates = recipes.load()["finetuning"]["squad"]["m4m"]["lr_of"]
     for name in {item.name for item in pretrained.spec.items}:
         if name in rates:
-            here["optimization"] = {"lr": [rates[name]]}
+            local["optimization"] = {"lr": [rates[name]]}
     try:
         given = _read_changes(changes)
         composed = compose_file(yaml_file)
         OmegaConf.set_struct(composed, False)
         config = OmegaConf.merge(
-            composed, {"model": _select_unset_options(composed, pretrained)}, here
+            composed, {"model": _select_unset_options(composed, pretrained)}, local
         )
         if gpus > 1:
             _share_batch(config, gpus)
@@ -178,12 +178,12 @@ class FineTuning(NamedTuple):
         return compose(pretrained, data_bin, self.out, yaml_file, self.changes, gpus)
 
     def build_job(self) -> Job:
-        """Build the job that it is, here or on a cluster.
+        """Make a job of the training, to run here or on a cluster.
 
         Raises:
             UserError: wrong input.
         """
-        # The settings of one GPU, whatever a machine has: the training may go on on another.
+        # Compared as for one GPU, so that a training can be resumed on another machine.
         inputs = OmegaConf.to_container(self.compose(gpus=1))
         stage = Stage(self.out, cast("dict[str, Any]", inputs))
         return Job(

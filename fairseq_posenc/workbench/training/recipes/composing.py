@@ -42,5 +42,5 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def config_name(protocol: str, task: Task) -> str:
-    """Name the file of a task of GLUE, without its ending."""
+    """Build the name of a GLUE task's configuration, such as ``decbert_cola``."""
     return f"{protocol}_{task.name.lower().replace('-', '')}"

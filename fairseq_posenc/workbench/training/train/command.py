@@ -44,7 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_out(parser, computed_default=folder)
     text = "start checkpoint, which fairseq-posenc swap makes"
     add("--init", type=Path, metavar="FILE", help=text)
-    add("--model", choices=recipes.load()["models"], help="b_small, b_large: default bert")
+    add(
+        "--model",
+        choices=recipes.load()["models"],
+        help="model of the recipes b_small and b_large (default: bert)",
+    )
     add_seeds(parser, "the recipe's, if it has several")
 
 
@@ -123,7 +127,7 @@ def run_ablation(args: argparse.Namespace) -> int:
 
 
 def _run_all(runs: list[TrainingRun], args: argparse.Namespace) -> int:
-    """Train all that are not done: as jobs of a cluster, or here, until one fails.
+    """Run the trainings that are left: as jobs of a cluster, or here until one fails.
 
     Returns:
         The exit code of the last training.

@@ -15,9 +15,9 @@ from fairseq_posenc.workbench.training.recipes import Recipe, largest_share
 class Devices(NamedTuple):
     """The devices of a training."""
 
-    gpus: int  # GPUs of each machine; 1 on the processor, for a process of each machine
+    gpus: int  # GPUs of each machine; 1 without GPUs: a process on each machine
     nodes: int  # number of machines
-    meeting: list[str]  # torchrun's options to find the others; empty for a single process
+    rendezvous: list[str]  # torchrun's options to find the others; empty for a single process
     precision: str  # an option of fairseq-train: `--fp16`, `--bf16` or `--cpu`
 
     @property
@@ -45,13 +45,13 @@ def choose_devices(args: Namespace, name: str) -> Devices:
         gpus, precision = 1, "--cpu"
     else:
         gpus = args.gpus or _count_gpus(args.dry_run)
-    meeting = ["--standalone"] if gpus > 1 else []
+    rendezvous = ["--standalone"] if gpus > 1 else []
     if nodes > 1:
         job = os.environ.get("SLURM_JOB_ID", name)
         head = args.head or _slurm_head(nodes)
-        meeting = [f"--nnodes={nodes}", "--rdzv-backend=c10d"]
-        meeting += [f"--rdzv-endpoint={head}", f"--rdzv-id={job}"]
-    return Devices(gpus, nodes, meeting, precision)
+        rendezvous = [f"--nnodes={nodes}", "--rdzv-backend=c10d"]
+        rendezvous += [f"--rdzv-endpoint={head}", f"--rdzv-id={job}"]
+    return Devices(gpus, nodes, rendezvous, precision)
 
 
 def _count_gpus(dry_run: bool) -> int:
@@ -82,13 +82,13 @@ def _slurm_head(nodes: int) -> str:
 
 
 def share_batch(recipe: Recipe, devices: Devices, per_gpu: int | None) -> tuple[int, int]:
-    """Share the recipe's batch; return the size of a device's batch, and steps between updates.
+    """Split the global batch; return the batch of a device, and the steps between updates.
 
     Without ``per_gpu`` a GPU's batch is smaller than the recipe says if that does not divide the
     global batch.
 
     Raises:
-        UserError: it cannot be shared so.
+        UserError: the batch is not a multiple of devices times their batch.
     """
     each = per_gpu or recipe.per_gpu
     if per_gpu is None and recipe.unit == "sequences":

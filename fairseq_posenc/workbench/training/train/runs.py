@@ -79,14 +79,14 @@ class RecipeTraining:
             **self._choose_batch(devices),
         }
         del options["fp16"]  # the precision is a choice
-        if devices.precision == "--cpu" and devices.meeting:
+        if devices.precision == "--cpu" and devices.rendezvous:
             options.update(_ON_PROCESSORS)
         if self.recipe.warmup_epochs:
             options.update(self._convert_schedule(self.recipe.warmup_epochs, options))
         launcher = [find_command("fairseq-train")]
-        if devices.meeting:
+        if devices.rendezvous:
             processes = f"--nproc_per_node={devices.gpus}"
-            torchrun = [find_command("torchrun"), *devices.meeting, processes]
+            torchrun = [find_command("torchrun"), *devices.rendezvous, processes]
             launcher = [*torchrun, *(_WITH_RANK if devices.precision == "--cpu" else ()), *launcher]
         return [*launcher, *_format_arguments(self.data, options), devices.precision]
 

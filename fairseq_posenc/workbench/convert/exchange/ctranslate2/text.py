@@ -14,8 +14,8 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel
 class Usage(NamedTuple):
     """Python that uses a tokenizer, with fields to be filled in."""
 
-    tokenize: str  # a text
-    join: str  # its pieces to a text
+    tokenize: str  # expression that cuts {text} into pieces
+    join: str  # expression that joins the pieces {found}
     import_line: str = ""
     open_file: str = ""
 
@@ -90,12 +90,13 @@ def format_usage(trained: OpenModel, sides: list[TextSide]) -> str:
     usage = source.usage
     names = ("source", "source" if source.file == target.file else "target")
     lines = [*filter(None, ("import ctranslate2", usage.import_line)), ""]
-    for name, side in dict(zip(names, (source, target))).items() if source.file else ():
-        lines.append(f"{name} = {usage.open_file.format(file=side.file)}")
+    if source.file:  # a file for both is opened once
+        files = {names[0]: source.file, names[1]: target.file}
+        lines += [f"{name} = {usage.open_file.format(file=file)}" for name, file in files.items()]
     cut = usage.tokenize.format(source=names[0], text="Un homme dort.")
     if trained.family.name == "translation":
         joined = usage.join.format(target=names[1], found="translation")
-        # Then fairseq adds the end.
+        # That counts </s>; the limit of CTranslate2 does not.
         longest = build_generation_config(trained)["max_new_tokens"] - 1
         lines.append(_TRANSLATION.format(cut=cut, joined=joined, longest=longest))
     else:

@@ -1,4 +1,4 @@
-"""The tasks of the probe: each is a function that makes a question and its only right answer."""
+"""The tasks of the probe: each makes questions with a single right answer."""
 
 from __future__ import annotations
 

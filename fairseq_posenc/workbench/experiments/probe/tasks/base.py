@@ -1,4 +1,4 @@
-"""What a task of the probe is, and the register of all tasks."""
+"""The type of a task of ``probe``, and the registry of all tasks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TASKS: dict[str, Task] = {}
 def register(symbols: Sequence[str]) -> Callable[[ExampleMaker], ExampleMaker]:
     """Register a function as the task of the function's name.
 
-    Its docstring says what the length counts where that is not the words of the question. A
+    If the length does not count the words of the question, its docstring says what it counts. A
     question may contain earlier questions with their answers, each between
     :data:`~fairseq_posenc.tasks.answers.ASKS` and ``ENDS``. These are scored as well, unless an
     encoder-decoder reads them in its source.
