@@ -38,7 +38,8 @@ def find_file(folder: Path, task: Task, split: str) -> Path:
             return path
     raise UserError(
         f"{plain} is not there, nor with {', '.join(_ENDINGS[1:])}; give the folder that has "
-        "GLUE's folders (CoLA, SST-2, ...) as they are downloaded, or leave the task or the split out"
+        "GLUE's folders (CoLA, SST-2, ...) as they are downloaded, or leave out the task or the "
+        "split"
     )
 
 

@@ -406,7 +406,7 @@ def test_few_chunks_are_in_memory(tmp_path):
     with pool.Pool(2, len) as opened:
         for mark, result in opened.map(chunks()):
             assert result == 0
-            assert len(read) - mark <= 2 * pool._AHEAD
+            assert len(read) - mark <= 2 * pool._PENDING_PER_WORKER
 
 
 def test_the_manifest_says_what_is_in_the_folder(tmp_path, text):

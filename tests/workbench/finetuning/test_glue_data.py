@@ -123,7 +123,7 @@ def test_a_missing_column_and_a_missing_file_are_told(tmp_path):
     with pytest.raises(UserError, match=r"line 1: no column is called 'label' \(sentence, labels"):
         read(tmp_path, "SST-2")
     path.unlink()
-    with pytest.raises(UserError, match=r"SST-2/train.tsv is not there, nor as .gz"):
+    with pytest.raises(UserError, match=r"SST-2/train.tsv is not there, nor with .gz"):
         read(tmp_path, "SST-2")
 
 
