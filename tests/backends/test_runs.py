@@ -138,9 +138,10 @@ def test_gradients_at_the_ends_of_runs_are_finite_differences(starts, form):
     ]
 
     def attend(*tensors: torch.Tensor) -> torch.Tensor:
-        tables = dict(zip(names, tensors[3:]))
+        query, key, value, *rows = tensors
+        tables = dict(zip(names, rows))
         given = terms._replace(**tables, runs=dict.fromkeys(names, runs))
-        return BACKENDS["blocked"].attend(AttentionCall(*tensors[:3], given, Mask("lr")))[0]
+        return BACKENDS["blocked"].attend(AttentionCall(query, key, value, given, Mask("lr")))[0]
 
     tables = [getattr(terms, name) for name in names]
     assert torch.autograd.gradcheck(attend, (*inputs, *tables), atol=1e-6)

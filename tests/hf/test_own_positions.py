@@ -191,7 +191,7 @@ def test_scaled_rotations_are_those_of_transformers(
     assert built.gain == pytest.approx(gain, rel=1e-6)
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "deepseek_v3": ({}, "latent attention"),
     "qwen2_vl": ({}, "M-RoPE"),
     "qwen3_next": ({}, "linear_attention"),
