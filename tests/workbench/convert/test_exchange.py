@@ -260,7 +260,16 @@ def test_the_code_needs_nothing_of_the_package_and_is_the_same_again():
             else []
         )
     }
-    standard = {"__future__", "collections", "functools", "math", "operator", "re", "typing"}
+    standard = {
+        "__future__",
+        "bisect",
+        "collections",
+        "functools",
+        "math",
+        "operator",
+        "re",
+        "typing",
+    }
     assert modules <= {"torch", "transformers"} | standard
     assert "class M4M" in text
     assert "class Rope" not in text
