@@ -7,6 +7,8 @@ from typing import TypeVar
 
 from transformers import PreTrainedModel
 
+from fairseq_posenc.hf.families import find_family
+from fairseq_posenc.hf.holders import list_parameters, refuse_wrapped_parts, stop_old_holders
 from fairseq_posenc.hf.own_positions import read_positions
 from fairseq_posenc.hf.replacing import replace_positions
 from fairseq_posenc.hf.saving import make_saveable
@@ -24,7 +26,8 @@ def set_positions(model: Model, spec: str, max_positions: int | None = None) -> 
     >>> model.config.position_encoding
     'alibi'
 
-    Its own positions are taken away. Weights of positions that old and new spec share (a table of
+    Call it before PEFT, DDP, FSDP or ``torch.compile`` wraps the model, and before an optimizer is
+    made. The model's own positions are taken away. Weights of positions that old and new spec share (a table of
     ``learned``, T5's buckets, sinks) are kept, all others begin as the encodings say.
 
     Args:
@@ -37,6 +40,12 @@ def set_positions(model: Model, spec: str, max_positions: int | None = None) -> 
         The model. ``save_pretrained`` writes its positions, too.
 
     Raises:
-        UserError: a family, a spec or sizes that cannot be served; the model is as it was.
+        UserError: a family, a spec or sizes that cannot be served, or a model that is wrapped; the
+            model is as it was.
     """
-    return make_saveable(replace_positions(model, spec, max_positions))
+    find_family(model)
+    refuse_wrapped_parts(model)
+    before = list_parameters(model)
+    make_saveable(replace_positions(model, spec, max_positions))
+    stop_old_holders(model, before)
+    return model

@@ -238,12 +238,7 @@ def attend_with_positions(
     scale = getattr(module, "scaling", None) or scaling or query.size(-1) ** -0.5
     if scaling is not None and scaling != scale:  # the queries were scaled already
         query = query * (scaling / scale)
-    if not isinstance(positions, AttentionPositions):
-        raise UserError(
-            f"positions are a {type(positions).__name__} here: leave them out of PEFT's "
-            "modules_to_save; to train them beside an adapter, set requires_grad of their "
-            "parameters, and save the merged model"
-        )
+    # PEFT may have put a trained copy there, in a wrapper that passes calls on.
     computed: tuple[Tensor, Tensor | None] = positions(
         module, query, key, value, state.shared, scale, dropout, state.need_weights
     )

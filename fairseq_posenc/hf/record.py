@@ -26,17 +26,25 @@ class RecordedPositions(nn.Module):
     assembly: Assembly
 
     def get_extra_state(self) -> Tensor:
+        """Record positions, as an entry of the state dict."""
+        return self.record()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Compare a record with these positions: see :meth:`compare`."""
+        self.compare(state)
+
+    def record(self) -> Tensor:
         """Record positions and the length of the training."""
         spec, dims = self.assembly.spec, self.assembly.dims
         return Identity(str(spec), "", dims.trained_length).to_tensor()
 
-    def set_extra_state(self, state: Tensor) -> None:
+    def compare(self, state: Tensor) -> None:
         """Compare a record with these positions.
 
         Raises:
             UserError: the weights were trained with others.
         """
-        theirs, ours = (Identity.from_tensor(x) for x in (state, self.get_extra_state()))
+        theirs, ours = (Identity.from_tensor(x) for x in (state, self.record()))
         for difference in theirs.differences(ours):
             raise UserError(f"weights {difference}: set these positions before loading")
 
@@ -53,7 +61,7 @@ def add_adapter_records(
         if name.startswith(prefix) and (match := _ADAPTER.fullmatch(name)):
             first.setdefault(match["adapter"], match["layer"])
     for adapter, layer in first.items():
-        record = _get_positions(stack).get_extra_state()[None]  # of two axes, as an adapter's are
+        record = stack.get_submodule(ATTRIBUTE).record()[None]  # of two axes, as an adapter's are
         state_dict[f"{layer}{adapter}.positions"] = record
 
 
@@ -67,10 +75,4 @@ def check_adapter_records(
     """
     for name in [name for name in state_dict if _ADAPTER_RECORD.fullmatch(name)]:
         if name.startswith(prefix):
-            _get_positions(stack).set_extra_state(state_dict.pop(name)[0])
-
-
-def _get_positions(stack: nn.Module) -> RecordedPositions:
-    positions = stack.get_submodule(ATTRIBUTE)
-    assert isinstance(positions, RecordedPositions)
-    return positions
+            stack.get_submodule(ATTRIBUTE).compare(state_dict.pop(name)[0])

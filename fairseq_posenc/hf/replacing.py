@@ -20,13 +20,13 @@ from fairseq_posenc.hf.own_positions import (
     read_positions,
 )
 from fairseq_posenc.hf.record import add_adapter_records, check_adapter_records
-from fairseq_posenc.hf.stack_hook import HookedPositions
+from fairseq_posenc.hf.stack_hook import HookedPositions, prepare_pass
 from fairseq_posenc.registry import options
 from fairseq_posenc.specs import Spec, parse
 
 logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=PreTrainedModel)
-_HOOKS = "position_hooks"  # the handles of our hooks, on a stack's positions
+_HOOKS = "position_hooks"  # the handles of our hooks, on a stack
 
 
 def replace_positions(model: Model, spec: str, max_positions: int | None = None) -> Model:
@@ -98,11 +98,11 @@ class Plan(NamedTuple):
     def install(self) -> None:
         """Replace the positions of the stack by these."""
         module, attentions = self.stack.module, self.stack.attentions
-        for handle in getattr(getattr(module, ATTRIBUTE, None), _HOOKS, ()):
+        for handle in getattr(module, _HOOKS, ()):
             handle.remove()
         self.stack.neutralize()
         hooks = [
-            module.register_forward_pre_hook(self.positions.prepare, with_kwargs=True),
+            module.register_forward_pre_hook(prepare_pass, with_kwargs=True),
             module.register_state_dict_post_hook(add_adapter_records),
             module.register_load_state_dict_pre_hook(check_adapter_records),
         ]
@@ -113,7 +113,7 @@ class Plan(NamedTuple):
                 hooks.append(
                     attention.register_forward_pre_hook(layer.give_cosines, with_kwargs=True)
                 )
-        setattr(self.positions, _HOOKS, hooks)
+        setattr(module, _HOOKS, hooks)
         for part in (self.positions, *self.layers):
             part.train(module.training)
 

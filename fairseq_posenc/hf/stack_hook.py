@@ -52,7 +52,9 @@ class HookedPositions(RecordedPositions, StackPositions):
             spec, dims.embed_dim, dims.num_heads, max_positions, dims.causal, dims.head_dim
         )
         self._trained_at(read_trained_length(stack.config))
-        self.stack_parts = StackParts(stack, [*inspect.signature(stack.module.forward).parameters])
+        # Not the stack itself, whose part this is; and PEFT trains a copy of this module.
+        self.family = stack.family
+        self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
         rotary = stack.family.rotary
         self.width = stack.rotary_width(stack.module.get_submodule(rotary[0])) if rotary else 0
         self.can_rotate = [
@@ -79,13 +81,13 @@ class HookedPositions(RecordedPositions, StackPositions):
     def prepare(
         self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Compute the state of a pass from the inputs of the stack, as a hook before it runs.
+        """Compute the state of a pass from the inputs of the stack.
 
         Raises:
             UserError: inputs of which the positions are not known.
         """
-        stack = self.stack_parts.stack
-        named = {**dict(zip(self.stack_parts.parameters, args)), **named}
+        stack = Stack(self.family, module)
+        named = {**dict(zip(self.parameter_names, args)), **named}
         attention = stack.config._attn_implementation
         if self.is_native and attention == NAME:
             raise UserError(
@@ -100,10 +102,12 @@ class HookedPositions(RecordedPositions, StackPositions):
         if self.is_native and self.input is None:
             ids = self._count_ids(named) if any(self.is_rotated) else None
             if ids is not None:
-                named[STATE] = PassState(self._make_cosines(self._rotations(ids)))
+                named[STATE] = PassState(self._make_cosines(self._rotations(ids), module.dtype))
             return (), named
         past = self._count_past(named)
-        embeddings = self._embed(named)
+        if not past:
+            _refuse_offloaded(stack)
+        embeddings = self._embed(stack, named)
         if embeddings is None:
             return (), named
         batch, tgt_len = embeddings.shape[:2]
@@ -115,10 +119,12 @@ class HookedPositions(RecordedPositions, StackPositions):
         )
         if self.input is not None:
             named["inputs_embeds"], named["input_ids"] = embeddings / scale, None
-        self._give_token_types(named, batch, tgt_len)
+        self._give_token_types(named, batch, tgt_len, embeddings.device)
         weights = named.get("output_attentions")
         named[STATE] = PassState(
-            self._make_cosines([state.rotation for state in shared.kinds or (shared,)]),
+            self._make_cosines(
+                [state.rotation for state in shared.kinds or (shared,)], module.dtype
+            ),
             None if self.is_native else shared,
             stack.config.output_attentions if weights is None else weights,
         )
@@ -146,11 +152,12 @@ class HookedPositions(RecordedPositions, StackPositions):
         """Compute the rotation of each kind of layer at positions ``(B or 1, T)``."""
         return [self.shared.rotation(ids, kind) for kind in range(len(self.shared.kinds))]
 
-    def _make_cosines(self, rotations: list[Rotation | None]) -> list[Cosines | None]:
+    def _make_cosines(
+        self, rotations: list[Rotation | None], dtype: torch.dtype
+    ) -> list[Cosines | None]:
         """Give the rotations of all kinds of layers the form that the model's code takes."""
-        stack = self.stack_parts.stack
         return [
-            make_cosines(rotation, stack.family.cosines, self.width, stack.module.dtype)
+            make_cosines(rotation, self.family.cosines, self.width, dtype)
             for rotation in rotations
         ]
 
@@ -168,11 +175,11 @@ class HookedPositions(RecordedPositions, StackPositions):
         past = 0 if cache is None else cache.get_seq_length()
         return (torch.arange(tgt_len, device=x.device) + past).unsqueeze(0)
 
-    def _give_token_types(self, named: dict[str, Any], batch: int, tgt_len: int) -> None:
+    def _give_token_types(
+        self, named: dict[str, Any], batch: int, tgt_len: int, device: torch.device
+    ) -> None:
         """Give BERT's types of tokens, which it would look up by their positions."""
-        stack = self.stack_parts.stack
-        if stack.family.table.startswith("embeddings.") and named.get("token_type_ids") is None:
-            device = stack.module.device
+        if self.family.table.startswith("embeddings.") and named.get("token_type_ids") is None:
             named["token_type_ids"] = torch.zeros(batch, tgt_len, dtype=torch.long, device=device)
 
     def _find_cache(self, named: dict[str, Any]) -> Any:
@@ -190,13 +197,13 @@ class HookedPositions(RecordedPositions, StackPositions):
             )
         return int(cache.get_seq_length())
 
-    def _embed(self, named: dict[str, Any]) -> Tensor | None:
+    def _embed(self, stack: Stack, named: dict[str, Any]) -> Tensor | None:
         """Look up the embeddings of the tokens if vectors are added to them, else their shape."""
         embeddings, ids = named.get("inputs_embeds"), named.get("input_ids")
         if embeddings is not None or ids is None:
             return embeddings
         if self.input is not None:
-            return self.stack_parts.stack.embed(ids)
+            return stack.embed(ids)
         ids = ids.view(-1, ids.size(-1))
         return torch.empty(1, device=ids.device).expand(*ids.shape, self.assembly.dims.embed_dim)
 
@@ -231,7 +238,7 @@ class HookedPositions(RecordedPositions, StackPositions):
                 documents
                 if documents is not None
                 else self._number_documents(
-                    ids, padding, batch, past, tgt_len, self._find_cache(named) is not None
+                    ids, padding, past, embeddings, self._find_cache(named) is not None
                 )
             )
             return None, documents
@@ -264,9 +271,8 @@ class HookedPositions(RecordedPositions, StackPositions):
         self,
         ids: Tensor | None,
         padding: Tensor | None,
-        batch: int,
         past: int,
-        tgt_len: int,
+        embeddings: Tensor,
         is_cached: bool,
     ) -> Tensor:
         """Number the document of each token, ``(B, S)``: a new one where position ids jump.
@@ -274,8 +280,8 @@ class HookedPositions(RecordedPositions, StackPositions):
         Raises:
             UserError: a cache is to hold several documents, which later steps could not tell apart.
         """
+        (batch, tgt_len), device = embeddings.shape[:2], embeddings.device
         if ids is None or past:  # generation goes on with a single document
-            device = self.stack_parts.stack.module.device
             return torch.zeros(batch, past + tgt_len, dtype=torch.long, device=device)
         jumps = ids.diff(dim=1, prepend=ids[:, :1] - 1).ne(1)  # [B or 1, T]
         if padding is not None:
@@ -288,11 +294,24 @@ class HookedPositions(RecordedPositions, StackPositions):
         return jumps.expand(batch, -1).cumsum(1)
 
 
-class StackParts:
-    """A stack that is no submodule of its positions, and the names of its forward's parameters.
+def prepare_pass(
+    module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Compute the state of a pass, as a hook before a stack runs.
 
-    A plain object: as a module, the stack would be a part of its own part.
+    The positions are those that the stack has now: PEFT may have put a trained copy there.
     """
+    result: tuple[tuple[Any, ...], dict[str, Any]] = getattr(module, ATTRIBUTE).prepare(
+        module, args, named
+    )
+    return result
 
-    def __init__(self, stack: Stack, parameters: list[str]) -> None:
-        self.stack, self.parameters = stack, parameters
+
+def _refuse_offloaded(stack: Stack) -> None:
+    """Refuse offloaded weights, which accelerate loads only where a module's forward runs."""
+    parts = [getattr(module, ATTRIBUTE) for module in (stack.module, *stack.attentions)]
+    if any(weight.is_meta for part in parts for weight in part.parameters()):
+        raise UserError(
+            "accelerate has offloaded trained positions: leave the modules named positions, and "
+            "the layers that have them, on a device (device_map)"
+        )

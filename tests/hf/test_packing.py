@@ -7,7 +7,9 @@ import torch
 from transformers import DataCollatorWithFlattening
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf import set_positions
 from tests.helpers.hf_models import (
+    MODELS,
     SERVED,
     SYMBOLS,
     VERSION,
@@ -86,3 +88,31 @@ def test_caches_of_several_documents_are_refused():
     ids = torch.arange(6)[None] % 3
     with pytest.raises(UserError, match="use_cache=False"):
         cell.model.generate(ids + 3, position_ids=ids, max_new_tokens=2)
+
+
+def test_whole_batches_of_the_collator_are_taken():
+    """With keywords of FlashAttention, as TRL's packing makes them, too."""
+    model = Cell.build("llama", "alibi+documents").model
+    features = [{"input_ids": ids.tolist()} for ids in draw_documents()]
+    logits = model(**DataCollatorWithFlattening()(features)).logits
+    more = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)(features)
+    assert {"cu_seq_lens_q", "max_length_q", "seq_idx"} <= set(more)
+    assert torch.equal(model(**more).logits, logits)
+
+
+def test_rotations_alone_leave_packing_to_transformers():
+    model = MODELS["llama"].build()
+    batch = DataCollatorWithFlattening()([{"input_ids": x.tolist()} for x in draw_documents()])
+    before = model(**batch).logits
+    set_positions(model, "own")
+    torch.testing.assert_close(model(**batch).logits, before)
+
+
+def test_documents_begin_at_other_places_in_other_rows():
+    model = Cell.build("llama", "alibi+documents").model
+    ids = torch.randint(3, SYMBOLS, (2, 8))
+    positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2], [0, 1, 0, 1, 2, 3, 4, 5]])
+    logits = compute_logits(model, {"input_ids": ids, "position_ids": positions})
+    for row, start, end in [(0, 0, 5), (0, 5, 8), (1, 0, 2), (1, 2, 8)]:
+        alone = compute_logits(model, {"input_ids": ids[row : row + 1, start:end]})[0]
+        assert distance(logits[row, start:end], alone) < 2e-5
