@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -178,6 +179,9 @@ class Stack(NamedTuple):
         if isinstance(rotary, NoRotation):
             return rotary.width
         buffer = next(rotary.buffers())
+        if buffer.is_meta:  # where transformers 4 cannot compute
+            rotary = copy.deepcopy(rotary).to_empty(device="cpu")
+            buffer = next(rotary.buffers())
         kinds = getattr(self.config, "layer_types", None) or [None]
         x = torch.zeros(1, 1, 1, device=buffer.device)
         arguments = (x, torch.zeros(1, 1, dtype=torch.long, device=buffer.device))

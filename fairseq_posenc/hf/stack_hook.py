@@ -157,8 +157,7 @@ class HookedPositions(RecordedPositions, StackPositions):
     ) -> list[Cosines | None]:
         """Give the rotations of all kinds of layers the form that the model's code takes."""
         return [
-            make_cosines(rotation, self.family.cosines, self.width, dtype)
-            for rotation in rotations
+            make_cosines(rotation, self.family.cosines, self.width, dtype) for rotation in rotations
         ]
 
     def _count_ids(self, named: dict[str, Any]) -> Tensor | None:

@@ -1,0 +1,188 @@
+"""What stands around a model: compilers, exports, optimizers, pipelines, devices, small weights."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf import read_positions, set_positions
+from tests.helpers.hf_models import (
+    MODELS,
+    SYMBOLS,
+    Cell,
+    compute_logits,
+    distance,
+    make_inputs,
+    position_parameters,
+)
+
+# Vectors at the input, terms of the scores with limits, and rotations that the model applies.
+SPECS = ["learned+m4m", "t5+window(size=4)+sink", "rope(layout=half)"]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_compiled_as_a_single_graph(spec: str) -> None:
+    cell = Cell.build("llama", spec)
+    expected = compute_logits(cell.model, cell.inputs)
+    compiled = torch.compile(cell.model, backend="aot_eager", fullgraph=True)
+    assert distance(compute_logits(compiled, cell.inputs), expected) < 1e-5
+    with pytest.raises(UserError, match="OptimizedModule is not a model of transformers"):
+        set_positions(compiled, "alibi")
+
+
+def test_a_compiled_model_follows_when_its_positions_are_set() -> None:
+    cell = Cell.build("llama", "alibi")
+    cell.model.compile(backend="eager")
+    before = compute_logits(cell.model, cell.inputs)
+    set_positions(cell.model, "t5+sink")
+    fresh = set_positions(MODELS["llama"].build(), "t5+sink")
+    fresh.load_state_dict(cell.model.state_dict())
+    logits = compute_logits(cell.model, cell.inputs)
+    assert distance(logits, compute_logits(fresh, cell.inputs)) < 1e-5
+    assert distance(logits, before) > 1e-2
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_exported(spec: str) -> None:
+    cell = Cell.build("llama", spec)
+    named = {**cell.inputs, "use_cache": False}
+    exported = torch.export.export(cell.model, (), named, strict=False).module()
+    other = {**named, "input_ids": named["input_ids"].flip(1)}
+    for inputs in (named, other):
+        assert distance(exported(**inputs).logits, compute_logits(cell.model, inputs)) < 1e-5
+
+
+def test_positions_are_set_again_and_back() -> None:
+    model, inputs = MODELS["llama"].build(), make_inputs(MODELS["llama"])
+    before, positions = compute_logits(model, inputs), read_positions(model)
+    for spec in ("alibi", "learned+m4m", "own"):
+        set_positions(model, spec)
+        assert distance(compute_logits(model, inputs), before) > 1e-2
+    assert read_positions(model) == "learned+m4m"
+    set_positions(model, positions)
+    assert distance(compute_logits(model, inputs), before) < 1e-5
+
+
+def test_an_optimizer_that_lacks_new_parameters_refuses_its_step() -> None:
+    cell = Cell.build("llama", "alibi")
+    model = cell.model
+    optimizer = torch.optim.AdamW(model.parameters())
+    other = torch.optim.SGD(MODELS["llama"].build().parameters())
+    head = torch.optim.SGD(model.lm_head.parameters(), lr=0.1)
+
+    def step(*optimizers: torch.optim.Optimizer) -> None:
+        model(**cell.inputs, labels=cell.inputs["input_ids"]).loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    set_positions(model, "rope+alibi")  # nothing new to train
+    step(optimizer, other, head)
+    set_positions(model, "t5")
+    for old in (optimizer, head):
+        with pytest.raises(UserError, match="made before set_positions .* make another"):
+            step(old)
+    step(other, torch.optim.AdamW(model.parameters()))
+    for parameter in position_parameters(model).values():
+        parameter.requires_grad_(False)
+    step(optimizer, head)
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    words = {f"w{index}": index for index in range(SYMBOLS)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="w0", eos_token="w2", padding_side="left"
+    )
+
+
+def test_pipelines_generate_from_folders(tmp_path: Path) -> None:
+    cell = Cell.build("llama", "learned+m4m")
+    tokenizer = make_tokenizer()
+    cell.model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    pipeline = transformers.pipeline("text-generation", model=str(tmp_path))
+    texts = ["w5 w6 w7", "w8"]
+    results = pipeline(texts, max_new_tokens=4, do_sample=False, batch_size=2)
+    for text, result in zip(texts, results):
+        ids = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
+        expected = cell.model.generate(**ids, max_new_tokens=4, do_sample=False, pad_token_id=0)
+        assert (
+            tokenizer.decode(expected[0], skip_special_tokens=True) == result[0]["generated_text"]
+        )
+
+
+DISK = {f"model.layers.{layer}": "disk" for layer in (1, 2, 3)}
+PLACES = {
+    **dict.fromkeys(("model.embed_tokens", "model.layers.0", "model.norm", "lm_head"), "cpu"),
+    **dict.fromkeys(("model.rotary_emb", "model.positions"), "cpu"),
+}
+
+
+@pytest.mark.parametrize("places", ["auto", "cpu", "layers on disk"])
+@pytest.mark.parametrize("spec", ["alibi", "learned+m4m"])
+def test_devices_by_part(spec: str, places: str, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="device_map needs accelerate")
+    if places == "auto":
+        pytest.importorskip("psutil", reason="accelerate measures memory by psutil")
+    cell = Cell.build("llama", spec)
+    cell.model.save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path,
+        device_map={**PLACES, **DISK} if places == "layers on disk" else places,
+        offload_folder=str(tmp_path / "disk"),
+    )
+    if places == "layers on disk" and spec != "alibi":  # whose parameters would stay empty
+        with pytest.raises(UserError, match="accelerate has offloaded trained positions"):
+            compute_logits(model, cell.inputs)
+    else:
+        expected = compute_logits(cell.model, cell.inputs)
+        assert distance(compute_logits(model, cell.inputs), expected) < 1e-5
+
+
+def test_accelerate_prepares_models(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
+    cell = Cell.build("llama", "learned+m4m")
+    accelerator = accelerate.Accelerator(cpu=True)
+    model, optimizer = accelerator.prepare(
+        cell.model, torch.optim.SGD(cell.model.parameters(), lr=0.1)
+    )
+    accelerator.backward(model(**cell.inputs, labels=cell.inputs["input_ids"]).loss)
+    optimizer.step()
+    accelerator.save_state(str(tmp_path))
+    expected = compute_logits(model, cell.inputs)
+    optimizer.step()
+    assert distance(compute_logits(model, cell.inputs), expected) > 1e-3
+    accelerator.load_state(str(tmp_path))
+    assert torch.equal(compute_logits(model, cell.inputs), expected)
+    set_positions(accelerator.unwrap_model(model), "t5")
+    with pytest.raises(UserError, match="weights trained with"):
+        accelerator.load_state(str(tmp_path))
+    model(**cell.inputs, labels=cell.inputs["input_ids"]).loss.backward()
+    with pytest.raises(UserError, match="made before set_positions"):
+        optimizer.step()
+
+
+def test_quantized_weights(tmp_path: Path) -> None:
+    quantization = pytest.importorskip("torchao.quantization", reason="needs torchao")
+    cell = Cell.build("llama", "learned+m4m")
+    expected = compute_logits(cell.model, cell.inputs)
+    cell.model.save_pretrained(tmp_path)
+    small = transformers.TorchAoConfig(quantization.Int8WeightOnlyConfig())
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=small)
+    assert type(loaded.model.layers[0].self_attn.q_proj.weight) is not torch.nn.Parameter
+    assert {x.dtype for x in position_parameters(loaded).values()} == {torch.float32}
+    assert 0 < distance(compute_logits(loaded, cell.inputs), expected) < 0.1
+    stock = MODELS["llama"].build()
+    quantization.quantize_(stock, quantization.Int8WeightOnlyConfig())
+    before = compute_logits(stock, cell.inputs)
+    set_positions(stock, "own")
+    assert distance(compute_logits(stock, cell.inputs), before) < 1e-5
+    copy.deepcopy(set_positions(stock, "m4m"))(**cell.inputs)

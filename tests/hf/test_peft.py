@@ -1,0 +1,62 @@
+"""Adapters of PEFT beside positions: trained, saved, merged, and refused where they do not belong."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf import set_positions
+from tests.helpers.hf_models import MODELS, Cell, compute_logits, distance, position_parameters
+
+peft = pytest.importorskip("peft", reason="needs PEFT")
+
+
+@pytest.mark.parametrize("spec", ["learned+m4m", "t5+alibi+sink"])
+def test_positions_are_trained_with_an_adapter_and_saved_in_it(spec: str, tmp_path: Path) -> None:
+    cell = Cell.build("llama", spec)
+    base, inputs = copy.deepcopy(cell.model), cell.inputs
+    model = peft.get_peft_model(
+        cell.model, peft.LoraConfig(r=2, modules_to_save=["positions"], init_lora_weights=False)
+    )
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    names = [name.replace("modules_to_save.default.", "") for name in trained]
+    expected = [f"base_model.model.{name}" for name in position_parameters(base)]
+    assert sorted(name for name in names if ".positions." in name) == sorted(expected)
+    before = {name: parameter.detach().clone() for name, parameter in trained.items()}
+    optimizer = torch.optim.SGD(trained.values(), lr=1.0)
+    model(**inputs, labels=inputs["input_ids"]).loss.backward()
+    optimizer.step()
+    assert not [name for name, weight in before.items() if torch.equal(weight, trained[name])]
+    logits = compute_logits(model, inputs)
+    with model.disable_adapter():
+        assert torch.equal(compute_logits(model, inputs), compute_logits(base, inputs))
+    model.save_pretrained(tmp_path / "adapter")
+    again = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "adapter")
+    assert torch.equal(compute_logits(again, inputs), logits)
+    merged = again.merge_and_unload()
+    assert distance(compute_logits(merged, inputs), logits) < 1e-5  # rounded otherwise
+    merged.save_pretrained(tmp_path / "merged")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert torch.equal(compute_logits(loaded, inputs), compute_logits(merged, inputs))
+    set_positions(merged, "t5")  # adapters are gone
+    with pytest.raises(UserError, match=r"weights trained with .*, the model has alibi"):
+        peft.PeftModel.from_pretrained(
+            set_positions(MODELS["llama"].build(), "alibi"), tmp_path / "adapter"
+        )
+
+
+def test_positions_of_a_model_with_adapters_are_not_set() -> None:
+    cell = Cell.build("llama", "alibi")
+    model = peft.get_peft_model(cell.model, peft.LoraConfig(r=2, modules_to_save=["positions"]))
+    logits = compute_logits(model, cell.inputs)
+    with pytest.raises(UserError, match="PeftModel.* is not a model of transformers"):
+        set_positions(model, "t5")
+    with pytest.raises(UserError, match="adapters of PEFT, which belong to its positions"):
+        set_positions(model.get_base_model(), "t5")
+    assert torch.equal(compute_logits(model, cell.inputs), logits)
+    set_positions(model.unload(), "t5")
