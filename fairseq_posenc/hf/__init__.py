@@ -27,8 +27,8 @@ def set_positions(model: Model, spec: str, max_positions: int | None = None) -> 
     'alibi'
 
     Call it before PEFT, DDP, FSDP or ``torch.compile`` wraps the model, and before an optimizer is
-    made. The model's own positions are taken away. Weights of positions that old and new spec share (a table of
-    ``learned``, T5's buckets, sinks) are kept, all others begin as the encodings say.
+    made. The model's own positions are taken away. Weights of positions that old and new spec share
+    (a table of ``learned``, T5's buckets, sinks) are kept, all others begin as the encodings say.
 
     Args:
         model: of a known family, with any head.

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from fairseq_posenc.analysis.split import CapturedAttention, split
 from fairseq_posenc.backends import reference
-from fairseq_posenc.hf.attention import NAME, AttentionPositions
+from fairseq_posenc.hf.attention import ATTRIBUTE, NAME, AttentionPositions
 from fairseq_posenc.hf.stack_hook import HookedPositions
 
 
@@ -27,13 +27,12 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
     """
     captured: list[CapturedAttention] = []
     with ExitStack() as exits:
-        for stack in _find_stacks(model):
-            name = "decoder" if stack.assembly.dims.causal else "encoder"
-            layers = [
-                x
-                for x in stack.stack_parts.stack.module.modules()
-                if isinstance(x, AttentionPositions)
-            ]
+        for module in model.modules():
+            positions = getattr(module, ATTRIBUTE, None)
+            if not isinstance(positions, HookedPositions):
+                continue
+            name = "decoder" if positions.assembly.dims.causal else "encoder"
+            layers = [x for x in module.modules() if isinstance(x, AttentionPositions)]
             for number, layer in enumerate(layers):
                 hook = partial(_capture, name, number, captured)
                 exits.callback(layer.register_forward_hook(hook).remove)

@@ -76,7 +76,7 @@ def _held(optimizer: Optimizer) -> Iterator[int]:
     return (id(p) for group in optimizer.param_groups for p in group["params"])
 
 
-def _subclasses(kind: type) -> Iterator[type]:
+def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
     yield kind
     for derived in kind.__subclasses__():
         yield from _subclasses(derived)

@@ -61,7 +61,7 @@ def add_adapter_records(
         if name.startswith(prefix) and (match := _ADAPTER.fullmatch(name)):
             first.setdefault(match["adapter"], match["layer"])
     for adapter, layer in first.items():
-        record = stack.get_submodule(ATTRIBUTE).record()[None]  # of two axes, as an adapter's are
+        record = getattr(stack, ATTRIBUTE).record()[None]  # of two axes, as an adapter's are
         state_dict[f"{layer}{adapter}.positions"] = record
 
 
@@ -75,4 +75,4 @@ def check_adapter_records(
     """
     for name in [name for name in state_dict if _ADAPTER_RECORD.fullmatch(name)]:
         if name.startswith(prefix):
-            stack.get_submodule(ATTRIBUTE).compare(state_dict.pop(name)[0])
+            getattr(stack, ATTRIBUTE).compare(state_dict.pop(name)[0])

@@ -102,7 +102,9 @@ class HookedPositions(RecordedPositions, StackPositions):
         if self.is_native and self.input is None:
             ids = self._count_ids(named) if any(self.is_rotated) else None
             if ids is not None:
-                named[STATE] = PassState(self._make_cosines(self._rotations(ids), module.dtype))
+                named[STATE] = PassState(
+                    self._make_cosines(self._rotations(ids), stack.module.dtype)
+                )
             return (), named
         past = self._count_past(named)
         if not past:
@@ -123,7 +125,7 @@ class HookedPositions(RecordedPositions, StackPositions):
         weights = named.get("output_attentions")
         named[STATE] = PassState(
             self._make_cosines(
-                [state.rotation for state in shared.kinds or (shared,)], module.dtype
+                [state.rotation for state in shared.kinds or (shared,)], stack.module.dtype
             ),
             None if self.is_native else shared,
             stack.config.output_attentions if weights is None else weights,
@@ -230,16 +232,12 @@ class HookedPositions(RecordedPositions, StackPositions):
             position ids, ``(B or 1, T)``, and the number of each token's document, ``(B, S)``;
             each may be None.
         """
-        batch, tgt_len = embeddings.shape[:2]
+        tgt_len = embeddings.size(1)
         ids, documents = named.get("position_ids"), named.pop("document_ids", None)
         if self.has_documents:
-            documents = (
-                documents
-                if documents is not None
-                else self._number_documents(
-                    ids, padding, past, embeddings, self._find_cache(named) is not None
-                )
-            )
+            if documents is None:
+                is_cached = self._find_cache(named) is not None
+                documents = self._number_documents(ids, padding, past, embeddings, is_cached)
             return None, documents
         if documents is not None:
             raise UserError(f"document_ids: {self.assembly.spec} must have +documents")

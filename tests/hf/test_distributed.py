@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -101,6 +102,7 @@ def test_shards_train_as_the_whole_model(spec: str, shards_stack: bool, tmp_path
     model = shard(cell.model, shards_stack)
     expected = compute_gradients(whole, inputs, slice(None))
     for key, gradient in compute_gradients(model, inputs, slice(None)).items():
+        assert isinstance(gradient, DTensor)
         torch.testing.assert_close(gradient.full_tensor(), expected.pop(key))
     assert not expected
     for trained in (model, whole):

@@ -1,4 +1,4 @@
-"""Adapters of PEFT beside positions: trained, saved, merged, and refused where they do not belong."""
+"""Adapters of PEFT beside positions: trained, saved, merged, refused on other positions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_positions_of_a_model_with_adapters_are_not_set() -> None:
     cell = Cell.build("llama", "alibi")
     model = peft.get_peft_model(cell.model, peft.LoraConfig(r=2, modules_to_save=["positions"]))
     logits = compute_logits(model, cell.inputs)
-    with pytest.raises(UserError, match="PeftModel.* is not a model of transformers"):
+    with pytest.raises(UserError, match=r"PeftModel.* is not a model of transformers"):
         set_positions(model, "t5")
     with pytest.raises(UserError, match="adapters of PEFT, which belong to its positions"):
         set_positions(model.get_base_model(), "t5")
