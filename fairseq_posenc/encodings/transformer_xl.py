@@ -20,7 +20,7 @@ class TransformerXL(Encoding):
     Shapes:
         W ``(C, C)``, u and v ``(H, D)`` in each layer.
     Parameters:
-        m * (C^2 + 2 * C) in m layers
+        m * (C^2 + 2 * C)
     Source:
         Dai et al. (2019), "Transformer-XL", arXiv:1901.02860, section 3.3.
     Differs:
