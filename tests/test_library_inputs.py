@@ -111,7 +111,7 @@ def test_document_ids_that_do_not_fit_are_refused(ids):
 
 
 def test_what_lies_before_the_first_token_is_refused():
-    with pytest.raises(UserError, match="past=-1: the number of earlier tokens cannot be negative"):
+    with pytest.raises(UserError, match="past=-1: the number of earlier tokens must be"):
         stack()(X, past=-1)
 
 

@@ -38,6 +38,7 @@ LEFT_OUT = {
     "sbatch": "needs SLURM; test_distributed.py and test_train_scripts_pretraining.py",
     "tensorboard": "is a server that does not end",
     "WANDB_": "needs an account",
+    "fairseq-posenc lm-length --text book.txt": "a trained model; test_lm_length_of_folders.py",
     "fairseq-train $(ls": "needs the shards that sbatch made",
     "fairseq-hydra-train": "needs models of full size; test_train_scripts_pretraining.py composes",
 }

@@ -575,9 +575,9 @@ class TestReport:
         monkeypatch.setattr(live, "cores", lambda: 2)
         monkeypatch.setattr(live, "_measure_pass", lambda threads: 5.0 * threads)
         live.announce(settings)
-        update = 5 * 2 * live._UPDATE
-        each = update * (100 + 10 * live._VALIDATION + live._START)
-        first, both = (live._TEXT * update + seeds * 4 * each / 2 for seeds in (1, 2))
+        update = 5 * 2 * live._PASSES_OF_UPDATE
+        each = update * (100 + 10 * live._UPDATES_OF_VALIDATION + live._UPDATES_OF_START)
+        first, both = (live._UPDATES_OF_TEXT * update + seeds * 4 * each / 2 for seeds in (1, 2))
         times = f"{format_time(first)} for the first seed, {format_time(both)} for all"
         assert capsys.readouterr().err.endswith(
             f"4 at a time: on cores with no other work about {times}\n"
