@@ -105,9 +105,7 @@ class _Scaled(Scaling):
     def parse_settings(cls, written: list[str]) -> dict[str, Any]:
         """Parse settings, each written ``NAME=VALUE``, by the types of the fields."""
         types = get_type_hints(cls)
-        known = {
-            setting.name: setting.default for setting in fields(cls) if setting.name != "factor"
-        }
+        known = {entry.name: entry.default for entry in fields(cls) if entry.name != "factor"}
         settings: dict[str, Any] = {}
         for setting in written:
             name, _, value = setting.partition("=")
