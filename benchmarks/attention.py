@@ -61,7 +61,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     layers = "of scope model (default: 2 on the CPU, 12 on a GPU)"
     add("--layers", type=int, help=layers)
     add("--quick", action="store_true", help="one table of a layer in less than a minute")
-    docs = "measure nothing; write docs/benchmarks.md anew from docs/results"
+    docs = "measure nothing; rewrite docs/benchmarks.md from docs/results"
     add("--write-docs", action="store_true", help=docs)
     args = parser.parse_args(words)
     if args.quick:

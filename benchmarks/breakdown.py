@@ -50,11 +50,12 @@ def time_parts(run: timing.Pass) -> dict[str, float]:
     """Time a pass as a whole, and each of its parts."""
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         run()
-    own = {event.key: event.self_cpu_time_total / 1e6 for event in profiled.key_averages()}
+    times = {event.key: event.self_cpu_time_total / 1e6 for event in profiled.key_averages()}
     parts = {
-        part: sum(own.get(f"aten::{name}", 0.0) for name in names) for part, names in PARTS.items()
+        part: sum(times.get(f"aten::{name}", 0.0) for name in names)
+        for part, names in PARTS.items()
     }
-    whole = sum(own.values())
+    whole = sum(times.values())
     return {"seconds": whole, **parts, "rest": whole - sum(parts.values())}
 
 

@@ -74,7 +74,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line.
 
     Raises:
-        UserError: fewer than two lengths or widths, of which no growth can be told.
+        UserError: fewer than two lengths or widths, which show no growth.
     """
     parser = new_parser(__doc__)
     add = parser.add_argument

@@ -53,7 +53,7 @@ def without_reset(modules: nn.Module) -> Iterator[None]:
     """Take the resets out of all tables for a while.
 
     Raises:
-        UserError: there is none.
+        UserError: no table by distance has a reset.
     """
     tables = [module for module in modules.modules() if isinstance(module, DistanceTable)]
     kept = [(table, table.reset) for table in tables if table.reset is not None]

@@ -115,7 +115,7 @@ def ctranslate2_engine(folder: Path, pieces: Path, longest: int, threads: int) -
             for translation in translated
         ]
         scores: Sequence[Optional[float]] = [None] * len(words)
-        if scored:  # anew, as a search leaves the end out of the chances of the first word
+        if scored:  # again, as a search leaves the end out of the chances of the first word
             scores = [fmean(score.log_probs) for score in translator.score_batch(given, words)]
         return [Found(tuple(pair), score) for pair, score in zip(words, scores)]
 

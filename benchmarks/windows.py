@@ -61,12 +61,12 @@ def run_case(spec: str, length: int, batch: int, rounds: int) -> dict[str, float
         began = time.process_time()
         pairs, known = _step_attention(spec, length, batch)
         seconds.append(time.process_time() - began)
-    own = _read_peak() - before - known
+    own_bytes = _read_peak() - before - known
     positions = StackPositions(spec, WIDTH, HEADS, max_positions=length, causal=True)
     layer = SelfAttention(positions)
     x = torch.randn(batch, length, WIDTH, requires_grad=True)
     layer(*positions(x, document_ids=_draw_documents(spec, batch, length)))[0].sum().backward()
-    megabytes = {"own_mb": own / 2**20, "layer_mb": (_read_peak() - before) / 2**20}
+    megabytes = {"own_mb": own_bytes / 2**20, "layer_mb": (_read_peak() - before) / 2**20}
     return {"seconds": min(seconds), **megabytes, "pairs": pairs}
 
 

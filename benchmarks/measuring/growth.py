@@ -32,9 +32,9 @@ def complexity_table(rows: Sequence[Row]) -> str:
     lengths = sorted({row["length"] for row in rows if row["width"] == first_width})
     cells = []
     for backend, encoding in cases:
-        own = [row for row in rows if (row["backend"], row["encoding"]) == (backend, encoding)]
-        by_length = {row["length"]: row for row in own if row["width"] == first_width}
-        wider = next(row for row in own if row["width"] != first_width)
+        selected = [row for row in rows if (row["backend"], row["encoding"]) == (backend, encoding)]
+        by_length = {row["length"]: row for row in selected if row["width"] == first_width}
+        wider = next(row for row in selected if row["width"] != first_width)
         longest, before = by_length[lengths[-1]], by_length[lengths[-2]]
         paper = TABLE1[encoding]["texts"]["complexity"] if encoding in TABLE1 else ""
         cells.append(

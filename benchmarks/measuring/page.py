@@ -29,7 +29,7 @@ class Result(NamedTuple):
 
 
 def keep(result: Result, folder: Path = RESULTS, page: Path = PAGE) -> None:
-    """Keep a measurement as a file, a line for each row, and write the page anew."""
+    """Keep a measurement as a file, a line for each row, and rewrite the page."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = {"rows": [_round_figures(row) for row in result.rows]}
     record = Record(
@@ -65,7 +65,7 @@ def write(folder: Path = RESULTS, page: Path = PAGE) -> None:
 
 
 def text(old: str, kept: Iterable[Result]) -> str:
-    """Make everything between the page's markers anew.
+    """Rewrite everything between the page's markers.
 
     Raises:
         UserError: a marker is missing.
@@ -73,8 +73,10 @@ def text(old: str, kept: Iterable[Result]) -> str:
     kept = list(kept)
     for script, section in SECTIONS.items():
         start, end = f"<!-- {script}: generated -->", f"<!-- end of {script} -->"
-        own = [result for result in kept if result.script == script]
-        lines = [*_list_commands(own), *section(own)] if own else ["Nothing is kept yet."]
+        results = [result for result in kept if result.script == script]
+        lines = (
+            [*_list_commands(results), *section(results)] if results else ["Nothing is kept yet."]
+        )
         body = "\n".join(lines).strip()
         old = fill_text(old, PAGE, start, f"\n\n{body}\n\n", end)
     return old

@@ -20,7 +20,7 @@ SETTINGS = {
 
 
 def begin() -> None:
-    """Start this script anew with :data:`SETTINGS`, unless it has them. Call it before torch."""
+    """Restart this script with :data:`SETTINGS`, unless it has them. Call it before torch."""
     if any(os.environ.get(name) != value for name, value in SETTINGS.items()):
         command = [sys.executable, *sys.argv]
         os.execve(sys.executable, command, {**os.environ, **SETTINGS})

@@ -81,7 +81,7 @@ STARTS: dict[str, tuple[str, Any]] = {
 
 
 def apply_start(model: nn.Module, start: str, seed: int) -> None:
-    """Draw the tables of ``m4m`` anew; all other weights stay those of the same seed."""
+    """Redraw the tables of ``m4m``; all other weights stay those of the same seed."""
     draw = STARTS[start][1]
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():

@@ -56,7 +56,7 @@ class Configuration(NamedTuple):
     head: list[str]  # lines of comment
     options: Mapping[str, Any]  # values by option of fairseq; the name of a model is `arch`
     notes: Mapping[str, str]  # comments on some of them
-    # the file with the settings that several files share, without suffix; empty if there is none
+    # the file with the settings that several files share, without suffix; empty without one
     shared: str = ""
 
 

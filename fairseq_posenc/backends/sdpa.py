@@ -81,10 +81,10 @@ def _append_decay(
     tgt_len, src_len = query.size(2), key.size(2)
     query, key, value = (at_least_fp32(x) for x in (query, key, value))
     decay = decay.sum(-1).to(query.dtype).expand(*query.shape[:2], src_len)[..., None]
-    one = torch.ones_like(decay)
+    ones = torch.ones_like(decay)
     query = query * score_scale(terms, query.size(-1))
-    query = torch.cat([query, decay[:, :, src_len - tgt_len :], one[:, :, :tgt_len]], -1)
-    key = torch.cat([key, one, -decay], -1)  # [B, H, S, D + 2]
+    query = torch.cat([query, decay[:, :, src_len - tgt_len :], ones[:, :, :tgt_len]], -1)
+    key = torch.cat([key, ones, -decay], -1)  # [B, H, S, D + 2]
     terms = terms._replace(scale_factor=1 / query.size(-1))  # the query is scaled already
     return query, key, F.pad(value, (0, 2)), terms
 

@@ -275,7 +275,9 @@ class Encodings(nn.ModuleDict):
 
     def number(self, positions: Positions) -> Positions:
         """Number the tokens of a call (see :meth:`Encoding.number`)."""
-        return reduce(lambda found, each: each.number(found), self.as_list(), positions)
+        return reduce(
+            lambda numbered, encoding: encoding.number(numbered), self.as_list(), positions
+        )
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Combine the terms of all encodings (see :meth:`Encoding.terms`)."""

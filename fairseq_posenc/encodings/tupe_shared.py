@@ -94,9 +94,9 @@ class TupeShared(Encoding):
             first = positions.is_first()  # nothing of its pairs is left but its own numbers
             at_queries = at_queries.masked_fill(positions.queries(first)[:, None, :, None], 0.0)
             at_keys = at_keys.masked_fill(first[:, None, :, None], 0.0)
-            own = (queries[:, :2] * keys[:, :2]).sum(-1) * scale
-            own = own + self.buckets[:, [self.num_buckets // 2, self.num_buckets]]
-            bias = torch.cat([bias, own], dim=1)  # [H, R]
+            reset_bias = (queries[:, :2] * keys[:, :2]).sum(-1) * scale
+            reset_bias = reset_bias + self.buckets[:, [self.num_buckets // 2, self.num_buckets]]
+            bias = torch.cat([bias, reset_bias], dim=1)  # [H, R]
         pairs = at_queries @ at_keys.transpose(-1, -2)  # [B or 1, H, T, S]
         return Terms(
             bias=bias, pair_bias=pairs, scale_factor=self.scale_factor, first=first

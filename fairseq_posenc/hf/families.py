@@ -305,7 +305,7 @@ def find_family(model: PreTrainedModel) -> Family:
     """Find the family of a model by the type of its configuration.
 
     Raises:
-        UserError: there is none, or this version of transformers does not serve it.
+        UserError: the model is of no known family, or this version of transformers lacks it.
     """
     if not isinstance(model, PreTrainedModel):
         raise UserError(

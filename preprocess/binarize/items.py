@@ -44,7 +44,7 @@ class Items(NamedTuple):
     tokens: bytes  # the items' tokens as bytes of the data set's type
     sizes: bytes  # the items' sizes as bytes of int32
     begins_document: bool  # with `documents`, whether an empty line came before the first item
-    ends_document: bool  # likewise after the last item; both where only empty lines were read
+    ends_document: bool  # the same after the last item; both where only empty lines were read
     counts: Counter[str]  # counts for the manifest
     invalid: list[InvalidLine]
 

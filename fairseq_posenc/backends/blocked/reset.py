@@ -90,18 +90,18 @@ class ResetLines(NamedTuple):
         row = self.reset_row.take(x)
         return self.reset_column.take(x), row
 
-    def multiply(self, table: Tensor, own: Tensor, side: int) -> tuple[Tensor, Tensor]:
+    def multiply(self, table: Tensor, tokens: Tensor, side: int) -> tuple[Tensor, Tensor]:
         """Multiply with a table's two rows, for column and row.
 
         Args:
             table: ``(G, R, D)``.
-            own: queries or keys of the block, ``(c, members, D)``.
-            side: whether ``own`` are queries or keys.
+            tokens: queries or keys of the block, ``(c, members, D)``.
+            side: whether these are queries or keys.
 
         Returns:
             ``(c, M, 1)`` and ``(c, 1, 1)`` of queries, ``(c, 1, 1)`` and ``(c, 1, W)`` of keys.
         """
-        products = own @ expand_reset_rows(table, own).transpose(1, 2)  # [c, members, 2]
+        products = tokens @ expand_reset_rows(table, tokens).transpose(1, 2)  # [c, members, 2]
         if side == QUERY_SIDE:  # [c, M, 1], [c, 1, 1]
             return products[..., 1:], self.reset_row.select(products[..., :1])
         products = products.transpose(1, 2)  # [c, 2, members]

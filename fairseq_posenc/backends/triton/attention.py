@@ -172,5 +172,5 @@ def _share_memory(ours: Tensor | None, theirs: Tensor | None) -> bool:
     """Check whether two tables are one tensor, so that its rows are loaded once."""
     if ours is None or theirs is None:
         return False
-    one, other = ((x.data_ptr(), x.shape, x.stride()) for x in (ours, theirs))
-    return one == other
+    first, second = ((x.data_ptr(), x.shape, x.stride()) for x in (ours, theirs))
+    return first == second

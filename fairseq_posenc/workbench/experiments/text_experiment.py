@@ -115,7 +115,7 @@ class TextSettings(ExperimentSettings):
 
 def option_value(family: str, train_args: Sequence[str], name: str) -> str:
     """Look up the value of an option of ``fairseq-train``; where it is given twice, the last."""
-    words = [word for each in (*TRAIN_OPTIONS[family], *train_args) for word in each.split("=")]
+    words = [word for option in (*TRAIN_OPTIONS[family], *train_args) for word in option.split("=")]
     return words[len(words) - words[::-1].index(name)]
 
 

@@ -77,8 +77,10 @@ def test_the_page_of_a_folder(tmp_path, capsys):
 
 
 def test_mistakes_are_one_line(tmp_path, capsys):
+    out = str(tmp_path / "attention.html")
+
     def refused(*words: object) -> str:
-        assert cli.main(["inspect", *map(str, words), "--text", TEXT, "--out", "a.html"]) == 2
+        assert cli.main(["inspect", *map(str, words), "--text", TEXT, "--out", out]) == 2
         (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
         return line
 

@@ -89,13 +89,15 @@ class Halving:
         outcomes = [outcome for model in last.models for outcome in model.undiverged]
         if not outcomes:
             return 0
-        each = sum(outcome.seconds for outcome in outcomes) / len(outcomes) / last.updates
+        seconds_each = sum(outcome.seconds for outcome in outcomes) / len(outcomes) / last.updates
         started = sum(len(model.outcomes) for model in last.models)
         overhead = max(
-            last.seconds * self._settings.jobs / started - each * (last.updates - last.before), 0
+            last.seconds * self._settings.jobs / started
+            - seconds_each * (last.updates - last.before),
+            0,
         )
         share = seconds * self._settings.jobs / (candidates * len(self._settings.seeds))
-        return last.updates + int((share - overhead) / each)
+        return last.updates + int((share - overhead) / seconds_each)
 
     def _train_round(
         self, number: int, variants: Sequence[Variant], before: int, updates: int

@@ -130,14 +130,14 @@ def _share_batch(config: Any, gpus: int) -> None:
     """Share the batch of the recipe, which is for one GPU, equally between several."""
     most = config.dataset.batch_size
     batch = most * config.optimization.update_freq[0]
-    each = recipes.largest_share(batch, gpus, most)
-    if each is None:
+    per_gpu = recipes.largest_share(batch, gpus, most)
+    if per_gpu is None:
         raise UserError(
             f"a batch of {batch} windows cannot be divided among {gpus} GPUs: select fewer with "
             "CUDA_VISIBLE_DEVICES"
         )
-    config.dataset.batch_size = each
-    config.optimization.update_freq = [batch // (gpus * each)]
+    config.dataset.batch_size = per_gpu
+    config.optimization.update_freq = [batch // (gpus * per_gpu)]
 
 
 def _count_updates(config: Any, data_bin: SquadDataBin) -> None:

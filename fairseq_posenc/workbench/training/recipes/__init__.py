@@ -163,6 +163,6 @@ def _build_table(name: str, entry: dict[str, Any]) -> Reported:
         id=name,
         **{key: entry[key] for key in ("title", "source", "where", "recipe", "rows")},
         columns={column: (x["task"], x["metric"], x["split"]) for column, x in columns},
-        digits={column: each.get("digits", 2) for column, each in columns},
+        digits={column: shown.get("digits", 2) for column, shown in columns},
         note=entry.get("note", ""),
     )

@@ -90,18 +90,18 @@ def share_batch(recipe: Recipe, devices: Devices, per_gpu: int | None) -> tuple[
     Raises:
         UserError: the batch is not a multiple of devices times their batch.
     """
-    each = per_gpu or recipe.per_gpu
+    size = per_gpu or recipe.per_gpu
     if per_gpu is None and recipe.unit == "sequences":
-        each = largest_share(recipe.batch, devices.world, each) or 1
-    steps, rest = divmod(recipe.batch, devices.world * each)
+        size = largest_share(recipe.batch, devices.world, size) or 1
+    steps, rest = divmod(recipe.batch, devices.world * size)
     if rest or not steps:
         raise UserError(
             f"a batch of {recipe.batch} {recipe.unit} cannot be made of steps of "
-            f"{devices.world * each} ({devices.world} x {each}): choose --gpus or --per-gpu so "
+            f"{devices.world * size} ({devices.world} x {size}): choose --gpus or --per-gpu so "
             "that it can"
         )
     say(
-        f"global batch: {recipe.batch} {recipe.unit} = {devices.world} {devices.kind}(s) x {each} "
+        f"global batch: {recipe.batch} {recipe.unit} = {devices.world} {devices.kind}(s) x {size} "
         f"x {steps} steps (--update-freq)"
     )
-    return each, steps
+    return size, steps

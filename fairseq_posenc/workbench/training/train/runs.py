@@ -91,11 +91,11 @@ class RecipeTraining:
         return [*launcher, *_format_arguments(self.data, options), devices.precision]
 
     def _choose_batch(self, devices: Devices) -> dict[str, Any]:
-        each, steps = share_batch(self.recipe, devices, self.args.per_gpu)
+        per_device, steps = share_batch(self.recipe, devices, self.args.per_gpu)
         if _BATCH_OPTIONS & self.passed.keys():
             say("the options after the two dashes change the batch")
         size = "batch_size" if self.recipe.unit == "sequences" else "max_tokens"
-        return {size: each, "update_freq": steps, "distributed_world_size": devices.world}
+        return {size: per_device, "update_freq": steps, "distributed_world_size": devices.world}
 
     def _convert_schedule(self, warmup_epochs: int, options: Mapping[str, Any]) -> dict[str, Any]:
         """Convert a schedule in epochs to updates, which fairseq counts."""
