@@ -1,5 +1,5 @@
-"""The model families: importing a module here registers its names with fairseq."""
+"""Registers the model families with fairseq, which imports every module of this package itself."""
 
 from fairseq_posenc.host.startup import prepare
 
-prepare()
+prepare()  # fairseq's commands import this package before they open data or checkpoints

@@ -1,10 +1,10 @@
-"""The decoder-only Transformer with position encodings as parts: the causal-LM family.
+"""Defines the causal LMs: fairseq's decoder-only Transformer with chosen position encodings.
 
-fairseq configures this family by a dataclass, and its hydra entry point ignores architecture
-functions for such models; so each named architecture is a model with defaults of its own, and
+fairseq configures these models by a dataclass, and fairseq-hydra-train ignores architecture
+functions for them. So each architecture is a model class with its own defaults, and
 ``--arch transformer_lm_rope`` and ``model._name=transformer_lm_rope`` mean the same.
 
-No postponed annotations here: fairseq makes command-line options from the types of the fields.
+Without ``from __future__ import annotations``: fairseq makes options from the fields' types.
 """
 
 import copy
@@ -36,7 +36,7 @@ from fairseq_posenc.transformer.stacks import PositionalDecoder
 
 @dataclass
 class PositionalLMConfig(PositionConfig, TransformerLanguageModelConfig):
-    """fairseq's options of a causal LM and ours; by default the size of DecBERT's causal LM."""
+    """fairseq's options of a causal LM and ours; the default size is DecBERT's."""
 
     activation_fn: Any = "gelu"
     decoder_embed_dim: int = 768
@@ -51,30 +51,26 @@ class PositionalLMConfig(PositionConfig, TransformerLanguageModelConfig):
     decoder_attention_heads: int = 12
     decoder_normalize_before: bool = field(
         default=True,  # as in all of fairseq's named causal LMs
-        metadata={"help": "apply layernorm before each decoder block (default: so)"},
+        metadata={"help": "apply layernorm before each decoder block (default: true)"},
     )
     share_decoder_input_output_embed: bool = field(
-        default=True,  # DecBERT's models have the size that they say only so
-        metadata={"help": "share decoder input and output embeddings (default: so)"},
+        default=True,  # DecBERT's models only have their stated sizes with shared embeddings
+        metadata={"help": "share decoder input and output embeddings (default: true)"},
     )
 
 
 class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageModel):
-    """fairseq's causal language model with chosen position encodings.
-
-    Its checkpoints know their positions (``PositionCheckpoints``), and dropout can stay on when it
-    reads (``RetainedDropout``).
-    """
+    """fairseq's causal language model with chosen position encodings."""
 
     positions_for_bos: int = 0
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
-        """Add the options of the dataclass, with the meaning that they have in fairseq's family.
+        """Add the options of the dataclass.
 
-        Of a field that is true by default fairseq would make a flag that turns it off, under the
-        name of its own flag that turns it on. Here ``--X`` turns X on, as in fairseq, whatever the
-        architecture says, and ``--no-X`` turns it off.
+        For a field that is true by default, fairseq would make ``--X`` turn X off, although the
+        same flag turns X on for fairseq's models. Here ``--X`` turns X on and ``--no-X`` turns it
+        off, whatever the architecture's default.
         """
         parser.add_argument(
             "--activation-fn",
@@ -90,14 +86,14 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
                     default=SUPPRESS,
                     help=option.metadata.get("help"),
                 )
-        super().add_args(parser)  # skips options that are there
+        super().add_args(parser)  # skips the options added above
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "PositionalLM":
         """Build a model as fairseq's class does, with our decoder.
 
-        fairseq's method names its decoder class, so it is asked for a model without layers, whose
-        token embeddings (plain, adaptive or by character) are then ours.
+        fairseq's method always builds its own decoder. We let it build one without layers, and
+        keep the token embeddings (plain, adaptive or by character).
         """
         if getattr(args, "attention_directions", ""):
             raise UserError("--attention-directions is for encoders; a causal LM sees only lr")
@@ -124,8 +120,8 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
         )
         model = cls(decoder)
         model.positions_for_bos = extra
-        # Checkpoints note whether the data has `<s>`, which fairseq-eval-lm may set apart from the
-        # model: its weights mean something else with it.
+        # Checkpoints record whether samples begin with `<s>`: weights trained without it do not fit
+        # samples with it, and fairseq-eval-lm takes this option from its own command line.
         adds_bos = read_task_option(task, "add_bos_token", args.add_bos_token)
         decoder.weight_settings = decoder.weight_settings._replace(
             add_bos_token="on" if adds_bos else "off"
@@ -136,20 +132,23 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
         return model
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """Let a table of positions grow by the one that ``<s>`` needs (``--add-bos-token``)."""
+        """Add the row for ``<s>`` (``--add-bos-token``) to position tables that lack it."""
         super().upgrade_state_dict_named(state_dict, name)
         prefix = f"{name}." if name else ""
         tables = self.state_dict(prefix=prefix) if self.positions_for_bos else {}
         for key, table in tables.items():
             old = state_dict.get(key)
             if is_position_parameter(key) and old is not None and old.shape == table[:-1].shape:
-                state_dict[key] = torch.cat([old, table[-1:].to(old)])  # never trained
+                state_dict[key] = torch.cat([old, table[-1:].to(old)])  # an untrained row
 
 
 def _shares_embeddings(args: Any) -> bool:
-    """Check whether input and output embeddings are one matrix; refuse two widths for it."""
+    """Check whether input and output embeddings are one matrix; refuse different widths.
+
+    Adaptive and character embeddings are never shared.
+    """
     if args.adaptive_input or args.character_embeddings or args.adaptive_softmax_cutoff:
-        return False  # fairseq's option has no meaning there
+        return False
     widths = args.decoder_input_dim, args.decoder_output_dim
     if args.share_decoder_input_output_embed and len(set(widths)) > 1:
         raise UserError(
@@ -160,15 +159,15 @@ def _shares_embeddings(args: Any) -> bool:
 
 
 def _count_positions_for_bos(args: Any) -> int:
-    """Count the positions that a table needs beyond the tokens of a sample.
+    """Count the positions that a table needs beyond the tokens of a sample: 1 or 0.
 
-    ``--add-bos-token`` puts ``<s>`` before a block that is ``--tokens-per-sample`` long already.
-    Stock fairseq's learned positions end there with an IndexError.
+    ``--add-bos-token`` puts ``<s>`` before a block of ``--tokens-per-sample`` tokens, so blocks are
+    one token longer than the table. fairseq's learned positions fail there with an IndexError.
     """
     spec = parse(args.position_encoding_decoder or args.position_encoding)
-    ends = any(hasattr(registry.get(item.name), "max_positions") for item in spec.items)
-    full = args.max_target_positions == args.tokens_per_sample
-    return int(bool(args.add_bos_token) and ends and full)
+    has_table = any(hasattr(registry.get(item.name), "max_positions") for item in spec.items)
+    is_full = args.max_target_positions == args.tokens_per_sample
+    return int(bool(args.add_bos_token) and has_table and is_full)
 
 
 TINY = {
@@ -180,15 +179,16 @@ TINY = {
 
 
 def _register(name: str, **defaults: Any) -> None:
-    fields = [(key, type(value), field(default=value)) for key, value in defaults.items()]
-    config = make_dataclass(f"Config_{name}", fields, bases=(PositionalLMConfig,))
+    """Register a model class with these defaults."""
+    changed = [(key, type(value), field(default=value)) for key, value in defaults.items()]
+    config = make_dataclass(f"Config_{name}", changed, bases=(PositionalLMConfig,))
     model = type(name, (PositionalLM,), {"__doc__": PositionalLM.__doc__, "__module__": __name__})
     globals()[name] = register_model(name, dataclass=config)(model)  # where pickle looks for it
-    ARCH_CONFIG_REGISTRY[name] = check_parsed  # of ours; fairseq has put in a function for nothing
+    ARCH_CONFIG_REGISTRY[name] = check_parsed  # replaces fairseq's function, which does nothing
 
 
 for _encoding in registry.names():
     _register(f"transformer_lm_{_encoding}", position_encoding=_encoding)
     _register(f"transformer_lm_{_encoding}_tiny", position_encoding=_encoding, **TINY)
-# SmolLM3's: every fourth layer has no positions.
+# As in SmolLM3, every fourth layer has no positions.
 _register("transformer_lm_smol", position_encoding="3*rope(base=2000000,layout=half),none")

@@ -1,4 +1,4 @@
-"""DecBERT's architectures by name; imports nothing, so that commands without fairseq know them."""
+"""Lists DecBERT's architectures; without imports, for commands that run without fairseq."""
 
-# Directions of the first layers, each with learned positions or without.
+# Attention directions of the first two layers by architecture: left to right (lr) or back (rl).
 DECBERT = {"decbert_same": "lr,lr", "decbert_diff": "lr,rl"}

@@ -1,4 +1,4 @@
-"""RoBERTa with position encodings as parts: the masked-language-model family."""
+"""Defines the masked LMs: fairseq's RoBERTa with chosen position encodings and directions."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ logger = logging.getLogger(__name__)
 
 
 class PositionalRobertaEncoder(RobertaEncoder):
-    """fairseq's RoBERTa encoder on our stack."""
+    """fairseq's RoBERTa encoder with a :class:`PositionalEncoder` as its stack of layers."""
 
     def build_encoder(
         self, args: Any, dictionary: Any, embed_tokens: nn.Embedding
     ) -> PositionalEncoder:
-        """Build the stack with BERT's initialisation; position parameters keep their own."""
+        """Build the stack with BERT's initialisation, which leaves position parameters alone."""
         encoder = PositionalEncoder(build_stack_config(args), dictionary, embed_tokens)
         encoder.apply(init_bert_params)
         return encoder
 
 
 class SpanHead(nn.Module):
-    """A linear layer with two outputs a token, as in BERT (Devlin et al., 2019, section 4.2)."""
+    """A linear layer with two outputs per token, as in BERT (Devlin et al., 2019, section 4.2)."""
 
     def __init__(self, embed_dim: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
 
     def __init__(self, args: Any, encoder: PositionalRobertaEncoder) -> None:
         super().__init__(args, encoder)
-        # Not among the classification heads: fairseq expects other names in those.
+        # Not among the classification heads, in which fairseq expects `dense` and `out_proj`.
         self.span_head: SpanHead | None = None
 
     @staticmethod
@@ -110,7 +110,7 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
         return model
 
     def register_classification_head(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """Add a head for classes, whose activation is stored in checkpoints from then on."""
+        """Add a classification head, and record its activation in checkpoints."""
         super().register_classification_head(name, *args, **kwargs)
         model: Any = self
         stack = model.encoder.sentence_encoder
@@ -119,7 +119,7 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
         )
 
     def register_span_head(self) -> None:
-        """Add a head that scores where an answer begins and ends; for the task squad."""
+        """Add the head that the task squad trains: it scores where an answer begins and ends."""
         args: Any = self.args
         self.span_head = SpanHead(args.encoder_embed_dim)
         self.span_head.apply(init_bert_params)
@@ -131,11 +131,12 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
 
         Args:
             src_tokens: ``[B, T]``.
-            *args: of fairseq's model.
+            *args: passed on to fairseq's model.
             span_scores: whether to return the scores of each token as the first and as the last of
                 an answer, each ``[B, T]`` in float32.
-            **kwargs: of fairseq's model; with ``--include-target-tokens`` also ``target_tokens``
-                ``[B, T]``, what masks stand for: a masked end of a sentence still ends it.
+            **kwargs: passed on to fairseq's model, except ``target_tokens``, ``[B, T]``: with
+                ``--include-target-tokens``, the tokens before masking. Positions are computed with
+                their ``</s>`` restored, so that a masked ``</s>`` still ends its sentence.
         """
         if (targets := kwargs.pop("target_tokens", None)) is not None:
             stack: Any = self.encoder.sentence_encoder  # type: ignore[union-attr]
@@ -150,7 +151,7 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
         return self.span_head(features, src_tokens.eq(encoder.dictionary.pad()))
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """Let a span head start fresh on a checkpoint without one; drop one that is not used."""
+        """Initialise a span head that the checkpoint lacks; drop one that the model lacks."""
         super().upgrade_state_dict_named(state_dict, name)
         prefix = f"{name}.span_head." if name else "span_head."
         head = {} if self.span_head is None else self.span_head.state_dict(prefix=prefix)
@@ -180,13 +181,14 @@ SIZES: dict[str, Callable[[Any], None]] = {
 
 # The hybrids of the M4M paper (arXiv:2109.12788, table 2).
 HYBRIDS = {"roberta_learned_m4m": "learned+m4m", "roberta_m4_reset": "m4+reset"}
-# ModernBERT's (arXiv:2412.13663): every third layer sees all tokens, the others those near.
+# As in ModernBERT (arXiv:2412.13663), every third layer sees all tokens, the others a window.
 MODERN = "rope(base=160000,layout=half),2*rope(layout=half)+window(size=128)"
 
 
 def _register(
     name: str, spec: str, directions: str = "", sizes: Iterable[str] = tuple(SIZES)
 ) -> None:
+    """Register an architecture in several sizes, named by the suffixes in ``SIZES``."""
     for suffix in sizes:
 
         def architecture(args: Any, set_size: Callable[[Any], None] = SIZES[suffix]) -> None:
@@ -202,7 +204,7 @@ for _encoding in registry.names(encoder=True):
     _register(f"roberta_{_encoding}", _encoding)
 for _name, _spec in HYBRIDS.items():
     _register(_name, _spec)
-_register("roberta_modern", MODERN, sizes=("", "_large"))  # a tiny one has only two layers
+_register("roberta_modern", MODERN, sizes=("", "_large"))  # "_tiny" has only two layers
 for _name, _directions in DECBERT.items():
     _register(_name, "learned", _directions)
     _register(f"{_name}_nope", "none", _directions)

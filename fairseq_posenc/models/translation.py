@@ -1,4 +1,4 @@
-"""The encoder-decoder Transformer with position encodings as parts: the translation family."""
+"""Defines the translation models: fairseq's Transformer with chosen position encodings."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class PositionalTransformer(PositionCheckpoints, RetainedDropout, TransformerMod
         model: Any = super().build_model(as_namespace(args), task)
         # The value of --init-positions; PositionCheckpoints reads it when a checkpoint is loaded.
         model.init_positions = model.encoder.cfg.position.init_positions
-        # Only the task knows the languages. Checkpoints keep them, so that weights of others are
-        # refused.
+        # Checkpoints record the languages, which only the task knows: weights trained on other
+        # languages are refused.
         for stack, option in (model.encoder, "source_lang"), (model.decoder, "target_lang"):
             stack.weight_settings = stack.weight_settings._replace(
                 language=read_task_option(task, option)
@@ -79,6 +79,7 @@ def transformer_tiny_architecture(args: Any) -> None:
 
 
 def _register(name: str, spec: str) -> None:
+    """Register an architecture and its tiny version."""
     for suffix, set_size in {"": base_architecture, "_tiny": transformer_tiny_architecture}.items():
 
         def architecture(args: Any, set_size: Any = set_size) -> None:

@@ -1,1 +1,1 @@
-"""The tasks with their criterions: importing a module here registers its names with fairseq."""
+"""Registers tasks and criterions with fairseq, which imports every module of this package."""

@@ -1,7 +1,7 @@
-"""The criterion ``answers``: the loss of the answers alone, for questions with one right answer.
+"""Defines the criterion ``answers``: a loss on answers only, for questions with one right answer.
 
-It works with fairseq's tasks ``language_modeling``, with ``--self-target`` for encoders, and
-``translation``, where the target begins with ``=``.
+``fairseq-posenc probe`` trains with it. It works with fairseq's tasks ``language_modeling`` (for
+encoders with ``--self-target``) and ``translation`` (whose targets begin with ``=``).
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 
-ASKS, ENDS = "=", ";"  # the symbols before an answer, and after it if more text follows
-BLANK = "<blank>"  # what an encoder sees in place of an answer
+# A sample with two answers: `3 + 4 = 7 ; 2 + 2 = 4`.
+ASKS = "="  # stands before an answer
+ENDS = ";"  # stands after an answer if more text follows
+BLANK = "<blank>"  # replaces each token of an answer in an encoder's input
 
 
 @register_criterion("answers")
 class AnswersCriterion(FairseqCriterion):
     """Cross-entropy of the answers after ``=``, and the exact match of greedy search.
 
-    A decoder predicts each token from the right ones before it. If the likeliest token is right
-    everywhere, greedy search finds all answers, and only then. An encoder predicts all tokens of
-    the answers at once, each at a place of its own (Ruoss et al. 2023, arXiv:2305.16843).
+    A decoder predicts each token given the correct tokens before it: greedy search finds all
+    answers exactly if the likeliest token is correct everywhere. An encoder predicts all tokens of
+    the answers at once, each in place of a blank (Ruoss et al. 2023, arXiv:2305.16843).
     """
 
     def __init__(self, task: Any) -> None:
@@ -42,15 +44,16 @@ class AnswersCriterion(FairseqCriterion):
     def forward(
         self, model: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
-        """Compute the summed loss, the number of its tokens, and the values to log, all sums."""
-        given, counted = sample["net_input"], self.mask_answers(sample)
+        """Compute the summed loss, the number of answer tokens, and the values to log, all sums."""
+        inputs, in_answer = sample["net_input"], self.mask_answers(sample)
         if self._is_encoder:
-            given = {**given, "src_tokens": given["src_tokens"].masked_fill(counted, self._blank)}
-        scores = model(**given)[0].float()  # [B, T, V]
+            blanked = inputs["src_tokens"].masked_fill(in_answer, self._blank)
+            inputs = {**inputs, "src_tokens": blanked}
+        scores = model(**inputs)[0].float()  # [B, T, V]
         target = sample["target"]  # [B, T]
-        loss = F.cross_entropy(scores[counted], target[counted], reduction="sum")
-        wrong = ((scores.argmax(-1) != target) & counted).any(-1)  # [B]
-        count = int(counted.sum())
+        loss = F.cross_entropy(scores[in_answer], target[in_answer], reduction="sum")
+        wrong = ((scores.argmax(-1) != target) & in_answer).any(-1)  # [B]
+        count = int(in_answer.sum())
         logged = {
             "loss": loss.detach(),
             "ntokens": sample["ntokens"],
@@ -61,19 +64,23 @@ class AnswersCriterion(FairseqCriterion):
         return loss, count, logged
 
     def mask_answers(self, sample: dict[str, Any]) -> Tensor:
-        """Mask the targets of answers, ``[B, T]``; a decoder's with the symbol that ends it."""
-        given = sample["net_input"]
-        given = given.get("prev_output_tokens", given["src_tokens"])
-        asks = given.eq(self._asks)
-        started = asks.cumsum(-1)
+        """Mark the targets that belong to an answer, ``[B, T]``.
+
+        A decoder also learns the ``;`` after an answer: of the targets ``4 = 7 ; 2``, it counts
+        ``7 ;`` and an encoder ``7``.
+        """
+        inputs = sample["net_input"]
+        tokens = inputs.get("prev_output_tokens", inputs["src_tokens"])  # [B, T]
+        asks = tokens.eq(self._asks)
+        begun = asks.cumsum(-1)
         if self._is_encoder:
-            started = started - asks.long()  # what asks is itself no answer
-        open_answers: Tensor = started > given.eq(self._ends).cumsum(-1)
-        return open_answers & sample["target"].ne(self._pad)
+            begun = begun - asks.long()  # its targets are its inputs, and `=` is no answer
+        is_open: Tensor = begun > tokens.eq(self._ends).cumsum(-1)  # more begun than ended
+        return is_open & sample["target"].ne(self._pad)
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the loss, in bits as everywhere in fairseq, and the share of right answers."""
+        """Log the loss, in bits as everywhere in fairseq, and the share of correct answers."""
         names = ("sample_size", "nsentences", "loss", "exact")
         tokens, answers, loss, exact = (
             sum(log.get(name, 0) for log in logging_outputs) for name in names

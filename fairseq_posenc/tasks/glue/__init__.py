@@ -1,4 +1,4 @@
-"""GLUE in fairseq: sentence prediction that takes its classes from the data."""
+"""Registers the task and the criterion ``glue``, with which ``fairseq-posenc glue`` trains."""
 
 from fairseq_posenc.tasks.glue import criterion, task
 

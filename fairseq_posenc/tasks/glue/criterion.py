@@ -1,7 +1,7 @@
-"""The loss of a GLUE task, with metrics that are exact on any number of processes.
+"""Defines the criterion ``glue``, whose metrics are exact on any number of processes.
 
-fairseq's own criterion logs lists, which its processes cannot sum. This one logs values that can be
-summed: counts for classes; for scores, whose order matters, a vector over all examples.
+fairseq's own criterion logs lists, which processes cannot sum. This one logs values that can be
+summed: for classes a confusion matrix; for scores, which are ranked, a vector over all examples.
 """
 
 import math
@@ -19,7 +19,8 @@ from fairseq_posenc.tasks.glue import metrics
 HEAD = "sentence_classification_head"
 # Names that begin with _ stay out of what fairseq prints.
 _COUNTS = "_confusion"
-_PREDICTIONS, _SCORES, _SEEN = _PLACES = ("_predictions", "_scores", "_seen")
+# Vectors over all examples: predicted scores, true scores, and 1 for each example seen.
+_PREDICTIONS, _SCORES, _SEEN = _VECTORS = ("_predictions", "_scores", "_seen")
 
 
 @register_criterion("glue")
@@ -41,8 +42,8 @@ class GlueCriterion(FairseqCriterion):
             predictions = outputs.view(-1).float()
             loss = F.mse_loss(predictions, labels.float(), reduction="sum")
             if not model.training:
-                figures = (predictions.detach(), labels, torch.ones_like(labels))
-                log_output |= {k: _scatter(v, sample) for k, v in zip(_PLACES, figures)}
+                vectors = (predictions.detach(), labels, torch.ones_like(labels))  # [B]
+                log_output |= {k: _scatter(v, sample) for k, v in zip(_VECTORS, vectors)}
         else:
             loss = F.cross_entropy(outputs.float(), labels, reduction="sum")
             log_output[_COUNTS] = metrics.confusion(outputs.argmax(-1), labels, outputs.size(-1))
@@ -68,24 +69,25 @@ class GlueCriterion(FairseqCriterion):
             for name in metrics.classification(summed):
                 log.log_derived(name, partial(_classify, name))
         if any(_SEEN in output for output in logging_outputs):
-            for name in _PLACES:
+            for name in _VECTORS:
                 log.log_scalar_sum(name, sum(output[name].cpu() for output in logging_outputs))
             for name in ("pearson", "spearman"):
                 log.log_derived(name, partial(_correlate, name))
 
 
-def _scatter(figures: Tensor, sample: dict[str, Any]) -> Tensor:
-    """Scatter the figures of a batch, [B], to the places of their examples in the data set, [N]."""
-    places = figures.new_zeros(sample["dataset_size"], dtype=torch.float64)  # [N]
-    places[sample["id"]] = figures.double()
-    return places
+def _scatter(values: Tensor, sample: dict[str, Any]) -> Tensor:
+    """Scatter the values of a batch, [B], into zeros for the whole data set, [N]."""
+    scattered = values.new_zeros(sample["dataset_size"], dtype=torch.float64)  # [N]
+    scattered[sample["id"]] = values.double()
+    return scattered
 
 
 def _classify(name: str, meters: Any) -> float:
+    """Compute a metric of the classes of all examples since the last reset."""
     return metrics.classification(meters[_COUNTS].sum)[name]
 
 
 def _correlate(name: str, meters: Any) -> float:
-    """Compute a metric of the scores of all examples seen since the last reset."""
+    """Compute a metric of the scores of all examples since the last reset."""
     seen = meters[_SEEN].sum > 0
     return metrics.regression(meters[_PREDICTIONS].sum[seen], meters[_SCORES].sum[seen])[name]

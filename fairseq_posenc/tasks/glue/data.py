@@ -1,4 +1,4 @@
-"""Opens a task's data-bin, as ``fairseq-posenc preprocess glue`` writes it."""
+"""Opens the data-bin of a GLUE task, which ``fairseq-posenc preprocess glue`` writes."""
 
 import json
 from pathlib import Path
@@ -9,16 +9,16 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS, Task
 
 MANIFEST = "manifest.json"
-HOW = "make it with fairseq-posenc preprocess glue"
+_ADVICE = "make it with fairseq-posenc preprocess glue"
 
 
 class GlueDataBin(NamedTuple):
-    """The data of one task."""
+    """The data-bin of one task."""
 
-    path: Path  # folder of the data-bin, absolute
-    task: Task  # the task
-    # counts of each split, among them `examples` and `longest` (in tokens, with the symbols
-    # between the sentences)
+    path: Path  # absolute
+    task: Task
+    # by split: the number of `examples`, the length of the `longest` in tokens, special symbols
+    # included, and other counts
     splits: dict[str, dict[str, int]]
 
     @property
@@ -28,7 +28,7 @@ class GlueDataBin(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """Maximum tokens of an example."""
+        """Tokens of the longest example."""
         return max(counts["longest"] for counts in self.splits.values())
 
     def check_lengths(self, max_positions: int, model: Path) -> None:
@@ -40,7 +40,7 @@ class GlueDataBin(NamedTuple):
             )
 
     def test_ids(self, split: str) -> list[str]:
-        """Read GLUE's ids of the examples of a test set, in order."""
+        """Read the ids that GLUE gave the examples of a test set, in order."""
         return (self.path / f"{split}.ids").read_text(encoding="utf-8").splitlines()
 
 
@@ -52,13 +52,13 @@ def open_data(path: Path) -> GlueDataBin:
     """
     manifest = path / MANIFEST
     if not manifest.is_file():
-        raise UserError(f"{path} is not a data-bin of a GLUE task: it has no {MANIFEST}; {HOW}")
+        raise UserError(f"{path} is not a data-bin of a GLUE task: it has no {MANIFEST}; {_ADVICE}")
     try:
         content: dict[str, Any] = json.loads(manifest.read_text(encoding="utf-8"))
         task = TASKS[content["glue_task"]]
         return GlueDataBin(path.resolve(), task, dict(content["splits"]))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"{manifest} is not that of a GLUE task ({error!r}); {HOW}") from error
+        raise UserError(f"{manifest} describes no GLUE task ({error!r}); {_ADVICE}") from error
 
 
 def find_data(folder: Path, task: Task) -> GlueDataBin:
@@ -70,13 +70,14 @@ def find_data(folder: Path, task: Task) -> GlueDataBin:
     path = folder / task.name
     if not (path / MANIFEST).is_file():
         raise UserError(
-            f"{path} is not there: {HOW} --tasks {task.name}, or leave the task out with --tasks"
+            f"{path} does not exist: {_ADVICE} --tasks {task.name}, or leave the task out with "
+            "--tasks"
         )
     data = open_data(path)
     missing = [split for split in ("train", *task.valid_splits) if split not in data.splits]
     if missing:
         raise UserError(
-            f"{path} has no {' and no '.join(missing)} set: {HOW} from all files of {task.name}, "
-            "or leave the task out with --tasks"
+            f"{path} has no {' and no '.join(missing)} set: {_ADVICE} from all files of "
+            f"{task.name}, or leave the task out with --tasks"
         )
     return data

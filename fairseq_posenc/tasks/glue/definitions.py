@@ -1,8 +1,8 @@
-"""The eight tasks of GLUE: files, columns, labels, and names in a submission.
+"""Defines the eight GLUE tasks that are trained: files, columns, labels, names in a submission.
 
-GLUE's site also wants predictions for two sets that neither paper reports. The diagnostic set AX is
-one more test set of MNLI's model. WNLI's development set contradicts its training set, so that
-models are worse than chance: as usual since BERT, its majority class is handed in without training.
+GLUE's site also expects predictions for two sets that neither paper reports. The diagnostic set AX
+is one more test set for MNLI's model. WNLI's development set contradicts its training set, so
+models do worse than chance: as usual since BERT, the majority class is submitted for it.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fairseq_posenc.errors import UserError
 
 PROTOCOLS = ("m4m", "decbert")
-# STS-B's largest score; models are trained on score / 5, as in fairseq's own recipe
+# The largest score of STS-B; models are trained on score / 5, as in fairseq's recipe.
 SCORE_MAXIMUM = 5.0
 _FILES = {"train": "train", "valid": "dev", "test": "test"}
 
@@ -20,24 +20,22 @@ _FILES = {"train": "train", "valid": "dev", "test": "test"}
 class Task(NamedTuple):
     """A task of GLUE."""
 
-    name: str  # name in the papers, and of its folder
-    sentences: tuple[str, ...]  # columns with the text of one or two sentences
+    name: str  # as in the papers; also the name of its folder
+    sentences: tuple[str, ...]  # columns with the text: one or two sentences
     label: str  # column of the label
     classes: tuple[str, ...]  # labels in the order of the model's outputs; empty for a score
-    files: dict[str, str] = _FILES  # the `.tsv` of each split of the data-bin
-    # names of GLUE's files for the test sets, in the order of `test`, `test1`; None for the
-    # task's own name
+    files: dict[str, str] = _FILES  # split of the data-bin -> name of its `.tsv`
+    # names of the submitted files for `test`, `test1`, ...; None for the task's own name
     submitted: tuple[str, ...] | None = None
     optional: tuple[str, ...] = ()  # splits that are left out if their files are missing
-    # columns of the splits whose files have no header
+    # split -> columns, for files without a header line
     headless: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-    # whether some rows for training and development are known to miss columns; such rows are left
-    # out and counted
+    # whether some training and development rows lack columns; such rows are skipped and counted
     may_be_broken: bool = False
 
     @property
     def submission(self) -> tuple[str, ...]:
-        """Names of GLUE's files for the test sets."""
+        """Names of the submitted files, one for each test set."""
         return self.submitted or (self.name,)
 
     @property
@@ -47,7 +45,7 @@ class Task(NamedTuple):
 
     @property
     def valid_splits(self) -> list[str]:
-        """The development sets; the first one chooses the checkpoint."""
+        """The development sets; the best checkpoint is chosen on the first."""
         return [split for split in self.files if split.startswith("valid")]
 
     @property
@@ -71,7 +69,15 @@ _BINARY = ("0", "1")
 _ENTAILMENT = ("entailment", "not_entailment")
 _PAIR = ("sentence1", "sentence2")
 _TASKS = (
-    Task("MNLI", _PAIR, "gold_label", _MNLI, _MNLI_FILES, ("MNLI-m", "MNLI-mm", "AX"), ("test2",)),
+    Task(
+        "MNLI",
+        _PAIR,
+        "gold_label",
+        _MNLI,
+        _MNLI_FILES,
+        submitted=("MNLI-m", "MNLI-mm", "AX"),
+        optional=("test2",),
+    ),
     Task("QQP", ("question1", "question2"), "is_duplicate", _BINARY, may_be_broken=True),
     Task("QNLI", ("question", "sentence"), "label", _ENTAILMENT),
     Task("SST-2", ("sentence",), "label", _BINARY),
@@ -90,7 +96,7 @@ def parse_tasks(text: str) -> list[Task]:
     """Parse ``--tasks``: ``all``, or names separated by commas.
 
     Raises:
-        UserError: a name is unknown, or stands there twice.
+        UserError: a name is unknown or named twice.
     """
     if text == "all":
         return list(TASKS.values())

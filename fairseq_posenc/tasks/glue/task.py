@@ -1,6 +1,6 @@
-"""fairseq's task for GLUE: its own sentence prediction, configured by the data-bin.
+"""Defines the task ``glue``: fairseq's sentence prediction, configured by the data-bin.
 
-No postponed annotations here: fairseq reads the types of the fields.
+Without ``from __future__ import annotations``: fairseq makes options from the fields' types.
 """
 
 from dataclasses import dataclass, field
@@ -21,18 +21,18 @@ from fairseq_posenc.tasks.glue.data import open_data
 
 @dataclass
 class GlueTaskConfig(FairseqDataclass):
-    """Options that the data-bin does not determine."""
+    """Options of the task; the data-bin determines everything else."""
 
     data: str = field(default=MISSING, metadata={"help": "data-bin of one task"})
-    max_positions: int = field(default=512, metadata={"help": "positions that the model has"})
+    max_positions: int = field(default=512, metadata={"help": "positions of the model"})
     seed: int = II("common.seed")
     max_update: int = II("optimization.max_update")
 
 
-class _Scores(BaseWrapperDataset):
+class _ScoreDataset(BaseWrapperDataset):
     """Adds the size of the data set to each batch, and keeps the scores exact.
 
-    fairseq rounds float32 to half precision with the rest of a batch, but not float64.
+    With --fp16, fairseq rounds all float32 tensors of a batch, but not float64.
     """
 
     def collater(self, samples: Any) -> Any:
@@ -45,16 +45,17 @@ class _Scores(BaseWrapperDataset):
 
 @register_task("glue", dataclass=GlueTaskConfig)
 class GlueTask(SentencePredictionTask):
-    """Sentence prediction with classes, their order, and separators taken from the data-bin."""
+    """Sentence prediction whose classes and their order come from the data-bin."""
 
     @classmethod
     def setup_task(cls, cfg: GlueTaskConfig, **kwargs: Any) -> "GlueTask":
         """Load the dictionaries.
 
         Raises:
-            UserError: not the data-bin of a GLUE task, or the number of updates is not set.
+            UserError: the folder is no data-bin of a GLUE task, or the number of updates is not
+                set.
         """
-        if not cfg.max_update:  # fairseq would let the learning rate fall to 0 at once
+        if not cfg.max_update:  # fairseq's learning rate would fall to 0 at once
             raise UserError(
                 "optimization.max_update is 0: give the updates of 3 epochs, and 6% of them as "
                 "lr_scheduler.warmup_updates, as `fairseq-posenc glue --dry-run` shows them"
@@ -98,5 +99,5 @@ class GlueTask(SentencePredictionTask):
                 f"{limit}; make the data-bin with --max-tokens {limit}"
             )
         if self.glue.regression:
-            self.datasets[split] = dataset = _Scores(dataset)
+            self.datasets[split] = dataset = _ScoreDataset(dataset)
         return dataset

@@ -1,4 +1,4 @@
-"""SQuAD in fairseq: windows, with the start and the end of the answer in each."""
+"""Registers the task and the criterion ``squad``, with which ``fairseq-posenc squad`` trains."""
 
 from fairseq_posenc.tasks.squad import criterion, task
 

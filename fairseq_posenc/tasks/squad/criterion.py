@@ -1,4 +1,4 @@
-"""fairseq's criterion for SQuAD: cross-entropy of start and end over the tokens of a window."""
+"""Defines the criterion ``squad``: cross-entropy of an answer's first and last token."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ _SIDES = ("start", "end")
 class SquadCriterion(FairseqCriterion):
     """The mean of the losses of start and end, summed over windows, as in BERT.
 
-    For a window without the answer both are ``<s>``. The softmax is over all tokens but padding.
+    The softmax is over all tokens of a window except padding. In a window without the answer, the
+    target of both is ``<s>``.
     """
 
     def forward(
         self, model: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
         """Compute the summed loss, the number of windows, and the values to log, all sums."""
-        both = model(**sample["net_input"], span_scores=True)  # 2 x [B, T]
+        sides = model(**sample["net_input"], span_scores=True)  # 2 x [B, T]
         targets = [sample["starts"], sample["ends"]]
         losses = [  # 2 x [] or, without reduce, 2 x [B]
             F.cross_entropy(scores, target, reduction="sum" if reduce else "none")
-            for scores, target in zip(both, targets)
+            for scores, target in zip(sides, targets)
         ]
         loss = (losses[0] + losses[1]) / 2
         windows = len(targets[0])
@@ -38,7 +39,7 @@ class SquadCriterion(FairseqCriterion):
             "nsentences": windows,
             "sample_size": windows,
         }
-        for name, scores, target in zip(_SIDES, both, targets):
+        for name, scores, target in zip(_SIDES, sides, targets):
             logged[f"{name}_correct"] = (scores.argmax(-1) == target).sum().detach()
         return loss, windows, logged
 

@@ -1,7 +1,7 @@
-"""Opens the folder that training reads: windows in fairseq's mmap format, and the answers' spans.
+"""Opens the data-bin of SQuAD, which ``fairseq-posenc preprocess squad`` writes.
 
-``SPLIT.bin`` and ``SPLIT.idx`` hold the windows, ``SPLIT.spans.npy`` the first and the last token
-of each window's answer. The files of the vocabulary are there too, so predicting needs no other.
+``SPLIT.bin`` and ``SPLIT.idx`` hold the windows in fairseq's mmap format, ``SPLIT.spans.npy`` the
+first and the last token of each window's answer. The folder also holds the vocabulary's files.
 """
 
 import json
@@ -12,23 +12,23 @@ from fairseq_posenc.checkpoints.dictionary import DICTIONARY
 from fairseq_posenc.errors import UserError
 
 MANIFEST = "manifest.json"
-SYMBOLS = 4  # <s> question </s></s> context </s>
+SYMBOLS = 4  # special symbols of a window: <s> question </s></s> context </s>
 
 
 class Limits(NamedTuple):
     """Sizes in tokens; the defaults are those of BERT and RoBERTa."""
 
-    max_length: int = 512  # maximum size of a window, with its four symbols
-    stride: int = 128  # distance of the starts of two windows
+    max_length: int = 512  # maximum size of a window, with its four special symbols
+    stride: int = 128  # distance from the start of a window to that of the next
     max_question: int = 64  # maximum size of a question; longer ones are cut
 
     def check(self) -> None:
-        """Refuse sizes that leave no room for the context, or tokens of it in no window.
+        """Refuse sizes that leave no room for the context, or a stride that skips tokens of it.
 
         Raises:
             UserError: a size is out of range; the message gives the range.
         """
-        least = SYMBOLS + 2  # a token of the question, and one of the context
+        least = SYMBOLS + 2  # a token of the question and one of the context
         if self.max_length < least:
             raise UserError(f"--max-length {self.max_length}: give {least} or more")
         room = self.max_length - SYMBOLS
@@ -48,9 +48,9 @@ class Limits(NamedTuple):
 class SquadDataBin(NamedTuple):
     """A folder made by ``fairseq-posenc preprocess squad``."""
 
-    path: Path  # the folder
-    version: str  # version of SQuAD
-    limits: Limits  # sizes of the windows
+    path: Path
+    version: str  # of SQuAD
+    limits: Limits
     train_windows: int  # number of training windows
 
     @property

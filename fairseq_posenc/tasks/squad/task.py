@@ -1,6 +1,6 @@
-"""fairseq's task for SQuAD: windows, with the start and the end of the answer in each.
+"""Defines the task ``squad``: to find the start and the end of an answer in each window.
 
-No postponed annotations here: fairseq reads the types of the options.
+Without ``from __future__ import annotations``: fairseq makes options from the fields' types.
 """
 
 from dataclasses import dataclass, field
@@ -61,7 +61,8 @@ class SquadTask(FairseqTask):
         """Build a model of the RoBERTa family with a head for spans.
 
         Raises:
-            UserError: another model, or one with fewer positions than the windows have tokens.
+            UserError: the model is of another family, or has fewer positions than a window has
+                tokens.
         """
         model = super().build_model(cfg, from_checkpoint)
         if not hasattr(model, "register_span_head"):
@@ -81,7 +82,7 @@ class SquadTask(FairseqTask):
         """Load a split, in random order.
 
         Raises:
-            FileNotFoundError: the split is absent; fairseq then ends its search for splits.
+            FileNotFoundError: the split is absent; fairseq then stops looking for valid1, valid2.
         """
         prefix = str(self.data_bin.path / split)
         tokens = data_utils.load_indexed_dataset(prefix, self.dictionary)
@@ -118,5 +119,5 @@ class SquadTask(FairseqTask):
 
     @property
     def target_dictionary(self) -> Dictionary:
-        """The same, because targets are places in the input."""
+        """The same dictionary: targets are token positions in the input."""
         return self.dictionary

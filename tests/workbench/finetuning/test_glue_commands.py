@@ -364,7 +364,7 @@ def test_what_diverged_at_the_usual_rates_is_offered_smaller_ones(
         ),
         (
             ["--tasks", "RTE"],
-            "RTE is not there: make it with fairseq-posenc preprocess glue --tasks RTE",
+            "RTE does not exist: make it with fairseq-posenc preprocess glue --tasks RTE",
         ),
         (["--on", "slurm", "gpu"], "--on slurm gpu: write it as key=value, as in partition=gpu"),
     ],
@@ -420,7 +420,7 @@ def test_the_task_refuses_what_the_model_cannot_read():
         GlueTask.setup_task(settings).load_dataset("valid")
     settings.data = str(data() / "text")
     with pytest.raises(
-        UserError, match=r"not that of a GLUE task .*; make it with fairseq-posenc preprocess"
+        UserError, match=r"describes no GLUE task .*; make it with fairseq-posenc preprocess"
     ):
         GlueTask.setup_task(settings)
 

@@ -272,7 +272,7 @@ def test_data_that_cannot_be_trained_on_is_told(tmp_path, pieces):
     ):
         find_data(tmp_path / "bin", TASKS["QNLI"])
     with pytest.raises(
-        UserError, match=r"RTE is not there: make it with fairseq-posenc preprocess glue --tas"
+        UserError, match=r"RTE does not exist: make it with fairseq-posenc preprocess glue --tas"
     ):
         find_data(tmp_path / "bin", TASKS["RTE"])
 
