@@ -1,1 +1,1 @@
-"""Our parts of fairseq's Transformer: attention, stacks, options, and what loading needs."""
+"""Subclasses fairseq's attention, layers and stacks, and reads our options; for ``models``."""

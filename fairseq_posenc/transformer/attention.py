@@ -1,7 +1,4 @@
-"""Multi-head self-attention whose position encodings are parts: the one attention override.
-
-fairseq's arguments are translated here, and nothing is computed.
-"""
+"""Adapts fairseq's self-attention: translates its arguments for :class:`AttentionCore`."""
 
 from __future__ import annotations
 
@@ -33,19 +30,18 @@ IncrementalState = dict[str, dict[str, Tensor | None]] | None
 class PositionalAttention(AttentionCore, MultiheadAttention):
     """fairseq's self-attention with position encodings, directions and a choice of backend.
 
-    It stays a subclass because decoder layers, the BERT initialisation and beam search rely on
-    fairseq's class; projections, cache format and beam reordering are inherited from it, and the
-    flow of attention from :class:`AttentionCore`.
+    Decoder layers, BERT's initialisation and beam search rely on fairseq's class, so this is a
+    subclass: projections, cache format and beam reordering are inherited from it, the steps of
+    attention from :class:`AttentionCore`.
 
     Args:
         embed_dim: C.
         num_heads: H.
-        encodings: the encodings of this layer, those of the input excepted.
+        encodings: the encodings of this layer, without those of the input.
         direction: ``both``, ``lr`` or ``rl`` (see :class:`~fairseq_posenc.backends.mask.Mask`).
         backend: ``auto`` or the name of a backend.
-        kind: number of its kind of layer where layers differ, by which ``current_context`` selects
-            what the stack computed.
-        **kwargs: fairseq's own.
+        kind: index of this layer's encodings in ``Spec.layer_kinds``.
+        **kwargs: passed on to fairseq's class.
     """
 
     batch_first = False
@@ -67,13 +63,13 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         self.backend, self.kind = backend, kind
 
     def __prepare_scriptable__(self) -> None:
-        """Refuse ``torch.jit.script``, which asks this of every part of a model."""
+        """Refuse ``torch.jit.script``, which calls this method of every submodule."""
         raise UserError(
             "TorchScript is not supported: position encodings and backends are chosen in Python"
         )
 
     def _adaptive_prune_heads(self, reserve_head_index: list[tuple[int, int]]) -> None:
-        """Refuse fairseq's pruning of heads, which knows nothing of what encodings keep a head."""
+        """Refuse fairseq's pruning of heads, which leaves the encodings' tables by head as is."""
         raise UserError(
             "heads with position encodings cannot be pruned: fairseq cuts the projections, but "
             "not the tables, slopes and buckets of the heads"
@@ -114,7 +110,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
                 src_len=shared.positions.tokens.size(1),
                 static_kv=False,
             )
-            # Outside a stack later steps count their positions from the cached keys.
+            # Outside a stack, later steps count their positions from the cached keys: keep all.
             cache = IncrementalCache(buffer, padding, keeps_all=current_context() is None)
         drops = self.dropout_module.training or self.dropout_module.apply_during_inference
         call = self.make_call(
@@ -136,10 +132,10 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         return self.merge_heads(attended), weights
 
     def _compute_step_terms(self, state: IncrementalState, tgt_len: int, shared: Shared) -> Terms:
-        """Compute the terms of a call; in decoding, slice them from those of many steps."""
+        """Compute the terms of a call; when decoding, slice them from terms for many steps."""
         positions, span = shared.positions, shared.span
         src_len = positions.tokens.size(1)
-        if span is None:  # the stack keeps no terms from step to step: compute those of this call
+        if span is None:  # nothing is kept for later steps
             return self.terms(Span.from_lengths(tgt_len, src_len, positions.tokens.device), shared)
         key = self._get_full_incremental_state_key("terms")
 
@@ -148,8 +144,8 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             terms = self.terms(span, shared._replace(positions=ahead))
             return terms.expanded("key_table")  # looked up once for many steps
 
-        # Some terms have a number for each query or token, not for each distance or pair, so they
-        # cannot be sliced; the stack has computed those of this step.
+        # Terms by query or by token, unlike those by distance or by pair, cannot be computed for
+        # later steps; the stack has computed them for this step.
         return slice_for_step(cached_terms(state, key, span, compute), span, src_len)._replace(
             temperature=shared.terms.temperature,
             decay=shared.terms.decay,
@@ -161,7 +157,8 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
     ) -> Mask:
         """Combine fairseq's masks with this layer's direction and limits."""
         padding = None if key_padding_mask is None else key_padding_mask.bool()
-        # Additive masks only ever mean "not this pair"; values such as -1e8 could be beaten.
+        # fairseq's additive masks mean "not this pair". Added as finite values such as -1e8, they
+        # could be outweighed by other terms.
         pairs = None if attn_mask is None else attn_mask.bool()
         return Mask(self.direction, padding, pairs, shared.cache, shared.locality)
 
@@ -177,5 +174,5 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         else:
             padding = key_padding_mask.bool()
         positions = Positions.from_padding(padding, tgt_len=tgt_len)
-        # `terms` adds this layer's own to those of the stack; kept here, they would count twice.
+        # `self.terms` adds this layer's terms to those in `shared`; kept, they would count twice.
         return Shared.compute(self.encodings, positions)._replace(terms=Terms())

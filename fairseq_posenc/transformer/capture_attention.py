@@ -1,4 +1,7 @@
-"""Captures the attention of every layer and head in a forward pass, and the parts of its scores."""
+"""Captures attention weights and the parts of scores of every layer and head in a forward pass.
+
+The attention report, the plots and the message of a diverged training show them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,11 @@ from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
 from fairseq_posenc.transformer.forward_context import current_context
 
-_NAME = re.compile(r"(encoder|decoder)\.(?:.+\.)?layers\.(\d+)\.(self_attn|encoder_attn)$")
+# For example decoder.layers.3.encoder_attn.
+_NAME = re.compile(
+    r"(?P<stack>encoder|decoder)\.(?:.+\.)?layers\.(?P<layer>\d+)\."
+    r"(?P<kind>self_attn|encoder_attn)$"
+)
 Hook = Callable[..., Any]
 
 
@@ -28,22 +35,23 @@ Hook = Callable[..., Any]
 def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[CapturedAttention]:
     """Capture the weights and scores of every attention in a full forward pass, stack by stack.
 
-    The model is in evaluation mode; ``run`` makes the pass.
+    Args:
+        model: a model of fairseq or of this package, in evaluation mode.
+        run: calls the model.
     """
-    seen: list[CapturedAttention] = []
+    captured: list[CapturedAttention] = []
     with ExitStack() as hooks:
         hooks.enter_context(_forbid_fused_calls(model))
         for name, module in model.named_modules():
             place = _NAME.search(name)
             if place and isinstance(module, MultiheadAttention):
                 before = module.register_forward_pre_hook(_request_weights, with_kwargs=True)
-                after = module.register_forward_hook(_build_hook(place, seen), with_kwargs=True)
+                hook = _build_hook(place, captured)
+                after = module.register_forward_hook(hook, with_kwargs=True)
                 hooks.callback(before.remove)
                 hooks.callback(after.remove)
         run()
-    return sorted(
-        seen, key=lambda captured: (captured.stack == "decoder", captured.cross, captured.layer)
-    )
+    return sorted(captured, key=lambda layer: (layer.stack == "decoder", layer.cross, layer.layer))
 
 
 def _request_weights(
@@ -52,20 +60,28 @@ def _request_weights(
     return args, {**kwargs, "need_weights": True, "need_head_weights": True}
 
 
-def _build_hook(place: re.Match[str], seen: list[CapturedAttention]) -> Hook:
-    def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        weights = out[1].transpose(0, 1)  # [H, B, T, S] -> [B, H, T, S]
-        parts = _split_scores(module, kwargs["query"], kwargs["key"])
-        cross = place[3] == "encoder_attn"
-        seen.append(CapturedAttention(place[1], cross, int(place[2]), weights, parts))
+def _build_hook(place: re.Match[str], captured: list[CapturedAttention]) -> Hook:
+    """Build the forward hook that appends the attention of the module at ``place``."""
 
-    return note
+    def capture(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        _, weights = out
+        captured.append(
+            CapturedAttention(
+                stack=place["stack"],
+                cross=place["kind"] == "encoder_attn",
+                layer=int(place["layer"]),
+                weights=weights.transpose(0, 1),  # [H, B, T, S] -> [B, H, T, S]
+                split=_split_scores(module, kwargs["query"], kwargs["key"]),
+            )
+        )
+
+    return capture
 
 
 def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) -> Split:
     """Split the scores of inputs ``(T, B, C)`` and ``(S, B, C)`` into their parts."""
     query, key = (
-        # The weights alone: in rotary cross-attention the projections also rotate.
+        # Not projection(x), which also rotates in rotary cross-attention.
         F.linear(x, projection.weight, projection.bias)
         .unflatten(-1, (attention.num_heads, -1))
         .permute(1, 2, 0, 3)  # [B, H, T or S, D]

@@ -1,4 +1,7 @@
-"""Encoder-decoder attention with rotary positions, for ``rope(cross_attention=true)``."""
+"""Rotates queries and keys of fairseq's encoder-decoder attention (``rope(cross_attention=true)``).
+
+Decoder layers use it in place of fairseq's class.
+"""
 
 from typing import Any
 
@@ -14,17 +17,17 @@ from fairseq_posenc.transformer.forward_context import current_context
 class RotaryCrossAttention(MultiheadAttention):
     """fairseq's encoder-decoder attention, whose queries and keys are rotated by their positions.
 
-    Queries stand at their position in the target, keys at theirs in the source; both rotations are
-    those of the forward pass. fairseq's forward is unchanged, with its caches and beams: only the
-    projections of queries and keys are replaced, and rotate their output. Keys are cached rotated.
+    Queries are rotated by their positions in the target, keys by theirs in the source; keys are
+    cached rotated. Only the projections of queries and keys are replaced, by ones that rotate their
+    output, so fairseq's forward, caches and beam search stay as they are.
 
     Args:
         embed_dim: C.
         num_heads: H.
-        **kwargs: fairseq's own.
+        **kwargs: passed on to fairseq's class.
 
     Raises:
-        UserError: quantisation noise (``q_noise``).
+        UserError: quantisation noise is on (``q_noise``).
     """
 
     def __init__(self, embed_dim: int, num_heads: int, **kwargs: Any) -> None:
@@ -47,16 +50,17 @@ class RotaryCrossAttention(MultiheadAttention):
         """Attend as fairseq's class does: ``(T, B, C)`` in and out.
 
         Args:
-            *args: fairseq's own.
-            incremental_state: fairseq's caches.
-            static_kv: the keys are the same at every step, as always in fairseq's decoders.
-            **kwargs: fairseq's own.
+            *args: passed on to fairseq's class.
+            incremental_state: fairseq's caches, or None.
+            static_kv: whether keys are the same at every step, as in fairseq's decoders.
+            **kwargs: passed on to fairseq's class.
 
         Raises:
-            UserError: neither ``static_kv`` nor caches.
+            UserError: there are no caches, and ``static_kv`` is False.
         """
         if not static_kv and incremental_state is None:
-            # fairseq would then use torch's function, which takes weights and calls no projection.
+            # fairseq would call torch's function, which reads the weights of the projections and
+            # does not call them.
             raise UserError("rotary encoder-decoder attention must be called with static_kv=True")
         kwargs.update(incremental_state=incremental_state, static_kv=static_kv)
         attended: tuple[Tensor, Tensor | None] = super().forward(*args, **kwargs)
@@ -67,13 +71,13 @@ class RotatedProjection(nn.Linear):
     """Projects to queries or keys, and rotates them by the current position state.
 
     Args:
-        plain: the projection whose parameters it takes over; heads may be pruned.
+        plain: the projection whose parameters it takes over.
         head_dim: D.
-        is_key: whether it projects the source's keys, else the target's queries.
+        is_key: whether it projects to the source's keys; else to the target's queries.
     """
 
     def __init__(self, plain: nn.Linear, head_dim: int, is_key: bool) -> None:
-        # On "meta" no numbers are drawn; the parameters are replaced below.
+        # On "meta" nothing is initialised; the parameters are replaced below.
         super().__init__(plain.in_features, plain.out_features, device="meta")
         self.weight, self.bias = plain.weight, plain.bias
         self.head_dim = head_dim
@@ -91,7 +95,7 @@ class RotatedProjection(nn.Linear):
         rotation = None if shared is None else shared.source if self.is_key else shared.rotation
         if rotation is None:
             raise UserError("rotary encoder-decoder attention works only inside a decoder")
-        assert isinstance(rotation, PairRotation), "of rope"
-        # fairseq projects one key for all beams of a sentence.
+        assert isinstance(rotation, PairRotation), "only rope has cross_attention"
+        # fairseq projects the source's keys once per sentence, not once per beam.
         rotation = rotation.select_sentences(heads.size(0))
         return rotation.rotate_keys(heads) if self.is_key else rotation.rotate_queries(heads)

@@ -1,8 +1,8 @@
-"""What a generation keeps from step to step, in fairseq's incremental state.
+"""Keeps keys, values and terms from step to step of decoding, in fairseq's incremental state.
 
-Terms are computed for many steps at once, and sliced at each: a step has one key more than the one
-before, so by distance it needs the rows of that, and one more. A bias by pair is computed for the
-queries of the steps to come.
+Terms are computed for many steps at once, and each step takes a slice. By distance, a step with S
+keys needs the rows of distances -(S-1) to 0, so the next step needs one row more; terms by pair
+are computed for the queries of the next steps.
 """
 
 from collections.abc import Callable
@@ -15,16 +15,16 @@ from torch.nn import functional as F
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
 
-STEPS = 32  # terms are computed for a multiple of so many keys
+STEPS = 32  # terms are computed for a multiple of this many keys
 
 
 class IncrementalCache:
     """Keys and values of a layer in fairseq's format, so that its beam reordering works on them.
 
     Args:
-        buffer: of the layer, from fairseq's incremental state; changed.
-        padding: True for padding, of all tokens, ``(B, S)``.
-        keeps_all: whether keys that no later query sees are kept, too.
+        buffer: the layer's buffer in fairseq's incremental state; changed in place.
+        padding: True for padding, for all tokens, ``(B, S)``.
+        keeps_all: whether to keep keys that no later query sees.
     """
 
     def __init__(
@@ -58,44 +58,46 @@ class IncrementalCache:
 
 
 def compute_step_span(positions: Positions, limit: int) -> Span:
-    """Compute the distances from a last query to all keys, with room for later steps up to a limit.
+    """Compute the distances from the last query to all keys, and to those of the next steps.
 
-    A step beyond the limit has no more room: encodings may have no more rows.
+    With 40 keys, the span serves up to 64; it does not pass ``limit``, where tables may end, before
+    the keys do.
     """
     src_len = positions.tokens.size(1)
-    room = -(-src_len // STEPS) * STEPS
-    return Span.from_lengths(
-        1, min(room, limit) if src_len <= limit else room, positions.tokens.device
-    )
+    keys = -(-src_len // STEPS) * STEPS  # rounded up
+    if src_len <= limit:
+        keys = min(keys, limit)
+    return Span.from_lengths(1, keys, positions.tokens.device)
 
 
 def cached_terms(state: Any, key: str, span: Span, compute: Callable[[Span], Terms]) -> Terms:
-    """Get the terms of a span (:func:`compute_step_span`) from the cache, or compute them."""
-    if key not in state or state[key][0] != span:
-        state[key] = span, compute(span)
-    terms: Terms = state[key][1]
+    """Get the terms of a span (:func:`compute_step_span`) from the state, or compute them."""
+    kept_span, terms = state.get(key, (None, Terms()))
+    if kept_span != span:
+        terms = compute(span)
+        state[key] = span, terms
     return terms
 
 
 def lookahead_positions(positions: Positions, span: Span) -> Positions:
-    """Extend positions to a span's keys, later ones as padding; the last are queries."""
+    """Extend positions by padding to the keys of a span, of which the last 32 are queries."""
     keys = 1 - span.low
     tokens = F.pad(  # [B, keys]
         positions.tokens, (0, keys - positions.tokens.size(1)), value=positions.padding_idx
     )
-    inspect = not positions.left_padded  # then they were looked at
+    inspect = not positions.left_padded  # False only after the padding was inspected
     return Positions.from_tokens(
         tokens, positions.padding_idx, positions.eos_idx, min(STEPS, keys), inspect_padding=inspect
     )
 
 
 def slice_for_step(terms: Terms, span: Span, src_len: int) -> Terms:
-    """Slice the terms of a step with ``src_len`` keys from those of :func:`lookahead_positions`.
+    """Slice the terms of a step from those of many steps.
 
     Args:
-        terms: of many steps.
-        span: that they were computed for.
-        src_len: S.
+        terms: computed for :func:`lookahead_positions`.
+        span: the span that they were computed for.
+        src_len: S, the number of keys in this step.
     """
     sliced: dict[str, Any] = {}
     for name, term, tensor in terms.given():

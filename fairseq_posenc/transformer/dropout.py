@@ -1,4 +1,4 @@
-"""Dropout kept in generation (``--retain-dropout-modules``), by the names of fairseq's classes."""
+"""Makes fairseq's ``--retain-dropout-modules`` (dropout while generating) work for our models."""
 
 import logging
 import re
@@ -11,10 +11,10 @@ logger = logging.getLogger(__name__)
 
 
 class RetainedDropout(nn.Module):
-    """Mixin for models: fairseq's names mean the same here.
+    """Mixin for models, which lets the option name modules by fairseq's classes.
 
-    A dropout knows the class of its owner, and fairseq looks for that in the list. Ours are other
-    classes, so fairseq's names would retain nothing, without a word.
+    Each dropout knows its owner's class by name, and fairseq looks for this name in the option. Our
+    subclasses have other names, so that fairseq's would retain nothing, without a message.
     """
 
     def make_generation_fast_(self, **kwargs: Any) -> None:

@@ -1,9 +1,9 @@
-"""Delivers the per-forward position state (`Shared`) to the layers.
+"""Passes the position state of a forward pass (``Shared``) from a stack to its layers.
 
-fairseq calls layers with fixed arguments, so a stack stores the state in a thread-local (no
-``ContextVar``, which ``torch.compile`` cannot trace) and a forward-pre-hook adds it as keyword
+fairseq calls layers with fixed arguments, so a stack stores the state in a thread-local (not in a
+``ContextVar``, which ``torch.compile`` cannot trace), and a forward-pre-hook adds it as keyword
 arguments. Activation checkpointing passes these to the layer again in the backward pass. No module
-keeps the state, so it ends with the forward pass.
+keeps the state after the forward pass.
 """
 
 import threading
@@ -49,7 +49,7 @@ def inject_context(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Add the current position state to a layer's arguments: a forward-pre-hook.
 
-    Terms come one by one, as ``shared_NAME``: tensors inside a tuple would lose their gradients
+    Each term is an argument ``shared_NAME``: tensors inside a tuple would lose their gradients
     under activation checkpointing.
     """
     if _context.shared is None:
@@ -61,7 +61,7 @@ def inject_context(
 
 
 def collect_context(shared: Shared | None, kwargs: dict[str, Any]) -> Shared | None:
-    """Rebuild the position state from a layer's arguments; removes the terms from ``kwargs``."""
+    """Rebuild the position state from a layer's arguments, and remove the terms from ``kwargs``."""
     if shared is None:
         return None
     tensors = {name: kwargs.pop(f"shared_{name}", None) for name in TERMS}

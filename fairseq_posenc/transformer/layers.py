@@ -1,4 +1,4 @@
-"""fairseq's Transformer layers with this package's attention."""
+"""Builds fairseq's Transformer layers with this package's attention; the stacks use them."""
 
 from typing import Any
 
@@ -22,9 +22,9 @@ from fairseq_posenc.transformer.forward_context import collect_context, set_cont
 
 
 class _PositionalLayer:
-    """Makes the position state in a layer's arguments current for its attentions."""
+    """Base of both layers: makes the position state in their arguments current for attention."""
 
-    index: int  # the layer's place in its stack
+    index: int  # in the stack, from 0
     embed_dim: int
     quant_noise: float
     quant_noise_block_size: int
@@ -33,9 +33,9 @@ class _PositionalLayer:
         """Run fairseq's layer.
 
         Args:
-            *args: fairseq's own.
+            *args: passed on to fairseq's layer.
             shared: position state of the forward pass.
-            **kwargs: fairseq's own, and the shared terms, each as an argument.
+            **kwargs: passed on to fairseq's layer, except the shared terms, ``shared_NAME``.
         """
         with set_context(collect_context(shared, kwargs)):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
@@ -70,40 +70,40 @@ class _PositionalLayer:
 
 
 class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
-    """fairseq's encoder layer with our self-attention; our options are ``cfg.position``."""
+    """fairseq's encoder layer with our self-attention; our options are in ``cfg.position``."""
 
     def __init__(self, cfg: Any, return_fc: bool = False, index: int = 0) -> None:
-        self.index = index  # fairseq's constructor builds the attention
+        self.index = index  # first, because fairseq's constructor builds the attention
         super().__init__(cfg, return_fc)
-        # fairseq 0.12.2 skips self_attn in evaluation on its fast path: positions would vanish.
-        # The copies would be parameters that nothing trains, which DDP refuses.
+        # The fast path of fairseq 0.12.2 skips self_attn in evaluation, and positions with it. Its
+        # copies of the attention's parameters are never trained, which DDP refuses.
         self.can_use_fastpath = False
         for name in COPIES:
             self._parameters.pop(name, None)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
-        """Load as any module does: fairseq 0.12.2's own method would put the copies back."""
+        """Load as any module does: the method of fairseq 0.12.2 would restore the copies."""
         nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
 
     def build_self_attention(self, embed_dim: int, cfg: Any) -> PositionalAttention:
-        """Build self-attention with encodings of its own."""
+        """Build self-attention with this layer's encodings."""
         return self._build_self_attention(cfg, "encoder", read_encoder_dims(cfg))
 
 
 class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
-    """fairseq's decoder layer with our self-attention; our options are ``cfg.position``.
+    """fairseq's decoder layer with our self-attention; our options are in ``cfg.position``.
 
-    Cross-attention is fairseq's own, unless an encoding asks for rotations in it.
+    Cross-attention is fairseq's, unless an encoding rotates its queries and keys.
     """
 
     def __init__(self, cfg: Any, no_encoder_attn: bool = False, index: int = 0) -> None:
-        self.index = index  # fairseq's constructor builds the attentions
+        self.index = index  # first, because fairseq's constructor builds the attention
         super().__init__(cfg, no_encoder_attn)
 
     def build_self_attention(
         self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
     ) -> PositionalAttention:
-        """Build self-attention with encodings of its own."""
+        """Build self-attention with this layer's encodings."""
         if cfg.cross_self_attention:
             raise UserError("--cross-self-attention mixes two sequences: positions have no meaning")
         return self._build_self_attention(

@@ -1,6 +1,6 @@
-"""The options of all three families, read in one place, and the start-up line that shows them.
+"""Defines, parses and logs the options that this package adds to all models of fairseq.
 
-No postponed annotations here: fairseq makes command-line options from the types of the fields.
+Without ``from __future__ import annotations``: fairseq makes options from the fields' types.
 """
 
 import logging
@@ -63,7 +63,7 @@ class PositionConfig(FairseqDataclass):
 
 
 class PositionOptions(NamedTuple):
-    """The options of a model after all defaults, parsed."""
+    """The parsed options of a model, with defaults filled in."""
 
     encoder: Spec
     decoder: Spec
@@ -78,10 +78,10 @@ def add_position_args(parser: ArgumentParser) -> None:
 
 
 def resolve(args: Any) -> PositionOptions:
-    """Read the options from what fairseq hands over: a namespace, a dict config or a dataclass.
+    """Parse our options in fairseq's ``args``: a namespace, a DictConfig or a dataclass.
 
     Raises:
-        UserError: a spec or a direction that cannot be read.
+        UserError: a spec or a direction cannot be read.
     """
     if safe_getattr(args, "no_token_positional_embeddings", False):
         raise UserError(
@@ -107,7 +107,7 @@ def resolve(args: Any) -> PositionOptions:
 
 
 def _check_text(name: str, value: Any, optional: bool) -> None:
-    """Refuse what hydra lets through: null, a number, a list."""
+    """Refuse null, numbers and lists, which hydra accepts for a text."""
     if not isinstance(value, str) and not (optional and value is None):
         flag = f"--{name.replace('_', '-')}"
         given = "null" if value is None else shortened(str(value))
@@ -131,7 +131,7 @@ def _parse_directions(text: str) -> tuple[str, ...]:
 
 
 def as_namespace(args: Any) -> Any:
-    """Convert hydra's ``args``, whose unknown keys fairseq would drop, to a namespace."""
+    """Convert hydra's ``args`` to a namespace: fairseq drops unknown keys of a DictConfig."""
     if not OmegaConf.is_config(args):
         return args
     values: Any = OmegaConf.to_container(args, resolve=True)
@@ -139,10 +139,10 @@ def as_namespace(args: Any) -> Any:
 
 
 def build_stack_config(args: Any) -> TransformerConfig:
-    """Build fairseq's configuration of a stack, with our options, parsed, as ``position``.
+    """Build fairseq's configuration of a stack, with our parsed options as ``position``.
 
     Raises:
-        UserError: an option that cannot be read.
+        UserError: an option cannot be read.
     """
     plain = as_namespace(args)
     check_activations(plain)
@@ -152,7 +152,13 @@ def build_stack_config(args: Any) -> TransformerConfig:
 
 
 def read_weight_settings(cfg: Any, layers: Any, dictionary: Any) -> WeightSettings:
-    """Read the settings of a stack's weights from fairseq's configuration and its ``layers``."""
+    """Read the settings that a stack's weights depend on.
+
+    Args:
+        cfg: fairseq's configuration of the model.
+        layers: ``cfg.encoder`` or ``cfg.decoder``.
+        dictionary: of the stack.
+    """
     activation = str(cfg.activation_fn or "relu")
     return WeightSettings(
         heads=int(layers.attention_heads),
@@ -164,16 +170,13 @@ def read_weight_settings(cfg: Any, layers: Any, dictionary: Any) -> WeightSettin
 
 
 def read_task_option(task: Any, name: str, default: Any = None) -> Any:
-    """Read an option of a task, which fairseq's older tasks keep in another place."""
+    """Read an option of a task, from ``task.cfg`` or, in fairseq's older tasks, ``task.args``."""
     options = getattr(task, "cfg", None) or getattr(task, "args", None)
     return getattr(options, name, default)
 
 
 def check_activations(args: Any) -> None:
-    """Refuse an activation function that fairseq does not know.
-
-    The command line has a list of them; hydra's configurations are not checked against it.
-    """
+    """Refuse an activation function that fairseq does not know; hydra does not check it."""
     for option in ("activation_fn", "pooler_activation_fn"):
         try:
             utils.get_activation_fn(name := getattr(args, option, None) or "relu")
@@ -191,7 +194,7 @@ def log_encodings(**stacks: Any) -> None:
         parameters = sum(
             value.numel()
             for key, value in stack.named_parameters()
-            if is_position_parameter(f".{key}")
+            if is_position_parameter(f".{key}")  # with a dot, as in the names of a whole model
         )
         logger.info(
             f"{name} position encoding: {stack.assembly.spec} | directions: {directions} | "

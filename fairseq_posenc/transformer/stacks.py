@@ -1,7 +1,7 @@
-"""Encoder and decoder stacks: who owns which encoding, and what each forward pass computes once.
+"""Builds fairseq's encoder and decoder with our encodings; ``models`` use them.
 
-fairseq's loops are inherited. Layers never see tokens, so a stack's forward pass is carried to them
-past fairseq's code (:mod:`~fairseq_posenc.transformer.forward_context`).
+A stack computes what its layers share once per forward pass. Layers never see tokens, so
+:mod:`~fairseq_posenc.transformer.forward_context` passes this to them.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ class InputPositions(nn.Module):
 
     def __init__(self, encodings: Encodings, padding_idx: int, eos_idx: int) -> None:
         super().__init__()
-        self.encodings = encodings  # exactly one: a spec with two input encodings is refused
+        self.encodings = encodings  # a single encoding: specs with two input encodings are refused
         (encoding,) = encodings.as_list()
-        # fairseq reads this attribute: the length of a table; 1e5 is what its sinusoids say.
+        # fairseq reads this length of a table; without one it is 1e5, as for fairseq's sinusoids.
         self.max_positions: int = getattr(encoding, "max_positions", int(1e5))
         self.padding_idx = padding_idx
         self.eos_idx = eos_idx
-        # Only its dtype is used, which follows the model's: vectors are computed in float32.
+        # Vectors are computed in float32, and converted to the dtype of this buffer, the model's.
         self.register_buffer("like", torch.zeros(()), persistent=False)
 
     def forward(self, tokens: Tensor, incremental_state: IncrementalState = None) -> Tensor:
-        """Compute vectors ``(B or 1, T, C)``; those of the last token alone when decoding."""
+        """Compute vectors ``(B or 1, T, C)``; when decoding, only that of the last token."""
         shared = current_context()
         if shared is None:  # outside a stack
             tgt_len = tokens.size(1) if incremental_state is None else 1
@@ -70,14 +70,18 @@ class _PositionalStack:
     embed_positions: nn.Module | None
     padding_idx: int
     layers_kept: list[int] | None = None
-    layers_built = 0  # fairseq numbers none
+    layers_built = 0  # fairseq builds layers without telling their index
     weight_settings: WeightSettings
     _get_full_incremental_state_key: Callable[[str], str]
 
     def install(
         self, assembly: Assembly, eos_idx: int, directions: tuple[str, ...], backend: str
     ) -> None:
-        """Put the encodings of the stack in place, and check that all of them work together."""
+        """Build the encodings of the stack, and set the direction of each layer.
+
+        Raises:
+            UserError: the encodings do not work together, or not with this stack.
+        """
         if len(directions) > len(self.layers):
             raise UserError(
                 f"--attention-directions names {len(directions)} layers, but the encoder has "
@@ -91,29 +95,29 @@ class _PositionalStack:
         )
         self.encodings = assembly.build_stack()
         self.directions = directions + ("both",) * (len(self.layers) - len(directions))
-        for index, direction in enumerate(self.directions):  # iterating would apply LayerDrop
-            layer: Any = self.layers[index]
+        for index, direction in enumerate(self.directions):
+            layer: Any = self.layers[index]  # iterating over the layers would apply LayerDrop
             layer.self_attn.direction = direction
             layer.register_forward_pre_hook(inject_context, with_kwargs=True)
-        # What depends on distance alone can be kept from step to step of any generation.
+        # Terms that depend on distance alone can be kept between the steps of any decoding.
         self.by_distance = all(kind.pair_bias is None and kind.first is None for kind in kinds)
         self.resets = any(kind.first is not None for kind in kinds)
 
     @property
     def identity(self) -> Identity:
-        """Positions and settings that the weights of this stack are for."""
+        """Positions and settings that the weights of this stack belong to."""
         spec, dims = self.assembly
-        directions = () if dims.causal else self.directions  # all layers of a decoder see the past
+        directions = () if dims.causal else self.directions  # in a decoder always lr
         return Identity(
             str(spec), format_directions(directions), dims.trained_length, self.weight_settings
         )
 
     def get_extra_state(self) -> Tensor:
-        """Encode the identity, which the state dict has beside the parameters."""
+        """Encode the identity, which torch stores in the state dict beside the parameters."""
         return self.identity.to_tensor()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take over the identity of loaded weights, whose fit was checked before."""
+        """Take over the identity of loaded weights; :class:`PositionCheckpoints` has checked it."""
         loaded = Identity.from_tensor(state)
         length = loaded.trained_length
         self.weight_settings = self.weight_settings.fill_from(loaded.weight_settings)
@@ -129,22 +133,23 @@ class _PositionalStack:
 
         Args:
             tokens: ``(B, S)``, the whole prefix when decoding.
-            tgt_len: T, of which the last are queries.
-            state: of a generation.
+            tgt_len: T, the number of queries, which are the last tokens.
+            state: fairseq's incremental state, when decoding.
         """
         inspect = may_sync(tokens.device, decoding=state is not None)
         positions = Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len, inspect)
         positions = self.encodings.number(positions)
         if self.resets:
             positions = positions._replace(first=positions.is_first())
-        # What pairs add can be kept too, where all sentences begin together.
-        if state is None or not (self.by_distance or not positions.left_padded):
+        # Terms by pair can be kept between steps only if no sentence is padded on the left.
+        keeps_terms = self.by_distance or not positions.left_padded
+        if state is None or not keeps_terms:
             return Shared.compute(self.encodings, positions)
         span = compute_step_span(positions, self.assembly.dims.max_positions)
 
         def compute_terms(name: str, encoding: Encoding) -> Terms:
-            if encoding.acts_on == "softmax" or positions.drawn is not None:  # by token
-                return encoding.terms(span, positions)
+            if encoding.acts_on == "softmax" or positions.drawn is not None:
+                return encoding.terms(span, positions)  # by token, so only for this step
             key = self._get_full_incremental_state_key(f"terms.{name}")
 
             def compute_ahead(span: Span) -> Terms:
@@ -156,7 +161,7 @@ class _PositionalStack:
 
 
 class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
-    """fairseq's encoder with position encodings as parts; our options are ``cfg.position``."""
+    """fairseq's encoder with chosen position encodings; our options are in ``cfg.position``."""
 
     def __init__(
         self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False
@@ -167,8 +172,8 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
         self.weight_settings = read_weight_settings(cfg, cfg.encoder, dictionary)
         directions = cfg.position.directions
         if self.layers_kept is not None:
-            named = dict(enumerate(directions))
-            directions = tuple(named.get(index, "both") for index in self.layers_kept)
+            by_layer = dict(enumerate(directions))
+            directions = tuple(by_layer.get(index, "both") for index in self.layers_kept)
         self.install(assembly, dictionary.eos(), directions, cfg.position.backend)
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
@@ -179,14 +184,14 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
 
     def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> dict[str, list[Tensor]]:
         """Encode ``src_tokens``, ``(B, S)``; arguments and result are fairseq's."""
-        # A masked LM may know its positions already, from the text without masks.
+        # A masked LM may have computed the state already, from the text without masks.
         with set_context(current_context() or self.compute_shared(src_tokens, src_tokens.size(1))):
             encoded: dict[str, list[Tensor]] = super().forward(src_tokens, *args, **kwargs)
             return encoded
 
 
 class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
-    """fairseq's decoder with position encodings as parts; our options are ``cfg.position``."""
+    """fairseq's decoder with chosen position encodings; our options are in ``cfg.position``."""
 
     def __init__(
         self,
@@ -222,7 +227,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         """Decode ``prev_output_tokens``, ``(B, S)``; arguments and result are fairseq's.
 
         Raises:
-            UserError: ``full_context_alignment``, as a decoder's directions here are all ``lr``.
+            UserError: ``full_context_alignment`` is True; our decoders are always ``lr``.
         """
         if full_context_alignment:
             raise UserError("full-context alignment is not supported: decoders see only the past")
@@ -244,10 +249,13 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
             return features
 
     def buffered_future_mask(self, tensor: Tensor) -> None:
-        """Build no mask: the layers' direction replaces it, without a matrix of pairs."""
+        """Build no mask of pairs: the direction of the layers replaces it."""
 
     def _number_source(self, encoder_out: dict[str, list[Tensor]]) -> Tensor:
-        """Number the source's tokens, whose keys later steps have in their caches, rotated."""
+        """Number the source's tokens, ``(B, S)``, to rotate their keys.
+
+        Only the first step needs the numbers: later steps find rotated keys in their caches.
+        """
         (states,) = encoder_out["encoder_out"]  # [S, B, C]
         padding = encoder_out["encoder_padding_mask"]
         # [B, S]
@@ -258,7 +266,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         """Refuse to decode a token whose predecessors have not been decoded."""
         layer: Any = self.layers[0]
         key = layer.self_attn._get_full_incremental_state_key("steps")
-        steps = state.get(key, 0)  # the cached keys may be fewer
+        steps = state.get(key, 0)  # counted here, because a window keeps fewer keys
         if tokens.size(1) != steps + 1:
             raise UserError(
                 f"{tokens.size(1)} tokens were given to decode after {steps}: with an incremental "
@@ -268,11 +276,11 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
 
 
 def _select_kept_layers(cfg: Any, side: str, dims: Dims) -> tuple[Any, list[int] | None, Assembly]:
-    """Build the assembly of a stack, of the layers that LayerDrop's pruning keeps.
+    """Restrict the spec of a stack to the layers that LayerDrop's pruning keeps.
 
     Returns:
-        A copy of the configuration with the spec of these layers, from which they are built; the
-        layers' numbers, None for all; and the assembly.
+        A copy of the configuration with the restricted spec, the indices of the kept layers (None
+        for all), and the assembly of the restricted spec.
     """
     stack, spec = getattr(cfg, side), getattr(cfg.position, side)
     kept = sorted(map(int, stack.layers_to_keep.split(","))) if stack.layers_to_keep else None
@@ -283,6 +291,6 @@ def _select_kept_layers(cfg: Any, side: str, dims: Dims) -> tuple[Any, list[int]
     cfg = copy(cfg)
     cfg.position = cfg.position._replace(**{side: spec})
     assembly = Assembly(spec, dims)
-    # With fairseq's own tables it must fit into memory.
+    # fairseq's constructor builds a table by position, even if we replace it.
     assembly.check_size(stack.layers, least=dims.max_positions * dims.embed_dim)
     return cfg, kept, assembly
