@@ -1,4 +1,4 @@
-"""Looking at encodings: what they are, what they cost, what they do with distance.
+"""Describes encodings for commands and documentation: facts, costs, a self-test, parts of scores.
 
-Nothing in training imports this package.
+Training does not import it.
 """

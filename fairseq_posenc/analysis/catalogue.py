@@ -1,4 +1,7 @@
-"""The catalogue of encodings: sections of their docstrings, and numbers of parameters."""
+"""Collects facts about encodings (docstring sections, options, numbers of parameters).
+
+``fairseq-posenc describe`` and the generated pages show them.
+"""
 
 import inspect
 import re
@@ -40,13 +43,13 @@ def parse_page(name: str) -> Page:
 
 
 def name_families(spec: str) -> str:
-    """Name the stacks that a spec works in: decoders, or encoders and decoders."""
+    """Name the stacks that a spec works in: ``decoders``, or ``encoders and decoders``."""
     causal = any(registry.get(item.name).causal_only for item in specs.parse(spec).items)
     return "decoders" if causal else "encoders and decoders"
 
 
 def count_parameters(spec: specs.Spec, dims: Dims, layers: int) -> int:
-    """Count the position parameters of a stack, from real modules."""
+    """Count the position parameters of a stack, from its modules."""
     return sum(Assembly(spec, dims).parameters(layers).values())
 
 
@@ -57,7 +60,7 @@ def count_at_base_size(name: str) -> int:
 
 
 def list_options(name: str) -> dict[str, inspect.Parameter]:
-    """List the options of an encoding as a spec writes them: text, numbers and truth values."""
+    """List the options of an encoding with plain types: str, int, float, bool or None."""
     plain = {}
     for key, option in registry.options(name).items():
         annotation, default = option.annotation, option.default

@@ -1,4 +1,4 @@
-"""The cost of each encoding beyond plain attention, from its terms."""
+"""Describes the cost of each encoding beyond plain attention, from its terms, for the docs."""
 
 import re
 from collections import Counter
@@ -12,17 +12,20 @@ from fairseq_posenc.encodings.terms import Cost, Terms
 
 def describe_operations(name: str) -> str:
     """Describe the additional operations of an encoding, in words and formulas."""
-    costs = [(part.operations, part.common_operations) for part in _list_costs(name)]
-    return _format_costs(name, *zip(*costs))
+    costs = _list_costs(name)
+    by_sentence = [cost.operations for cost in costs]
+    return _format_costs(name, by_sentence, [cost.common_operations for cost in costs])
 
 
 def describe_numbers(name: str) -> str:
-    """Describe the additional numbers held at once, in words and formulas."""
-    costs = [(part.numbers, part.common_numbers) for part in _list_costs(name)]
-    return _format_costs(name, *zip(*costs))
+    """Describe the additional numbers in memory at once, in words and formulas."""
+    costs = _list_costs(name)
+    by_sentence = [cost.numbers for cost in costs]
+    return _format_costs(name, by_sentence, [cost.common_numbers for cost in costs])
 
 
 def _format_costs(name: str, by_sentence: Sequence[str], together: Sequence[str]) -> str:
+    """Join formulas that count for each sentence, and those that count once in a batch."""
     phrases = []
     if any(by_sentence):
         phrases.append(f"``{_add_formulas(by_sentence)}`` for each sentence")
@@ -31,7 +34,7 @@ def _format_costs(name: str, by_sentence: Sequence[str], together: Sequence[str]
     if any(together):
         phrases.append(f"``{_add_formulas(together)}`` for all sentences together")
         if compute_terms(name).pair_bias is not None:
-            # Positions differ from row to row only where padding comes first.
+            # Positions differ from row to row only with padding on the left.
             phrases[-1] += ", or for each if one is padded on the left"
         if registry.get(name).shared and any(registry.get(name).cost):
             phrases[-1] += ", most of it once for all layers"
@@ -39,7 +42,7 @@ def _format_costs(name: str, by_sentence: Sequence[str], together: Sequence[str]
 
 
 def _add_formulas(formulas: Sequence[str]) -> str:
-    """Add up formulas, equal terms as one."""
+    """Add up formulas: ``n d`` and ``2 n d + n`` to ``3 n d + n``."""
     factors: Counter[str] = Counter()
     for term in " + ".join(filter(None, formulas)).split(" + "):
         factor, rest = re.fullmatch(r"(\d+ )?(.+)", term).groups()  # type: ignore[union-attr]

@@ -1,6 +1,6 @@
-"""The list of encodings, read from their files: 0.1 s, where importing torch takes 2.5.
+"""Lists the encodings by parsing their source files, for ``fairseq-posenc list``.
 
-A test compares what is read with the modules themselves.
+This takes 0.1 s, importing torch 2.5 s. A test compares the list with the imported modules.
 """
 
 import ast
@@ -11,7 +11,7 @@ _FOLDER = Path(__file__).resolve().parent.parent / "encodings"
 
 
 class Entry(NamedTuple):
-    """A line of the list: an encoding, what it acts on, and the start of its docstring."""
+    """An encoding, the place that it acts on, and the start of its docstring."""
 
     name: str
     acts_on: str  # `input`, `rotation`, `scores`, `softmax`, `mask` or `positions`
@@ -33,7 +33,7 @@ def list_entries() -> list[Entry]:
 
 
 def _read_registered_name(node: ast.ClassDef) -> str | None:
-    """Read the name that ``@register`` gives a class, None if it has none."""
+    """Read the name in ``@register("NAME")`` above a class; None without it."""
     for decorator in node.decorator_list:
         if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "register":
             (name,) = decorator.args
@@ -42,7 +42,7 @@ def _read_registered_name(node: ast.ClassDef) -> str | None:
 
 
 def _read_acts_on(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> str:
-    """Read a class's ``acts_on``, its own or the first base's that has one."""
+    """Read the attribute ``acts_on`` of a class, or of the nearest base that sets it."""
     for statement in node.body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "acts_on":
             return str(ast.literal_eval(statement.value))

@@ -1,4 +1,7 @@
-"""A tiny forward of an encoding on each backend, compared with the reference in float64."""
+"""Compares a tiny forward pass of an encoding on each backend with the reference in float64.
+
+``fairseq-posenc doctor`` shows the errors.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,17 @@ from fairseq_posenc.positions import Positions, Span
 
 DIMS = Dims(embed_dim=16, num_heads=2, max_positions=8)
 LENGTH = 6
-STILL = 1e-2  # a rotation that changes no dot product by more than this does nothing
+LEAST_CHANGE = 1e-2  # a rotation must change a dot product by this; else it does nothing
 
 
 @torch.no_grad()
 def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
-    """Measure the largest error of a tiny forward: at the input, of rotations, on each backend."""
+    """Measure the largest errors: of the input vectors, of the rotation, and on each backend."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     encodings = build_encodings(specs.parse(spec), DIMS._replace(causal=causal)).to(device)
     for parameter in encodings.parameters():
-        nn.init.normal_(parameter)  # as drawn, some would be too small for a mistake to show
+        nn.init.normal_(parameter)  # initial values can be too small to show a mistake
     positions = Positions.from_padding(torch.zeros(1, LENGTH, dtype=torch.bool, device=device))
     shape = (1, DIMS.num_heads, LENGTH, DIMS.head_dim)
     query, key, value = (torch.randn(shape, device=device) for _ in range(3))
@@ -50,7 +53,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
 
 
 def _measure_input_error(encodings: Encodings, positions: Positions) -> float:
-    """Check that added vectors are finite and shaped as the embeddings: 0, else infinity."""
+    """Return 0 if the input vectors are finite and shaped as embeddings, else infinity."""
     vectors = [encoding.embed(positions) for encoding in encodings.as_list()]
     shape = (1, LENGTH, DIMS.embed_dim)
     good = all(x is None or (x.shape == shape and bool(x.isfinite().all())) for x in vectors)
@@ -58,7 +61,10 @@ def _measure_input_error(encodings: Encodings, positions: Positions) -> float:
 
 
 def _measure_rotation_error(encodings: Encodings, query: Tensor, key: Tensor, ids: Tensor) -> float:
-    """Measure the change of the products of rotated queries and keys when all of them move."""
+    """Measure how the products of rotated queries and keys change if all positions shift by 5.
+
+    They depend on distances alone, so a correct rotation changes nothing.
+    """
 
     def products(moved: int) -> Tensor:
         q, k = (x.double().cpu() for x in _rotate(encodings, query, key, ids + moved))
@@ -66,8 +72,8 @@ def _measure_rotation_error(encodings: Encodings, query: Tensor, key: Tensor, id
 
     at_start, unrotated = products(0), (query @ key.transpose(-1, -2)).double().cpu()
     rotates = any(encoding.acts_on == "rotation" for encoding in encodings.as_list())
-    if rotates and (at_start - unrotated).abs().max() < STILL:
-        return math.inf  # doing nothing would pass, too
+    if rotates and (at_start - unrotated).abs().max() < LEAST_CHANGE:
+        return math.inf  # a rotation that does nothing also changes nothing when shifted
     return float((products(moved=5) - at_start).abs().max())
 
 

@@ -1,4 +1,7 @@
-"""A score split into what content gives, what position gives, and what both give together."""
+"""Splits attention scores into parts: from content, from position, and from both together.
+
+The attention report and the plots show the parts.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,18 @@ from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import TERMS, Terms
 
-ALL = Mask()
+NO_MASK = Mask()
 
 
 class Split(NamedTuple):
-    """The scores before mask and softmax, ``(B, H, T, S)`` in float64; three parts are their sum.
+    """The scores before mask and softmax as a sum of three parts, ``(B, H, T, S)`` in float64.
 
     Attributes:
-        content: of query and key without positions, scaled.
+        content: scaled dot products of query and key without positions.
         position: the biases.
-        both: the rest, which depends on content and positions.
-        details: the origins of ``both``, by the name of the term, or ``rotation``. Where scores
-            are a product, its factors: the dot products before scaling, and gains.
+        both: the rest, which depends on content and position.
+        details: the origins of ``both`` by name of a term, or ``rotation``. If scores are a
+            product, its factors instead: dot products before scaling, and gains.
         product: whether the details are factors; else they are summands of ``both``.
     """
 
@@ -45,12 +48,10 @@ class CapturedAttention(NamedTuple):
     """Weights and scores of one attention."""
 
     stack: str  # `encoder` or `decoder`
-    cross: bool  # whether keys are the other stack's
+    cross: bool  # whether it is encoder-decoder attention
     layer: int  # counted from 0
-    weights: Tensor  # `(batch, heads, tgt_len, src_len)`
-    # the parts of its scores; content alone where no encoding acts on them, as in cross-attention
-    # and in fairseq's own models
-    split: Split
+    weights: Tensor  # [B, H, T, S]
+    split: Split  # of the scores; content alone if no encoding acts on them
 
 
 def split(
@@ -59,17 +60,17 @@ def split(
     terms: Terms,
     rotation: Rotation | None = None,
     key_rotation: Rotation | None = None,
-    mask: Mask = ALL,
+    mask: Mask = NO_MASK,
 ) -> Split:
     """Split the scores into their parts.
 
     Args:
-        query: projected, neither scaled nor rotated, ``(B, H, T, D)``.
-        key: the keys, ``(B, H, S, D)``.
-        terms: with content rows projected.
-        rotation: of both, if there is one.
-        key_rotation: that of the keys, where they are not the queries' tokens.
-        mask: which keys are counted, where positions are.
+        query: projected queries, neither scaled nor rotated, ``(B, H, T, D)``.
+        key: projected keys, not rotated, ``(B, H, S, D)``.
+        terms: terms of the layer, with projected content rows.
+        rotation: rotation of the queries, or None.
+        key_rotation: rotation of the keys, if they are not the queries' tokens.
+        mask: the keys that positions count, for encodings that count the visible keys.
     """
     query, key = query.double(), key.double()
     exact: dict[str, Any] = {name: term.double() for name, _, term in terms.given()}

@@ -1,1 +1,1 @@
-"""torch modules for models of any kind; :mod:`fairseq_posenc.api` exports them."""
+"""torch modules for models of any kind; :mod:`fairseq_posenc.api` exports the public ones."""

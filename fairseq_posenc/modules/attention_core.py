@@ -1,4 +1,4 @@
-"""The flow of attention in a layer, which the modules of all hosts share."""
+"""Computes the steps of attention in a layer; the attention modules of all hosts inherit them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from fairseq_posenc.shared import Shared
 
 
 class AttentionCore:
-    """The flow of attention in a layer, for modules of any library to mix in.
+    """Mixin with the steps of attention in a layer.
 
-    A module projects its input, makes a call of it, gives that to a backend, and merges the heads
-    of what it attended to: ``project``, ``make_call``, ``merge_heads``. Attention to a source:
-    ``project_query``, ``project_source``, ``make_source_call``, ``merge_heads``.
+    Self-attention calls ``project`` and ``make_call``, passes the call to a backend, and calls
+    ``merge_heads`` on the result. Attention to a source, such as an encoder's output, calls
+    ``project_query``, ``project_source`` and ``make_source_call`` instead.
 
     Attributes:
         batch_first: whether inputs and outputs are ``(B, T, C)``, else ``(T, B, C)``.
         num_heads: H.
         head_dim: D.
-        encodings: of the layer; attention to a source has none.
+        encodings: the layer's encodings, in self-attention.
         direction: ``both``, ``lr`` or ``rl`` (see :class:`~fairseq_posenc.backends.mask.Mask`).
-        rotates: of attention to a source, whether queries and keys are rotated by their positions.
+        rotates: in attention to a source, whether queries and keys are rotated by their positions.
     """
 
     batch_first = True
-    if TYPE_CHECKING:  # torch.jit evaluates the annotations of a class, and knows few types
+    if TYPE_CHECKING:  # torch.jit evaluates a class's annotations, and fails on most types
         num_heads: int
         head_dim: int
         encodings: Encodings
@@ -49,7 +49,7 @@ class AttentionCore:
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project tokens to queries, keys and values, each ``(B, H, T, D)``.
 
-        Keys and values may be of fewer heads (see :meth:`repeat_heads`).
+        Keys and values may have fewer heads (see :meth:`repeat_heads`).
         """
         query, key, value = (
             self.split_heads(projection(x))
@@ -70,20 +70,20 @@ class AttentionCore:
         dropout: float = 0.0,
         need_weights: bool = False,
     ) -> AttentionCall:
-        """Make the call of a backend: rotate, extend the cache, collect the terms and the mask.
+        """Make the arguments of a backend: rotate, extend the cache, collect terms and mask.
 
         Args:
-            query: of the last T of S tokens, projected but not rotated, ``(B, H, T, D)``.
-            key: of these T tokens; or of the last tokens up to S, where a host keeps them without
-                their rotation, and ``cache`` is None. Of H heads or fewer.
-            value: of the same tokens as the keys.
-            shared: of the pass, and of this kind of layer.
-            inputs: of the layer, ``(B, T, C)``, which forget gates read; None leaves them out.
-            cache: of the layer; extended.
-            mask: of all S keys; by default direction, padding and limits of ``shared``.
-            terms: of all S keys; by default those of the stack and of this layer.
+            query: queries of the last T of S tokens, projected, not rotated, ``(B, H, T, D)``.
+            key: keys of the same tokens, with H heads or fewer, not rotated. A host that caches
+                keys unrotated passes those of earlier tokens, too, and no ``cache``.
+            value: values of the same tokens as ``key``.
+            shared: position state of the forward pass, for this kind of layer.
+            inputs: the layer's input, ``(B, T, C)``, which forget gates read; None for no gates.
+            cache: the layer's cache, which is extended.
+            mask: mask of all S keys; by default from the direction, and from ``shared``.
+            terms: terms for all S keys; by default those of the stack and of this layer.
             dropout: probability of dropping a weight.
-            need_weights: whether the weights are asked for.
+            need_weights: whether the backend must return the weights.
         """
         positions = shared.positions
         query, key = self._rotate(query, key, shared)
@@ -95,7 +95,7 @@ class AttentionCore:
             needed = shared.locality.needed_keys()
             key, value, decay = cache.extend(key, value, decay, needed)
         src_len = positions.tokens.size(1)
-        dropped = src_len - key.size(2)  # no query sees them
+        dropped = src_len - key.size(2)  # keys that the cache no longer has: no query sees them
         if terms is None:
             terms = self.terms(Span.from_lengths(query.size(2), src_len, query.device), shared)
         if mask is None:
@@ -111,21 +111,21 @@ class AttentionCore:
         )
 
     def _rotate(self, query: Tensor, key: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
-        """Rotate queries ``(B, H, T, D)``, and keys of as many of the last tokens as are given."""
+        """Rotate queries ``(B, H, T, D)``, and the keys of the last tokens, T or more."""
         if (rotation := self.rotation(shared)) is None:
             return query, key
         query = rotation.rotate_queries(query)
         if key.size(2) != query.size(2):
             rotation = self.rotation(shared, key.size(2))
-            assert rotation is not None, "the same encoding's"
+            assert rotation is not None, "it comes from the same encoding"
         return query, rotation.rotate_keys(key)
 
     def rotation(self, shared: Shared, count: int | None = None) -> Rotation | None:
-        """Select the rotation of the last tokens: the stack's, this layer's own, or None.
+        """Select the rotation of the last tokens: the stack's, this layer's, or None.
 
         Args:
-            shared: of the pass, and of this kind of layer.
-            count: of how many tokens; by default of the T that are new.
+            shared: position state of the forward pass, for this kind of layer.
+            count: number of tokens; by default T.
         """
         positions = shared.positions
         if count is None:
@@ -135,13 +135,13 @@ class AttentionCore:
         return stack or self.encodings.rotation(ids)
 
     def project_query(self, x: Tensor, shared: Shared) -> Tensor:
-        """Project tokens to queries of a source, rotated where they are to be, ``(B, H, T, D)``."""
+        """Project tokens to queries to a source, ``(B, H, T, D)``, rotated if ``rotates``."""
         query = self.split_heads(self.q_proj(x))
         rotation = shared.rotation if self.rotates else None
         return query if rotation is None else rotation.rotate_queries(query)
 
     def project_source(self, source: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
-        """Project a source to keys, rotated where they are to be, and values, ``(B, H, S, D)``."""
+        """Project a source to keys, rotated if ``rotates``, and values, both ``(B, H, S, D)``."""
         key, value = (self.split_heads(p(source)) for p in (self.k_proj, self.v_proj))
         rotation = shared.source if self.rotates else None
         return key if rotation is None else rotation.rotate_keys(key), value
@@ -155,13 +155,13 @@ class AttentionCore:
         dropout: float = 0.0,
         need_weights: bool = False,
     ) -> AttentionCall:
-        """Make the call of a backend for attention to a source; padding is ``(B, S)``."""
+        """Make the arguments of a backend for attention to a source with padding ``(B, S)``."""
         key, value = self.repeat_heads(key), self.repeat_heads(value)
         mask = Mask(key_padding=padding)
         return AttentionCall(query, key, value, Terms(), mask, dropout, need_weights)
 
     def terms(self, span: Span, shared: Shared) -> Terms:
-        """Combine the terms of the stack and of this layer, with their rows projected to heads."""
+        """Combine the terms of the stack and of this layer; project their content rows to heads."""
         terms = shared.layer_terms() | self.encodings.terms(span, shared.positions)
 
         def project(projection: nn.Module, rows: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ class AttentionCore:
         )
 
     def repeat_heads(self, x: Tensor, dim: int = 1) -> Tensor:
-        """Repeat the heads of keys or values, one for each group of queries' heads, to H."""
+        """Repeat the heads of keys or values to H: k0, k1 become k0, k0, k1, k1 for H = 4."""
         groups = self.num_heads // x.size(dim)
         return x if groups == 1 else x.repeat_interleave(groups, dim)
 
@@ -192,7 +192,7 @@ class AttentionCore:
 def make_projections(
     dims: Dims, num_key_value_heads: int | None, bias: bool, source_dim: int
 ) -> Iterator[nn.Linear]:
-    """Make the projections to queries, keys and values, and that of the output."""
+    """Make the projections to queries, keys and values, and the output projection."""
     kv_heads = dims.num_heads if num_key_value_heads is None else num_key_value_heads
     if kv_heads < 1 or dims.num_heads % kv_heads:
         raise UserError(

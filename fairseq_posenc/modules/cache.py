@@ -1,4 +1,4 @@
-"""Keys and values of earlier tokens, for decoding step by step."""
+"""Keeps keys and values of earlier tokens, for decoding step by step."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from fairseq_posenc.errors import UserError
 
 
 class KeyValueCache(Protocol):
-    """What a layer keeps of earlier tokens, in the format of a host. Keys are kept rotated."""
+    """The interface of a layer's cache, whose format depends on the host; keys are rotated."""
 
     def past_decay(self, key: Tensor) -> Tensor | None:
-        """Read the decay of earlier tokens, ``(B, G, S - T, 2)``; None where there are no gates.
+        """Read the decay of earlier tokens, ``(B, G, S - T, 2)``; None without forget gates.
 
         Args:
-            key: of the new tokens, ``(B, H, T, D)``.
+            key: keys of the new tokens, ``(B, H, T, D)``.
         """
 
     def extend(
         self, key: Tensor, value: Tensor, decay: Tensor | None, needed: int | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Append the keys and values of new tokens, ``(B, H, T, D)``, to those of earlier ones.
+        """Append the keys and values of new tokens to those of earlier tokens.
 
         Args:
-            key: rotated.
-            value: beside it.
-            decay: of all tokens, ``(B, G, S, 2)``.
-            needed: how many keys the queries of later steps may see; None for all. The others
-                are not kept.
+            key: rotated keys of the new tokens, ``(B, H, T, D)``.
+            value: their values, ``(B, H, T, D)``.
+            decay: decay of all tokens, ``(B, G, S, 2)``.
+            needed: number of keys that queries of later steps may see, None for all; older keys
+                are dropped.
 
         Returns:
-            Keys and values ``(B, H, S, D)`` that the new queries may see, and the decay of all
+            Keys and values that the new queries may see, ``(B, H, S, D)``, and the decay of all
             tokens.
         """
 
@@ -42,17 +42,17 @@ class Cache:
     """Keys and values of one layer, for decoding step by step; empty before the first step.
 
     Args:
-        state: a dictionary to keep them in.
+        state: dictionary that holds them; by default a new one.
     """
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
-        # `key` (rotated) and `value`, both (B, H, S, D); of self-attention `decay`, (B, G, S, 2),
-        # and `tokens`, the number of all that were read; of attention to a source `source`.
+        # `key` (rotated) and `value`, both (B, H, S, D). Self-attention adds `tokens`, the number
+        # of tokens read, and `decay`, (B, G, S, 2); attention to a source adds `source`.
         self.state = {} if state is None else state
 
     @classmethod
     def wrap(cls, cache: Cache | dict[str, Any] | None) -> Cache | None:
-        """Take a cache as it is, and a dictionary as the state of one."""
+        """Make a cache of a dictionary, which is its state; return a cache as it is."""
         return cls(cache) if isinstance(cache, dict) else cache
 
     def __bool__(self) -> bool:
@@ -60,7 +60,7 @@ class Cache:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that were read; keys that no later query sees are not kept."""
+        """The number of tokens read, including those whose keys were dropped."""
         return self.state.get("tokens", 0)
 
     def past_decay(self, key: Tensor) -> Tensor | None:
@@ -73,8 +73,7 @@ class Cache:
         """See :class:`KeyValueCache`.
 
         Raises:
-            UserError: the cache is of a layer with forget gates, and this one has none; or the
-                other way round.
+            UserError: the cache has decays of forget gates and this layer has none, or vice versa.
         """
         if self.state and ("decay" in self.state) != (decay is not None):
             raise UserError("the cache is of a layer with other encodings: give each its own")
@@ -83,7 +82,7 @@ class Cache:
             key = torch.cat([self.state["key"], key], dim=2)  # [B, H, S, D]
             value = torch.cat([self.state["value"], value], dim=2)
         first = 0 if needed is None else max(key.size(2) - needed, 0)
-        # A part of a tensor would keep the whole in memory.
+        # Cloned, because a slice would keep the whole tensor in memory.
         kept = [x[:, :, first:].clone() if first else x for x in (key, value)]
         self.state.update(key=kept[0], value=kept[1], tokens=tokens)
         if decay is not None:

@@ -1,4 +1,4 @@
-"""Attention of a decoder's layer to the output of an encoder."""
+"""Computes the attention of a decoder's layer to the output of an encoder."""
 
 from typing import Any
 
@@ -29,15 +29,15 @@ class CrossAttention(AttentionCore, nn.Module):
     keys by theirs in the source; otherwise positions take no part.
 
     Args:
-        positions: of the decoder's stack; not a part of this module.
-        source_dim: width of the encoder's output; by default that of the stack.
+        positions: positions of the decoder's stack; they do not become a part of this module.
+        source_dim: width of the encoder's output; by default that of the decoder.
         dropout: probability of dropping a weight in training.
         bias: whether the projections have biases.
-        layer: of the stack, from 0; for a spec whose layers differ.
+        layer: index of the layer in the stack, from 0; matters if the spec's layers differ.
         num_key_value_heads: as in :class:`SelfAttention`.
 
     Raises:
-        UserError: a number of heads that does not divide H.
+        UserError: ``num_key_value_heads`` does not divide H.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class CrossAttention(AttentionCore, nn.Module):
 
         Args:
             x: ``(batch, tgt_len, embed_dim)``.
-            source: output of the encoder, ``(batch, src_len, source_dim)``; with a cache that is
-                filled it may be None.
-            shared: what the decoder's positions returned for this forward pass.
+            source: output of the encoder, ``(batch, src_len, source_dim)``; may be None if the
+                cache is filled.
+            shared: second result of the decoder's positions in this forward pass.
             source_padding_mask: True for padding, ``(batch, src_len)``.
-            cache: of this layer and source, empty at the first step of a generation; filled.
+            cache: this layer's cache for this source; pass it empty in the first step of decoding.
             need_weights: also return the attention weights.
 
         Returns:
@@ -84,8 +84,8 @@ class CrossAttention(AttentionCore, nn.Module):
             None.
 
         Raises:
-            UserError: keys are to be rotated, and the positions know of no source; a mask, a batch
-                or a cache that does not fit.
+            UserError: keys must be rotated, but the positions were computed without
+                ``source_length``; or a mask, a batch or a cache does not fit.
         """
         shared.check_stack(self.stack)
         shared.check_input(x)
@@ -118,7 +118,7 @@ class CrossAttention(AttentionCore, nn.Module):
     def _check_sizes(
         self, x: Tensor, source: Tensor, shared: Shared, padding: Tensor | None
     ) -> None:
-        """Refuse a source ``(B, S, ...)`` of another batch, mask, or length of its positions."""
+        """Refuse a source ``(B, S, ...)`` that does not fit the batch, its mask or positions."""
         batch, src_len = source.shape[:2]
         if batch != x.size(0):
             raise UserError(f"x has a batch size of {x.size(0)}, but its source {batch}")
@@ -134,20 +134,20 @@ class CrossAttention(AttentionCore, nn.Module):
             )
         if padding is None or not may_sync(padding.device):
             return
-        moved = ((~padding).cumsum(1) - 1).ne(shared.source_ids)
+        moved = ((~padding).cumsum(1) - 1).ne(shared.source_ids)  # positions by this mask differ
         if bool((moved & ~padding).any()):
             raise UserError(
                 "the source is padded on the left: also pass its source_padding_mask to positions"
             )
 
     def _check_source(self, source: Tensor | None, cache: Cache, shared: Shared) -> None:
-        """Refuse a cache of another source, unless it is left out."""
+        """Refuse a cache of another source than the one that is given, if any."""
         if source is None or source is cache.state["source"]:
             return
         key = cache.state["key"]
         lengths = (key.size(0), key.size(2))
         same = source.dim() == 3 and source.shape[:2] == lengths
-        if same and not torch.compiler.is_compiling():  # rows of both may have been reordered
+        if same and not torch.compiler.is_compiling():  # a source with reordered rows is the same
             with torch.no_grad():
                 again, _ = self.project_source(source, shared)
             same = torch.allclose(again.float(), key.float(), rtol=1e-2, atol=1e-2)

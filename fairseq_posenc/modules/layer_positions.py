@@ -1,4 +1,4 @@
-"""The encodings of a layer as parts, for models that compute their attention themselves."""
+"""Gives a layer's encodings as rotation and bias, for models with attention of their own."""
 
 from torch import Tensor, nn
 
@@ -15,9 +15,9 @@ from fairseq_posenc.shared import Shared
 
 
 class LayerPositions(nn.Module):
-    """The position encodings of one layer, for attention that is computed elsewhere.
+    """The position encodings of one layer, for models that compute attention themselves.
 
-    The whole of what positions do is a rotation and a bias, or a rotation and a ``score_mod``:
+    Rotate queries and keys, then add a bias to the scores, or pass a ``score_mod``:
 
     >>> import torch
     >>> from torch.nn.functional import scaled_dot_product_attention
@@ -30,15 +30,15 @@ class LayerPositions(nn.Module):
     >>> scaled_dot_product_attention(query, key, value, bias, scale=layer.scale).shape
     torch.Size([2, 4, 5, 16])
 
-    Masks are the caller's own: ``shared.mask("lr").forbidden(tgt_len, src_len, device)`` is True
+    Masking is left to you: ``shared.mask("lr").forbidden(tgt_len, src_len, device)`` is True
     where a causal query must not see a key, padding included.
 
     Args:
-        positions: of the stack that the layer is in; not a part of this module.
-        layer: of the stack, from 0; for a spec whose layers differ.
+        positions: positions of the layer's stack; they do not become a part of this module.
+        layer: index of the layer in the stack, from 0; matters if the spec's layers differ.
 
     Raises:
-        UserError: the encodings need queries, keys or values themselves.
+        UserError: the encodings do more than a rotation and a bias can express.
     """
 
     def __init__(self, positions: StackPositions, layer: int = 0) -> None:
@@ -59,16 +59,16 @@ class LayerPositions(nn.Module):
         self.encodings = positions.assembly.build_layer(layer)
 
     def bias(self, shared: Shared) -> Tensor | None:
-        """Add this to the scaled scores, before masks and softmax.
+        """Compute the bias, which is added to the scaled scores before masks and softmax.
 
         Args:
-            shared: what the stack's positions returned for this forward pass.
+            shared: second result of the stack's positions in this forward pass.
 
         Returns:
-            ``(batch or 1, heads or 1, tgt_len, src_len)`` in float32, or None for nothing to add.
+            ``(batch or 1, heads or 1, tgt_len, src_len)`` in float32, or None for no bias.
 
         Raises:
-            UserError: the encodings also multiply the scores; :meth:`score_mod` serves them.
+            UserError: the encodings also multiply the scores; use :meth:`score_mod`.
         """
         terms = self._compute_terms(shared).expanded()
         if terms.gain is not None:
@@ -82,10 +82,10 @@ class LayerPositions(nn.Module):
     def score_mod(self, shared: Shared) -> ScoreMod:
         """Build the function that ``torch.nn.attention.flex_attention`` takes as ``score_mod``.
 
-        Give it :attr:`scale`, too. No matrix of scores is made.
+        Also pass it :attr:`scale`. No matrix of scores is made.
 
         Args:
-            shared: what the stack's positions returned for this forward pass.
+            shared: second result of the stack's positions in this forward pass.
         """
         positions = shared.positions
         sizes = positions.tgt_len, positions.tokens.size(1)

@@ -1,4 +1,4 @@
-"""The position encoding of a single layer, to inspect, test or compare it."""
+"""Computes the scores of a single layer with a position encoding, to inspect or test it."""
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class PositionEncoding(AttentionCore, StackPositions):
 
     @property
     def encodings(self) -> Encodings:  # type: ignore[override]
-        """The encodings of the layer, by the name that :class:`AttentionCore` knows."""
+        """The encodings of the layer, under the name that :class:`AttentionCore` uses."""
         return self.layer
 
     def parameter_counts(self) -> dict[str, int]:
@@ -152,7 +152,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         direction: str | None = None,
         dropout: float = 0.0,
     ) -> AttentionCall:
-        """Check what is given, and make the call of a backend."""
+        """Check the arguments of a method, and make those of a backend."""
         dims = self.assembly.dims
         batch, _, tgt_len, _ = query.shape
         src_len = key.size(2)

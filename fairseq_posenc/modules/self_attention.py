@@ -1,4 +1,4 @@
-"""Self-attention of one layer, with position encodings."""
+"""Computes self-attention of one layer with position encodings."""
 
 from typing import Any
 
@@ -20,22 +20,22 @@ from fairseq_posenc.shared import Shared
 class SelfAttention(AttentionCore, nn.Module):
     """Multi-head self-attention of one layer, with position encodings.
 
-    Parameters have the names of fairseq's, so that weights can be carried over.
+    Parameters have the same names as fairseq's, so weights can be copied from its models.
 
     Args:
-        positions: of the stack that the layer is in; not a part of this module.
+        positions: positions of the layer's stack; they do not become a part of this module.
         dropout: probability of dropping a weight in training.
         direction: ``both``, ``lr`` or ``rl`` (see :class:`~fairseq_posenc.backends.mask.Mask`); by
             default ``lr`` in a causal stack, else ``both``.
-        backend: ``auto``, or the name of one that must be used.
+        backend: ``auto``, or the name of the backend that must be used.
         bias: whether the projections have biases.
-        layer: of the stack, from 0; for a spec whose layers differ.
-        num_key_value_heads: heads of keys and values, each for as many heads of queries (grouped
-            queries, Ainslie et al., 2023, arXiv:2305.13245); by default H.
+        layer: index of the layer in the stack, from 0; matters if the spec's layers differ.
+        num_key_value_heads: number of heads of keys and values, which groups of query heads share
+            (grouped-query attention, Ainslie et al., 2023, arXiv:2305.13245); by default H.
 
     Raises:
-        UserError: an unknown direction, a backend that cannot compute the encodings, or a number of
-            heads that does not divide H.
+        UserError: the direction is unknown, the backend cannot compute the encodings, or
+            ``num_key_value_heads`` does not divide H.
     """
 
     def __init__(
@@ -73,23 +73,23 @@ class SelfAttention(AttentionCore, nn.Module):
         cache: Cache | dict[str, Any] | None = None,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute the attention of new tokens to all.
+        """Compute the attention of new tokens to all tokens.
 
         Args:
             x: ``(batch, tgt_len, embed_dim)``.
-            shared: what the stack's positions returned for this forward pass.
-            cache: of this layer, empty at the first step of a generation; filled. The stack's
-                positions must have been given its length as ``past``. A dictionary is the state
-                of one.
-            need_weights: also return the attention weights, which only the reference computes.
+            shared: second result of the stack's positions in this forward pass.
+            cache: this layer's cache or its state, a dictionary; pass it empty in the first step of
+                decoding, and the number of tokens in it as ``past`` to the stack's positions.
+            need_weights: also return the attention weights, which only the reference backend
+                computes.
 
         Returns:
             ``(batch, tgt_len, embed_dim)``, and the weights ``(batch, heads, tgt_len, src_len)`` or
             None.
 
         Raises:
-            UserError: the positions are of another stack or batch, or of other tokens than those in
-                the cache and ``x``.
+            UserError: ``shared`` belongs to another stack or batch, or to other tokens than those
+                in the cache and in ``x``.
         """
         shared.check_stack(self.stack)
         shared.check_input(x)
@@ -109,9 +109,9 @@ class SelfAttention(AttentionCore, nn.Module):
         """Refuse a cache of another layer, batch or number of tokens.
 
         Args:
-            shared: of this kind of layer.
-            value: of the new tokens, ``(B, H, T, D)``.
-            cache: as it was given.
+            shared: position state for this kind of layer.
+            value: values of the new tokens, ``(B, H, T, D)``.
+            cache: the cache of earlier tokens.
         """
         past = shared.positions.tokens.size(1) - shared.positions.tgt_len
         if cache and "tokens" not in cache.state:
@@ -125,7 +125,7 @@ class SelfAttention(AttentionCore, nn.Module):
         if not cache:
             return
         needed = shared.locality.needed_keys()
-        batch, heads, length = cache.state["key"].shape[:3]  # the width may be that of its rotation
+        batch, heads, length = cache.state["key"].shape[:3]  # rotated keys may be wider than values
         width = cache.state["value"].size(3)
         expected = (value.size(0), value.size(1), past if needed is None else min(past, needed))
         if (batch, heads, length, width) != (*expected, value.size(3)):

@@ -1,4 +1,4 @@
-"""The positions of a stack of layers: at its input, and what its layers share."""
+"""Computes the positions of a stack of layers: input vectors, and the state that layers share."""
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +14,19 @@ from fairseq_posenc.specs import parse
 
 
 class StackPositions(nn.Module):
-    """The positions of a stack of layers: what is added at its input, and what its layers share.
+    """The positions of a stack of layers: adds input vectors, and computes what its layers share.
 
     Args:
-        spec: encodings by name, joined by +, such as ``learned+m4m(max_distance=128)``; layers that
-            differ joined by commas, such as ``3*rope,none``.
+        spec: names of encodings joined by +, such as ``learned+m4m(max_distance=128)``; for layers
+            that differ, joined by commas, such as ``3*rope,none``.
         embed_dim: width of the model.
         num_heads: number of attention heads.
-        max_positions: longest sequence; trained tables have their size from it.
+        max_positions: length of the longest sequence, for which trained tables have rows.
         causal: True for a decoder, whose queries see no later keys.
         head_dim: width of a head; by default ``embed_dim / num_heads``.
 
     Raises:
-        UserError: a spec that cannot be read or has no meaning, or sizes that do not fit.
+        UserError: the spec is wrong (:func:`~fairseq_posenc.specs.parse`), or the sizes do not fit.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class StackPositions(nn.Module):
             for _, term, _ in terms.given()
         )
         limits = self.assembly.limits()
-        # Distances are counted by the places of tokens, padding included.
+        # These encodings measure distances between places in a row, padding included.
         self.counts_places = tables or limits.window is not None
         # Which keys are visible depends on the positions of all tokens, earlier ones included.
         self.reads_all_ids = limits.segments is not None or limits.first_keys is not None
@@ -64,26 +64,29 @@ class StackPositions(nn.Module):
         source_length: int | None = None,
         source_padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, Shared]:
-        """Add the input encoding to embeddings, and compute what every layer is given.
+        """Add the input encoding to embeddings, and compute the state that every layer takes.
 
         Args:
-            embeddings: of the tokens, ``(batch, tgt_len, embed_dim)``.
+            embeddings: token embeddings, ``(batch, tgt_len, embed_dim)``.
             key_padding_mask: True for padding, on either side, ``(batch, past + tgt_len)``; it
                 never shifts a position.
             past: number of earlier tokens, whose keys and values are in the caches.
-            position_ids: the position of each of these tokens, ``(batch or 1, tgt_len)``, or of
-                earlier ones, too, ``(batch or 1, past + tgt_len)``, as ``chunk`` needs them; by
-                default tokens are counted from 0.
-            document_ids: for a spec with ``documents``, the number of the document of each token,
-                earlier ones included, ``(batch, past + tgt_len)``.
-            source_length: tokens of an encoder's output, for a :class:`CrossAttention` that
-                rotates its keys; they are counted from 0.
+            position_ids: positions of these tokens, ``(batch or 1, tgt_len)``, or of all tokens,
+                ``(batch or 1, past + tgt_len)``, which ``chunk`` needs; by default tokens are
+                counted from 0.
+            document_ids: for a spec with ``documents``, the number of each token's document,
+                ``(batch, past + tgt_len)``.
+            source_length: number of tokens in an encoder's output, for a :class:`CrossAttention`
+                that rotates its keys; they are counted from 0.
             source_padding_mask: True for padding of the source, ``(batch, source_length)``; needed
-                where it is on the left, so that it shifts no position.
+                if it is padded on the left, so that padding shifts no position.
+
+        Returns:
+            The embeddings with the input encoding, and the position state of this forward pass.
 
         Raises:
-            UserError: embeddings, masks or ids of another shape or type; position ids beside
-                encodings of the scores; document ids without ``documents``, or the other way round.
+            UserError: a shape or a type is wrong; ``position_ids`` are given for encodings of the
+                scores; or only one of ``document_ids`` and the encoding ``documents`` is given.
         """
         check_embeddings("embeddings", embeddings, self.assembly.dims.embed_dim)
         if not isinstance(past, (int, torch.SymInt)) or past < 0:
@@ -111,9 +114,10 @@ class StackPositions(nn.Module):
         return embeddings, shared
 
     def _refuse_gaps(self, padding: Tensor) -> None:
-        """Refuse padding between tokens beside what counts distances by the places of tokens."""
+        """Refuse padding between tokens if distances include it (:attr:`counts_places`)."""
         if not self.counts_places or not may_sync(padding.device, decoding=True):
             return
+        # A token after padding, or the first in its row; True at most once in a row.
         begins = ~padding & F.pad(padding, (1, 0), value=True)[:, :-1]  # [B, S]
         if bool((begins.sum(1) > 1).any()):
             raise UserError(
@@ -168,20 +172,20 @@ class StackPositions(nn.Module):
                     "position_ids do not change; leave them out"
                 )
         ids, longest = ids.long(), 0
-        if (
-            may_sync(ids.device) and ids.numel()
-        ):  # elsewhere the check of a table finds ids that are too large
+        # If we may not sync with the device, the tables' bounds check catches ids that are too
+        # large.
+        if may_sync(ids.device) and ids.numel():
             least, most = torch.stack(ids.aminmax()).tolist()
             if least < 0:
                 raise UserError(f"position_ids: {least} is below 0; positions count from 0")
             longest = most + 1
         ids = F.pad(ids, (src_len - ids.size(1), 0))
-        # Ids do not follow from the places of tokens, as with padding on the left.
+        # As with padding on the left, ids do not follow from places.
         return positions._replace(ids=ids, left_padded=True, longest=longest, counted=False)
 
 
 def check_embeddings(name: str, x: Tensor, width: int) -> None:
-    """Refuse what is not a batch of vectors, ``(batch, length, width)``, of at least one token."""
+    """Refuse anything but vectors ``(batch, length, width)`` for at least one token."""
     if x.dim() != 3 or x.size(2) != width:
         raise UserError(f"{name} {tuple(x.shape)} must be (batch, length, {width})")
     if not x.is_floating_point():
@@ -191,7 +195,7 @@ def check_embeddings(name: str, x: Tensor, width: int) -> None:
 
 
 def check_mask(name: str, mask: Tensor | None, batch: int, src_len: int) -> None:
-    """Refuse a mask that is not True or False for each of all tokens, ``(batch, src_len)``."""
+    """Refuse a mask that is not boolean or not ``(batch, src_len)``; None passes."""
     if mask is None:
         return
     check_tensor(name, mask)
