@@ -1,1 +1,1 @@
-"""Checkpoints: safe loading, adapting to a model, recovery, resumption."""
+"""Loads checkpoints safely, adapts them to a model, and recovers and resumes trainings."""

@@ -1,4 +1,4 @@
-"""Loading fairseq's dictionaries, and their fingerprints."""
+"""Loads fairseq's dictionaries, and hashes them to recognise the dictionary of a training."""
 
 import hashlib
 import io
@@ -13,7 +13,7 @@ DICTIONARY = "dict.txt"
 
 
 class Placeholders(Dictionary):
-    """Stands in for a dictionary of which only the size is known."""
+    """A dictionary of which only the size is known; its symbols are symbol0, symbol1, ..."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -31,10 +31,14 @@ def fingerprint(dictionary: Dictionary) -> str | None:
 
 
 def load_dictionary(path: Path, mask: bool = True) -> Dictionary:
-    """Load a ``dict.txt``; add ``<mask>``, which the tasks of masked language models do, if asked.
+    """Load a ``dict.txt``.
+
+    Args:
+        path: the file.
+        mask: whether to add ``<mask>``, as the tasks of masked language models do.
 
     Raises:
-        UserError: it cannot be read; names the line.
+        UserError: the file cannot be read; names the line.
     """
     try:
         dictionary = Dictionary.load(str(path))
@@ -48,7 +52,7 @@ def load_dictionary(path: Path, mask: bool = True) -> Dictionary:
 
 
 def _find_fault(path: Path) -> str | None:
-    """Find the first line that fairseq refuses; say what is wrong with it."""
+    """Describe the first line that fairseq refuses, and what is wrong with it; None without any."""
     try:
         content = path.read_bytes()
     except OSError:

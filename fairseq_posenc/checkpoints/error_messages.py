@@ -1,4 +1,7 @@
-"""One-line messages for exceptions, among them those raised while a checkpoint is read."""
+"""Finds one-line messages for exceptions, above all for those of reading a checkpoint.
+
+fairseq's and torch's exceptions rarely name the file, so it is looked up in their tracebacks.
+"""
 
 import os
 import pickle
@@ -10,45 +13,43 @@ from fairseq_posenc.error_messages import describe_mistake
 from fairseq_posenc.errors import chain, printable_lines, shortened
 
 _MISFIT = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
-# What fairseq, torch and omegaconf raise where a setting has another type or value than it may; the
-# second line where fairseq evaluates it (`eval`), finds no such method, or follows it forever.
-# Messages quote their names and texts, and their tracebacks stay in the chain.
+# Exceptions of fairseq, torch and omegaconf for a setting of a wrong type or value. Second line:
+# fairseq evaluates the setting (`eval`), finds no such method, or recurses without end.
 UNBUILDABLE = (
     *(TypeError, ValueError, AttributeError, LookupError, AssertionError, ArithmeticError),
     *(SyntaxError, NameError, NotImplementedError, RecursionError),
 )
 _MISSING = "Model file not found: "
-_OTHER_PARAMETERS = "loaded state dict "  # how messages of torch's optimizers begin
+_OTHER_PARAMETERS = "loaded state dict "  # begins the messages of torch's optimizers
 _BARE = "Neither args nor cfg exist"
-# The functions of fairseq that read checkpoints, and their local variable with the path.
 _OPENS = "load_checkpoint_to_cpu"  # any error in it, or below it, is the file's fault
 _BUILDS = "load_model_ensemble_and_task"  # sets up the task of a checkpoint, and its model
+# The functions of fairseq that read checkpoints, and their local variable with the path.
 _CHECKPOINTS = "fairseq/checkpoint_utils.py"
-_READERS = {
+_READERS = {  # file, function: variable
     (_CHECKPOINTS, _OPENS): "path",
     (_CHECKPOINTS, _BUILDS): "filename",
     ("fairseq/trainer.py", "load_checkpoint"): "filename",
 }
-# Those that set up a task, or build a model, of settings.
+# The functions that set up a task, or build a model, from settings.
 _BUILDERS = {("tasks/__init__.py", "setup_task"), ("models/__init__.py", "build_model")}
 
 
 def find_message(error: BaseException) -> str | None:
     """Find the message for a user's mistake anywhere in an exception's chain, else None.
 
-    fairseq wraps an error in loading a checkpoint in a general exception: its cause is in the
-    chain. Control characters of what it quotes are written out.
+    fairseq wraps errors of loading a checkpoint in a general exception, so the chain is searched.
     """
     links = list(chain(error))
     messages = [_name_file(link, describe_mistake(link)) for link in links]
-    # For a checkpoint, the first error says most.
+    # For a checkpoint, the innermost error is the most specific.
     messages += [_describe_unreadable(link) for link in reversed(links)]
     message = next((text for text in messages if text), None)
     return message and printable_lines(message)
 
 
 def describe_damage(error: BaseException) -> str:
-    """Describe what is wrong with a checkpoint, from the error that reading it raised."""
+    """Describe the fault of a checkpoint by the error that reading it raised."""
     if message := next(filter(None, map(describe_mistake, chain(error))), None):
         return message
     for link in chain(error):
@@ -68,7 +69,7 @@ def _runs_code(error: BaseException) -> bool:
 
 
 def _name_file(error: BaseException, message: str | None) -> str | None:
-    """Put the checkpoint before a mistake that fairseq found while it built the model of it."""
+    """Put the checkpoint's path before a mistake that was found while building its model."""
     for frame, _ in traceback.walk_tb(error.__traceback__ if message else None):
         if _locate(frame) == (_CHECKPOINTS, _BUILDS):
             path = str(frame.f_locals.get("filename"))
@@ -77,11 +78,11 @@ def _name_file(error: BaseException, message: str | None) -> str | None:
 
 
 def _describe_unreadable(error: BaseException) -> str | None:
-    """Describe the fault of the checkpoint that fairseq was reading, None if it was not."""
+    """Describe the fault of the checkpoint that fairseq was reading; None if it read none."""
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for frame in reversed(frames):  # what opens a file is called by what builds its model
+    for frame in reversed(frames):  # innermost first: _BUILDS calls _OPENS
         place = _locate(frame)
         if place in _READERS:
             path = frame.f_locals.get(_READERS[place])
@@ -96,12 +97,12 @@ def _describe_unreadable(error: BaseException) -> str | None:
 
 
 def _describe_fault(error: BaseException, opening: bool, here: bool) -> str | None:
-    """Describe the fault of a file that an error shows, None if the file may be innocent.
+    """Describe the fault of a file by an error; None if the error may have another cause.
 
     Args:
-        error: raised in a function of ``_READERS`` or below it.
-        opening: whether that function does nothing but open the file.
-        here: whether that function itself raised the error.
+        error: an error that was raised in a function of ``_READERS``, or in one that it called.
+        opening: whether that function only opens the file.
+        here: whether that function raised the error itself.
     """
     text = str(error)
     if text.startswith(_MISSING):
@@ -120,12 +121,12 @@ def _describe_fault(error: BaseException, opening: bool, here: bool) -> str | No
 
 
 def quote_error(error: BaseException, first_sentence: bool = False) -> str:
-    """Quote an error whose text alone may say nothing, as the name that a KeyError is about."""
+    """Quote an error with its class: the text of ``KeyError: 'cfg'`` alone would not say much."""
     text = str(error).partition(". ")[0] if first_sentence else str(error)
     reason = shortened(" ".join(text.split()))
     return f"{type(error).__name__}{': ' if reason else ''}{reason}"
 
 
 def _locate(frame: FrameType) -> tuple[str, str]:
-    """Name a frame's file, with its folder, and its function."""
+    """Name a frame's file, with its folder, and its function, as the keys of ``_READERS``."""
     return "/".join(frame.f_code.co_filename.split(os.sep)[-2:]), frame.f_code.co_name

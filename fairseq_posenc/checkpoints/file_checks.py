@@ -1,8 +1,8 @@
-"""A checkpoint's file, checked before torch reads it: its size, its checksums and its pickles.
+"""Checks a checkpoint's file before torch reads it: its size, its checksums and its pickles.
 
-torch runs no code of a checkpoint, but does what its pickle says with the classes that it knows: a
-few bytes can ask for as much memory as they like. And it ignores the checksums in the archive that
-it writes, so that a byte that was changed on its way would become another weight.
+torch runs no code of a checkpoint, but calls known classes as its pickle says, so a few bytes can
+allocate all memory. torch also ignores the checksums in the archive, so a byte that was damaged on
+its way would change a weight.
 """
 
 import io
@@ -17,31 +17,34 @@ from fairseq_posenc.errors import UserError
 
 _LARGEST_PICKLE = 1 << 25  # bytes; a model of 1,000 tensors, with an optimizer's state, has 2^19
 _BLOCK = 1 << 20  # bytes that are read at a time
-# torch calls these, and no checkpoint of fairseq has them. Tensors and storages of a checkpoint
-# are built by functions of torch's, which take what is in the file.
-_HUNGRY = {"bytearray", "Counter", "Tensor", "UntypedStorage", "TypedStorage"}
+# Classes that torch would call, and that allocate memory. No checkpoint of fairseq calls them: its
+# tensors are built by functions of torch, from storages in the file.
+_ALLOCATING = {"bytearray", "Counter", "Tensor", "UntypedStorage", "TypedStorage"}
 _LEGACY_PICKLES = 5  # before torch 1.6: a mark, a version, sizes of numbers, contents, storages
 _IN_MODEL = "model"
 
 
 def check_file(path: Path, checksums: bool) -> None:
-    """Refuse a file that would fill the memory, or that is not as it was written.
+    """Refuse a file that would fill the memory, or that differs from its checksums.
 
-    The checksums of everything but weights are always compared. Those of the weights need all of
-    the file to be read (SECURITY.md measures it). So they are compared where weights are loaded,
-    and not where a command looks for settings or the newest file. A file of torch before 1.6, and
-    one written with ``set_crc32_options(False)``, has no checksums.
+    Files of torch before 1.6, and those written with ``set_crc32_options(False)``, have none.
+
+    Args:
+        path: the checkpoint.
+        checksums: whether to compare the checksums of weights, too, which reads the whole file
+            (SECURITY.md measures it). False if only settings are needed.
 
     Raises:
         UserError: says what is wrong.
-        Exception: no checkpoint; the type depends on the file.
+        Exception: the file is no checkpoint; the type depends on the file.
     """
     if not zipfile.is_zipfile(path):
         _try_legacy_pickles(path)
         return
     with zipfile.ZipFile(path) as archive:
         parts, size = archive.infolist(), path.stat().st_size
-        if (inside := sum(part.file_size for part in parts)) > size:  # torch compresses nothing
+        # torch does not compress, so an honest archive never expands.
+        if (inside := sum(part.file_size for part in parts)) > size:
             raise UserError(
                 f"not a checkpoint of torch: its {size:,} bytes would expand to {inside:,}"
             )
@@ -64,15 +67,20 @@ def check_file(path: Path, checksums: bool) -> None:
 
 
 def _is_storage(part: zipfile.ZipInfo) -> bool:
-    """Check whether a part of an archive holds the numbers of tensors, as ``archive/data/0``."""
+    """Check whether a part of an archive holds the numbers of a tensor: ``archive/data/0``."""
     return "/data/" in part.filename
 
 
 def _compare_checksum(archive: zipfile.ZipFile, part: zipfile.ZipInfo, contents: list[Any]) -> None:
     """Read a part of an archive, and compare its checksum.
 
+    Args:
+        archive: the checkpoint.
+        part: the part to read.
+        contents: the pickles of the archive that were read, which name the parameters.
+
     Raises:
-        UserError: it is another one; names the parameter whose numbers these are.
+        UserError: the checksum differs; names the parameter if the part holds one.
     """
     try:
         with archive.open(part) as file:
@@ -91,23 +99,24 @@ def _name_tensors(root: Any, storage: str) -> Iterator[str]:
     """Yield the model's parameters whose numbers are in a storage."""
     model = root.get(_IN_MODEL) if isinstance(root, dict) else None
     for name, tensor in model.items() if isinstance(model, dict) else ():
-        for held in tensor.given if isinstance(tensor, _Stand) else ():
-            if isinstance(held, _Stand) and held.given[2:3] == (storage,):
+        for part in tensor.arguments if isinstance(tensor, _StandIn) else ():
+            if isinstance(part, _StandIn) and part.arguments[2:3] == (storage,):
                 yield ascii(name)[1:-1]
 
 
 def _read(path: Path, part: zipfile.ZipInfo) -> bytes:
-    """Read a part of an archive without checksums, which torch does not compress."""
+    """Read a part of an archive without checksums, from which ``zipfile`` would raise an error."""
     with open(path, "rb") as file:
-        file.seek(part.header_offset + 26)  # where the sizes of its name and its extra field are
-        sizes = file.read(4)
-        skipped = int.from_bytes(sizes[:2], "little") + int.from_bytes(sizes[2:], "little")
-        file.seek(skipped, io.SEEK_CUR)
+        # A local header ends with the lengths of name and extra field, then these two, then data.
+        file.seek(part.header_offset + 26)
+        name_length = int.from_bytes(file.read(2), "little")
+        extra_length = int.from_bytes(file.read(2), "little")
+        file.seek(name_length + extra_length, io.SEEK_CUR)
         return file.read(part.file_size)
 
 
 def _try_legacy_pickles(path: Path) -> None:
-    """Try the pickles at the beginning of a file of torch before 1.6."""
+    """Check the pickles at the beginning of a file of torch before 1.6."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         start = io.BytesIO(file.read(_LARGEST_PICKLE))
@@ -119,12 +128,12 @@ def _try_legacy_pickles(path: Path) -> None:
         raise UserError("not a checkpoint of fairseq: its contents are too long")
 
 
-class _Stand(dict[Any, Any]):
-    """Stands in a trial for whatever a pickle builds, and does nothing."""
+class _StandIn(dict[Any, Any]):
+    """Takes the place of any class or function in a pickle; keeps its arguments, does nothing."""
 
-    def __init__(self, *given: Any) -> None:
+    def __init__(self, *arguments: Any) -> None:
         super().__init__()
-        self.given = given
+        self.arguments = arguments
 
     def __setstate__(self, state: Any) -> None:
         pass
@@ -136,28 +145,28 @@ class _Stand(dict[Any, Any]):
         return self is other
 
 
-class _Hungry:
-    """Replaces, in a trial, a class that allocates as much memory as the file asks for.
+class _Refusing:
+    """Takes the place of a class that allocates memory.
 
-    A pickle may name it, as the type of a storage, but not build it.
+    A pickle may name it, as the type of a storage, but must not call it.
     """
 
-    def __new__(cls, *given: Any) -> Any:
+    def __new__(cls, *arguments: Any) -> Any:
         raise UserError("it builds a buffer or a tensor without its numbers: no checkpoint does so")
 
 
 def _encode(text: Any = "", encoding: Any = "latin1", *others: Any) -> bytes:
-    """Stand in for ``_codecs.encode``, by which Python pickles bytes, and with one encoding only.
+    """Take the place of ``_codecs.encode``, by which Python pickles bytes, always as latin1.
 
-    Others make text longer each time, ``hex`` twice as long.
+    Other encodings, such as ``hex``, double the text with each call.
     """
     if others or encoding != "latin1" or type(text) is not str:
         raise UserError("it encodes text in a way that no checkpoint does")
     return b""
 
 
-class _Trial(pickle._Unpickler):  # Python's own, in Python
-    """Reads a pickle as torch does, with stand-ins for all that torch would build or call."""
+class _Trial(pickle._Unpickler):  # the unpickler in Python, whose `dispatch` can be changed
+    """Reads a pickle as torch does, but replaces everything that torch would build or call."""
 
     def __init__(self, file: io.BytesIO, file_size: int) -> None:
         super().__init__(file, encoding="latin1")
@@ -168,8 +177,8 @@ class _Trial(pickle._Unpickler):  # Python's own, in Python
         """Read one pickle.
 
         Raises:
-            UserError: it is not a pickle, or asks for what no checkpoint does.
-            Exception: a broken pickle; the type depends on it.
+            UserError: the file is not a pickle, or does what no checkpoint does.
+            Exception: the pickle is broken; the type depends on it.
         """
         try:
             return super().load()
@@ -188,15 +197,15 @@ class _Trial(pickle._Unpickler):  # Python's own, in Python
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the stand-in for a class or function."""
+        """Return the replacement of a class or function."""
         if (module, name) == ("_codecs", "encode"):
             return _encode
-        hungry = name in _HUNGRY or (module.startswith("torch") and name.endswith("Tensor"))
-        return _Hungry if hungry else _Stand
+        is_tensor = module.startswith("torch") and name.endswith("Tensor")
+        return _Refusing if is_tensor or name in _ALLOCATING else _StandIn
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return the stand-in for a storage: a mark, its type, its key, its device, its length."""
+        """Replace a storage: ``pid`` is a mark, its type, its key, its device, and its length."""
         length = pid[4] if isinstance(pid, tuple) and len(pid) > 4 else 0
         if type(length) is not int or not 0 <= length <= self._file_size:
             raise UserError("the checkpoint is damaged: it says that it is larger than its file")
-        return _Stand(*pid) if isinstance(pid, tuple) else _Stand()
+        return _StandIn(*pid) if isinstance(pid, tuple) else _StandIn()

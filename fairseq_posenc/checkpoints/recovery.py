@@ -1,6 +1,6 @@
-"""Recovery of ``checkpoint_last.pt`` when training was killed while fairseq wrote it.
+"""Recovers ``checkpoint_last.pt`` if a training was killed while fairseq wrote it.
 
-A checkpoint is *whole* if it can be loaded, and *torn* if the file ends too early.
+A checkpoint is *whole* if it can be loaded, and *torn* if its file ends too early.
 """
 
 import logging
@@ -20,16 +20,15 @@ _NAMES = re.compile(r"checkpoint(\d+|_\d+_\d+|_last|_best|\.best_.+)\.pt")
 
 
 class WholeCheckpoint(NamedTuple):
-    """A checkpoint that a training can go on from."""
+    """A checkpoint from which a training can be resumed; ``max`` of several is the newest."""
 
-    # the order of the fields is the order of age: `max` gives the newest
     updates: int  # number of updates made
     written: int  # modification time, in nanoseconds
     path: Path
 
 
 def newest_checkpoint(folder: Path) -> WholeCheckpoint | None:
-    """Find the newest whole checkpoint of a training's folder, or None."""
+    """Find the newest whole checkpoint in the folder of a training, or None."""
     files = folder.iterdir() if folder.is_dir() else ()
     return max(filter(None, map(_read, files)), default=None)
 
@@ -63,11 +62,11 @@ def restore_last(last: Path) -> None:
 
 
 def _read(path: Path) -> WholeCheckpoint | None:
-    """Read a checkpoint's updates; None if no training can go on from it."""
+    """Read a checkpoint's number of updates; None if no training can be resumed from the file."""
     if not _NAMES.fullmatch(path.name):
         return None
     try:  # tensors stay on disk
         updates = int(open_mapped(path)["optimizer_history"][-1]["num_updates"])
-    except Exception:  # whatever it is, the training cannot go on from it
+    except Exception:  # of any type, depending on the file
         return None
     return WholeCheckpoint(updates, path.stat().st_mtime_ns, path)

@@ -1,4 +1,4 @@
-"""Resumed trainings: changed settings are logged, and the optimizer's state must still fit."""
+"""Checks a training that is resumed: logs changed settings, and refuses states that do not fit."""
 
 import logging
 from argparse import Namespace
@@ -12,13 +12,21 @@ from fairseq_posenc.errors import UserError, shortened
 
 logger = logging.getLogger(__name__)
 _SECTIONS = ("task", "model", "criterion", "optimizer", "lr_scheduler", "optimization")
-_MORE = {"common": ("seed", "fp16", "bf16"), "dataset": ("batch_size", "max_tokens")}
+_FURTHER = {"common": ("seed", "fp16", "bf16"), "dataset": ("batch_size", "max_tokens")}
 _ALIASES = {"arch", "user_dir"}  # other keys for the model's name and the package's folder
-_optimizers: list[Path] = []  # the checkpoint whose optimizer's state is about to be loaded
+_optimizers: list[Path] = []  # the checkpoint whose optimizer state will be loaded, if any
 
 
 def start_resuming(path: Path, settings: DictConfig | None) -> None:
-    """Log how a training's settings differ from those of the checkpoint that it goes on from."""
+    """Log how settings differ from those of the checkpoint; refuse to load states that do not fit.
+
+    Args:
+        path: the checkpoint.
+        settings: fairseq's configuration; None if a program uses the trainer without it.
+
+    Raises:
+        UserError: names a setting that does not fit the checkpoint.
+    """
     _optimizers.clear()
     if settings is None or not path.is_file():
         return
@@ -36,8 +44,8 @@ def start_resuming(path: Path, settings: DictConfig | None) -> None:
             f"{path} has no average of its weights, and --store-ema can begin one only with a new "
             "training: leave it out"
         )
-    counts = any(isinstance(part, dict) and "patience" in part for part in extra.values())
-    if checkpoint.patience > 0 and not counts:  # see `fairseq_posenc.host.patience`
+    has_count = any(isinstance(part, dict) and "patience" in part for part in extra.values())
+    if checkpoint.patience > 0 and not has_count:  # see `fairseq_posenc.host.patience`
         logger.warning("%s does not record the count of --patience; it starts at 0", path)
     if state.get("last_optimizer_state") is not None and not checkpoint.reset_optimizer:
         _refuse_other_classes(path, state.get("cfg"), now)
@@ -47,10 +55,13 @@ def start_resuming(path: Path, settings: DictConfig | None) -> None:
 
 
 def refuse_optimizer(resized: list[str]) -> None:
-    """Refuse an optimizer's state for parameters that have other sizes in the checkpoint.
+    """Refuse an optimizer's state if parameters have other sizes in the checkpoint.
+
+    Args:
+        resized: descriptions of these parameters.
 
     Raises:
-        UserError: there are some, and the state is about to be loaded (:func:`start_resuming`).
+        UserError: there are some, and the state will be loaded (:func:`start_resuming`).
     """
     if resized and _optimizers:
         raise UserError(
@@ -60,17 +71,17 @@ def refuse_optimizer(resized: list[str]) -> None:
 
 
 def _refuse_other_classes(path: Path, before: Any, now: dict[str, Any]) -> None:
-    """Refuse to load a state into another kind of optimizer, schedule or criterion.
+    """Refuse to load a state into another class of optimizer, schedule or criterion.
 
-    fairseq fails with a KeyError, takes a part of the state, or asks for the wrong option.
+    fairseq would fail with a KeyError, load a part of the state, or suggest the wrong option.
     """
     if not isinstance(before, dict):
         return
     old, new = _flatten(before), _flatten(now)
-    kept = {"optimizer": "Optimizer", "criterion": "Criterion"}
+    loaded = {"optimizer": "Optimizer", "criterion": "Criterion"}
     if not now["checkpoint"]["reset_lr_scheduler"]:
-        kept["lr_scheduler"] = "LR scheduler"
-    for name, title in kept.items():
+        loaded["lr_scheduler"] = "LR scheduler"
+    for name, title in loaded.items():
         if name in old and name in new and old[name] != new[name]:
             what = name.replace("_", "-") if name == "lr_scheduler" else "optimizer"
             raise UserError(
@@ -87,7 +98,7 @@ def _refuse_other_classes(path: Path, before: Any, now: dict[str, Any]) -> None:
 
 
 def _describe_precision(common: dict[str, Any]) -> str:
-    """Describe which of fairseq's optimizers keeps the weights of a training."""
+    """Describe the precision of a training, by which fairseq chooses a class of optimizer."""
     if any(common.get(f"memory_efficient_{name}") for name in ("fp16", "bf16")):
         return "with --memory-efficient-fp16 (or bf16)"
     if common.get("fp16") or common.get("bf16"):
@@ -96,9 +107,9 @@ def _describe_precision(common: dict[str, Any]) -> str:
 
 
 def _refuse_other_metric(path: Path, before: Any, now: dict[str, Any]) -> None:
-    """Refuse to compare a metric with the best value of another one.
+    """Refuse to compare a metric with the best value of another metric.
 
-    No checkpoint might ever be the best again.
+    With other units, no later checkpoint might ever be the best.
     """
     old, new = _get_section(before or {}, "checkpoint"), _get_section(now, "checkpoint")
     metric = "best_checkpoint_metric"
@@ -112,9 +123,9 @@ def _refuse_other_metric(path: Path, before: Any, now: dict[str, Any]) -> None:
 
 
 def list_changes(before: Any, now: Any) -> list[str]:
-    """List the settings that differ between two configurations of fairseq, both plain."""
+    """List the settings that differ between two configurations of fairseq, as dictionaries."""
     if not isinstance(before, dict):
-        return []  # as fairseq wrote before it had configurations
+        return []  # an old checkpoint, with `args` in place of a configuration
     old, new = _flatten(before), _flatten(now)
     return [
         f"{name} {shortened(str(old[name]))} -> {shortened(str(new[name]))}"
@@ -124,8 +135,8 @@ def list_changes(before: Any, now: Any) -> list[str]:
 
 
 def _flatten(settings: dict[str, Any]) -> dict[str, Any]:
-    """Flatten the settings of a training by name, without those of how it is run."""
-    # A model of argparse has the options of all sections.
+    """Flatten the settings that shape a training, by name."""
+    # The section of a model that still uses argparse contains the options of all sections.
     left_out = _ALIASES.union(*(_get_section(settings, k) for k in settings if k not in _SECTIONS))
     flat: dict[str, Any] = {}
     for key in _SECTIONS:
@@ -134,7 +145,7 @@ def _flatten(settings: dict[str, Any]) -> dict[str, Any]:
                 flat[key] = value
             elif name not in left_out:
                 flat.setdefault(name, value)
-    for key, names in _MORE.items():
+    for key, names in _FURTHER.items():
         flat |= {name: x for name, x in _get_section(settings, key).items() if name in names}
     return flat
 

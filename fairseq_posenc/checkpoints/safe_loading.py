@@ -1,8 +1,8 @@
-"""Safe loading of checkpoints: no code of theirs runs, and every error is one line.
+"""Loads checkpoints safely: none of their code runs, and every error is one line.
 
-torch reads only tensors and plain settings from a checkpoint (``weights_only``), and fairseq writes
-``argparse.Namespace`` into it. Allowing that one class makes every command work while a file that
-would run code is still refused.
+torch loads only tensors and plain values from a checkpoint (``weights_only``). fairseq also writes
+``argparse.Namespace`` and numpy's numbers, which are allowed here; a file that would run code is
+still refused.
 """
 
 import argparse
@@ -22,28 +22,27 @@ from fairseq_posenc.checkpoints.trusted_settings import check_settings, is_name
 from fairseq_posenc.checkpoints.weights import describe_form, refuse_large_weights
 from fairseq_posenc.errors import UserError
 
-_PICKLE = b"\x80"  # how a checkpoint of torch before 1.6 begins, which is not an archive
-_DEEPEST = 64  # mappings in mappings; an optimizer's state is 6 deep
+_PICKLE = b"\x80"  # first byte of a checkpoint of torch before 1.6, which is not an archive
+_DEEPEST = 64  # levels of nested mappings; an optimizer's state has 6
 
 
 def open_mapped(path: Path, for_weights: bool = False) -> dict[str, Any]:
     """Load a checkpoint with its tensors mapped into memory: they are read when they are used.
 
     Args:
-        path: its file.
-        for_weights: the weights are about to be used. Their checksums are compared, which reads
-            all of the file, and none may be too large to compute with; see
-            :func:`~fairseq_posenc.checkpoints.file_checks.check_file` for what this costs.
+        path: the file.
+        for_weights: whether the weights will be used. If so, their checksums are compared, which
+            reads the whole file, and weights that are too large to compute with are refused.
 
     Raises:
-        Exception: no checkpoint, or one that would run code; the type depends on the file.
+        Exception: the file is no checkpoint, or would run code; the type depends on the file.
     """
     allow_safe_classes()
     check_file(path, checksums=for_weights)
     mapped = zipfile.is_zipfile(path)  # not before torch 1.6
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     if not isinstance(state, dict):
-        raise TypeError(f"a {type(state).__name__} in the place of a mapping")
+        raise TypeError(f"a {type(state).__name__} in place of a mapping")
     _refuse_strange_weights(state.get("model"))
     _refuse_expanded_tensors(state)
     if for_weights:
@@ -55,14 +54,14 @@ def open_mapped(path: Path, for_weights: bool = False) -> dict[str, Any]:
 def is_torn(path: Path) -> bool:
     """Check whether a file is empty, or a checkpoint that was not written to its end.
 
-    The table of an archive's contents is at its end.
+    An archive has its table of contents at the end, and is none without it.
     """
     with open(path, "rb") as file:
         return file.read(1) != _PICKLE and not zipfile.is_zipfile(file)
 
 
 def _refuse_strange_weights(weights: Any) -> None:
-    """Refuse weights in a form that no training of fairseq writes, and few programs can read."""
+    """Refuse weights in a form that no training of fairseq writes."""
     for name, weight in weights.items() if isinstance(weights, dict) else ():
         if type(name) is not str or not is_name(name):
             raise UserError(f"the checkpoint is damaged: a parameter is called {ascii(name)[:100]}")
@@ -71,9 +70,10 @@ def _refuse_strange_weights(weights: Any) -> None:
 
 
 def _refuse_expanded_tensors(state: Any) -> None:
-    """Refuse tensors that claim more numbers than are stored for them, and endless mappings.
+    """Refuse tensors with more numbers than are stored for them, and endless mappings.
 
-    A tensor with a stride of 0 lets a file of a few bytes cost any time. No training writes one.
+    With a stride of 0, a file of a few bytes can hold a huge tensor, which takes hours to read. No
+    training writes such a tensor.
     """
     left: list[tuple[Any, tuple[Any, ...]]] = [(state, ())]
     seen = set()
@@ -81,7 +81,7 @@ def _refuse_expanded_tensors(state: Any) -> None:
         thing, place = left.pop()
         if isinstance(thing, torch.Tensor):
             if thing.layout != torch.strided or thing.is_meta:
-                continue  # stored in another way
+                continue  # without a plain storage
             stored = thing.untyped_storage().nbytes() // thing.element_size()
             if thing.numel() > stored:
                 raise UserError(
@@ -100,12 +100,15 @@ def _refuse_expanded_tensors(state: Any) -> None:
 def open_checkpoint(
     path: Path, what: str = "", for_weights: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Open a checkpoint by :func:`open_mapped`; errors in what is read of it are one line, too.
+    """Open a checkpoint by :func:`open_mapped`; errors of the code inside become one line, too.
 
-    ``what`` introduces the path in messages, as the option that named it.
+    Args:
+        path: the file.
+        what: text before the path in messages, such as the option that named it.
+        for_weights: as for :func:`open_mapped`.
 
     Raises:
-        UserError: whatever went wrong.
+        UserError: any error while the checkpoint is opened or read.
     """
     with readable_errors(f"{what} {path}".lstrip()):
         yield open_mapped(path, for_weights)
@@ -113,10 +116,13 @@ def open_checkpoint(
 
 @contextmanager
 def readable_errors(what: str) -> Iterator[None]:
-    """Convert every error of reading a checkpoint, as in ``--checkpoint PATH``, to one line.
+    """Convert any error of reading a checkpoint to one line.
+
+    Args:
+        what: names the checkpoint, for example ``--checkpoint PATH``.
 
     Raises:
-        UserError: whatever went wrong; what torch and fairseq raise depends on what the file holds.
+        UserError: any error inside; its type in torch and fairseq depends on the file.
     """
     try:
         yield
@@ -125,9 +131,9 @@ def readable_errors(what: str) -> Iterator[None]:
 
 
 class _NumberType:
-    """Stands for numpy's type of a number: ``float64``, ``float32`` or ``int64``, and no other.
+    """Takes the place of ``numpy.dtype``, only for ``float64``, ``float32`` and ``int64``.
 
-    numpy's own is not allowed: a file could give it a size that takes all of the memory.
+    numpy's class is not allowed: a file could give it a size that takes all memory.
     """
 
     def __init__(self, code: Any, *options: Any) -> None:
@@ -146,18 +152,15 @@ class _NumberType:
 
 
 def _read_number(kind: Any, content: Any) -> Any:
-    """Read a number of numpy's, in the place of numpy's own ``scalar``."""
+    """Read a number of numpy; takes the place of ``numpy.core.multiarray.scalar``."""
     if type(kind) is not _NumberType or type(content) is not bytes:
         raise pickle.UnpicklingError("a number of numpy's without its type or its bytes")
     return kind.read(content)
 
 
 def allow_safe_classes() -> None:
-    """Let torch load what fairseq's files hold beside tensors and settings.
-
-    That is ``argparse.Namespace``, and numpy's numbers, which scikit-learn's metrics are.
-    """
-    # The module has another name in numpy 1. torch finds the functions by these names alone.
+    """Let torch load ``argparse.Namespace``, and numpy's numbers, which metrics may be."""
+    # torch looks up our replacements by these names; numpy 1 and 2 name the module differently.
     names: list[Any] = [(_NumberType, "numpy.dtype"), _NumberType]
     names += [(_read_number, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
     torch.serialization.add_safe_globals([argparse.Namespace, *names])

@@ -1,4 +1,7 @@
-"""Adapts state dicts with other position parameters than the model's, and stock fairseq's."""
+"""Adapts state dicts of fairseq's models, and those with other position parameters, to a model.
+
+All models of this package inherit :class:`PositionCheckpoints`.
+"""
 
 import logging
 import re
@@ -19,9 +22,9 @@ from fairseq_posenc.position_parameters import extend_tables, fit_positions
 logger = logging.getLogger(__name__)
 STOCK_SINUSOIDS = ("embed_positions._float_tensor", "embed_positions.weights")
 STOCK_SPEC = "sinusoidal(layout=fairseq)"
-STOCK_TABLE = "embed_positions.weight"  # fairseq's learned positions
-LEARNED_TABLE = "embed_positions.encodings.learned.table.weight"  # the same here
-# Beside the weights: copies of them, which encoder layers of fairseq 0.12.2 have for its fast path.
+STOCK_TABLE = "embed_positions.weight"  # learned positions in fairseq's models
+LEARNED_TABLE = "embed_positions.encodings.learned.table.weight"  # and in ours
+# Copies of weights, which encoder layers of fairseq 0.12.2 have for its fast path.
 _COPIED = ("in_proj", "out_proj", "fc1", "fc2")
 COPIES = [f"{name}_{kind}" for name in _COPIED for kind in ("weight", "bias")]
 _COPY = re.compile(rf"\.layers\.\d+\.(?:{'|'.join(COPIES)})$")
@@ -40,7 +43,7 @@ class PositionCheckpoints(nn.Module):
     _read: dict[str, Any] | None = None  # the checkpoint that is being loaded; None at other times
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """Rename what fairseq's own models call their positions, and drop copies, in place."""
+        """Rename the position parameters of fairseq's models, and drop copies, in place."""
         for key in filter(is_copy, list(state_dict)):
             del state_dict[key]
         _refuse_flat_tables(state_dict)
@@ -53,26 +56,26 @@ class PositionCheckpoints(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Match the positions; torch calls this first, after fairseq pruned layers.
+        """Check and adapt the checkpoint, then load it; fairseq has pruned layers before.
 
         Raises:
-            UserError: they differ and ``--init-positions`` was not given, or the weights mean
-                something else in this model, or are not finite.
+            UserError: positions differ and ``--init-positions`` was not given, the weights mean
+                something else in this model, or some are not finite.
         """
         model_state = self.state_dict(prefix=prefix)
         refuse_broken_weights(state_dict, model_state)
         _refuse_other_dictionary(state_dict, model_state)
         changes = self._match_identities(state_dict, prefix)
-        longer = extend_tables(self, state_dict, prefix)
-        moved = fit_positions(state_dict, model_state)
-        changes += moved
+        extended = extend_tables(self, state_dict, prefix)
+        replaced = fit_positions(state_dict, model_state)
+        changes += replaced
         if changes and not self.init_positions:
             raise UserError(
                 "the checkpoint's positions are not the model's (--init-positions accepts this and "
                 f"starts the model's own fresh): {'; '.join(changes)}"
             )
         refuse_untied(state_dict, model_state)
-        refuse_optimizer(longer + moved)
+        refuse_optimizer(extended + replaced)
         for change in changes:
             logger.warning("--init-positions: %s", change)
         read, self._read = self._read or state_dict, None
@@ -80,12 +83,12 @@ class PositionCheckpoints(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _match_identities(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
-        """Compare the identities of each stack; return how positions differ.
+        """Compare the identity of each stack with the checkpoint's; return how positions differ.
 
-        Where they do, the state dict gets the model's own.
+        If they do, the state dict gets the model's identity.
 
         Raises:
-            UserError: the weights were trained with other settings than those of positions.
+            UserError: settings other than positions differ.
         """
         changes, others = [], []
         for name, stack in self.named_modules():
@@ -119,7 +122,8 @@ class PositionCheckpoints(nn.Module):
 def _read_identity(state_dict: dict[str, Any], stack: str, ours: Identity) -> Identity | None:
     """Read the identity of a stack from a checkpoint; None if it has none.
 
-    fairseq's own have a table of learned positions, or a mark of sinusoids, which is removed.
+    Checkpoints of fairseq's models have a table of learned positions, or a marker of sinusoids,
+    which is removed.
     """
     if stack + KEY in state_dict:
         return Identity.from_tensor(state_dict[stack + KEY])
@@ -132,7 +136,7 @@ def _read_identity(state_dict: dict[str, Any], stack: str, ours: Identity) -> Id
 
 
 def _refuse_flat_tables(state_dict: dict[str, Any]) -> None:
-    """Refuse fairseq's learned positions where they are no table."""
+    """Refuse fairseq's learned positions if they are no table."""
     for key in [key for key in state_dict if key.endswith(STOCK_TABLE)]:
         if state_dict[key].dim() != 2:
             raise UserError(
@@ -142,10 +146,10 @@ def _refuse_flat_tables(state_dict: dict[str, Any]) -> None:
 
 
 def _refuse_other_dictionary(state_dict: dict[str, Any], model_state: dict[str, Tensor]) -> None:
-    """Refuse token embeddings of another number of symbols; the names are not in a checkpoint."""
+    """Refuse token embeddings for another number of symbols."""
     for key in [key for key in model_state if key.endswith("embed_tokens.weight")]:
         if key not in state_dict or state_dict[key].dim() != model_state[key].dim():
-            continue  # torch says so
+            continue  # torch reports it
         theirs, ours = (weights[key].size(0) for weights in (state_dict, model_state))
         if theirs != ours:
             raise UserError(

@@ -1,9 +1,8 @@
-"""Settings of a checkpoint, checked before fairseq builds a model of them.
+"""Checks the settings in a checkpoint before fairseq builds a model from them.
 
-fairseq evaluates some settings as Python (``eval``), and opens the files that others name. torch
-lets both through, as they are plain text. So the first have to be literals here, and the second
-have to be named by the user's own command line. And they have to be plain: of a few types, neither
-too many nor too deep.
+fairseq evaluates some settings as Python (``eval``), and opens the files that others name; to torch
+they are plain text. Here the former must be literals, and the latter must be set by the user's
+command line. All settings must be of a few plain types, not too many and not nested too deep.
 """
 
 import ast
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError, shortened
 
-# What fairseq gives to eval; tests/checkpoints/test_trusted_settings.py searches for more.
+# Settings that fairseq evaluates; tests/checkpoints/test_trusted_settings.py searches for more.
 EVALUATED = {
     *("adaptive_softmax_cutoff", "adaptive_input_cutoff", "character_filters"),
     *("xformers_att_config", "encoder_layers", "decoder_layers", "encoder_attention"),
@@ -26,52 +25,55 @@ EVALUATED = {
     *("pipeline_balance", "pipeline_devices", "pipeline_encoder_balance"),
     *("pipeline_encoder_devices", "pipeline_decoder_balance", "pipeline_decoder_devices"),
 }
-# Name the files that fairseq's models, tasks and criterions open, beside those of the data.
+# Settings that name files which fairseq's models, tasks and criterions open, beside the data.
 OPENED = {
     *("encoder_embed_path", "decoder_embed_path", "pretrained_checkpoint"),
     *("pretrained_mlm_checkpoint", "pretrained_xlm_checkpoint", "w2v_path", "seq2seq_path"),
     *("load_pretrained_encoder_from", "load_pretrained_decoder_from", "speaker_emb_path"),
     *("load_pretrained_aux_decoder_from", "sampling_weights_from_file", "label_dir"),
-    "post_save_script",  # a program, which a task of speech starts
+    "post_save_script",  # a program that a task of speech starts
     *("lang_dict", "source_dict", "target_dict", "fixed_dictionary"),
     *("lang_to_offline_shard_ratio", "gpt2_encoder_json", "gpt2_vocab_bpe", "bpe_codes"),
     *("bpe_vocab_file", "bpe_vocab", "bpe_merges", "sentencepiece_model"),
     *("sentencepiece_model_path", "save_predictions", "wer_kenlm_model", "wer_lexicon"),
 }
-# Name a file of the data's folder, as config.yaml: where they name another one, they are refused.
+# Settings that name a file in the folder of the data, such as config.yaml, without a path.
 IN_DATA = {"config_yaml", "multitask_config_yaml"}
 _LAYERS = ("encoder_layers_to_keep", "decoder_layers_to_keep")
 _MAPPINGS = ("common", "task", "model", "dataset", "optimization", "checkpoint")
-_BUILT_OF = ("task", "model", "criterion")  # the sections that are read, the others only kept
-# What a setting may be, beside text and whole numbers, and what holds settings: exactly these
-# types, as a subclass could do anything where fairseq uses it.
+_BUILT_FROM = ("task", "model", "criterion")  # the sections from which fairseq builds objects
+# Types of settings beside str and int, and of their containers. No subclasses, which could run any
+# code when fairseq uses them.
 _PLAIN = (type(None), bool, float)
 _HOLDERS = (dict, list, tuple, Namespace)
-# fairseq's configurations have some 500 settings, 5 deep with those of a model inside a model.
-# omegaconf, which reads them, takes 50 us for each, and copies what several places share.
+# fairseq's configurations have some 500 settings, 5 levels deep for a model inside a model.
+# omegaconf takes 50 us to read a setting, and reads a shared one again in every place.
 _MOST_SETTINGS, _DEEPEST = 20_000, 32
 _LONGEST_TEXT, _LONGEST_NAME, _MOST_BITS = 1_000_000, 200, 64
-_LONGEST = 10_000  # characters of a text that fairseq evaluates, and parts of what it makes
-# Python decodes bytes as a comment in their first lines says: then they are another program.
+_LONGEST = 10_000  # characters of a text that fairseq evaluates, and items of its value
+# `# coding: utf-7` in the first lines makes Python decode the same bytes to another program.
 _CODING = re.compile(r"#.*coding")
 
 
 class _Setting(NamedTuple):
-    """A setting: its place in the checkpoint, its name, its value, and what holds it."""
+    """A setting in a checkpoint."""
 
-    place: str
-    name: str
+    place: str  # for example `cfg.model.encoder_layers`
+    name: str  # the last part of the place
     value: Any
-    holder: dict[Any, Any]
+    holder: dict[Any, Any]  # the mapping that contains it
 
     @property
     def label(self) -> str:
-        """The place as messages name it."""
+        """The place as messages show it."""
         return shortened(self.place.removeprefix("cfg."))
 
 
 def check_settings(state: Any) -> None:
-    """Refuse settings (`cfg`, older `args`) that fairseq would run as code, or could not read."""
+    """Refuse settings that fairseq would run as code, or could not read.
+
+    They are in ``cfg``, in older checkpoints in ``args``.
+    """
     cfg = state.get("cfg") if isinstance(state, dict) else None
     for name in ("", *_MAPPINGS) if cfg is not None else ():
         section = _get_contents(cfg).get(name) if name else cfg
@@ -102,7 +104,7 @@ def check_settings(state: Any) -> None:
 
 
 def _describe_form(value: Any) -> str | None:
-    """Describe what makes a value no setting; None for a setting."""
+    """Describe why a value cannot be a setting; None if it can."""
     kind = type(value)
     if kind is str and len(value) > _LONGEST_TEXT:
         return f"has {len(value):,} characters"
@@ -112,7 +114,7 @@ def _describe_form(value: Any) -> str | None:
 
 
 def refuse_files(state: Any) -> None:
-    """Refuse settings that name a file, unless this process's command line names the setting."""
+    """Refuse settings that name a file, unless this process's command line sets them."""
     for setting in _list_files(state):
         if not _is_named(setting.name, sys.argv[1:]):
             raise UserError(
@@ -124,16 +126,16 @@ def refuse_files(state: Any) -> None:
 
 
 def forget_files(state: Any) -> None:
-    """Take the names of files out of settings: the weights that were in them are the checkpoint's.
+    """Set the settings that name files to None.
 
-    Commands of ours do so, as none of them reads such a file.
+    Commands of this package need no such file: its weights are in the checkpoint.
     """
     for setting in _list_files(state):
         setting.holder[setting.name] = None
 
 
 def is_name(key: Any) -> bool:
-    """Check whether a key of a mapping is a name that a message can quote, or a number."""
+    """Check whether the key of a mapping is a short printable text or a number."""
     return (type(key) is str and len(key) <= _LONGEST_NAME and key.isprintable()) or (
         type(key) is int and key.bit_length() <= _MOST_BITS
     )
@@ -142,8 +144,8 @@ def is_name(key: Any) -> bool:
 def is_literal(text: str) -> bool:
     """Check whether Python evaluates a text to numbers, words, and lists and mappings of them.
 
-    That is what ``ast.literal_eval`` takes, and what fairseq's own architectures have besides:
-    sums of lists, and lists that are repeated, as in ``[(512, 3)] * 4 + [(256, 1)]``.
+    Beside the literals of ``ast.literal_eval``, sums and repetitions of lists are allowed, which
+    fairseq's architectures have: ``[(512, 3)] * 4 + [(256, 1)]``.
     """
     if len(text) > _LONGEST or _CODING.search(text):
         return False
@@ -154,9 +156,10 @@ def is_literal(text: str) -> bool:
 
 
 def _count_parts(node: ast.expr) -> int:
-    """Count the characters or items of a literal's value, sums and products included.
+    """Count the characters or items of the value of a literal, a sum or a product.
 
-    Anything else is a ValueError or a TypeError.
+    Raises:
+        ValueError or TypeError: the expression is something else.
     """
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _count_parts(node.left) + _count_parts(node.right)
@@ -168,7 +171,7 @@ def _count_parts(node: ast.expr) -> int:
 
 
 def _iterate_settings(state: Any) -> Iterator[_Setting]:
-    """Yield the settings of a checkpoint, sections and what is in them; refuse too many."""
+    """Yield the settings of a checkpoint, at all levels; refuse too many or too deep ones."""
     kept = {name: state.get(name) for name in ("args", "cfg")} if isinstance(state, dict) else {}
     left: list[tuple[str, Any, int]] = [("", kept, 0)]
     count = 0
@@ -194,13 +197,13 @@ def _iterate_settings(state: Any) -> Iterator[_Setting]:
 
 
 def _list_files(state: Any) -> list[_Setting]:
-    """List the settings of models and tasks that name a file; older checkpoints have one list."""
+    """List the settings of models, tasks and criterions that name a file."""
     files = []
     for setting in _iterate_settings(state):
         place, name, value, _ = setting
         start, _, rest = place.partition(".")
-        is_read = start == "args" or rest.partition(".")[0] in _BUILT_OF
-        # Tokenizers stand in older checkpoints' one list, too, and are not read from there.
+        is_read = start == "args" or rest.partition(".")[0] in _BUILT_FROM
+        # `args` of older checkpoints contains the options of tokenizers, too, which are not read.
         is_opened = name in OPENED and not (start == "args" and "bpe" in name)
         is_opened |= name in IN_DATA and "/" in str(value)
         if is_read and is_opened and value not in (None, ""):
@@ -209,14 +212,14 @@ def _list_files(state: Any) -> list[_Setting]:
 
 
 def _get_contents(section: Any) -> dict[Any, Any]:
-    """Get the settings of a mapping, or of what argparse parsed, by name."""
+    """Get the settings in a mapping or a Namespace, by name."""
     return vars(section) if isinstance(section, Namespace) else section
 
 
 def _is_named(setting: str, words: list[str]) -> bool:
-    """Check whether a command line sets it: ``--x``, ``model.x=`` or ``{'x': ...}``.
+    """Check whether a command line sets a setting x, by ``--x``, ``model.x=`` or ``{'x': ...}``.
 
-    A file may be called like a setting, so its name anywhere proves nothing.
+    Its name elsewhere proves nothing: a file may have the name of a setting.
     """
     option = "--" + setting.replace("_", "-")
     override = rf"""(\+*([\w@/]+\.)*{setting}=.*|\s*\{{.*['"]{setting}['"]\s*:.*)"""
@@ -227,7 +230,7 @@ def _is_named(setting: str, words: list[str]) -> bool:
 
 
 def _quote(value: Any) -> str:
-    """Quote a value for a message: text and numbers, and of all else the type alone."""
+    """Quote a text or a number for a message; of any other value name only the type."""
     if type(value) is int and value.bit_length() > _MOST_BITS:
         return f"a number of {value.bit_length():,} bits"
     if type(value) in (str, int, float, bool):

@@ -1,4 +1,4 @@
-"""Checks of a checkpoint's weights, and a report of which ones are loaded."""
+"""Checks a checkpoint's weights, and reports which of them are loaded into a model."""
 
 from math import inf
 from typing import Any
@@ -12,13 +12,13 @@ from fairseq_posenc.identity import KEY
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-_LARGEST = 1e18  # the square is still a number in float32
+_LARGEST = 1e18  # the square of a larger number might overflow float32
 
 
 def refuse_broken_weights(state_dict: dict[str, Any], model_state: dict[str, Tensor]) -> None:
-    """Refuse broken weights, which torch would copy into the model without a word.
+    """Refuse broken weights, which torch would silently copy into the model.
 
-    Only floating-point parameters of the model are checked; identities are read elsewhere.
+    Only floating-point parameters of the model are checked, without identities.
     """
     for name in model_state:
         if name in state_dict and model_state[name].is_floating_point() and not name.endswith(KEY):
@@ -30,12 +30,12 @@ def refuse_broken_weights(state_dict: dict[str, Any], model_state: dict[str, Ten
 
 
 def refuse_untied(state_dict: dict[str, Any], model_state: dict[str, Tensor]) -> None:
-    """Refuse two different matrices for one that the model shares: the second would win."""
+    """Refuse two different matrices for a shared one, of which torch would keep the second."""
     first: dict[int, str] = {}
     for name in model_state:
         address = storage_address(model_state[name])
         if name not in state_dict or storage_address(state_dict[name]) == address:
-            continue  # the model's own, which starts fresh
+            continue  # not in the checkpoint, or replaced by the model's
         other = first.setdefault(address, name)
         pair = state_dict[other], state_dict[name]
         if storage_address(pair[0]) != storage_address(pair[1]) and not torch.equal(*pair):
@@ -52,7 +52,7 @@ def storage_address(x: Tensor) -> int:
 
 
 def describe_form(weight: Any) -> str | None:
-    """Describe what makes something no weight, whatever its numbers; None for a weight."""
+    """Describe why something cannot be a weight, whatever its numbers; None if it can."""
     if not isinstance(weight, Tensor):
         return f"is not a tensor, but of the type {type(weight).__name__}"
     if type(weight) not in (Tensor, Parameter):
@@ -67,14 +67,14 @@ def describe_form(weight: Any) -> str | None:
 
 
 def _describe_damage(weight: Any) -> str | None:
-    """Describe the damage of a tensor; None for a whole one."""
+    """Describe the damage of a tensor; None without damage."""
     if wrong := describe_form(weight):
         return wrong
     if weight.dtype not in _FLOATS:
         return f"holds numbers of the type {_shorten(weight.dtype)}, not floating-point ones"
     if weight.numel() * weight.element_size() > weight.untyped_storage().nbytes():
         return f"says that it has {weight.numel():,} numbers, which are not in the file"
-    # A sum reads the tensor once and keeps nothing. Only if it overflows are all parts looked at.
+    # A sum needs no memory for a mask; only if it is not finite, the elements are counted.
     if weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)).isfinite():
         return None
     if not (broken := int((~weight.isfinite()).sum())):
@@ -90,7 +90,7 @@ def refuse_large_weights(weights: Any) -> None:
     """
     for name, weight in weights.items() if isinstance(weights, dict) else ():
         if weight.dtype in _FLOATS and weight.numel():
-            low, high = weight.aminmax()  # reads the tensor once and keeps nothing
+            low, high = weight.aminmax()  # unlike abs(), without a copy
             largest = float(max(-low, high))
             if _LARGEST < largest < inf:
                 raise UserError(
@@ -106,10 +106,14 @@ def _shorten(name: Any) -> str:
 def format_load_report(
     before: dict[str, Any], state_dict: dict[str, Any], model_state: dict[str, Tensor]
 ) -> str:
-    """Count the tensors that are loaded, new in the model, and left in the checkpoint.
+    """Count the tensors that are loaded, new in the model, and ignored in the checkpoint.
 
-    fairseq and our adapter rename, split, drop and add tensors; storages show which were loaded.
-    ``before`` is the checkpoint's as it was read, ``state_dict`` as it is about to be loaded.
+    fairseq and our adapter rename, split, drop and add tensors, so they are compared by storage.
+
+    Args:
+        before: the checkpoint's state dict as it was read.
+        state_dict: the same as it will be loaded.
+        model_state: the model's state dict.
     """
     given = {name: x for name, x in state_dict.items() if isinstance(x, Tensor)}
     names = [name for name in model_state if not name.endswith(KEY)]
@@ -130,6 +134,6 @@ def format_load_report(
 
 
 def _format(names: list[str]) -> str:
-    """Format their number, with the first of them."""
+    """Format the number of names, and the first of them."""
     rest = ", ..." if len(names) > 1 else ""
     return f"{len(names):,} ({names[0]}{rest})" if names else "0"

@@ -1,7 +1,7 @@
-"""An audit hook that checks whatever fairseq evaluates, and every checkpoint it opens.
+"""Checks, by an audit hook, every setting that fairseq evaluates and every checkpoint it opens.
 
-Python calls audit hooks before it compiles, runs or opens anything, and an error in a hook ends the
-operation. So nothing of fairseq is patched, and no path through it is forgotten.
+Python calls audit hooks before it compiles, runs or opens anything, and an exception in a hook
+cancels the operation. So fairseq is not patched, and no path through its code is missed.
 """
 
 import os
@@ -25,27 +25,27 @@ def audit_fairseq() -> None:
         sys.addaudithook(_check_event)
 
 
-def _check_event(event: str, given: tuple[Any, ...]) -> None:
-    """Check the event if fairseq causes it."""
+def _check_event(event: str, arguments: tuple[Any, ...]) -> None:
+    """Check an event that fairseq causes."""
     if event not in ("compile", "exec", "open"):
         return
     caller = sys._getframe(1)
     if not str(caller.f_globals.get("__name__")).startswith("fairseq."):
         return
     if event == "compile":
-        _refuse_source(given[0])
+        _refuse_source(arguments[0])
     elif event == "exec":
-        _refuse_code(given[0])
+        _refuse_code(arguments[0])
     elif caller.f_code.co_name == _READER:
-        refuse_broken(Path(os.fsdecode(given[0])))
+        refuse_broken(Path(os.fsdecode(arguments[0])))
 
 
 def _refuse_source(source: Any) -> None:
-    """Refuse what Python is about to compile, unless it is a literal however Python reads it.
+    """Refuse the source that Python is about to compile unless it is a literal.
 
-    A hook gets the text of ``eval`` as bytes of UTF-8. Bytes that are evaluated may name another
-    encoding, which :func:`is_literal` refuses. Settings from a file are never syntax trees or
-    subclasses of text, so these are refused, too.
+    A hook gets the text of ``eval`` as UTF-8 bytes. Bytes that declare another encoding are refused
+    by :func:`is_literal`. Syntax trees and subclasses of ``str``, which settings from a file never
+    are, are refused, too.
     """
     if type(source) is bytes:
         try:
@@ -62,7 +62,7 @@ def _refuse_source(source: Any) -> None:
 
 
 def _refuse_code(code: Any) -> None:
-    """Refuse a code object that refers to any name: the code of a literal refers to none."""
+    """Refuse a code object that refers to any name; the code of a literal refers to none."""
     if not isinstance(code, CodeType) or code.co_names or not _is_plain(code.co_consts):
         raise UserError(
             "a setting that fairseq evaluates is compiled code: use a file from a source you trust"
@@ -70,6 +70,7 @@ def _refuse_code(code: Any) -> None:
 
 
 def _is_plain(value: Any) -> bool:
+    """Check whether a constant is a number, a text, None, or a tuple or set of these."""
     if type(value) in (tuple, frozenset):
         return all(map(_is_plain, value))
     return value is None or type(value) in (bool, int, float, complex, str, bytes)
@@ -78,7 +79,7 @@ def _is_plain(value: Any) -> bool:
 def refuse_broken(path: Path) -> None:
     """Refuse a checkpoint that is damaged, would run code, or names files to open.
 
-    Nothing of it stays in memory. Its tensors are read once for their checksums.
+    Its tensors are read once, for their checksums, and not kept in memory.
     """
     if path.is_file():
         with open_checkpoint(path, for_weights=True) as state:

@@ -1,4 +1,4 @@
-"""``--best-checkpoint-metric``: checked before the first update, not after the first validation."""
+"""Checks ``--best-checkpoint-metric`` before the first update, not after the first validation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _BETTER_HIGH = {"accuracy", "bleu", "f1", "acc_and_f1", "mcc", "pearson", "spear
 
 
 def check_direction(checkpoint: Any) -> None:
-    """Check that the best checkpoint is not the worst.
+    """Check that the best checkpoint is chosen by the highest accuracy or the lowest loss.
 
     Raises:
-        UserError: the metric is better the other way.
+        UserError: ``--maximize-best-checkpoint-metric`` is missing, or wrong for the metric.
     """
     metric, flag = checkpoint.best_checkpoint_metric, "--maximize-best-checkpoint-metric"
     if metric in _BETTER_HIGH and not checkpoint.maximize_best_checkpoint_metric:
@@ -32,10 +32,10 @@ def check_direction(checkpoint: Any) -> None:
 
 
 def check_metric() -> None:
-    """Check that validation will have the metric, by validating one batch with the model.
+    """Check that validation computes the metric, by validating one batch with the model.
 
-    Called when fairseq is about to read a subset of validation for the first time. The loss is
-    always there, so that most trainings compute nothing here.
+    Called when fairseq is about to read a validation subset for the first time. With the metric
+    ``loss``, which always exists, nothing is computed.
 
     Raises:
         UserError: the metric is unknown; the message lists the known ones.
@@ -47,7 +47,7 @@ def check_metric() -> None:
     settings, trainer, subset = local["cfg"], local["trainer"], local["subset"]
     wanted = settings.checkpoint.best_checkpoint_metric
     if wanted == "bleu" and getattr(settings.task, "eval_bleu", False):
-        return  # a new model may translate a batch to nothing, which has no BLEU
+        return  # BLEU may be undefined for one batch: a new model may translate it to nothing
     batches = trainer.get_valid_iterator(subset).next_epoch_itr(
         shuffle=False, set_dataset_epoch=False
     )

@@ -1,8 +1,8 @@
-"""Checks of a data-bin's index and data, before fairseq reads them.
+"""Checks a data-bin's index and data before fairseq reads them.
 
-fairseq maps both into memory and believes the index: a wrong size or pointer would be a crash, a
-stack trace, or other tokens than those of the text. Python tells audit hooks of each file that is
-opened, so no task and no command is forgotten.
+fairseq maps both into memory and trusts the index: a wrong size or pointer causes a crash, a stack
+trace, or tokens of another place. An audit hook sees every file that is opened, so no task and no
+command is missed.
 """
 
 import struct
@@ -16,33 +16,34 @@ from numpy.typing import NDArray
 from fairseq_posenc.errors import UserError
 
 INDEX = ".idx"
-_OPENER, _OPENS_DATA = "fairseq.data.indexed_dataset", "_do_init"
+_OPENER = "fairseq.data.indexed_dataset"  # fairseq's module that opens data-bins
+_OPENS_DATA = "_do_init"  # its function that opens the data, not only the index
 _installed: list[bool] = []
 _MAPPED, _LEGACY, _HUFFMAN = b"MMIDIDX\0", b"TNTIDX\0\0", b"HUFFIDX\0"  # first bytes, by format
 _VERSION = 1
-_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8}  # of a token, by the code of its type
+_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8}  # bytes of a token by fairseq's code
 _BLOCK = 1 << 20  # sentences that are checked at a time
-_checked: set[tuple[Path, tuple[tuple[int, int], ...]]] = set()
+_checked: set[tuple[Path, tuple[tuple[int, int], ...]]] = set()  # with sizes and times of change
 
 
 class _Files(NamedTuple):
-    """The two files of a split."""
+    """The two files of a split: an index, and data beside it."""
 
     path: Path  # of the index
     index_size: int  # bytes
-    data_size: int
+    data_size: int  # bytes
 
     def refuse(self, reason: str) -> NoReturn:
         """Refuse the split."""
         raise UserError(f"{self.path} is damaged: {reason}; make the data-bin again")
 
     def check_index_size(self, expected: int, count: int) -> None:
-        """Refuse an index of another size than that of so many sentences."""
+        """Refuse an index whose size does not fit its number of sentences."""
         if self.index_size != expected:
             self.refuse(f"{self.index_size:,} bytes, not the {expected:,} of {count:,} sentences")
 
     def check_data_size(self, expected: int) -> None:
-        """Refuse data of another size than that of all sentences."""
+        """Refuse data whose size is not that of all sentences."""
         if self.data_size != expected:
             data = self.path.with_suffix(".bin").name
             self.refuse(f"{data} has {self.data_size:,} bytes, and its sentences have {expected:,}")
@@ -57,7 +58,7 @@ def audit_data_bins() -> None:
 
 
 def _ignore_unopened() -> None:
-    """Keep quiet about datasets that were refused: fairseq closes also what it did not open."""
+    """Suppress errors from datasets that were refused: fairseq closes files it never opened."""
     previous = sys.unraisablehook
 
     def hook(unraisable: "sys.UnraisableHookArgs") -> None:
@@ -68,22 +69,25 @@ def _ignore_unopened() -> None:
     sys.unraisablehook = hook
 
 
-def _check_event(event: str, given: tuple[Any, ...]) -> None:
-    """Check an index that fairseq opens to read."""
-    if event != "open" or not str(given[0]).endswith(INDEX) or "w" in str(given[1]):
+def _check_event(event: str, arguments: tuple[Any, ...]) -> None:
+    """Check an index that fairseq opens for reading."""
+    if event != "open":
+        return
+    path, mode, *_ = arguments
+    if not str(path).endswith(INDEX) or "w" in str(mode):
         return
     caller = sys._getframe(1)
     if caller.f_globals.get("__name__") == _OPENER:
-        check_data_bin(Path(str(given[0])))
-        # fairseq-preprocess reads the index of an empty part, but not its data.
+        check_data_bin(Path(str(path)))
+        # fairseq-preprocess reads the index of an empty split, but not its data.
         if caller.f_back is not None and caller.f_back.f_code.co_name == _OPENS_DATA:
-            refuse_empty(Path(str(given[0])))
+            refuse_empty(Path(str(path)))
 
 
 def check_data_bin(index: Path) -> None:
     """Refuse a split whose index is damaged, or does not fit its data.
 
-    Each pair of files is read once in a process. The data are beside the index.
+    An index is read once in a process, unless its files change.
 
     Raises:
         UserError: says what is wrong.
@@ -93,7 +97,7 @@ def check_data_bin(index: Path) -> None:
         if path.exists() and not path.is_file():
             raise UserError(f"{path}: is not a file; make the data-bin again")
     if not (index.exists() and data.exists()):
-        return  # fairseq says that the split is not there
+        return  # fairseq reports a missing split
     states = index.stat(), data.stat()
     key = index.resolve(), tuple((state.st_size, state.st_mtime_ns) for state in states)
     if key not in _checked:
@@ -105,7 +109,7 @@ def refuse_empty(index: Path) -> None:
     """Refuse a split without a sentence, which fairseq cannot open.
 
     Raises:
-        UserError: it is empty.
+        UserError: the split is empty.
     """
     data = index.with_suffix(".bin")
     if data.is_file() and not data.stat().st_size:
@@ -113,6 +117,7 @@ def refuse_empty(index: Path) -> None:
 
 
 def _check(files: _Files) -> None:
+    """Check an index by the format that its first bytes show; Huffman codes are not checked."""
     with open(files.path, "rb") as file:
         magic = file.read(8)
         if magic == _HUFFMAN:
@@ -126,7 +131,7 @@ def _check(files: _Files) -> None:
 
 
 def _check_mapped(files: _Files, header: bytes) -> None:
-    """Check the format that fairseq-preprocess writes: sizes, and pointers in bytes."""
+    """Check the format ``mmap``, fairseq's default: sizes in tokens, and pointers in bytes."""
     if len(header) < 18 or header[0]:
         files.refuse("it was not written to its end")
     version, code, count = struct.unpack("<QBQ", header[1:])
@@ -146,7 +151,7 @@ def _check_mapped(files: _Files, header: bytes) -> None:
 
 
 def _check_legacy(files: _Files, header: bytes) -> None:
-    """Check the format of --dataset-impl lazy and cached: offsets in tokens, and sizes."""
+    """Check the format of ``--dataset-impl`` lazy and cached: offsets in tokens, and sizes."""
     if len(header) < 40:
         files.refuse("it was not written to its end")
     version, code, size, count, dimensions = struct.unpack("<5Q", header)
@@ -165,7 +170,7 @@ def _check_legacy(files: _Files, header: bytes) -> None:
 
 
 def _check_header(files: _Files, version: int, code: int) -> int:
-    """Check the version and the type of tokens; return the bytes of one."""
+    """Check the version and the type of tokens; return the bytes of a token."""
     if version != _VERSION:
         files.refuse(f"it is of version {version}, not {_VERSION}")
     if code not in _BYTES:
@@ -189,7 +194,7 @@ def _refuse_negative(files: _Files, lengths: NDArray[np.int64], start: int) -> N
 def _refuse_other_pointers(
     files: _Files, actual: NDArray[np.int64], expected: NDArray[np.int64], start: int
 ) -> None:
-    """Refuse sentences that do not begin where the one before ends."""
+    """Refuse sentences that do not begin at the end of the sentence before."""
     wrong = np.flatnonzero(actual != expected)
     if len(wrong):
         files.refuse(

@@ -1,4 +1,4 @@
-"""Which kind of text a data-bin has: pairs of sentences, or running text."""
+"""Checks whether a data-bin has pairs of sentences or running text, as a task needs it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from pathlib import Path
 
 from fairseq_posenc.errors import UserError
 
-_OF_QUESTIONS = '"windows":'  # in the manifest of SQuAD's data-bins alone
+_OF_QUESTIONS = '"windows":'  # only in the manifest of SQuAD's data-bins
 
 
 def check_kind(folder: Path, pairs: bool, user: str) -> None:
-    """Check whether a folder has pairs of sentences, or running text.
+    """Check that a folder has the kind of text that is needed.
 
-    ``pairs`` says whether the ``user``, named in messages, needs pairs.
+    Args:
+        folder: the data-bin.
+        pairs: True for pairs of sentences, False for running text.
+        user: who needs it, for the message, such as ``--task translation``.
 
     Raises:
-        UserError: it has the other, or neither.
+        UserError: the folder has the other kind, or no data.
     """
     text, languages = folder / "dict.txt", sorted(folder.glob("dict.*.txt"))
     names = ", ".join(path.name for path in languages)

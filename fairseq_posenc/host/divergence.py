@@ -1,4 +1,7 @@
-"""The message of a training that stopped because its numbers were no longer finite."""
+"""Explains in one line why a training diverged: update, layer, encoding and largest score.
+
+The hook for exceptions (:mod:`~fairseq_posenc.host.startup`) prints it.
+"""
 
 import math
 import re
@@ -15,11 +18,11 @@ from fairseq_posenc.errors import chain
 from fairseq_posenc.transformer.capture_attention import capture_attention
 
 _STOPPED = re.compile(r"training stopped at update ([\d,]+): ")
-_SENTENCES = 8  # sentences of the batch to look at
+_SENTENCES = 8  # number of sentences of the batch to look at
 
 
 class _LargestScore(NamedTuple):
-    """The largest score of a layer's self-attention, by its absolute value; counted from 0."""
+    """The largest absolute score of an attention; layer and head are counted from 0."""
 
     stack: str
     layer: int
@@ -28,11 +31,9 @@ class _LargestScore(NamedTuple):
 
 
 def explain_divergence(error: BaseException) -> str | None:
-    """Explain a training that diverged in a line: update, layer, encoding and largest score.
+    """Explain a :class:`FloatingPointError` of fairseq's trainer; None for any other error.
 
-    fairseq stops with a :class:`FloatingPointError` and no more than that, or fails when it looks
-    for the cause; its trainer, with model and batch, is still in the frames that the error passed.
-    None for any other error.
+    The trainer, with model and batch, is still in the frames of the error's traceback.
     """
     for link in chain(error):
         if isinstance(link, FloatingPointError):
@@ -49,13 +50,13 @@ def explain_divergence(error: BaseException) -> str | None:
 
 
 def parse_stop_update(message: str) -> int:
-    """Parse the update at which a training diverged from its message; 0 if it has none."""
+    """Parse the update from a message of :func:`explain_divergence`; 0 for another message."""
     match = _STOPPED.search(message)
     return int(match[1].replace(",", "")) if match else 0
 
 
 def _describe_largest_score(trainer: Trainer, samples: list[Any]) -> str:
-    """Describe the largest score in the batch that the training stopped at."""
+    """Describe the largest score in the batch at which the training stopped."""
     model = trainer.get_model().eval()
     specs = {
         "decoder" if isinstance(stack, TransformerDecoderBase) else "encoder": stack.assembly.spec
@@ -85,12 +86,12 @@ def _measure_largest_scores(model: nn.Module, sentence: dict[str, Any]) -> Itera
     """Yield the largest score of each attention for a sentence."""
     for attention in capture_attention(model, lambda: model(**sentence)):
         by_head = attention.split.scores.abs().amax((0, 2, 3))  # [B, H, T, S] -> [H]
-        score, head = by_head.max(0)  # NaN is the largest
+        score, head = by_head.max(0)  # NaN counts as the largest
         yield _LargestScore(attention.stack, attention.layer, int(head), float(score))
 
 
 def _split_sentences(inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a batch's first sentences, each as a batch of one."""
+    """Yield the first sentences of a batch, each as a batch of its own."""
     size = min(len(x) for x in inputs.values() if isinstance(x, Tensor))
     for i in range(min(size, _SENTENCES)):
         yield {k: x[i : i + 1] if isinstance(x, Tensor) else x for k, x in inputs.items()}

@@ -1,4 +1,4 @@
-"""One-line explanations of fairseq errors that a user can fix."""
+"""Explains errors of fairseq that a user can fix, in one line each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIZE = re.compile(r"Size of sample #(\d+) is invalid \(=(.+?)\) since max_posit
 
 
 def explain_failure(error: BaseException) -> str | None:
-    """Explain an error anywhere in an exception's chain; None if it is not known."""
+    """Explain the first known error in an exception's chain; None if there is none."""
     for link in chain(error):
         for explain in (_explain_size, _explain_setting, _explain_absence, _explain_launch):
             if message := explain(link):
@@ -44,7 +44,7 @@ def _explain_setting(error: BaseException) -> str | None:
 
 
 def _explain_absence(error: BaseException) -> str | None:
-    """Explain a file or a package that is not there."""
+    """Explain a missing file or package."""
     if isinstance(error, FileNotFoundError) and (
         passed_through(error, "fairseq/data/dictionary.py")
         or str(error).startswith("Dataset not found")
@@ -61,7 +61,7 @@ def _explain_absence(error: BaseException) -> str | None:
 
 
 def _explain_launch(error: BaseException) -> str | None:
-    """Explain what fairseq raises where it shares processes among GPUs that are not there."""
+    """Explain the errors of fairseq when there are fewer GPUs than processes."""
     launch = "fairseq/distributed/utils.py"
     if (
         isinstance(error, ZeroDivisionError)

@@ -1,4 +1,4 @@
-"""Samples too long for a model: fairseq leaves them out of the data, and of its figures."""
+"""Reports samples that fairseq leaves out because they are too long for the model."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.frames import find_call
 
 _TASK = "fairseq/tasks/fairseq_task.py"
-_DEFAULT_TOKENS = 36_000  # of a batch of fairseq-eval-lm
+_DEFAULT_TOKENS = 36_000  # tokens in a batch of fairseq-eval-lm
 
 
 def count_left_out(record: logging.LogRecord) -> None:
-    """Add to fairseq's warning of long samples how many of all they are, in samples and tokens.
+    """Add to fairseq's warning how many samples and tokens are left out, and of how many.
 
     Raises:
-        UserError: all are left out, and nothing would be trained or measured.
+        UserError: all samples are left out, so nothing would be trained or measured.
     """
     call = find_call(_TASK, "filter_indices_by_size")
     if call is None:
@@ -28,12 +28,12 @@ def count_left_out(record: logging.LogRecord) -> None:
     left, rest, dataset = local["ignored"], local["indices"], local["dataset"]
     samples, longest = len(left) + len(rest), local["max_positions"]
     if not len(rest):
-        numbers = longest if isinstance(longest, (tuple, list)) else [longest]  # sides
+        # For translation, limits of both languages.
+        numbers = longest if isinstance(longest, (tuple, list)) else [longest]
         raise UserError(
             f"all {samples:,} samples are longer than {' or '.join(f'{n:,}' for n in numbers)} "
-            "tokens: give a smaller "
-            "--tokens-per-sample, or a larger --max-tokens, or a model with more positions "
-            "(--max-positions, --max-source-positions)"
+            "tokens: give a smaller --tokens-per-sample, or a larger --max-tokens, or a model with "
+            "more positions (--max-positions, --max-source-positions)"
         )
     share = f"{len(left):,} of {samples:,} samples"
     if (tokens := _count_tokens(dataset, left)) is not None:
@@ -45,8 +45,8 @@ def count_left_out(record: logging.LogRecord) -> None:
 def check_window(settings: Any) -> None:
     """Check ``--context-window`` of fairseq-eval-lm, and keep its batches as small as without it.
 
-    fairseq counts the new tokens of a block only, so that a window of nearly the whole block makes
-    a batch of thousands of whole blocks.
+    fairseq counts only the new tokens of a block, so with a window of nearly the whole block a
+    batch would have thousands of blocks.
 
     Raises:
         UserError: the window leaves no new token in a block.
@@ -64,9 +64,9 @@ def check_window(settings: Any) -> None:
 
 
 def check_blocks() -> None:
-    """Refuse to measure a perplexity of blocks that the model does not read.
+    """Refuse to measure the perplexity of blocks that are too long for the model.
 
-    Called when fairseq-eval-lm has loaded both.
+    Called when fairseq-eval-lm has loaded model and data.
 
     Raises:
         UserError: says how many tokens would be left out.
@@ -78,7 +78,7 @@ def check_blocks() -> None:
     new, window = settings.task.tokens_per_sample, settings.eval_lm.context_window
     longest = utils.resolve_max_positions(*[model.max_positions() for model in local["models"]])
     sizes = np.asarray(local["dataset"].sizes)
-    cut = settings.task.sample_break_mode != "eos"  # else a block is a sentence, however long
+    cut = settings.task.sample_break_mode != "eos"  # else a block is a sentence of any length
     left, tokens = sizes[sizes > longest].sum(), sizes.sum()
     read = f"longer than the {longest:,} tokens that the model reads"
     what = (
@@ -98,11 +98,11 @@ def check_blocks() -> None:
 
 
 def _count_tokens(dataset: Any, indices: Any) -> int | None:
-    """Count the tokens of some samples, of pairs those of both sides; None if not known."""
+    """Count the tokens of some samples, in both languages for translation; None if unknown."""
     sizes = getattr(dataset, "sizes", None)
     if sizes is None:
         return None
-    if isinstance(sizes, (list, tuple)) and len(sizes) == 1:  # one of several inputs
+    if isinstance(sizes, (list, tuple)) and len(sizes) == 1:  # a list of the sizes of each input
         sizes = sizes[0]
     table = np.asarray(sizes)
     return int(table[indices].sum()) if len(table) == len(dataset) else None

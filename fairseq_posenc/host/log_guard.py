@@ -1,4 +1,9 @@
-"""Stops fairseq's commands before they lose a run."""
+"""Stops fairseq's commands before they lose a run, by filters on fairseq's loggers.
+
+fairseq has no hook between reading its options and training, and none before it reads or writes a
+checkpoint. But its commands log their configuration and what they are about to do, and an
+exception in a log filter ends the command.
+"""
 
 import logging
 import os
@@ -28,19 +33,14 @@ WRITER = "fairseq.checkpoint_utils"
 _TASK = "fairseq.tasks.fairseq_task"
 _CLI = "fairseq_cli"
 _COMMANDS = ["train", "generate", "interactive", "eval_lm", "validate"]
-_LONG_SAMPLES = "samples have invalid sizes"
-_BLOCKS = " examples"  # of fairseq-eval-lm, when it has the model and the data
+_LONG_SAMPLES = "samples have invalid sizes"  # in fairseq's warning of samples that are too long
+_BLOCKS = " examples"  # ends the message of fairseq-eval-lm after loading model and data
 logger = logging.getLogger(__name__)
 _LOADED = re.compile(r"Loaded checkpoint (.+) \(epoch \d+ @ (\d+) updates\)", re.DOTALL)
 
 
 class _CheckpointGuard(logging.Filter):
-    """Stops fairseq before it loses a run, by what it logs.
-
-    fairseq has no hook between reading its options and training, nor one before a checkpoint is
-    read or written. But its command logs the configuration itself, wherever an option came from,
-    and the commands and the trainer log what they are about to do.
-    """
+    """Checks what fairseq is about to do when it logs it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,8 +49,8 @@ class _CheckpointGuard(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         command = record.name.partition(f"{_CLI}.")[2]
         if isinstance(record.msg, DictConfig):
-            # This is the configuration itself, no copy: what is changed here is what fairseq does.
-            # But fairseq-validate logs that of the checkpoint's training.
+            # fairseq logs its configuration, not a copy, so changes here take effect. But
+            # fairseq-validate logs the configuration of the checkpoint's training.
             if command == "validate" and (call := find_call("fairseq_cli/validate.py", "main")):
                 settings, saved = call.f_locals["cfg"], call.f_locals["saved_cfg"]
                 check_precision(settings.common)
@@ -64,8 +64,8 @@ class _CheckpointGuard(logging.Filter):
         elif record.name == _TASK and _LONG_SAMPLES in str(record.msg):
             count_left_out(record)
         elif record.name == WRITER and record.getMessage().startswith("Traceback"):
-            return False  # fairseq raises it as well, and the hook prints one line
-        # The guard needs INFO; LOGLEVEL decides what the user sees.
+            return False  # fairseq also raises the error, which excepthook prints in one line
+        # The filter needs messages of level INFO; show only those that LOGLEVEL asks for.
         package = logging.getLogger(record.name.partition(".")[0])
         return record.levelno >= package.getEffectiveLevel()
 
@@ -82,12 +82,13 @@ class _CheckpointGuard(logging.Filter):
         check_direction(settings.checkpoint)
         check_packages(settings)
         lock_save_dir(settings)
-        # Else rank 0 alone reads a checkpoint, and sends it to the others in classes of fairseq's
-        # that torch loads only where a file may run code: no training of several ranks could go on.
+        # By default only rank 0 reads a checkpoint, and sends it to the others as pickled classes
+        # of fairseq, which torch loads only if files may run code. So several ranks could not
+        # resume a training.
         settings.checkpoint.load_checkpoint_on_all_dp_ranks = True
 
     def _check_command(self, record: logging.LogRecord, command: str) -> None:
-        """Check what a command has built so far, by the message that follows."""
+        """Check what a command has built when it logs a message."""
         message = str(record.msg)
         if command == "eval_lm" and message.endswith(_BLOCKS):
             check_blocks()
@@ -101,6 +102,7 @@ class _CheckpointGuard(logging.Filter):
             check_metric()
 
     def _check_message(self, message: str) -> None:
+        """Check what the trainer is about to do: start afresh, write or read a checkpoint."""
         missing = message.partition("No existing checkpoint found ")[2]
         target = message.partition("Saving checkpoint to ")[2]
         source = message.partition("Preparing to load checkpoint ")[2]
@@ -119,8 +121,8 @@ class _CheckpointGuard(logging.Filter):
 
 
 def _is_default_restore(path: Path, settings: DictConfig | None) -> bool:
-    """Check whether fairseq looks for its own last checkpoint, as no other was requested."""
-    if settings is None:  # a program with a trainer of its own
+    """Check whether fairseq looks for its own last checkpoint because no other was requested."""
+    if settings is None:  # a program uses fairseq's trainer without its command
         return path.name.startswith("checkpoint_last") and path.parent.is_dir()
     if settings.checkpoint.restore_file != CheckpointConfig.restore_file:
         return False
@@ -128,7 +130,7 @@ def _is_default_restore(path: Path, settings: DictConfig | None) -> bool:
 
 
 def _refuse_torn(path: Path, settings: DictConfig | None) -> None:
-    """Mend a last checkpoint that was not written to its end; refuse any other such file."""
+    """Restore a last checkpoint that was not written to its end; refuse any other such file."""
     if not path.is_file() or not is_torn(path):
         return
     if path.name != LAST or not _is_default_restore(path, settings):
@@ -137,30 +139,30 @@ def _refuse_torn(path: Path, settings: DictConfig | None) -> None:
 
 
 def _end_if_finished(path: Path, updates: int, settings: DictConfig) -> None:
-    """End a training that has made its updates; fairseq would make one more, and keep that.
+    """End a training that has made all its updates; fairseq would make and save another one.
 
     Raises:
-        SystemExit: with 0, as when fairseq finds all epochs done.
-        UserError: the checkpoint is of another training, so that this one has made nothing.
+        SystemExit: with 0, as when fairseq has made all epochs.
+        UserError: the checkpoint is of another training, so this one would do nothing.
     """
     wanted = settings.optimization.max_update
     if not 0 < wanted <= updates:
         return
-    done = f"{path} has made {updates:,} updates of --max-update {wanted:,}"
+    state = f"{path} has made {updates:,} updates of --max-update {wanted:,}"
     if path.parent.resolve() != Path(settings.checkpoint.save_dir).resolve():
         raise UserError(
-            f"{done}: nothing is left to train; --reset-optimizer --reset-lr-scheduler "
+            f"{state}: nothing is left to train; --reset-optimizer --reset-lr-scheduler "
             "--reset-meters --reset-dataloader start counting from 0"
         )
-    logger.warning(f"{done}: the training is finished, and nothing was changed")
+    logger.warning(f"{state}: the training is finished, and nothing was changed")
     raise SystemExit(0)
 
 
 def _refuse_full_disk(path: str) -> None:
-    """Refuse to write a checkpoint that will not fit, while the ones before it are still whole.
+    """Refuse to write a checkpoint for which the disk has no room.
 
-    fairseq writes the first file of a checkpoint beside the old one, but copies it onto the others
-    in place: a disk that fills up there would cost the checkpoint to resume from.
+    fairseq writes a new file first, but then copies it onto ``checkpoint_last.pt`` in place. On a
+    full disk the copy fails, and the checkpoint to resume from is lost.
     """
     folder = os.path.dirname(path) or "."
     sizes = [entry.stat().st_size for entry in os.scandir(folder) if entry.name.endswith(".pt")]
@@ -175,11 +177,7 @@ def _refuse_full_disk(path: str) -> None:
 
 
 def install_log_guard() -> None:
-    """Have fairseq refuse what would lose a run.
-
-    These are a second run in a folder, a missing ``--restore-file``, torn checkpoints, changed
-    settings and a full disk.
-    """
+    """Add the filter to fairseq's loggers; calling it again does nothing."""
     trainer = logging.getLogger(TRAINER)
     if any(isinstance(f, _CheckpointGuard) for f in trainer.filters):
         return

@@ -1,7 +1,4 @@
-"""Names that fairseq 0.12 uses and numpy has dropped, and a function that numpy refuses.
-
-:func:`~fairseq_posenc.host.startup.prepare` installs them when fairseq loads the plugin.
-"""
+"""Makes fairseq 0.12 work with current numpy; run when fairseq loads the plugin."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +7,9 @@ import numpy as np
 from fairseq.data import bucket_pad_length_dataset, data_utils
 from fairseq.data.audio import raw_audio_dataset
 
-# fairseq 0.12 is older than numpy 1.24, which dropped float, and numpy 2, which dropped compat.
-# What fails without them: --sample-break-mode eos (token_block_dataset), --num-batch-buckets
-# (language_pair_dataset), and the CRF of non-autoregressive translation (dynamic_crf_layer).
+# numpy 1.24 dropped `float`, numpy 2 `compat`. fairseq 0.12 needs them for --sample-break-mode eos
+# (token_block_dataset), --num-batch-buckets (language_pair_dataset), and the CRF of
+# non-autoregressive translation (dynamic_crf_layer).
 NAMES = {"compat": SimpleNamespace(long=int), "float": float}
 
 
@@ -26,9 +23,8 @@ def install_numpy_names() -> None:
 
 
 def _get_buckets(sizes: Any, num_buckets: int) -> Any:
-    """Compute the upper ends of buckets of about as many sentences each, as fairseq does.
+    """Compute the upper ends of buckets with about the same number of sentences, as fairseq does.
 
-    fairseq calls ``percentile(interpolation=...)``, which numpy 2.4 no longer knows
-    (``--num-batch-buckets``).
+    fairseq's function calls ``percentile(interpolation=...)``, which numpy 2.4 has dropped.
     """
     return np.unique(np.percentile(sizes, np.linspace(0, 100, num_buckets + 1), method="lower")[1:])

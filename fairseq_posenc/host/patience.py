@@ -1,7 +1,7 @@
-"""The count of ``--patience``, kept in checkpoints.
+"""Keeps the count of ``--patience`` in checkpoints, through the state of the task.
 
-fairseq keeps it in memory only, so that a training that is stopped and started again ends later
-than an undisturbed one (fairseq #3531). Its checkpoints take what a task gives them, though.
+fairseq keeps it only in memory, so a training that is resumed ends later than an uninterrupted one
+(fairseq #3531).
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ _KEY = "patience"
 
 
 def keep_patience(task: Any, checkpoint: Any, counter: Any) -> None:
-    """Have a task put the count into checkpoints, and take it from the one that it goes on from.
+    """Make a task write the count to checkpoints, and read it when the training is resumed.
 
-    ``checkpoint`` is fairseq's section of that name, ``counter`` its function
-    ``should_stop_early``, whose attributes are the count.
+    Args:
+        task: fairseq's task; two of its methods are replaced.
+        checkpoint: fairseq's settings in the section of this name.
+        counter: fairseq's function ``should_stop_early``, whose attributes hold the count.
     """
     if checkpoint.patience <= 0:
         return
-    task_state: Any = getattr(task, "get_checkpoint_dict", lambda: {})
-    take_task_state: Any = getattr(task, "set_checkpoint_dict", lambda state: None)
+    get_task_state: Any = getattr(task, "get_checkpoint_dict", lambda: {})
+    set_task_state: Any = getattr(task, "set_checkpoint_dict", lambda state: None)
     name = type(task).__name__
     metric = checkpoint.best_checkpoint_metric
 
     def get_checkpoint_dict() -> dict[str, Any]:
-        state = dict(task_state())
+        state = dict(get_task_state())
         best = getattr(counter, "best", None)
         if best is not None:
             count = {"metric": metric, "best": float(best), "runs": counter.num_runs}
@@ -37,14 +39,14 @@ def keep_patience(task: Any, checkpoint: Any, counter: Any) -> None:
         return state
 
     def set_checkpoint_dict(state: dict[str, Any]) -> None:
-        take_task_state({key: value for key, value in state.items() if key != _KEY})
+        set_task_state({key: value for key, value in state.items() if key != _KEY})
         count = state.get(_KEY)
         if not count or count["metric"] != metric or checkpoint.reset_meters:
             return
         counter.best = count["best"]
         counter.num_runs = count["runs"]
-        restores_own = checkpoint.restore_file == CheckpointConfig.restore_file
-        if count["runs"] >= checkpoint.patience and restores_own:
+        is_same_training = checkpoint.restore_file == CheckpointConfig.restore_file
+        if count["runs"] >= checkpoint.patience and is_same_training:
             logger.warning(
                 f"{checkpoint.save_dir}: {count['runs']} validations without improvement reach "
                 f"--patience {checkpoint.patience}: the training is finished, and nothing was "

@@ -1,9 +1,9 @@
-"""Trainings of several processes without a GPU: refused unless they would find each other.
+"""Refuses trainings in several processes without a GPU that would not find each other.
 
-fairseq asks for ranks, and starts processes, by the number of GPUs. Where there are none, two
-processes of torchrun each take themselves for rank 0, one with an address waits for others forever,
-and ``--distributed-world-size 2 --distributed-init-method env://`` starts no process at all and
-ends with exit code 0.
+fairseq assigns ranks and starts processes by the number of GPUs. Without GPUs, two processes of
+torchrun both take themselves for rank 0, a process with an address waits for others forever, and
+``--distributed-world-size 2 --distributed-init-method env://`` starts no process and ends with exit
+code 0.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from hydra.core.hydra_config import HydraConfig
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.unmet_needs import NO_PLASMA, forget_tpu
 
-_OF_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+_OF_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")  # its environment variables
 _TRAINS = ("fairseq-train", "train")  # fairseq's script, and its file in fairseq_cli/
-_WITHOUT_GPUS = ("legacy_ddp", "no_c10d")  # the others expect a model on a GPU
+_WITHOUT_GPUS = ("legacy_ddp", "no_c10d")  # values of --ddp-backend; the others need a GPU
 
 
 class Launch(NamedTuple):
-    """fairseq's options of how processes find each other; the defaults are fairseq's."""
+    """fairseq's options by which processes find each other, with fairseq's defaults."""
 
     world_size: int = 1
     rank: int = 0
@@ -38,12 +38,12 @@ class Launch(NamedTuple):
 
 
 def check_command_line() -> None:
-    """Check this process's own command if it is one of fairseq's, before it joins the others."""
+    """Check the command line of this process if it runs fairseq, before it joins the others."""
     program = Path(sys.argv[0])
     is_fairseq = "fairseq" in sys.argv[0] and program.name != "fairseq-posenc"
-    if is_fairseq and not HydraConfig.initialized():  # hydra's words are no options
+    if is_fairseq and not HydraConfig.initialized():  # hydra's command line has no options
         if "--use-plasma-view" in sys.argv:
-            raise UserError(NO_PLASMA)  # fairseq-train starts its server before all else
+            raise UserError(NO_PLASMA)  # here, as fairseq-train starts the plasma server first
         # In the other programs --distributed-world-size also counts the shards of the data.
         if program.stem in _TRAINS:
             gpus = torch.cuda.device_count()
@@ -51,16 +51,16 @@ def check_command_line() -> None:
 
 
 def check_parsed(options: Any) -> None:
-    """Check a command that has been parsed, as fairseq shows it to the function of an architecture.
+    """Check the parsed options of a command; fairseq calls this as an architecture's function.
 
-    ``--bf16`` then no longer stands for a TPU as well.
+    Also undoes that ``--bf16`` selects a TPU (:func:`forget_tpu`).
     """
     forget_tpu(options)
     check_command_line()
 
 
 def parse_launch(words: Sequence[str], gpus: int) -> Launch:
-    """Read the options from the words of a command; all others are left out."""
+    """Parse the options of :class:`Launch` from the words of a command, and skip all others."""
     default = Launch(world_size=max(1, gpus))
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     add = parser.add_argument
@@ -74,16 +74,19 @@ def parse_launch(words: Sequence[str], gpus: int) -> Launch:
     try:
         return Launch(**vars(parser.parse_known_args(list(words))[0]))
     except (argparse.ArgumentError, SystemExit):
-        return default  # a wrong value, which fairseq reports
+        return default  # fairseq reports the wrong value
 
 
 def check_launch(launch: Launch, environment: Mapping[str, str], gpus: int) -> None:
     """Refuse processes that would not find each other.
 
-    ``environment`` has the variables of torchrun, ``gpus`` is the number that torch sees.
+    Args:
+        launch: the options of the command.
+        environment: environment variables, with those of torchrun if it started this process.
+        gpus: number of GPUs that torch sees.
 
     Raises:
-        UserError: names what is wrong, and the command that works.
+        UserError: names the missing options, and a command that works.
     """
     started = count_torchrun(environment)
     count = max(started, launch.world_size)
@@ -91,7 +94,7 @@ def check_launch(launch: Launch, environment: Mapping[str, str], gpus: int) -> N
         return check_alone(launch.world_size, environment)
     on_slurm = {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"} & environment.keys()
     if on_slurm and not started and launch.init_method is None:
-        return None  # fairseq asks Slurm
+        return None  # Slurm tells fairseq how to find the others
     if count == 1 and not launch.no_spawn:
         raise UserError(
             "--distributed-init-method is for several processes, and without a GPU fairseq would "
@@ -114,7 +117,7 @@ def check_alone(world_size: int, environment: Mapping[str, str]) -> None:
     """Refuse to train alone in one of several processes that torchrun started.
 
     Raises:
-        UserError: each would train the same, and write the same checkpoints.
+        UserError: every process would train the same model, and write the same checkpoints.
     """
     started = count_torchrun(environment)
     if started > 1 and world_size == 1:

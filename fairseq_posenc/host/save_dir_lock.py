@@ -1,4 +1,4 @@
-"""A lock that allows one training at a time in a ``--save-dir``."""
+"""Locks a ``--save-dir``, so that only one training at a time writes checkpoints there."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ _held: dict[Path, int] = {}  # open until the process ends
 
 
 def lock_save_dir(settings: DictConfig) -> None:
-    """Keep other trainings out of a ``--save-dir``, until this process ends.
-
-    The first of all ranks does it for them.
+    """Lock a ``--save-dir`` until this process ends; only rank 0 does so, for all ranks.
 
     Raises:
-        UserError: another training writes its checkpoints there; names it.
+        UserError: another training holds the lock; names its process.
     """
     folder = Path(settings.checkpoint.save_dir).resolve()
     rank = settings.distributed_training.distributed_rank

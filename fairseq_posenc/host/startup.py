@@ -1,6 +1,6 @@
-"""Prepare a process of fairseq: safe loading, guards against lost runs, one-line error messages.
+"""Prepares a process of fairseq: safe loading, guards against lost runs, one-line error messages.
 
-Also restore the names that fairseq looks for in numpy.
+``models`` calls it when fairseq loads the plugin.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def prepare() -> None:
     install_excepthook()
     share_temporary_folder()
     if HydraConfig.initialized():
-        # Else hydra prints an error itself and ends the program: the hook would not be called.
+        # By default hydra prints an error itself and ends the program, without calling the hook.
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     check_command_line()
 
 
 def install_excepthook() -> None:
-    """Make fairseq's commands end with one line, not a stack trace, on a known error."""
+    """Make fairseq's commands print one line, not a stack trace, for a known error."""
     previous = sys.excepthook
     if getattr(previous, "_fairseq_posenc", False):
         return

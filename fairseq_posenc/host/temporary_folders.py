@@ -1,4 +1,4 @@
-"""Temporary folders of multiprocessing: one for each program, deleted also if it was killed."""
+"""Deletes multiprocessing's temporary folders, also those of programs that were killed."""
 
 import os
 import tempfile
@@ -11,17 +11,18 @@ _ALIVE = "fairseq-posenc-is-alive"
 
 
 def share_temporary_folder() -> None:
-    """Let all processes of this program share one folder of multiprocessing's, ``pymp-*``.
+    """Make all processes of this program share one temporary folder of multiprocessing, ``pymp-*``.
 
-    Each would have its own, and leave it behind: data loaders kill their workers. The first process
-    deletes the folder when it ends; of a killed one, the next program does.
+    By default every process has its own, and the workers of data loaders, which are killed, leave
+    theirs behind. The first process deletes the shared folder when it ends; if it is killed, the
+    next program does.
     """
     folder = Path(get_temp_dir())
     if not (folder / _ALIVE).exists():
         delete_temporary_folders()
         new = folder / f"{_ALIVE}.new"
-        lock = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)  # until the process ends
-        held = [lock]  # not in a fork of a fork, where the number may be another file's
+        lock = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)  # open until the process ends
+        held = [lock]  # emptied in a fork: in its forks, the number may be another file's
 
         def close_in_fork() -> None:
             while held:
@@ -29,7 +30,7 @@ def share_temporary_folder() -> None:
 
         os.register_at_fork(after_in_child=close_in_fork)
         lock_if_possible(lock)
-        new.rename(folder / _ALIVE)  # locked already: nobody takes the folder for abandoned
+        new.rename(folder / _ALIVE)  # only when locked: other programs delete unlocked folders
 
 
 def delete_temporary_folders() -> None:

@@ -1,6 +1,6 @@
-"""The folders of a command's data, checked before anything is loaded.
+"""Checks the folders of a command's data before it loads anything.
 
-fairseq opens a shard when its epoch begins, which may be days after the start.
+fairseq opens a shard only when its epoch begins, perhaps days after the start.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ _OF_PAIRS = ("translation",)  # tasks that read dict.LANGUAGE.txt
 
 
 def check_data(settings: Any, command: str) -> None:
-    """Check that the data of a command are there, whole, and of its task.
+    """Check that the data of a command exist, are complete, and suit its task.
 
-    ``command`` is ``train``, ``generate``, ``interactive`` or ``eval_lm``.
+    Args:
+        settings: fairseq's configuration.
+        command: ``train``, ``generate``, ``interactive`` or ``eval_lm``.
 
     Raises:
         UserError: names the folder, what it lacks, and what to do.
@@ -49,7 +51,7 @@ def check_data(settings: Any, command: str) -> None:
 
 
 def _check_splits(folders: Sequence[Path], settings: Any, command: str) -> None:
-    """Check that all parts are there, and that the shards have one dictionary."""
+    """Check that all splits exist, and that the shards have the same dictionary."""
     dataset = settings.dataset
     if command in ("generate", "eval_lm"):
         return _check_split(folders[0], dataset.gen_subset, "--gen-subset")
@@ -80,14 +82,14 @@ def _check_split(folder: Path, split: str, option: str) -> None:
 
 
 def check_document_ends(spec: Spec, task: Any) -> None:
-    """Refuse to train ``documents`` on text in which the ends of documents are not marked.
+    """Refuse to train with ``documents`` on text in which the ends of documents are not marked.
 
-    Each ``</s>`` ends one, or, with ``end=empty``, each empty line. The task has not loaded data;
-    tasks other than language models pass.
+    Every ``</s>`` ends a document, or with ``end=empty`` every empty line. Only language models are
+    checked.
 
     Raises:
         UserError: a masked LM would not see masked ends, the lines of the training text do not end
-            with ``</s>``, or documents end at empty lines and the text has none.
+            with ``</s>``, or ``end=empty`` is set and no line is empty.
     """
     documents = (dict(item.options) for item in spec.whole_stack if item.name == "documents")
     ends = [options.get("end", "eos") for options in documents]
@@ -101,8 +103,8 @@ def check_document_ends(spec: Spec, task: Any) -> None:
     train = Path((settings.data or "").split(os.pathsep)[0]) / "train"
     lines = data_utils.load_indexed_dataset(str(train), task.source_dictionary)
     if not lines:
-        return  # there is no training text: other splits are evaluated
-    # fairseq-preprocess ends all lines with it or none, so the first one tells.
+        return  # no training text, so the command only evaluates other splits
+    # fairseq-preprocess ends either all lines with </s> or none, so the first line is enough.
     if lines[0][-1] != task.source_dictionary.eos():
         raise UserError(f"documents: the lines of {train} do not end with </s>")
     if ends == ["empty"] and not (lines.sizes == 1).any():

@@ -1,4 +1,4 @@
-"""Options that need what a machine or an installation lacks: precisions, TPUs, packages."""
+"""Refuses options that this machine or installation does not support: precisions, packages."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ NO_PLASMA = (
     "--use-plasma-view needs pyarrow.plasma, which pyarrow has dropped (12.0): leave it out; the "
     "data are mapped into memory anyway"
 )
-# The former imply the latter.
+# In this order, because memory_efficient_fp16 also sets fp16.
 _HALVES = ("memory_efficient_fp16", "memory_efficient_bf16", "fp16", "bf16", "amp")
 
 
 def check_precision(common: Any) -> None:
     """Check the precision in fairseq's section ``common``.
-
-    fairseq's command line turns ``--bf16`` into a training on a TPU. Without torch_xla it would
-    fail, on a GPU as well, so the section is set back to a GPU.
 
     Raises:
         UserError: half precision on a processor, a TPU without torch_xla, or two precisions.
@@ -52,10 +49,10 @@ def check_precision(common: Any) -> None:
 
 
 def check_packages(settings: Any) -> None:
-    """Refuse an option that would end in an error, or in a training without checkpoints.
+    """Refuse options that would end in an error, or in a training that cannot be resumed.
 
     Raises:
-        UserError: says why.
+        UserError: names the option, and why it does not work.
     """
     if settings.common.use_plasma_view or getattr(settings.task, "use_plasma_view", False):
         raise UserError(NO_PLASMA)
@@ -67,7 +64,10 @@ def check_packages(settings: Any) -> None:
 
 
 def forget_tpu(options: Any) -> None:
-    """Take back what ``--bf16`` set: its name for the precision is also fairseq's for a TPU."""
+    """Undo that fairseq's command line selects a TPU for ``--bf16``, if torch_xla is missing.
+
+    Otherwise a training in bf16 would fail, on a GPU as well.
+    """
     is_tpu = getattr(options, "bf16", False) and getattr(options, "tpu", False)
     if is_tpu and not find_spec("torch_xla"):
         options.tpu = False

@@ -1,7 +1,7 @@
-"""``--mask-whole-words``: made to work for the task ``masked_lm``.
+"""Makes ``--mask-whole-words`` work for fairseq's task ``masked_lm``.
 
-fairseq's task looks for the options of ``--bpe`` in ``task.args``, which it has not had since its
-options became dataclasses; so the option ended in an AttributeError.
+The task reads the options of ``--bpe`` from ``task.args``. It has had no such attribute since its
+options became a dataclass, so the option failed with an AttributeError.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from fairseq_posenc.errors import UserError
 
 
 def prepare_whole_words(task: Any, bpe: Any) -> None:
-    """Give a task the options of the pieces that its words are made of.
+    """Give a task that masks whole words the options of ``--bpe``, which splits words into pieces.
 
-    Only a task that masks whole words is changed. ``bpe`` is fairseq's section of that name.
+    Args:
+        task: the task; it is changed only if it masks whole words.
+        bpe: the name of ``--bpe``, or fairseq's section of this name.
 
     Raises:
-        UserError: the pieces are not known, or do not show where a word begins.
+        UserError: ``--bpe`` is missing, or its pieces do not show where a word begins.
     """
     if not getattr(getattr(task, "cfg", None), "mask_whole_words", False):
         return
