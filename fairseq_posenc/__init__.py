@@ -1,8 +1,7 @@
-"""Position encodings as parts of Transformers: a library for PyTorch, and a plugin for fairseq.
+"""Position encodings for Transformers: for PyTorch (``api``), fairseq and transformers (``hf``).
 
-:mod:`fairseq_posenc.api` is the library. fairseq takes the package as ``--user-dir
-fairseq_posenc``: it imports the modules of ``models`` and ``tasks`` itself, which register their
-names. Importing the package does nothing else.
+fairseq loads the package with ``--user-dir fairseq_posenc`` and imports the modules of ``models``
+and ``tasks``, which register their names. Importing the package registers nothing.
 """
 
 from fairseq_posenc.user_dir import PackagePath
@@ -10,4 +9,4 @@ from fairseq_posenc.version import __version__
 
 __all__ = ["__version__"]
 
-__path__ = PackagePath(__path__)
+__path__ = PackagePath(__path__)  # by which fairseq recognises its --user-dir

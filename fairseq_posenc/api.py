@@ -1,4 +1,4 @@
-"""Position encodings for PyTorch models of any kind; needs no fairseq.
+"""The public classes for PyTorch models of any kind; they need no fairseq.
 
 For your own model, :class:`StackPositions` and a :class:`SelfAttention` in each layer:
 
@@ -10,8 +10,8 @@ For your own model, :class:`StackPositions` and a :class:`SelfAttention` in each
 >>> x.shape
 torch.Size([2, 64, 768])
 
-A model that computes its attention itself takes :class:`LayerPositions` in place of it. A decoder
-has a :class:`CrossAttention`, too; a :class:`Cache` keeps keys and values from step to step.
+If your model computes its attention itself, use :class:`LayerPositions` instead. A decoder also has
+:class:`CrossAttention`; a :class:`Cache` keeps keys and values from step to step.
 
 To inspect or test an encoding, :class:`PositionEncoding` holds the encodings of a single layer:
 

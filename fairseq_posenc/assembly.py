@@ -1,4 +1,7 @@
-"""Build the encodings of a spec for a stack: at the input, shared by all layers, in each layer."""
+"""Builds the encodings of a spec for a stack: at the input, shared by all layers, in each layer.
+
+All hosts build their encodings with :class:`Assembly`.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ from fairseq_posenc.specs import Item, Layer, Spec, name_modules
 
 
 def build_encodings(items: Spec | Mapping[str, Item], dims: Dims) -> Encodings:
-    """Build new encodings, their parameters drawn.
+    """Build encodings and initialise their parameters.
 
     Args:
-        items: by the names of their modules, or all those of a spec.
+        items: encodings by the names of their modules; or a spec, for all of its encodings.
         dims: sizes of the stack.
 
     Raises:
-        UserError: sizes that an encoding cannot work with, or terms that cannot be combined.
+        UserError: an encoding cannot work with these sizes.
     """
     for what, size in (
         ("width", dims.embed_dim),
@@ -61,7 +64,7 @@ class Assembly(NamedTuple):
     dims: Dims
 
     def build_input(self) -> Encodings | None:
-        """Build the encodings that add vectors to the token embeddings; None where none does."""
+        """Build the encodings that add vectors to the token embeddings; None without any."""
         token = _make_one_token()
         drafts = map(self._build_draft, self.spec.input_items)
         if not any(draft.embed(token) is not None for draft in drafts):
@@ -79,25 +82,25 @@ class Assembly(NamedTuple):
         return built
 
     def build_layer(self, index: int = 0) -> Encodings:
-        """Build the encodings of one layer's own, counted from 0."""
+        """Build the encodings that a layer does not share; layers are counted from 0."""
         return build_encodings(self.spec.layer_modules(index), self.dims)
 
     def trained_at(self, length: int) -> Assembly:
-        """Describe the same stack with weights that were trained at a length."""
+        """Return the assembly of the same stack with weights that were trained at a length."""
         return self._replace(dims=self.dims._replace(trained_on=length))
 
     def check(self, backend: str) -> list[Terms]:
-        """Refuse encodings that cannot work together, or not on a backend; compute their terms.
+        """Refuse encodings that do not work together or on a backend; compute their terms.
 
         Args:
-            backend: ``auto``, or one that must be used.
+            backend: ``auto``, or the name of the backend that must be used.
 
         Returns:
-            The terms of a single token, without values (on the device "meta"), for each of the
-            spec's kinds of layers.
+            For each of ``Spec.layer_kinds`` the terms of a single token, on the device "meta": they
+            have shapes, but no values.
 
         Raises:
-            UserError: names them.
+            UserError: names the encodings that do not work.
         """
         self.check_size()
         token = _make_one_token()
@@ -111,8 +114,8 @@ class Assembly(NamedTuple):
             decay = drafts.decay(torch.empty(1, 1, self.dims.embed_dim, device="meta"), token)
             terms = drafts.terms(span, token).with_decay(decay, self.dims.num_heads)
             self._check_combination(layer, terms, token)
-            everything = map(self._build_draft, (*self.spec.whole_stack, *layer))
-            limits = reduce(and_, (draft.locality(token) for draft in everything), Locality())
+            in_layer = map(self._build_draft, (*self.spec.whole_stack, *layer))
+            limits = reduce(and_, (draft.locality(token) for draft in in_layer), Locality())
             check(
                 backend, terms.projected(self._project, self._project), self.dims.head_dim, limits
             )
@@ -120,7 +123,7 @@ class Assembly(NamedTuple):
         return terms_of_kinds
 
     def limits(self) -> Locality:
-        """Combine the limits of the keys in any layer, for a single token without values."""
+        """Combine the limits of visible keys of all encodings, for a single token on "meta"."""
         token = _make_one_token()
         drafts = map(self._build_draft, self.spec.items)
         return reduce(and_, (draft.locality(token) for draft in drafts), Locality())
@@ -130,7 +133,7 @@ class Assembly(NamedTuple):
         return rows.new_empty(self.dims.num_heads, rows.size(0), self.dims.head_dim)
 
     def _check_combination(self, layer: Layer, terms: Terms, token: Positions) -> None:
-        """Refuse encodings of a layer that change what others of it rely on."""
+        """Refuse a layer in which one encoding changes what another relies on."""
         has_vectors = any(term.has_vectors for _, term, _ in terms.given("table", "content"))
         span = Span.from_lengths(1, 1, token.tokens.device)
         for item in layer:
@@ -151,14 +154,14 @@ class Assembly(NamedTuple):
                 )
 
     def check_size(self, layers: int = 1, least: int = 0) -> None:
-        """Refuse tables that this machine's memory cannot hold, before any is made.
+        """Refuse tables that do not fit into this machine's memory, before they are allocated.
 
         Args:
-            layers: of the stack.
-            least: numbers that are made whatever the spec.
+            layers: number of layers of the stack.
+            least: number of float32 values that are allocated whatever the spec.
         """
         needed = 4 * max(least, sum(self.parameters(layers).values()))
-        if not hasattr(os, "sysconf"):  # on Windows nothing is known, and torch itself fails
+        if not hasattr(os, "sysconf"):  # Windows: torch reports a failed allocation
             return
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > memory:
@@ -169,9 +172,9 @@ class Assembly(NamedTuple):
             )
 
     def parameters(self, layers: int) -> dict[str, int]:
-        """Count the numbers of every position parameter of a stack by its name in a model.
+        """Count the elements of each position parameter of a stack by its name in a model.
 
-        ``layers.*`` stands for each of the layers.
+        ``layers.*`` stands for all layers, whose elements are added up.
         """
         sizes: Counter[str] = Counter()
         in_layers = [self.spec.layer_modules(index) for index in range(layers)]
@@ -186,12 +189,15 @@ class Assembly(NamedTuple):
         return dict(sizes)
 
     def _build_draft(self, item: Item) -> Encoding:
-        """Build an encoding without memory or values, on the device "meta"."""
+        """Build an encoding on the device "meta", to read its shapes."""
         return _build_draft(item, self._input_dims if item in self.spec.input_items else self.dims)
 
     @property
     def _input_dims(self) -> Dims:
-        """The sizes for the encoding of the input, whose table holds all numbers that are drawn."""
+        """Sizes for the encoding of the input.
+
+        With random positions its table has a row for every position that can be drawn.
+        """
         drawn = (get(item.name).drawn_from(item.options) for item in self.spec.whole_stack)
         limits = [limit for limit in drawn if limit is not None]
         return self.dims._replace(max_positions=limits[0]) if limits else self.dims
@@ -199,13 +205,13 @@ class Assembly(NamedTuple):
 
 @cache
 def _build_draft(item: Item, dims: Dims) -> Encoding:
-    """Build an encoding once for its shapes, without memory or values."""
+    """Build an encoding on the device "meta": shapes without values, which take no memory."""
     with torch.device("meta"):
         (encoding,) = build_encodings(name_modules([item]), dims).as_list()
         return encoding
 
 
 def _make_one_token() -> Positions:
-    """Make the positions of a single token, without values."""
+    """Make the positions of a single token, on the device "meta"."""
     padding = torch.zeros(1, 1, dtype=torch.bool, device="meta")
     return Positions.from_padding(padding, inspect_padding=False)

@@ -1,4 +1,4 @@
-"""The user's mistakes and the machine's limits, by the errors that show them; exit codes."""
+"""Recognises exceptions that show a user's mistake or a machine's limit: messages, exit codes."""
 
 import errno
 import os
@@ -9,7 +9,8 @@ from fairseq_posenc.errors import RunError, UserError, chain, shortened
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
 _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
-# Libraries in C++ and Rust, as torch, safetensors and tokenizers, say it in words alone.
+# Libraries in C++ and Rust (torch, safetensors, tokenizers) raise errors with this text, but
+# without an errno.
 _WORDS = {code: os.strerror(code) for code in (*DISK_FULL, *_TOO_MANY_FILES)}
 _RANK = re.compile(r"^fairseq_posenc\.errors\.(?:User|Run)Error: (.+)$", re.MULTILINE)
 # Modules that the extra `fairseq` installs; the library works without them.
@@ -22,19 +23,19 @@ _EXTRA = {
 def choose_exit_code(error: BaseException) -> int:
     """Choose the exit code of a command that reported an error in one line.
 
-    2 is a mistake that the user can mend before the run, 1 a failed run or a full disk.
+    2 is a mistake that the user can correct before the run, 1 a failed run or a full disk.
     """
     cause = next((link for link in chain(error) if describe_mistake(link)), error)
-    return 1 if isinstance(cause, RunError) or _is_no_room(cause) else 2
+    return 1 if isinstance(cause, RunError) or _is_full_disk(cause) else 2
 
 
 def find_full_disk(error: BaseException) -> int:
-    """Find the number of the system's error for a full disk in a chain; 0 if it has none."""
-    return next((_find_code(link) for link in chain(error) if _is_no_room(link)), 0)
+    """Find the errno of a full disk in an exception's chain; 0 if it has none."""
+    return next((_find_code(link) for link in chain(error) if _is_full_disk(link)), 0)
 
 
 def describe_mistake(error: BaseException) -> str | None:
-    """Get the message of an error that is a user's mistake by its type."""
+    """Describe a user's mistake or a machine's limit; None for any other error."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in _EXTRA:
@@ -43,28 +44,29 @@ def describe_mistake(error: BaseException) -> str | None:
         return f"{shortened(str(error.filename))}: the name is too long for a file"
     if isinstance(error, OSError) and error.errno in _NOT_ALLOWED and error.filename:
         return f"{error.filename}: {error.strerror}; change that, or name another place"
-    if _is_no_room(error):
+    if _is_full_disk(error):
         name = getattr(error, "filename", None) or "a file"
         return (
-            f"{name} could not be written ({os.strerror(_find_code(error))}); what was written "
-            "before, as earlier checkpoints, is whole. Make room and start the same command again."
+            f"{name} could not be written ({os.strerror(_find_code(error))}); files written "
+            "before, such as earlier checkpoints, are complete. Make room and start the same "
+            "command again."
         )
     if _find_code(error) in _TOO_MANY_FILES:
         return (
             f"{getattr(error, 'filename', None) or 'a file'} could not be opened: "
             f"{os.strerror(_find_code(error))}; raise the limit with `ulimit -n 1024`"
         )
-    # torch passes on an error of another process as text.
+    # torch's ProcessRaisedException has the stack trace of another process as text.
     of_rank = _RANK.search(str(error)) if "Process" in type(error).__name__ else None
     return of_rank[1] if of_rank else None
 
 
-def _is_no_room(error: BaseException) -> bool:
+def _is_full_disk(error: BaseException) -> bool:
     return _find_code(error) in DISK_FULL
 
 
 def _find_code(error: BaseException) -> int:
-    """Find the number of a full disk or of too many files in an error; 0 if it has none."""
+    """Find the errno of an error, or that of a full disk or too many files in its text; or 0."""
     if isinstance(error, OSError):
         return error.errno or 0
     text = str(error)

@@ -1,11 +1,11 @@
-"""Whether a model is being exported, to one graph that serves all lengths."""
+"""Tells whether a model is being exported, so that one graph must serve all lengths."""
 
 import torch
 
 
 def is_exporting() -> bool:
-    """Check whether the model is being exported to another format.
+    """Check whether torch is exporting a model.
 
-    torch 2.6 has no such query: there every compiled graph counts as exported.
+    torch 2.6 has no such query, so with it every compiled graph counts as exported.
     """
     return bool(getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)())

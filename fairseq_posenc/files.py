@@ -1,4 +1,7 @@
-"""Write files whole, and delete those that killed processes left, which are no longer locked."""
+"""Writes files atomically, and deletes the temporary files of killed processes.
+
+A process keeps its temporary files locked, so an unlocked one is abandoned.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,16 @@ from pathlib import Path
 from fairseq_posenc.error_messages import find_full_disk
 from fairseq_posenc.errors import UserError
 
-_MARK = ".posenc-"  # and eight digits, behind the name
-_SYSTEM = ("/dev", "/proc", "/sys")  # not places for files
+_MARK = ".posenc-"  # a temporary file is NAME.posenc-XXXXXXXX, with hexadecimal digits
+_SYSTEM = ("/dev", "/proc", "/sys")
 _SHARED_MEMORY = "/dev/shm"
 
 
 @contextmanager
 def temporary_file(folder: Path, name: str) -> Iterator[Path]:
-    """Make a file ``NAME.posenc-XXXXXXXX``, and delete it if it is still there at the end.
+    """Make a file ``NAME.posenc-XXXXXXXX``, and delete it at the end unless it was renamed.
 
-    Files that killed processes left under such a name are deleted first: a process keeps its own
-    locked while it lives. On a file system without locks such leftovers stay.
+    Abandoned files of such names are deleted first, except on a file system without locks.
     """
     for path in folder.glob(f"{glob.escape(name)}{_MARK}{'[0-9a-f]' * 8}"):
         delete_abandoned(path, path)
@@ -38,14 +40,14 @@ def temporary_file(folder: Path, name: str) -> Iterator[Path]:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yield where to write a file, which gets its name once it is whole and on the disk.
+    """Yield a temporary path to write to; then sync the file to disk and rename it to ``path``.
 
-    An interruption leaves the old file or the new one, never half of it. Each writer has a
-    :func:`temporary_file` of its own: of two with one path, the last wins. An older file's
-    permissions are kept. A link is replaced, and what it points to stays as it is.
+    An interruption leaves the old file or the new one, never half of it. If two processes write
+    ``path`` at once, the last one wins. The permissions of the old file are kept. A link is
+    replaced; its target stays as it is.
 
     Raises:
-        UserError: the place is not one for a file.
+        UserError: ``path`` cannot be a file (:func:`refuse_bad_place`).
     """
     refuse_bad_place(path)
     with errors_that_name(path), temporary_file(path.parent, path.name) as new:
@@ -58,7 +60,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def errors_that_name(path: Path) -> Iterator[None]:
-    """Let errors of a full disk, or of a temporary file, name what is written as the user does."""
+    """Make errors of a full disk, or of a temporary file, name the path that the user knows."""
     try:
         yield
     except UserError:
@@ -72,11 +74,13 @@ def errors_that_name(path: Path) -> Iterator[None]:
 
 
 def refuse_bad_place(path: Path, what: str = "") -> None:
-    """Refuse a path that cannot be a file: in no folder, or a folder, a device, a pipe, a socket.
+    """Refuse a path outside any folder, and one that is a folder, a device, a pipe or a socket.
 
-    In the folders of devices nothing is replaced either: ``/dev/stdout`` is a link.
+    Links below ``/dev``, such as ``/dev/stdout``, are refused, too: they would be replaced.
 
-    ``what`` introduces the path in the message, as the option that named it.
+    Args:
+        path: the file to write.
+        what: text before the path in the message, such as the option that named it.
 
     Raises:
         UserError: says what is there.
@@ -92,13 +96,13 @@ def refuse_bad_place(path: Path, what: str = "") -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file so that an interruption leaves the old one or the new one."""
+    """Write a text file atomically (:func:`written_whole`)."""
     with written_whole(path) as new:
         new.write_text(text, encoding="utf-8")
 
 
 def sync(path: Path) -> None:
-    """Bring a file's content, or the names in a folder, to the disk."""
+    """Sync a file's content, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -107,25 +111,25 @@ def sync(path: Path) -> None:
 
 
 def _make_locked(folder: Path, name: str) -> tuple[Path, int]:
-    """Create a file, and lock it."""
+    """Create a temporary file and lock it; return its path and its descriptor."""
     while True:
         path = folder / f"{name}{_MARK}{secrets.token_hex(4)}"
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         lock_if_possible(lock)
-        if path.exists():  # else it passed for abandoned before it was locked
+        if path.exists():  # else another process deleted it, unlocked as it was, as abandoned
             return path, lock
         os.close(lock)
 
 
 def lock_if_possible(file: int) -> None:
-    """Lock an open file, but for a file system without locks."""
+    """Lock an open file; on a file system without locks do nothing."""
     with suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def delete_abandoned(locked: Path, path: Path) -> None:
-    """Delete a file or a folder if the process that locked it has ended."""
-    with suppress(OSError):  # somebody else's, or on a file system without locks
+    """Delete a file or folder ``path`` if no process holds the lock on the file ``locked``."""
+    with suppress(OSError):  # locked, another user's, or on a file system without locks
         lock = os.open(locked, os.O_RDWR | os.O_NOFOLLOW)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

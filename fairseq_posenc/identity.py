@@ -1,7 +1,7 @@
-"""The identity of a stack's weights, stored in the checkpoint beside its parameters.
+"""Records what a stack's weights were trained with, in the checkpoint beside its parameters.
 
-Rotary weights load as ALiBi's without a missing tensor, and compute nonsense; so do four heads as
-eight. Names and shapes of tensors show neither.
+Names and shapes of tensors do not show it: weights trained with rotary positions load into a model
+with ALiBi, or those of four heads into a model with eight, without an error, and compute nonsense.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _PHRASES = {
     "language": "language {}",
     "dictionary": "a dictionary with the hash {}",
 }
-KEY = "_extra_state"  # torch's name for what a module adds to its parameters
-_BLOCK = 512  # bytes: identities of models that might be averaged have tensors of one size
-_ROUNDING = 2e-3  # averages and moving averages of equal bits differ from 1 by less
+KEY = "_extra_state"  # torch's name for state that a module stores beside its parameters
+_BLOCK = 512  # bytes are padded to a multiple: models to be averaged need tensors of one size
+_ROUNDING = 2e-3  # averaging equal bits changes them by less
 
 
 class WeightSettings(NamedTuple):
-    """Settings of a stack's weights that no name or shape of a tensor shows, positions excepted.
+    """Settings, other than positions, that a stack's weights were trained with.
 
-    A field is None where it is not known, or where the stack has no such thing.
+    A field is None if it is unknown, or if the stack has no such setting.
     """
 
     heads: int | None = None  # heads of self-attention, and of a decoder's cross-attention
@@ -43,18 +43,16 @@ class WeightSettings(NamedTuple):
     norm: str | None = None  # `pre` or `post`
     embeddings: str | None = None  # `scaled` by the root of their width, or `unscaled`
     pooler: str | None = None  # activation of classification heads
-    # in a causal LM, `on` where `<s>` begins each sample, or `off`
-    add_bos_token: str | None = None
-    # in a translation model, the encoder's source or the decoder's target
-    language: str | None = None
+    add_bos_token: str | None = None  # causal LM: `on` if `<s>` begins each sample, else `off`
+    language: str | None = None  # translation: the encoder's source or the decoder's target
     dictionary: str | None = None  # hash of its symbols in their order
 
     @classmethod
     def parse(cls, content: dict[str, Any]) -> WeightSettings:
-        """Check the fields that a checkpoint has; those of earlier versions lack some or all.
+        """Read the fields that a checkpoint has; earlier versions wrote fewer of them.
 
         Raises:
-            TypeError: a field is of another kind.
+            TypeError: a field has another type.
         """
         values = {name: content[name] for name in cls._fields if content.get(name) is not None}
         for name, value in values.items():
@@ -63,16 +61,21 @@ class WeightSettings(NamedTuple):
         return cls(**values)
 
     def fill_from(self, other: WeightSettings) -> WeightSettings:
-        """Fill in the fields that are not known from ``other``."""
+        """Fill in unknown fields from ``other``."""
         return other._replace(**{n: x for n, x in self._asdict().items() if x is not None})
 
     def list_unknown(self, model: WeightSettings) -> list[str]:
-        """List the fields that are known of a model, but not of the weights."""
+        """List the fields that are known of a model, but not of these weights."""
         fields = zip(self._fields, self, model)
         return [name for name, ours, theirs in fields if ours is None and theirs is not None]
 
     def differences(self, model: WeightSettings, other: str = "the model has") -> list[str]:
-        """Compare the fields that both sides know, in words; ``other`` introduces the model's."""
+        """Describe the fields in which a model differs, among those known of both.
+
+        Args:
+            model: the settings of the model.
+            other: text before each setting of the model.
+        """
         return [
             f"trained with {_PHRASES[name].format(ours)}, {other} {_PHRASES[name].format(theirs)}"
             for name, ours, theirs in zip(self._fields, self, model)
@@ -84,26 +87,26 @@ class Identity(NamedTuple):
     """Positions and settings that the weights of a stack were trained with."""
 
     positions: str  # the spec in its canonical form
-    directions: str  # the first layers' directions, as in `lr,rl`; all further ones are `both`
+    directions: str  # of the first layers, as in `lr,rl`; the other layers are `both`
     trained_length: int  # tokens
-    weight_settings: WeightSettings = WeightSettings()  # everything but positions
+    weight_settings: WeightSettings = WeightSettings()
 
     def to_tensor(self) -> Tensor:
-        """Encode it as float32, ``(bits,)``: 1 for each bit that is set and -1 for each other.
+        """Encode the identity as float32, ``(bits,)``: 1 for a bit that is set, else -1.
 
-        So whatever does arithmetic over a state dict (moving averages, averages, interpolation)
-        keeps it, and shows a mixture of different ones: their bits are neither 1 nor -1.
+        Programs that average state dicts or interpolate between them keep the identity if all are
+        equal; if not, the mixture shows, because its bits are neither 1 nor -1.
         """
         content = {**self._asdict(), **self.weight_settings._asdict()}
         del content["weight_settings"]
         text = json.dumps({name: x for name, x in content.items() if x is not None}).encode()
-        text = text.ljust(-(-len(text) // _BLOCK) * _BLOCK)
+        text = text.ljust(-(-len(text) // _BLOCK) * _BLOCK)  # to a multiple of _BLOCK
         bits = np.unpackbits(np.frombuffer(text, dtype=np.uint8), bitorder="little")
         return torch.from_numpy(2 * bits.astype(np.float32) - 1)
 
     @classmethod
     def from_tensor(cls, state: Any) -> Identity:
-        """Decode the tensor of :meth:`to_tensor`, or the code points of earlier checkpoints.
+        """Decode the tensor of :meth:`to_tensor`, or the characters' numbers of older checkpoints.
 
         Raises:
             UserError: the tensor is something else, or a mixture of different identities.
@@ -132,7 +135,9 @@ class Identity(NamedTuple):
     def differences(self, model: Identity, layers: list[int] | None = None) -> list[str]:
         """Describe how a model's positions differ from those of the weights.
 
-        ``layers`` are those that it has of the trained ones; None for all.
+        Args:
+            model: the identity of the model.
+            layers: indices of the trained layers that the model has; None for all.
         """
         positions, directions = self.positions, self.directions
         if layers is not None:
@@ -149,12 +154,14 @@ class Identity(NamedTuple):
 
 
 def _decode_text(state: Tensor) -> str:
-    """Decode the bits of an identity, or its code points in checkpoints of earlier versions."""
+    """Decode the bits of an identity, or in older checkpoints the numbers of its characters."""
     if not state.is_floating_point():
         return "".join(map(chr, map(int, state.tolist())))
     bits = state.detach().cpu().float()
     mixed = (bits.abs() - 1).abs() > _ROUNDING + 4 * torch.finfo(state.dtype).eps
     if bool(mixed.any()):
+        # In a mixture of two models, each bit has the sign of the model with the larger share;
+        # with the signs of the mixed bits changed, it is the other model's.
         texts = [_pack_bits(bits), _pack_bits(torch.where(mixed, -bits, bits))]
         named = " and ".join(sorted(filter(None, map(_describe_text, texts))))
         raise UserError(
@@ -165,12 +172,12 @@ def _decode_text(state: Tensor) -> str:
 
 
 def _pack_bits(bits: Tensor) -> str:
-    """Join bits, above 0 where they are set, to a text."""
+    """Convert bits, which are set if above 0, to a text."""
     return np.packbits(bits.numpy() > 0, bitorder="little").tobytes().decode("ascii", "replace")
 
 
 def _describe_text(text: str) -> str:
-    """Describe the identity of a text; empty where it is not one."""
+    """Describe the identity that a text encodes; empty if it encodes none."""
     try:
         content = json.loads(text)
         positions = parse(content["positions"])
@@ -185,15 +192,19 @@ def is_identity(name: str) -> bool:
 
 
 def override_positions(weights: dict[str, Any], spec: Spec) -> None:
-    """Let weights be read with other positions than they were trained with, on purpose."""
+    """Replace the positions in the identities of weights, to read them with others on purpose."""
     for name in filter(is_identity, weights):
         identity = Identity.from_tensor(weights[name])._replace(positions=str(spec))
         weights[name] = identity.to_tensor()
 
 
 def format_directions(directions: Sequence[str]) -> str:
-    """Join the directions of a stack's layers, without ``both`` of the last, their default."""
-    named = len(directions)
-    while named and directions[named - 1] in ("both", ""):
-        named -= 1
-    return ",".join(directions[:named])
+    """Join the directions of a stack's layers without the last ones that are the default, both.
+
+    >>> format_directions(["lr", "rl", "both", "both"])
+    'lr,rl'
+    """
+    count = len(directions)
+    while count and directions[count - 1] in ("both", ""):
+        count -= 1
+    return ",".join(directions[:count])

@@ -1,4 +1,4 @@
-"""Locks of folders: held by a process, with its name in them, until it ends or lets go."""
+"""Locks folders for one process at a time; a lock file names the process that holds it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ _held: set[int] = set()
 
 
 def acquire(path: Path, refusal: str, warn: Callable[[str], object]) -> int:
-    """Lock a file and return it open; :func:`release` or the end of the process unlocks it.
+    """Lock a file and return its descriptor; :func:`release` or the end of the process unlocks it.
 
-    A program that outlives the process keeps a lock that it was given: ``flock`` belongs to the
-    open file, which a program inherits. The locks of kept libraries (filelock, portalocker) and
-    ``lockf`` end with the process that took them. Processes that are forked, as workers are, have
-    no part in it: they end a moment after a process that is killed.
+    A child program that inherits the descriptor holds the lock for as long as it lives, even if
+    this process is killed: ``flock`` belongs to the open file. (``lockf`` and the libraries
+    filelock and portalocker unlock at the end of the process.) Forked workers do not hold it, as
+    they may live a moment longer than a killed process.
 
     Args:
         path: the file; made if it does not exist.
-        refusal: message for a lock that another process holds, which is put in for ``{holder}``.
-        warn: called with the reason where the file system has no locks, for the outermost folder.
+        refusal: message if another process holds the lock; ``{holder}`` stands for that process.
+        warn: called with the reason if the file system has no locks; only for the first lock that
+            this process holds.
 
     Raises:
         UserError: the lock is held.
@@ -44,7 +45,7 @@ def acquire(path: Path, refusal: str, warn: Callable[[str], object]) -> int:
             warn(str(error.strerror))
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     text = f"process {os.getpid()} on {socket.gethostname()}, since {now},"
-    with suppress(OSError):  # on a full disk the lock has no name in it
+    with suppress(OSError):  # on a full disk, the lock file cannot name the process
         os.ftruncate(lock, 0)
         os.pwrite(lock, text.encode(), 0)
     _held.add(lock)
@@ -71,7 +72,7 @@ def is_held(path: Path) -> bool:
 
 
 def _close_in_fork() -> None:
-    """Close the locks of the parent process, in a fork."""
+    """Close the parent's locks in a forked process."""
     for lock in _held:
         os.close(lock)
     _held.clear()

@@ -1,4 +1,4 @@
-"""Position parameters of a state dict, carried over to a model that may have others."""
+"""Fits the position parameters of a state dict to a model whose encodings or lengths differ."""
 
 import logging
 from typing import Any
@@ -17,20 +17,25 @@ def is_position_parameter(name: str) -> bool:
 
 
 def extend_tables(model: nn.Module, state_dict: dict[str, Any], prefix: str) -> list[str]:
-    """Let tables by distance grow to the model's length: beyond its end a table is clipped.
+    """Extend tables by distance to the model's length, by repeating their first and last rows.
 
-    Its last rows are repeated, so that every distance keeps the row that it had.
+    Distances beyond a table's end use its last row, so every distance keeps its row.
+
+    Args:
+        model: the model that will load ``state_dict``.
+        state_dict: changed in place.
+        prefix: of the model's keys in ``state_dict``.
 
     Returns:
-        A description of each table that grew.
+        A description of each extended table.
     """
     changes = []
     for name, module in model.named_modules(prefix=prefix.rstrip(".")):
         if not isinstance(module, Encoding):
             continue
         for parameter, _ in module.named_parameters():
-            key, parameter_now = f"{name}.{parameter}", module.get_parameter(parameter)
-            if key not in state_dict or (old := state_dict[key]).dim() != parameter_now.dim():
+            key, current = f"{name}.{parameter}", module.get_parameter(parameter)
+            if key not in state_dict or (old := state_dict[key]).dim() != current.dim():
                 continue
             longer = module.extend(parameter, old)
             if longer.shape != old.shape:
@@ -41,9 +46,14 @@ def extend_tables(model: nn.Module, state_dict: dict[str, Any], prefix: str) -> 
 
 
 def fit_positions(state_dict: dict[str, Any], ours: dict[str, Tensor]) -> list[str]:
-    """Give ``state_dict`` a model's own position parameters; return what that changed.
+    """Replace position parameters that do not fit a model by the model's.
 
-    ``ours`` is the state dict of the model.
+    Args:
+        state_dict: changed in place.
+        ours: the model's state dict.
+
+    Returns:
+        A description of each parameter that was added, dropped or replaced.
     """
     ours, theirs = (
         {key: value for key, value in weights.items() if is_position_parameter(key)}

@@ -1,4 +1,4 @@
-"""The registered encodings: their names, classes and options."""
+"""Looks up the registered encodings: their names, classes and options."""
 
 import importlib
 import inspect
@@ -10,11 +10,13 @@ from fairseq_posenc import encodings
 from fairseq_posenc.encodings.base import ENCODINGS, Encoding
 from fairseq_posenc.errors import UserError, shortened
 
-_COMPANIONS = ("softmax", "mask", "positions")  # what goes with an encoding
+# `acts_on` of classes that modify attention beside an encoding: temperatures, windows, numbering.
+_COMPANIONS = ("softmax", "mask", "positions")
 
 
 @cache
 def _import_encodings() -> None:
+    """Import all modules of ``encodings``, which register their classes."""
     for module in pkgutil.iter_modules(encodings.__path__, encodings.__name__ + "."):
         importlib.import_module(module.name)
 
@@ -34,7 +36,7 @@ def names(*, encoder: bool = False) -> list[str]:
 
 
 def companion_names() -> list[str]:
-    """List the names of what goes with an encoding, sorted: limits of the keys, temperatures."""
+    """List the names of the companions of encodings (windows, temperatures), sorted."""
     _import_encodings()
     return sorted(name for name, cls in ENCODINGS.items() if cls.acts_on in _COMPANIONS)
 
@@ -66,7 +68,7 @@ def options(name: str) -> dict[str, inspect.Parameter]:
 
 
 def module_place(cls: type[Encoding]) -> str:
-    """Name the owner of an encoding's module: the ``input``, the ``stack``, or each ``layer``."""
+    """Name the owner of an encoding's module: the ``input``, the ``stack``, or every ``layer``."""
     if cls.acts_on == "input":
         return "input"
     return "stack" if cls.shared else "layer"

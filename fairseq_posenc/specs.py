@@ -1,16 +1,18 @@
-"""The grammar of specs, such as ``learned+m4m(max_distance=128)``, and their canonical form.
+"""Parses specs, in which users name position encodings, and writes their canonical form.
 
-A spec is what a user writes: names joined by ``+``, options in brackets, as in
-``learned+m4m(max_distance=128)``. ``+reset`` is short for ``reset=true`` of the encoding before it.
+A spec joins names by ``+`` and has options in brackets, as in ``learned+m4m(max_distance=128)``.
+``+reset`` is short for ``reset=true`` of the encoding before it.
 
-Layers may differ: specs joined by ``,`` are those of successive layers, ``3*`` repeats one, and the
-list is repeated over the stack. In ``3*rope,none`` every fourth layer has no positions. An encoding
-of the input and ``documents`` hold for the whole stack, wherever they are written.
+Layers may differ: specs joined by ``,`` belong to successive layers, ``3*`` repeats a layer, and
+the list is repeated over the stack. In ``3*rope,none`` every fourth layer has no positions.
+Encodings of the input and ``documents`` hold for the whole stack, wherever they are written.
 
-Specs of one meaning have one canonical form, which checkpoints carry: options in the order of the
-constructor, without defaults; encodings of the input first, then rotations,
-those of the scores and limits of attention, by name; ``none`` only where nothing else is; the
-shortest list of layers, and what holds for the whole stack with the first of them.
+All specs with the same meaning have one canonical form, which checkpoints store:
+
+- options in the order of the constructor, without defaults;
+- encodings in the order of the place they act on (input, rotation, scores, ...), then by name;
+- ``none`` only for a layer without any encoding;
+- the shortest list of layers; encodings of the whole stack are written in the first.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ from fairseq_posenc.registry import get, module_place, names, options
 
 _ITEM = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
 _REPEATED = re.compile(r"\s*(\d{1,6})\s*\*(.*)", re.DOTALL)
-_MAX_CHARACTERS = 5000  # characters of a spec; the lists of longrope for a head of 256 have fewer
+_MAX_CHARACTERS = 5000  # of a spec; enough for the lists of longrope with heads of width 256
 _MAX_LAYERS = 1000
-# The ranges of options: beyond them tables fit into no memory, and scores into no number.
+# Ranges of options: larger tables would not fit into memory, and larger scores would overflow.
 _INT_RANGE = (1, 1_000_000)
 _FLOAT_RANGE = (1e-6, 1e12)
 
@@ -43,7 +45,7 @@ class Item(NamedTuple):
 
     @classmethod
     def canonical(cls, name: str, values: dict[str, Any]) -> Item:
-        """Make the canonical item of an encoding with some options."""
+        """Make the canonical item of an encoding: without options that equal the default."""
         known = options(name).items()
         changed = (k for k, option in known if values.get(k, option.default) != option.default)
         return cls(name, tuple((key, values[key]) for key in changed))
@@ -53,14 +55,14 @@ class Item(NamedTuple):
         return f"{self.name}({values})" if values else self.name
 
 
-Layer = tuple[Item, ...]  # the encodings of one layer, those of the input excepted
+Layer = tuple[Item, ...]  # the encodings of one layer, without those of the whole stack
 
 
 class Spec(NamedTuple):
     """A parsed spec; ``str()`` gives its canonical form.
 
     Attributes:
-        whole_stack: what holds for the whole stack: encodings of the input, and documents.
+        whole_stack: encodings that hold for the whole stack: those of the input, ``documents``.
         layers: the encodings of successive layers, repeated over the stack.
     """
 
@@ -69,14 +71,14 @@ class Spec(NamedTuple):
 
     @classmethod
     def uniform(cls, items: Layer) -> Spec:
-        """Make the spec of a stack whose layers are all alike."""
+        """Make the spec of a stack in which all layers have these encodings."""
         items = tuple(item for item in items if item.name != "none")
         whole = tuple(item for item in items if _is_for_whole_stack(item))
         return cls(whole, (tuple(item for item in items if item not in whole),))
 
     @property
     def items(self) -> Layer:
-        """All encodings, each once; ``none`` only where nothing else is."""
+        """All different encodings; ``none`` if there are no others."""
         return tuple(dict.fromkeys([*self.whole_stack, *chain(*self.layers)])) or (Item("none"),)
 
     @property
@@ -86,34 +88,34 @@ class Spec(NamedTuple):
 
     @property
     def layer_kinds(self) -> tuple[Layer, ...]:
-        """The layers that differ, each once."""
+        """The different layers: two for ``3*rope,none``."""
         return tuple(dict.fromkeys(self.layers))
 
     @property
     def shared_modules(self) -> dict[str, Item]:
-        """The encodings of which all layers share one module, by its name in the stack."""
+        """The encodings whose module all layers share, by the module's name in the stack."""
         return name_modules(item for item in self.items if module_place(get(item.name)) == "stack")
 
     @property
     def rotates_source(self) -> bool:
-        """Whether an encoding also rotates queries and keys between decoder and encoder."""
+        """Whether an encoding also rotates queries and keys of encoder-decoder attention."""
         return any(dict(item.options).get("cross_attention") for item in self.items)
 
     def layer_modules(self, index: int) -> dict[str, Item]:
-        """Select the encodings of which a layer has a module of its own, by name.
+        """Select the encodings whose module belongs to a layer, by the module's name.
 
         Args:
-            index: of the layer, from 0.
+            index: the layer's, from 0.
         """
         layer = self.layers[index % len(self.layers)]
         return name_modules(item for item in layer if module_place(get(item.name)) == "layer")
 
     def layer_kind(self, index: int) -> int:
-        """Look up the index of a layer's encodings in :attr:`layer_kinds`."""
+        """Look up the index in :attr:`layer_kinds` of the layer with this index in the stack."""
         return self.layer_kinds.index(self.layers[index % len(self.layers)])
 
     def select_layers(self, layers: Sequence[int]) -> Spec:
-        """Describe the stack that has only some of the layers."""
+        """Make the spec of a stack that consists of some layers of this one."""
         return self._replace(
             layers=_find_shortest_period([self.layers[i % len(self.layers)] for i in layers])
         )
@@ -134,7 +136,7 @@ class Spec(NamedTuple):
         runs: list[str] = []
         inputs = len(self.input_items)
         for layer, same in groupby(self.layers):
-            if not runs:  # what holds for the whole stack is written with the first layers
+            if not runs:  # encodings of the whole stack are written in the first layer
                 layer = (*self.whole_stack[:inputs], *layer, *self.whole_stack[inputs:])
             text, count = "+".join(map(str, layer)) or "none", len(list(same))
             runs.append(f"{count}*{text}" if count > 1 else text)
@@ -150,8 +152,8 @@ def parse(text: str) -> Spec:
     '3*rope,none'
 
     Raises:
-        UserError: a syntax error, an unknown name or option, a value of the wrong type, or a
-            composition that has no meaning whatever the sizes.
+        UserError: the syntax, a name, an option or a value is wrong, or the encodings cannot be
+            combined in a model of any size.
     """
     layers = [_parse_layer(items, text) for items in split_layers(text)]
     layers = [[item for item in layer if item.name != "none"] for layer in layers]
@@ -206,19 +208,20 @@ def _parse_layer(layer: list[str], text: str) -> list[Item]:
 
 
 def _is_for_whole_stack(item: Item) -> bool:
-    """Check whether an encoding holds for all layers, in whichever it is written."""
+    """Check whether an encoding holds for all layers, whichever it is written in."""
     cls = get(item.name)
     return cls.acts_on == "input" or cls.whole_stack
 
 
 def _sort_key(item: Item) -> tuple[int, str]:
     """Make the key of the canonical order: the place that an encoding acts on, then its name."""
+    # The annotation is ClassVar[Literal["input", "rotation", ...]], in the canonical order.
     places = get_args(get_args(get_type_hints(Encoding)["acts_on"])[0])
     return places.index(get(item.name).acts_on), item.name
 
 
 def name_modules(items: Iterable[Item]) -> dict[str, Item]:
-    """Name the modules of items, which may be of one encoding with other options: rope, rope_2."""
+    """Name the modules of items; of an encoding with different options rope, rope_2, and so on."""
     named: dict[str, Item] = {}
     for item in items:
         same = sum(other.name == item.name for other in named.values())
@@ -227,7 +230,7 @@ def name_modules(items: Iterable[Item]) -> dict[str, Item]:
 
 
 def _find_shortest_period(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Find the shortest list of layers that gives this one when it is repeated."""
+    """Find the shortest list that gives these layers when it is repeated."""
     size = len(layers)
     for period in range(1, size + 1):
         if size % period == 0 and list(layers[:period]) * (size // period) == list(layers):
@@ -236,7 +239,7 @@ def _find_shortest_period(layers: Sequence[Layer]) -> tuple[Layer, ...]:
 
 
 def _apply_reset(items: list[tuple[str, dict[str, Any]]], text: str) -> None:
-    """Set the reset of the last encoding that has it."""
+    """Set the option ``reset`` of the last encoding that has it."""
     for name, values in reversed(items):
         if "reset" in options(name):
             if values.get("reset") is False:
@@ -245,14 +248,14 @@ def _apply_reset(items: list[tuple[str, dict[str, Any]]], text: str) -> None:
                 )
             values["reset"] = True
             return
-    able = [name for name in names() if "reset" in options(name)]
+    known = [name for name in names() if "reset" in options(name)]
     raise UserError(
-        f"{shortened(text)!r}: reset must follow an encoding that has it: {', '.join(able)}"
+        f"{shortened(text)!r}: reset must follow an encoding that has it: {', '.join(known)}"
     )
 
 
 def _parse_options(name: str, text: str) -> dict[str, Any]:
-    """Parse what stands in the brackets of an encoding."""
+    """Parse the options in the brackets of an encoding."""
     known = options(name)
     parsed: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -287,7 +290,7 @@ def _parse_value(name: str, key: str, value: str, kind: Any) -> Any:
 
 
 def _parse_number(key: str, text: str, kind: type) -> float:
-    """Parse a number: sizes, distances and factors are above 0."""
+    """Parse a number, which must be above 0 unless its type is :class:`Signed`."""
     wanted = {int: "a whole number", Signed: "a finite number"}.get(kind, "a number")
     try:
         number: float = kind(text)
@@ -307,7 +310,7 @@ def _parse_number(key: str, text: str, kind: type) -> float:
 
 
 def _refuse_conflicts(items: Sequence[Item]) -> None:
-    """Refuse an encoding that is named twice, and two where only one can act."""
+    """Refuse an encoding that is named twice, and two for a place on which only one can act."""
     seen: dict[str, str] = {}
     written = shortened("+".join(map(str, items)))
     for item in items:
@@ -324,7 +327,7 @@ def _refuse_conflicts(items: Sequence[Item]) -> None:
 
 
 def _format_value(value: Any) -> str:
-    """Format the value of an option as it is written in a spec."""
+    """Format the value of an option as a spec has it: ``true`` for True, ``2`` for 2.0."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""The package as a ``--user-dir`` of fairseq."""
+"""Registers models and tasks with fairseq if a program has imported the package itself."""
 
 import os
 from importlib import import_module
@@ -15,7 +15,7 @@ MODULES = (
 
 
 def register() -> None:
-    """Register models, tasks and criterions with fairseq, as it does on loading a user-dir.
+    """Register models, tasks and criterions with fairseq, as ``--user-dir`` does.
 
     Raises:
         UserError: fairseq is not installed.
@@ -30,11 +30,11 @@ def register() -> None:
 
 
 class PackagePath(list[str]):
-    """The package's ``__path__``, which answers when fairseq asks whether it is the user-dir.
+    """The package's ``__path__``, which registers our names when fairseq looks for its user-dir.
 
-    fairseq scans the modules of a user-dir that it imports itself. One that a program has imported
-    before it only looks for in ``__path__``, by the path that the user gave, and then takes it for
-    registered. So this knows the directory by any path to it, and registers.
+    fairseq imports a user-dir and all of its modules. But if a program has imported the package
+    before, fairseq only checks that ``__path__`` contains the path that the user gave, and assumes
+    that the names are registered. So this check accepts any path to the package and registers.
     """
 
     def __contains__(self, path: object) -> bool:
