@@ -1,7 +1,8 @@
 """Defines the errors that commands report in one line, and makes quoted text safe to print."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 
 _LONGEST = 200  # characters of a quoted text
 _LONGEST_MESSAGE = 20_000  # more than a list of all parameters of a model
@@ -43,6 +44,12 @@ def shortened(text: str) -> str:
     if len(text) <= _LONGEST:
         return text
     return f"{text[: _LONGEST - 50]}... ({len(text):,} characters)"
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Ask whether names that are nearly the same were meant; "" if no name is."""
+    near = get_close_matches(name, [*known], n=2)
+    return f"did you mean {' or '.join(near)}? " if near else ""
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:

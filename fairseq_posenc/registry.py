@@ -8,7 +8,7 @@ from typing import get_type_hints
 
 from fairseq_posenc import encodings
 from fairseq_posenc.encodings.base import ENCODINGS, Encoding
-from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.errors import UserError, shortened, suggest
 
 # `acts_on` of classes that modify attention beside an encoding: temperatures, windows, numbering.
 _COMPANIONS = ("softmax", "mask", "positions")
@@ -45,13 +45,13 @@ def get(name: str) -> type[Encoding]:
     """Look up the class of an encoding.
 
     Raises:
-        UserError: the name is unknown; the message lists the known ones.
+        UserError: the name is unknown; the message names similar ones.
     """
     _import_encodings()
     if name not in ENCODINGS:
         raise UserError(
-            f"unknown position encoding {shortened(name)!r}; known: {', '.join(names())}; "
-            f"modifiers: {', '.join(companion_names())}"
+            f"unknown position encoding {shortened(name)!r}: {suggest(name, ENCODINGS)}"
+            "fairseq-posenc list shows all"
         )
     return ENCODINGS[name]
 

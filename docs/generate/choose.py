@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from docs.generate import forest_plots, measured
 from docs.generate.measured import Column
+from fairseq_posenc.workbench.experiments.choose.answer import BEST, SAME, UNREAD, WORSE
 from fairseq_posenc.workbench.experiments.variants import FAMILIES
 from fairseq_posenc.workbench.results import markdown
 
@@ -71,17 +71,19 @@ def format_card(name: str) -> str:
 def _format_advice(name: str, columns: Iterable[tuple[str, Column]]) -> str:
     """Say in which columns an encoding is in front, and in which far behind.
 
-    In front: the best, or not significantly different from it. Far behind: significantly
-    different, and in the lower half. Columns without significant differences say neither.
+    In front: the best, or not significantly different from it, and significantly better than the
+    median encoding of the column. Far behind: significantly worse than the best, and in the lower
+    half. Columns without significant differences say neither.
     """
     front: dict[str, list[str]] = {}
     back: dict[str, list[str]] = {}
     for family, column in columns:
-        best, same, behind = column.best()
-        if behind and name in (best, *same):
+        verdicts = column.verdicts()
+        verdict, differ = verdicts[name], WORSE in verdicts.values()
+        if differ and verdict in (BEST, SAME) and name in column.list_better_than_median():
             front.setdefault(family, []).append(column.title)
-        is_behind = name in behind or math.isinf(column.figures[name].mean)
-        if is_behind and 2 * column.ranked().index(name) >= len(column.figures):
+        in_lower_half = 2 * column.ranked().index(name) >= len(column.figures)
+        if verdict in (WORSE, UNREAD) and in_lower_half:
             back.setdefault(family, []).append(column.title)
     return " ".join(
         f"**{words}** "
@@ -93,15 +95,15 @@ def _format_advice(name: str, columns: Iterable[tuple[str, Column]]) -> str:
 
 
 def _format_cell(column: Column, name: str) -> str:
-    """Format an encoding's rank in a column, and whether the best differs significantly."""
-    best, same, _ = column.best()
+    """Format an encoding's rank in a column, and how it compares with the best."""
+    best, *_ = column.ranked()
     place = f"{column.ranked().index(name) + 1} of {len(column.figures)}"
     if name == best:
         return f"{place}: the best"
     text = f"{place}: `{best}` {column.show(best)}"
     if not column.by_seed:
         return text
-    return f"{text}, {'not ' if name in same else ''}significantly different"
+    return f"{text}; `{name}` is {column.verdicts()[name]}"
 
 
 def draw(folder: Path) -> None:

@@ -8,13 +8,15 @@ from pathlib import Path
 from textwrap import fill
 
 from docs.generate.measured import Column
+from fairseq_posenc.workbench.experiments.choose.answer import BEST, SAME, UNKNOWN
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.differences import PERPLEXITY
 from fairseq_posenc.workbench.results.pictures import COLOURS, GREY, GRID
 
 _WIDTH, _WIDTH_OF_MANY = 3.6, 2.4  # inches of a panel, and of one beside four others or more
 _LETTERS = 13  # letters of a title in an inch
-_BEST, _SAME, _BEHIND = COLOURS[4], COLOURS[0], GREY
+# By verdict; all others are grey.
+_COLOURS = {BEST: COLOURS[4], SAME: COLOURS[0], UNKNOWN: COLOURS[0]}
 
 
 def draw(columns: Sequence[Column], path: Path) -> None:
@@ -34,12 +36,12 @@ def draw(columns: Sequence[Column], path: Path) -> None:
     figure = pictures.new_figure(*size, dpi=110)
     (panels,) = figure.subplots(1, len(columns), squeeze=False, sharey=True)
     for axes, column in zip(panels, columns):
-        best, same, _ = column.best()
+        verdicts = column.verdicts()
         for row, name in enumerate(names):
             bounds = column.figures.get(name)
             if bounds is None or not math.isfinite(bounds.mean):
                 continue
-            colour = _BEST if name == best else _SAME if name in same else _BEHIND
+            colour = _COLOURS.get(verdicts[name], GREY)
             if math.isfinite(bounds.high - bounds.low):
                 axes.plot([bounds.low, bounds.high], [row, row], color=colour, linewidth=1.6)
             axes.plot(bounds.mean, row, "o", color=colour, markersize=5)

@@ -15,17 +15,17 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from fairseq_posenc import registry
-from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.workbench.experiments.choose.answer import (
+    BLEU,
     NOT_MEASURED,
     Evidence,
     Figures,
+    judge,
 )
 from fairseq_posenc.workbench.experiments.text_experiment import STACKS, option_value
 from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED
 from fairseq_posenc.workbench.results import markdown
-from fairseq_posenc.workbench.results.differences import PERPLEXITY, Scale, Values, find_worse
+from fairseq_posenc.workbench.results.differences import PERPLEXITY, Scale, Values, find_different
 from fairseq_posenc.workbench.results.intervals import Interval, interval, interval_of_perplexity
 from fairseq_posenc.workbench.results.record import Record, Row, read
 
@@ -43,7 +43,6 @@ ANOTHER_TEXT: dict[str, list[tuple[str, str, Optional[str]]]] = {
     ],
 }
 LENGTH_RECORDS = {CAUSAL: "causal_lm*_length_seed_*.json"}  # a record for each seed
-PROBE_RECORD = {CAUSAL: "probe_causal_lm.json"}
 # Models that were trained with one encoding and go on with another.
 SWITCH_RECORD = {
     MASKED: "masked_lm_start.json",
@@ -53,7 +52,7 @@ SWITCH_RECORD = {
 GLUE_RECORDS = {MASKED: ("glue.json", "glue_small.json")}
 EARLY_RECORD = "trainability.json"  # one seed
 COST_RECORD = "benchmark_layer_one_thread_cpu.json"
-_BLEU, _SCORE = Scale("BLEU", higher=True), Scale("score", higher=True)
+_SCORE = Scale("score", higher=True)
 _TRANSLATION_MODELS = (  # docs/results/multi30k.md
     "encoder-decoder models of 2 + 2 layers of width 128, trained for 1,000 updates on Multi30k, "
     "French to English, 3 seeds"
@@ -79,12 +78,17 @@ class Column(NamedTuple):
             return NOT_MEASURED
         return "cannot be read" if math.isinf(figure.mean) else figure.show(self.digits)
 
-    def best(self) -> tuple[str, list[str], list[str]]:
-        """Find the best encoding, those not significantly different from it, and those behind."""
-        best, *others = (name for name in self.ranked() if math.isfinite(self.figures[name].mean))
-        seeds = {name: self.by_seed.get(name, {}) for name in others}
-        worse = find_worse(self.by_seed.get(best, {}), seeds, self.scale)
-        return best, [n for n in others if n not in worse], [n for n in others if n in worse]
+    def verdicts(self) -> dict[str, str]:
+        """Compare the encodings with the best one; see :func:`judge`."""
+        means = {name: figure.mean for name, figure in self.figures.items()}
+        return judge(means, self.by_seed, self.scale._replace(higher=self.higher))
+
+    def list_better_than_median(self) -> set[str]:
+        """List the encodings that are significantly better than the median one."""
+        ranked = self.ranked()
+        middle = len(ranked) // 2
+        better = {name: self.by_seed.get(name, {}) for name in ranked[:middle]}
+        return find_different(self.by_seed.get(ranked[middle], {}), better, self.scale)
 
     def ranked(self) -> list[str]:
         """Sort the encodings, best first; NaN last."""
@@ -104,7 +108,7 @@ def at_trained_length(family: str) -> Optional[Column]:
             [row for row in record.rows if row["beam"] != 1],
         )
         seeds = _group_by_seed(rows, "system", "training", "BLEU")
-        return Column("BLEU", MAIN_RECORD[family], 2, figures, True, seeds, _BLEU)
+        return Column("BLEU", MAIN_RECORD[family], 2, figures, True, seeds, BLEU)
     source, (figures, seeds) = MAIN_RECORD[family], _read_perplexities(record)
     if more := _read_record(NEWER_RECORD[family]):
         source = f"{source}, {NEWER_RECORD[family]}"
@@ -158,30 +162,24 @@ def collect_evidence(family: str) -> Evidence:
     columns = {"1": at_trained_length(family)}
     columns |= {str(n): at_multiple(family, n) for n in multiples(family) if n > 1}
     figures = {times: _decide(column) for times, column in columns.items() if column}
-    names = dict.fromkeys(name for entry in figures.values() for name in entry.ranked)
-    head, rule, *rows = format_columns(list_columns(family), names).splitlines()
+    time, *_ = layer_costs() or [Column("", "", 0, {})]
     return Evidence(
         *_describe_models(family),
         figures=figures,
         one_seed=after_300_updates(family)[0].ranked(),
-        table=[head, rule],
-        rows=dict(zip(names, rows)),
+        times={name: round(figure.mean, 2) for name, figure in time.figures.items()},
     )
 
 
 def _decide(column: Column) -> Figures:
-    best, same, behind = column.best()
-    return Figures(
-        title=column.title,
-        source=column.source,
-        better="higher" if column.higher else "lower",
-        ranked=column.ranked(),
-        best=best,
-        shown=column.show(best),
-        same=same,
-        behind=behind,
-        unread=[name for name, figure in column.figures.items() if math.isinf(figure.mean)],
-    )
+    values = {
+        name: [
+            None if math.isinf(value) else round(value, 6)
+            for _, value in sorted(column.by_seed[name].items())
+        ]
+        for name in column.ranked()
+    }
+    return Figures(column.title, column.source, column.higher, values)
 
 
 def _describe_models(family: str) -> tuple[str, int, int]:
@@ -245,17 +243,6 @@ def _read_perplexities_by_multiple(records: Optional[str]) -> dict[int, dict[str
     return by_multiple
 
 
-def probe_ranks(family: str) -> Optional[Column]:
-    """Read the mean reciprocal ranks on probe tasks with longer inputs than in training."""
-    record = _read_record(PROBE_RECORD.get(family))
-    if record is None:
-        return None
-    rows = record.figures["ranks"]
-    ranks = {str(row["model"]): _read_interval(row, "mean_reciprocal_rank") for row in rows}
-    title = "mean reciprocal rank on tasks, longer than trained"
-    return Column(title, PROBE_RECORD[family], 2, ranks, higher=True)
-
-
 def after_switch(family: str) -> Column:
     """Read BLEU or perplexity after a short training from a model of another encoding."""
     title, record = "start from a trained model", _read_record(SWITCH_RECORD.get(family))
@@ -307,22 +294,6 @@ def layer_costs() -> list[Column]:
     return [
         Column("time of a layer / `none`, 512 tokens", COST_RECORD, 2, time),
         Column("memory of a layer / `none`, 512 tokens", COST_RECORD, 2, memory),
-    ]
-
-
-def parameter_counts() -> Column:
-    """Count the position parameters of a base-size model."""
-    counts = {name: interval([catalogue.count_at_base_size(name)]) for name in registry.names()}
-    return Column("position parameters, base size", "", 0, counts)
-
-
-def list_columns(family: str) -> list[Column]:
-    """Collect the table columns of a family: results of models, then costs and parameters."""
-    return [
-        *list_result_columns(family, multiples(family)),
-        *filter(None, [probe_ranks(family)]),
-        *layer_costs(),
-        parameter_counts(),
     ]
 
 

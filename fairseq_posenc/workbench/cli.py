@@ -8,11 +8,10 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, suggest
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.running.exit_codes import run_main
@@ -164,8 +163,7 @@ def _run(argv: Sequence[str] | None) -> int:
         words = os.environ["COMP_LINE"].split()[1:]
     chosen = next((word for word in words if not word.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS and _COMPLETING not in os.environ:
-        near = get_close_matches(chosen, COMMANDS, n=2)
-        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        meant = suggest(chosen, COMMANDS)
         raise UserError(f"there is no command '{chosen}': {meant}fairseq-posenc --help lists all")
     width = max(map(len, COMMANDS))
     listed = [

@@ -380,7 +380,11 @@ def test_a_causal_lms_inner_sizes_follow_its_width():
 
 
 BAD_OPTIONS = [
-    ("masked_lm", {"position_encoding": "alibbi"}, "unknown position encoding 'alibbi'; known: "),
+    (
+        "masked_lm",
+        {"position_encoding": "alibbi"},
+        "'alibbi': did you mean alibi",
+    ),
     ("masked_lm", {"position_encoding": "m4(max=3)"}, "m4 has no option 'max=3'; its options: max"),
     ("masked_lm", {"position_encoding": "learned,sinusoidal"}, "both act on the input"),
     ("masked_lm", {"position_encoding": "3*rope,none"}, "a list of 4 layers, but the stack has 3"),

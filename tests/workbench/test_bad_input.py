@@ -80,7 +80,7 @@ ODD = ["--encoder-embed-dim", 36, "--encoder-attention-heads", 4]
 @pytest.mark.parametrize(
     ("family", "options", "message"),
     [
-        ("causal_lm", [SPEC, "rotary"], "unknown position encoding 'rotary'; known: "),
+        ("causal_lm", [SPEC, "rotary"], "unknown position encoding 'rotary': "),
         ("masked_lm", [*ODD, SPEC, "rope"], "rope rotates pairs, but 1 of a head of size 9 is 9"),
         ("causal_lm", ["--restore-file", "typo.pt"], "--restore-file typo.pt does not exist"),
     ],

@@ -136,7 +136,8 @@ class TextExperiment(Experiment[TextSettings]):
         """Write the text, cut it into sentencepieces and binarize it; return its figures."""
         facts = self._write_text()
         self._data.do(self._make_data)
-        return facts
+        pieces = [self._data.folder / f"{part}.pieces" for part in ("train", "valid")]
+        return {**facts, "unigram_perplexity": corpus.unigram_perplexity(*pieces)}
 
     def trial(self, run: Run) -> Trial:
         """Build a training; where another length is read, measured at that one as well."""

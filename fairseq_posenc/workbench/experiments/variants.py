@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, suggest
 from fairseq_posenc.models.decbert import DECBERT
 from fairseq_posenc.specs import parse
 
@@ -110,5 +110,7 @@ def _parse_one(item: str, text: str) -> Variant:
     try:
         return Variant(item, str(parse(spec)), directions)
     except UserError as error:
-        short = ", ".join(SHORTHANDS)
-        raise UserError(f"--encodings: {error}; short names: {short}") from None
+        message = str(error)
+        if meant := suggest(item, SHORTHANDS):
+            message = f"unknown name {item!r}: {meant}fairseq-posenc list shows encodings"
+        raise UserError(f"--encodings: {message}") from None

@@ -87,13 +87,15 @@ def compare_all(samples: Mapping[str, Values]) -> list[PairedDifference]:
     return differences
 
 
-def find_worse(best: Values, others: Mapping[str, Values], scale: Scale = PERPLEXITY) -> set[str]:
-    """Choose the models that are significantly worse than the best one.
+def find_different(
+    reference: Values, others: Mapping[str, Values], scale: Scale = PERPLEXITY
+) -> set[str]:
+    """Choose the models that differ significantly from a reference.
 
     All are compared with it at once, so their p-values are those of Benjamini and Hochberg (1995):
     of what is called significant a share of 1 - :data:`LEVEL` is expected to be chance.
     """
-    p_values = {name: compare(values, best, scale).p_value for name, values in others.items()}
+    p_values = {name: compare(values, reference, scale).p_value for name, values in others.items()}
     judged = {name: p_value for name, p_value in p_values.items() if math.isfinite(p_value)}
     if not judged:
         return set()

@@ -58,7 +58,9 @@ def interval_of_perplexity(values: Iterable[float]) -> Interval:
     """Compute the perplexity of the mean loss, with the interval of that."""
     known = [math.log(value) for value in values]
     mean, low, high = interval(known)
-    return Interval(_exp(mean), math.exp(low), math.inf if high == math.inf else _exp(high))
+    if math.isinf(high):
+        return Interval(_exp(mean), -math.inf, math.inf)
+    return Interval(_exp(mean), math.exp(low), _exp(high))
 
 
 def average_lines(

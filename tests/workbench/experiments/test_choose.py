@@ -30,13 +30,20 @@ BROKEN = -1.0  # in place of a perplexity
 class Simulated(Halving):
     """Trainings whose curves and speed are known, in place of those of fairseq."""
 
-    def __init__(self, out: Path, ends: dict[str, float], budget: float, jobs: int = 2) -> None:
+    def __init__(
+        self,
+        out: Path,
+        ends: dict[str, float],
+        budget: float,
+        jobs: int = 2,
+        unigram: float = 1000.0,
+    ) -> None:
         variants, seeds = parse_variants(",".join(ends)), (1, 2)
         settings = TextSettings(
             out=out, variants=variants, seeds=seeds, updates=1, vocab_size=512, jobs=jobs
         )
         super().__init__(settings, budget, 0)
-        self.ends, self.made = ends, 0
+        self.ends, self.made, self.unigram = ends, 0, unigram
         self.trained: list[Any] = []
 
     def _train(self, settings):
@@ -53,6 +60,9 @@ class Simulated(Halving):
         self.made = settings.updates
         self.trained.append([each.name for each in settings.variants])
         return {"seconds": wall, "outcomes": rows}
+
+    def _measure_unigram(self):
+        return self.unigram
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
@@ -98,12 +108,38 @@ def test_what_is_done_is_not_repeated(tmp_path):
 
 @pytest.mark.parametrize(("unigram", "recommended"), [(1000.0, True), (20.0, False)])
 def test_a_training_is_recommended_only_by_models_that_learned(unigram, recommended, tmp_path):
-    simulated = Simulated(tmp_path, {"rope": 11.0, "alibi": 12.0}, 600)
-    text = report.describe_rounds(simulated.run(), simulated._settings, unigram)
-    assert text.startswith("Measured: masked-lm models of 2 layers of width 128 on ")
+    simulated = Simulated(tmp_path, {"rope": 11.0, "alibi": 12.0}, 600, unigram=unigram)
+    text = report.describe_rounds(simulated.run(), simulated._settings)
+    assert "Measured: masked-lm models of 2 layers of width 128 on " in text
     assert "Two seeds are shown and not judged" in text
     assert ("fairseq-posenc train-recipe a_small rope" in text) == recommended
-    assert ("No model is recommended" in text) != recommended
+    assert text.startswith("Take `rope`" if recommended else "No encoding is recommended.")
+
+
+def test_nobody_is_dropped_while_ranks_mean_nothing(tmp_path):
+    ends = {name: 10.0 + place for place, name in enumerate(NAMES)}
+    rounds = Simulated(tmp_path, ends, 600, unigram=19.0).run()
+    assert [len(each.models) for each in rounds] == [5, 5, 5, 5]
+    rounds = Simulated(tmp_path, ends, 600, unigram=21.0).run()  # from 10.5 on
+    sizes = [len(each.models) for each in rounds]
+    assert sizes[:2] == [5, 5]
+    assert sizes[-1] < 5
+
+
+def test_a_budget_that_is_too_small_says_which_would_do(tmp_path):
+    """The budget that is named is enough: with it, ranks mean something after the first round."""
+    ends = {name: 10.0 + place for place, name in enumerate(NAMES)}
+    small = Simulated(tmp_path / "small", ends, 60, unigram=22.0)  # from 11 on, at 100 updates
+    rounds = small.run()
+    assert not rounds[-1].has_meaning
+    budget = small.estimate_budget(rounds)
+    assert budget is not None
+    text = report.describe_rounds(rounds, small._settings, budget)
+    named = report.format_budget(budget)
+    assert f"5 encodings with 2 seeds need `--budget {named}`" in text
+    assert len(rounds[-1].models) == 5
+    again = Simulated(tmp_path / "again", ends, command._parse_seconds(named), unigram=22.0)
+    assert again.run()[1].has_meaning
 
 
 def test_the_unigram_perplexity_is_that_of_the_frequencies(tmp_path):
@@ -163,9 +199,9 @@ def test_candidates_are_trained_on_a_text_and_read_further(tmp_path):
     first = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
     rows = record.read(tmp_path / "out" / report.RECORD).rows
     assert [row["model"] for row in rows[:2]] == ["rope", "learned"]
-    assert first.stdout.startswith("Measured: causal-lm models of 2 layers of width 16 on ")
+    assert "Measured: causal-lm models of 2 layers of width 16 on " in first.stdout
     assert "cannot be read" in first.stdout
-    assert "No model is recommended" in first.stdout  # after so few updates
+    assert first.stdout.startswith("No encoding is recommended. Ranks mean nothing yet: after")
     assert "fairseq-posenc train-recipe" not in first.stdout
     second = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
     assert second.stdout == first.stdout

@@ -41,6 +41,7 @@ from fairseq_posenc.workbench.running.progress import format_time
 from tests.helpers.commands import halting
 from tests.helpers.waiting import wait_until
 
+UNIGRAM = 200.0
 DEMO = "none,learned,decbert_diff,m4m"
 
 
@@ -75,7 +76,13 @@ def make_results(
             end = points[-1][1]
             figures = {"perplexity": end, "position_parameters": 8192 * number}
             outcomes.append(Outcome(Run(variant, seed, "0.003"), figures, curve, 61.0))
-    facts = {"words": 300_000, "documents": 700, "valid_words": 15_000, "train_words": 285_000}
+    facts = {
+        "words": 300_000,
+        "documents": 700,
+        "valid_words": 15_000,
+        "train_words": 285_000,
+        "unigram_perplexity": UNIGRAM,
+    }
     return TextResults(settings, outcomes, facts)
 
 
@@ -150,6 +157,8 @@ class TestContenders:
         ("text", "message"),
         [
             ("none,quantum", "unknown position encoding 'quantum'"),
+            ("none,m4n", "unknown position encoding 'm4n': did you mean m4 or m4m? "),
+            ("decbert_dif,m4m", "unknown name 'decbert_dif': did you mean decbert_diff or decb"),
             ("m4m(max_distance=far)", "expected a whole number"),
             ("none,,m4m", "an empty name"),
             ("", "an empty name"),
@@ -352,8 +361,12 @@ class TestCurves:
 
 class TestStatements:
     def test_computed_from_the_figures(self, tmp_path: Path) -> None:
-        falling, *order, holm, bag, race = statements.derive_statements(
-            make_results(tmp_path, FOUR).models
+        ranks, falling, *order, holm, bag, race = statements.derive_statements(
+            make_results(tmp_path, FOUR).models, UNIGRAM
+        )
+        assert ranks == (
+            "Ranks mean something here: `m4m` has 39.9, and ranks mean something from 100.0 on, "
+            "half the perplexity of a model that only counts pieces."
         )
         assert falling == (
             "Validation perplexity fell further in the last quarter of the training: `none` by "
@@ -378,7 +391,7 @@ class TestStatements:
         """No conclusion is written in advance: with other figures the sentences turn round."""
         reverse = dict(zip(FOUR, reversed(FOUR.values())))
         models = make_results(tmp_path, reverse).models
-        _, first, *_, bag = statements.derive_statements(models)
+        _, _, first, *_, bag = statements.derive_statements(models, UNIGRAM)
         assert first.startswith("`none` has a significantly lower perplexity than `learned`")
         alone = statements._compare_with_bag(models[0], models[1:])
         assert "No other model is significantly below it" in alone
@@ -386,18 +399,18 @@ class TestStatements:
 
     def test_a_paired_difference_whose_interval_has_0_is_not_significant(self, tmp_path) -> None:
         near = {"none": [(100, 80.0)], "m4m": [(100, 40.0)], "t5": [(100, 40.01)]}
-        order = statements.derive_statements(make_results(tmp_path, near).models)
-        assert order[:2] == [
+        order = statements.derive_statements(make_results(tmp_path, near).models, UNIGRAM)
+        assert order[1:3] == [
             "`m4m` has a significantly lower perplexity than `none`.",
             "`t5` has a significantly lower perplexity than `none`.",
         ]
-        assert order[2] == (
+        assert order[3] == (
             "Not significantly different (95% interval of the paired difference contains 0): "
             "`m4m` and `t5`."
         )
 
     def test_a_causal_model_without_positions_is_no_bag_of_words(self, tmp_path: Path) -> None:
-        found = statements.derive_statements(make_results(tmp_path, FOUR).models, masked=False)
+        found = statements.derive_statements(make_results(tmp_path, FOUR).models, UNIGRAM, False)
         assert not any("bag of words" in sentence for sentence in found)
 
     def test_a_seed_that_diverged_is_told_and_the_others_are_compared(self, tmp_path: Path) -> None:
@@ -406,7 +419,7 @@ class TestStatements:
         broken = Outcome(broken.run, {}, broken.curve, diverged=140)
         outcomes = [each for each in results.outcomes if each.run != broken.run]
         models = replace(results, outcomes=[*outcomes, broken]).models
-        first, _, second, *_ = statements.derive_statements(models)
+        _, first, _, second, *_ = statements.derive_statements(models, UNIGRAM)
         assert first == "`learned` diverged at update 140 (seed 1)."
         assert second == ("`m4m` has a significantly lower perplexity than `decbert_diff`, `none`.")
         shown = report.format_table(replace(results, outcomes=[*outcomes, broken]))
@@ -418,7 +431,7 @@ class TestStatements:
     @pytest.mark.parametrize(("seeds", "words"), [(1, "One seed is"), (2, "Two seeds are")])
     def test_one_or_two_seeds_are_shown_and_not_judged(self, seeds, words, tmp_path) -> None:
         results = make_results(tmp_path, FOUR, seeds=seeds)
-        only, falling = statements.derive_statements(results.models)
+        _, falling, only = statements.derive_statements(results.models, UNIGRAM)
         assert only.startswith(f"{words} shown and not judged")
         assert falling.startswith("Validation perplexity fell further")
         row = next(line for line in report.format_table(results).splitlines() if "`m4m`" in line)
@@ -430,6 +443,19 @@ class TestStatements:
             ", ".join(ends),
         ]
 
+    def test_ranks_above_half_the_unigram_perplexity_mean_nothing_yet(self, tmp_path) -> None:
+        """By hand: from 160 to 140 in 60 updates, so to 100 in 151 more."""
+        curve = [(40, 190.0), (100, 170.0), (140, 160.0), (200, 140.0)]
+        models = make_results(tmp_path, {"rope": curve}, seeds=1).models
+        ranks, *_ = statements.derive_statements(models, UNIGRAM)
+        assert ranks.startswith("**Ranks mean nothing yet**: after 200 updates the lowest")
+        assert "is 140.1 (`rope`), and ranks mean something from 100.0 on" in ranks
+        pace = math.log(160 / 140) / 60
+        needed = 50 * math.ceil((200 + math.log(140.14 / 100) / pace) / 50)
+        assert f"after about {needed:,} updates: add `--updates {needed}`" in ranks
+        flat = make_results(tmp_path, {"rope": [(100, 150.0), (200, 150.0)]}).models
+        assert "It did not fall" in statements.derive_statements(flat, UNIGRAM)[0]
+
     def test_seeds_that_never_arrive_are_counted(self, tmp_path: Path) -> None:
         model = make_results(tmp_path, {"m4m": [(100, 70.0), (200, 40.0)]}).models[0]
         assert statements._format_arrival(model, 40.05) == "after 200 updates (1 of 3 seeds)"
@@ -438,7 +464,9 @@ class TestStatements:
 
     def test_without_learned_the_first_is_the_baseline(self, tmp_path: Path) -> None:
         results = make_results(tmp_path, {"decbert_diff": FOUR["learned"], "m4m": FOUR["m4m"]})
-        assert "`decbert_diff` ends at" in " ".join(statements.derive_statements(results.models))
+        assert "`decbert_diff` ends at" in " ".join(
+            statements.derive_statements(results.models, UNIGRAM)
+        )
 
 
 class TestLearningRates:
@@ -476,6 +504,18 @@ class TestReport:
         assert f"--out '{out}'" in text
         assert "--attention-directions lr,rl" in text
         assert "300,000 words" in text
+        assert "- `decbert_diff`: DecBERT; its first layers see lr,rl" in text
+        assert "- `m4m`: As `m4`, but the three dot products are multiplied." in text
+        best = out / "models/m4m/lr-0.003-seed-1/checkpoint_best.pt"
+        assert f"fairseq-posenc inspect --checkpoint '{best}' --text" in text
+
+    def test_the_screen_shows_the_best_first_in_five_columns(self, tmp_path: Path) -> None:
+        table, conclusions = report.format_screen(make_results(tmp_path, FOUR)).split("\n\n")
+        header, *rows = (re.split("  +", line) for line in table.splitlines())
+        assert header[:3] == ["encoding", "validation perplexity", "each seed"]
+        assert max(map(len, table.splitlines())) <= 100
+        assert [row[0] for row in rows] == ["m4m", "decbert_diff", "learned", "none"]
+        assert conclusions.startswith("- Ranks mean something here: m4m has 39.9")
 
     def test_the_record_has_a_row_for_each_model(self, tmp_path: Path) -> None:
         broken = {**FOUR, "m4m": [(100, math.nan)]}
@@ -733,7 +773,7 @@ def test_compare_is_interrupted_and_continued(tmp_path: Path) -> None:
 
     third = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
     assert "fairseq-train" not in third.stderr
-    assert third.stdout.startswith("| ")
+    assert third.stdout.startswith("encoding ")
 
 
 @pytest.mark.slow
@@ -774,4 +814,4 @@ def test_a_training_that_diverges_is_a_result_and_ends_no_other(tmp_path: Path) 
     assert 1 < broken["diverged"] <= 4
     assert broken["perplexity"] is None
     assert whole["diverged"] is None
-    assert "| `none` | 0 | 0.003 | 1 |" in told.stdout
+    assert "| `none` | 0 | 0.003 | 1 |" in (tmp_path / "out" / "report.md").read_text()

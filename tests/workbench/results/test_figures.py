@@ -118,8 +118,8 @@ def test_all_pairs_from_the_best_on_with_holms_correction():
 def test_what_is_worse_than_the_best():
     models = samples()
     best = models.pop("good")
-    assert differences.find_worse(best, models) == {"bad"}
-    assert differences.find_worse(best, {"one": {0: 50.0, 1: 60.0}}) == set()
+    assert differences.find_different(best, models) == {"bad"}
+    assert differences.find_different(best, {"one": {0: 50.0, 1: 60.0}}) == set()
 
 
 def test_differences_in_words():

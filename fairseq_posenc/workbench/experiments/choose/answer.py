@@ -1,21 +1,48 @@
-"""The answer of the records: what was measured, on what, and the best figure within that.
+"""The answer of the records: which encoding to take, what was measured, and what is not known.
 
-``evidence.json`` has all of it by family; ``make docs`` writes it from the records in
+``evidence.json`` has the figures by family; ``make docs`` writes it from the records in
 ``docs/results``.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
 from fairseq_posenc import registry
-from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED, join_list
+from fairseq_posenc.workbench.results import markdown
+from fairseq_posenc.workbench.results.differences import (
+    PERPLEXITY,
+    Scale,
+    Values,
+    find_different,
+)
+from fairseq_posenc.workbench.results.intervals import (
+    Interval,
+    interval,
+    interval_of_perplexity,
+)
 
 EVIDENCE = Path(__file__).with_name("evidence.json")
 NOT_MEASURED = "not measured"
-_FEW = 8  # candidates to train where a user names none
+BEST, SAME, UNKNOWN, WORSE, UNREAD = (
+    "best",
+    "not significantly worse",
+    "not known well enough",
+    "significantly worse",
+    "cannot be read",
+)
+BLEU = Scale("BLEU", higher=True)
+# Candidates to train where a user names none: on two cores, the default budget trains them to
+# where ranks mean something.
+_FEW = 4
+_FAST = 1.1  # times of a layer, as multiples of that of `none`, up to which an encoding is fast
+_MODELS = {MASKED: "a masked LM", CAUSAL: "a causal LM", BOTH: "a translation model"}
 
 
 class ChooseQuestion(NamedTuple):
@@ -24,20 +51,27 @@ class ChooseQuestion(NamedTuple):
     family: str  # masked-lm, causal-lm or encoder-decoder
     length: int  # tokens in an input
     trained: int  # the length of training
+    names: Sequence[str] = ()  # the encodings to choose from; all if empty
 
 
 class Figures(NamedTuple):
-    """The measured figure that decides an answer, and the encodings by it."""
+    """The measured figure that decides an answer."""
 
     title: str  # name of the figure
     source: str  # file names of the records
-    better: str  # `higher` or `lower`
-    ranked: list[str]  # all that were measured, from the best on
-    best: str  # the best of all
-    shown: str  # its figure
-    same: list[str]  # not significantly different from the best
-    behind: list[str]  # significantly worse than the best
-    unread: list[str]  # cannot read such inputs
+    higher: bool  # whether higher is better
+    # by encoding, a value for each seed; None where the model cannot read such inputs
+    values: dict[str, list[Optional[float]]]
+
+    @property
+    def scale(self) -> Scale:
+        """The scale on which differences are taken."""
+        return BLEU if self.higher else PERPLEXITY
+
+    def average(self, name: str) -> Interval:
+        """Average an encoding's values; infinite where it cannot read such inputs."""
+        values = [math.inf if value is None else value for value in self.values[name]]
+        return interval(values) if self.higher else interval_of_perplexity(values)
 
 
 class Evidence(NamedTuple):
@@ -48,8 +82,29 @@ class Evidence(NamedTuple):
     longest: int  # longest input in evaluation, in tokens; in words for sentences
     figures: dict[str, Figures]  # by the multiple of the length of training, `1` first
     one_seed: list[str]  # encodings by their loss after a short training, from the best on
-    table: list[str]  # the two lines of a table's head, in Markdown
-    rows: dict[str, str]  # the table's row of each encoding
+    times: dict[str, float]  # time of a layer by encoding, as a multiple of that of `none`
+
+
+class Ranking(NamedTuple):
+    """Encodings by one figure."""
+
+    figures: Figures
+    verdicts: dict[str, str]  # by encoding, from the best figure on
+
+    @property
+    def best(self) -> str:
+        """The encoding with the best figure."""
+        return next(iter(self.verdicts))
+
+    def list_names(self, verdict: str) -> list[str]:
+        """List the encodings of a verdict."""
+        return [name for name, found in self.verdicts.items() if found == verdict]
+
+    def show(self, name: str) -> str:
+        """Format an encoding's figure with its interval."""
+        if self.verdicts[name] == UNREAD:
+            return UNREAD
+        return self.figures.average(name).show(2)
 
 
 def read_evidence(family: str) -> Evidence:
@@ -68,42 +123,91 @@ def find_figures(question: ChooseQuestion, evidence: Evidence) -> Optional[Figur
     return next((entry for times, entry in evidence.figures.items() if int(times) >= wanted), None)
 
 
+def rank(figures: Figures, names: Sequence[str] = ()) -> Ranking:
+    """Rank encodings by a figure; all that were measured, or those of ``names``."""
+    chosen = [name for name in figures.values if not names or name in names]
+    means = {name: figures.average(name).mean for name in chosen}
+    seeds = {
+        name: {seed: value for seed, value in enumerate(figures.values[name]) if value is not None}
+        for name in chosen
+    }
+    return Ranking(figures, judge(means, seeds, figures.scale))
+
+
+def judge(means: Mapping[str, float], seeds: Mapping[str, Values], scale: Scale) -> dict[str, str]:
+    """Compare encodings with the best one; return the verdicts from the best mean on.
+
+    Where an encoding is not significantly worse than the best although its mean is no better than
+    that of one that is, its seeds differ too much: it is not known well enough.
+
+    Args:
+        means: mean by encoding; infinite where a model cannot read the input.
+        seeds: values by encoding and seed.
+        scale: the scale on which differences are taken.
+    """
+    sign = -1 if scale.higher else 1
+    best, *others = sorted(means, key=lambda name: (math.isnan(means[name]), sign * means[name]))
+    worse = find_different(
+        seeds.get(best, {}), {name: seeds.get(name, {}) for name in others}, scale
+    )
+    verdicts, any_worse = {best: BEST}, False
+    for name in others:
+        if not math.isfinite(means[name]):
+            verdicts[name] = UNREAD
+            continue
+        any_worse = any_worse or name in worse
+        verdicts[name] = WORSE if name in worse else UNKNOWN if any_worse else SAME
+    return verdicts
+
+
 def answer_question(question: ChooseQuestion) -> str:
-    """Answer in Markdown: what was measured first, then no more than follows from it."""
+    """Answer in Markdown: a sentence, what it rests on, and a table.
+
+    Raises:
+        UserError: none of the encodings asked for was measured.
+    """
     evidence = read_evidence(question.family)
     figures = find_figures(question, evidence)
-    asked = f"trained at {question.trained:,} tokens, read at {question.length:,}"
+    asked = f"trained at {question.trained:,} tokens and read at {question.length:,}"
+    advice = _advise_training(question)
     if figures is None:
-        return f"Asked: {asked}. This was {NOT_MEASURED}; {_advise_training(question)}"
-    best, same, behind, unread = figures.best, figures.same, figures.behind, figures.unread
+        return f"No encoding can be recommended: no model was {asked}. {advice}"
+    known = [name for name in question.names if name in figures.values]
+    if question.names and not known:
+        raise UserError(
+            f"--encodings {join_list(question.names)}: none of these was measured in "
+            f"{_MODELS[question.family]}; leave the option out to see what was, or train them with "
+            "--text"
+        )
+    ranking = rank(figures, known)
     if question.length <= evidence.longest and evidence.trained in (0, question.trained):
-        head = f"Asked: {asked}, as measured. The figures are of such small models only:"
-        front = [f"- best there: `{best}`, {figures.shown}"]
-        front += _format_line("not significantly different from it", same)
+        head = f"Take `{ranking.best}` for {_MODELS[question.family]} {asked}: {_praise(ranking)}"
+    elif evidence.trained:
+        head = (
+            f"No encoding can be recommended: no model was {asked}. Try `{ranking.best}` first: in "
+            f"the nearest measurement, trained at {evidence.trained:,} tokens, {_praise(ranking)}"
+        )
     else:
         head = (
-            f"Asked: {asked}. No winner is named: nothing was trained and read like that. The "
-            "small models suggest whom to try:"
+            f"No encoding can be recommended: the longest sentences that were translated had "
+            f"{evidence.longest} words. Try `{ranking.best}` first: on those, {_praise(ranking)}"
         )
-        front = _format_line("in front there, without a significant difference", [best, *same])
-    unknown = [name for name in list_names(question.family) if name not in figures.ranked]
-    lines = [
-        f"Measured: {evidence.models}; {figures.title} ({figures.source}), where {figures.better} "
-        "is better.",
-        "",
-        head,
-        "",
-        *front,
-        *_format_line("significantly behind", behind),
-        *_format_line("cannot be read there", unread),
-        *_format_line(NOT_MEASURED, unknown),
-        "",
-        f"To know it for your text, {_advise_training(question)}",
-        "",
-        *evidence.table,
-        *(evidence.rows[name] for name in (best, *same, *behind, *unread)),
-    ]
-    return "\n".join(lines)
+    wanted = question.names or list_names(question.family)
+    missing = [name for name in wanted if name not in figures.values]
+    return "\n".join(
+        [
+            " ".join([head, *_qualify(ranking), *_recommend_fast(ranking, evidence.times)]),
+            "",
+            f"Measured on {evidence.models}: larger models and other texts may differ. {advice}",
+            "",
+            _format_table(ranking, evidence.times),
+            "",
+            f"The figure is {figures.title}, with its 95 % interval over the seeds; "
+            f"{'higher' if figures.higher else 'lower'} is better. The third column compares with "
+            f"`{ranking.best}`. Time: that of a layer in training, as a multiple of that of `none`."
+            + (f" Not measured: {_join(missing)}." if missing else ""),
+        ]
+    )
 
 
 def choose_candidates(question: ChooseQuestion) -> list[str]:
@@ -113,7 +217,7 @@ def choose_candidates(question: ChooseQuestion) -> list[str]:
     """
     evidence, known = read_evidence(question.family), list_names(question.family)
     figures = find_figures(question, evidence)
-    ranked = [*(figures.ranked if figures else []), *evidence.one_seed, *known]
+    ranked = [*(rank(figures).verdicts if figures else []), *evidence.one_seed, *known]
     return [name for name in dict.fromkeys(ranked) if name in known][:_FEW]
 
 
@@ -122,13 +226,67 @@ def list_names(family: str) -> list[str]:
     return registry.names(encoder=family != CAUSAL)
 
 
+def _praise(ranking: Ranking) -> str:
+    """Say how good the best figure is."""
+    count = len(ranking.verdicts)
+    figure = f"{'highest' if ranking.figures.higher else 'lowest'} {ranking.figures.title}"
+    return f"of {count} encodings it has the {figure}, {ranking.show(ranking.best)}."
+
+
+def _qualify(ranking: Ranking) -> list[str]:
+    """Say which encodings may be as good as the best."""
+    sentences = []
+    if same := ranking.list_names(SAME):
+        verb = "is" if len(same) == 1 else "are"
+        sentences.append(f"{_show_all(ranking, same)} {verb} {SAME}.")
+    if unknown := ranking.list_names(UNKNOWN):
+        verb = "is" if len(unknown) == 1 else "are"
+        sentences.append(
+            f"{_show_all(ranking, unknown)} {verb} {UNKNOWN}: the seeds differ too much."
+        )
+    return sentences
+
+
+def _recommend_fast(ranking: Ranking, times: dict[str, float]) -> list[str]:
+    """Name the best of those that cost hardly any time, if the best one costs more."""
+    if times.get(ranking.best, 0) <= _FAST:
+        return []
+    fast = [name for name in ranking.verdicts if times.get(name, math.inf) <= _FAST]
+    if not fast or ranking.verdicts[fast[0]] == UNREAD:
+        return []
+    return [
+        f"If speed matters, take `{fast[0]}`, {ranking.show(fast[0])}: a layer takes "
+        f"{times[fast[0]]:.2f} times as long as without positions, with `{ranking.best}` "
+        f"{times[ranking.best]:.2f} times."
+    ]
+
+
+def _format_table(ranking: Ranking, times: dict[str, float]) -> str:
+    rows = [
+        (f"`{name}`", ranking.show(name), verdict, f"{times[name]:.2f}" if name in times else "-")
+        for name, verdict in ranking.verdicts.items()
+    ]
+    name = ranking.figures.scale.name
+    return markdown.table(("encoding", name, "compared", "time"), rows, "lrlr")
+
+
 def _advise_training(question: ChooseQuestion) -> str:
     if question.family == BOTH:
-        return "train candidates on it: `fairseq-posenc train-recipe translation_iwslt17`."
-    lengths = f"--length {question.length} --trained {question.trained}"
-    command = f"fairseq-posenc choose --family {question.family} {lengths} --text my.txt"
-    return f"train candidates on it: `{command} --budget 30m`."
+        command = "fairseq-posenc train-recipe translation_iwslt17"
+    else:
+        command = f"fairseq-posenc choose --family {question.family} --length {question.length}"
+        if question.trained != question.length:
+            command += f" --trained {question.trained}"
+        if question.names:
+            command += f" --encodings '{join_list(question.names)}'"
+        command += " --text my.txt"
+    return f"To know it for your text, train candidates on it:\n\n    {command}"
 
 
-def _format_line(what: str, names: list[str]) -> list[str]:
-    return [f"- {what}: {', '.join(f'`{name}`' for name in names)}"] if names else []
+def _show_all(ranking: Ranking, names: list[str]) -> str:
+    shown = [f"`{name}` at {ranking.show(name)}" for name in names]
+    return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+
+
+def _join(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
@@ -15,9 +16,10 @@ from fairseq_posenc.workbench.experiments.choose.answer import (
     choose_candidates,
 )
 from fairseq_posenc.workbench.experiments.choose.halving import Halving
-from fairseq_posenc.workbench.experiments.corpus import read_text, unigram_perplexity
+from fairseq_posenc.workbench.experiments.corpus import read_text
 from fairseq_posenc.workbench.experiments.text_experiment import TextSettings
 from fairseq_posenc.workbench.experiments.variants import BOTH, FAMILIES, MASKED, parse_variants
+from fairseq_posenc.workbench.results import terminal
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
@@ -54,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_jobs(parser, "one on each core, or on the GPU")
     options.add_place(parser)
     options.add_out(parser, computed_default="choose-NAME for --text NAME.txt")
+    add("--markdown", action="store_true", help="print Markdown, as in choose.md")
     options.add_json(parser)
 
 
@@ -63,10 +66,13 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input, or a fairseq command that failed.
     """
-    question = ChooseQuestion(args.family, args.length, args.trained or args.length)
+    listed = parse_variants(args.encodings) if args.encodings else ()
+    names = tuple(variant.name for variant in listed)
+    question = ChooseQuestion(args.family, args.length, args.trained or args.length, names)
+    show: Callable[[str], str] = str if args.markdown else terminal.show
     _refuse_wrong_options(question, args)
     if args.text is None:
-        print(answer_question(question))
+        print(show(answer_question(question)))
         return 0
     settings, budget = _build_settings(question, args), _parse_seconds(args.budget)
     read_text(args.text)  # so that a wrong one is an error before anything is made
@@ -74,17 +80,17 @@ def run(args: argparse.Namespace) -> int:
         signals_as_keyboard_interrupt(),
         lock_output_folder(settings.out, (report.REPORT, report.RECORD)) as lock,
     ):
-        names, within = ", ".join(settings.names), format_time(budget)
-        say(f"{names} on {args.text} within {within}; everything goes to {settings.out}/")
-        rounds = Halving(settings, budget, lock).run()
-        pieces = [settings.out / "data" / f"{part}.pieces" for part in ("train", "valid")]
-        text = report.describe_rounds(rounds, settings, unigram_perplexity(*pieces))
+        candidates, within = ", ".join(settings.names), format_time(budget)
+        say(f"{candidates} on {args.text} within {within}; everything goes to {settings.out}/")
+        halving = Halving(settings, budget, lock)
+        rounds = halving.run()
+        text = report.describe_rounds(rounds, settings, halving.estimate_budget(rounds))
         record = report.build_record(rounds, settings)
         record.write(settings.out / report.RECORD)
         write_whole(
             settings.out / report.REPORT, f"# Which encoding\n\n{text}\n\n    {record.command}\n"
         )
-    print(record.text() if args.json else text)
+    print(record.text() if args.json else show(text))
     say(f"report: {settings.out / report.REPORT}")
     return 0
 

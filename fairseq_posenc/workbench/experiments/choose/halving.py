@@ -6,7 +6,8 @@ Source:
     equal cost; each trains those that are left further, and keeps the better half of them.
 Differs:
     halves are rounded up, so that the last round has two to compare. A candidate is several
-    trainings, one with each seed, and is judged by their mean loss. How many updates a round's
+    trainings, one with each seed, and is judged by their mean loss. Nobody is dropped while ranks
+    mean nothing (:mod:`~fairseq_posenc.workbench.experiments.ranks`). How many updates a round's
     share of the time allows follows from the speed of the round before; the first is short.
 """
 
@@ -16,10 +17,12 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.experiments.corpus import unigram_perplexity
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate, aggregate
+from fairseq_posenc.workbench.experiments.ranks import estimate_updates, meaningful_perplexity
 from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment, TextSettings
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.running.files import checksum
@@ -29,6 +32,8 @@ from fairseq_posenc.workbench.running.stages import Outputs, Stage
 _FIRST = 20  # updates that measure the speed; they are the beginning of the first round
 # a round must train this many times longer than the one before to be worth its start-up
 _LEAST = 1.2
+# updates after which models of the default size begin to use the order of a text
+_BEGIN = 250
 
 
 class Round(NamedTuple):
@@ -38,6 +43,7 @@ class Round(NamedTuple):
     updates: int  # each training's updates since its beginning
     seconds: float  # the round's duration
     models: list[SeedAggregate]  # all that were in it, from the best on
+    unigram: float  # the perplexity of a model that knows only how often each piece occurs
 
     @property
     def able(self) -> list[SeedAggregate]:
@@ -46,8 +52,17 @@ class Round(NamedTuple):
 
     @property
     def kept(self) -> list[Variant]:
-        """The better half, rounded up, of the able ones."""
-        return [model.variant for model in self.able[: -(-len(self.models) // 2)]]
+        """The better half, rounded up, of the able ones; all of these while ranks mean nothing."""
+        half = -(-len(self.models) // 2)
+        left = self.able[:half] if self.has_meaning else self.able
+        return [model.variant for model in left]
+
+    @property
+    def has_meaning(self) -> bool:
+        """Whether ranks mean something."""
+        return bool(self.able) and self.able[0].perplexity.mean <= meaningful_perplexity(
+            self.unigram
+        )
 
 
 class Halving:
@@ -65,8 +80,7 @@ class Halving:
         Raises:
             UserError: a wrong text, or a program that failed.
         """
-        left = self._settings.variants
-        count = max(1, math.ceil(math.log2(len(left))))
+        left, count = self._settings.variants, self._count_rounds()
         rounds = [self._train_round(0, left, 0, _FIRST)]
         for number in range(1, count + 1):
             rest = self._budget - sum(round_.seconds for round_ in rounds)
@@ -81,23 +95,52 @@ class Halving:
                 break
         return rounds
 
-    def _count_affordable(self, last: Round, candidates: int, seconds: float) -> int:
-        """Compute how many updates in all, at the speed of the last round, fit into a time.
+    def estimate_budget(self, rounds: Sequence[Round]) -> Optional[float]:
+        """Estimate a budget whose first round trains all candidates until ranks mean something.
 
-        What a training's own time does not explain is starting up, validating and measuring.
+        None if all trainings diverged.
+        """
+        best = rounds[-1].models[0]
+        curve = [
+            (round_.updates, model.perplexity.mean)
+            for round_ in rounds
+            for model in round_.models
+            if model.variant == best.variant
+        ]
+        needed = max(estimate_updates(curve, rounds[-1].unigram) or 0, _BEGIN)
+        if needed <= rounds[-1].updates:  # it did not fall
+            needed = 2 * rounds[-1].updates
+        if (costs := self._measure_costs(rounds[-1])) is None:
+            return None
+        update, overhead = costs
+        trainings = len(self._settings.variants) * len(self._settings.seeds)
+        round_seconds = trainings * (overhead + needed * update) / self._settings.jobs
+        return rounds[0].seconds + self._count_rounds() * round_seconds
+
+    def _count_rounds(self) -> int:
+        return max(1, math.ceil(math.log2(len(self._settings.variants))))
+
+    def _count_affordable(self, last: Round, candidates: int, seconds: float) -> int:
+        """Compute how many updates in all, at the speed of the last round, fit into a time."""
+        if (costs := self._measure_costs(last)) is None:
+            return 0
+        update, overhead = costs
+        share = seconds * self._settings.jobs / (candidates * len(self._settings.seeds))
+        return last.updates + int((share - overhead) / update)
+
+    def _measure_costs(self, last: Round) -> Optional[tuple[float, float]]:
+        """Measure the seconds of an update, and those of a training beside its updates.
+
+        What a training's own time does not explain is starting up, validating and measuring. None
+        if all trainings diverged.
         """
         outcomes = [outcome for model in last.models for outcome in model.undiverged]
         if not outcomes:
-            return 0
-        seconds_each = sum(outcome.seconds for outcome in outcomes) / len(outcomes) / last.updates
+            return None
+        update = sum(outcome.seconds for outcome in outcomes) / len(outcomes) / last.updates
         started = sum(len(model.outcomes) for model in last.models)
-        overhead = max(
-            last.seconds * self._settings.jobs / started
-            - seconds_each * (last.updates - last.before),
-            0,
-        )
-        share = seconds * self._settings.jobs / (candidates * len(self._settings.seeds))
-        return last.updates + int((share - overhead) / seconds_each)
+        whole = last.seconds * self._settings.jobs / started
+        return update, max(whole - update * (last.updates - last.before), 0)
 
     def _train_round(
         self, number: int, variants: Sequence[Variant], before: int, updates: int
@@ -115,7 +158,12 @@ class Halving:
         say(f"round {number}: {len(variants)} encodings, to update {updates:,}")
         done = Stage(settings.out / "rounds" / str(number), inputs)
         facts = done.do(lambda: self._train(replace(settings, updates=updates)))
-        return Round(before, updates, facts["seconds"], _rank(settings, facts))
+        models = _rank(settings, facts)
+        return Round(before, updates, facts["seconds"], models, self._measure_unigram())
+
+    def _measure_unigram(self) -> float:
+        data = self._settings.out / "data"
+        return unigram_perplexity(data / "train.pieces", data / "valid.pieces")
 
     def _train(self, settings: TextSettings) -> Outputs:
         began = time.monotonic()

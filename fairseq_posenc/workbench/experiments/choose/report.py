@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Sequence
+from typing import Optional
 
 from fairseq_posenc.workbench.experiments.choose.halving import Round
 from fairseq_posenc.workbench.experiments.outcomes import SeedAggregate
+from fairseq_posenc.workbench.experiments.ranks import describe_ranks
 from fairseq_posenc.workbench.experiments.text_experiment import TextSettings
 from fairseq_posenc.workbench.experiments.variants import CAUSAL
 from fairseq_posenc.workbench.results import markdown
@@ -20,9 +23,6 @@ from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.progress import format_time
 
 REPORT, RECORD = "choose.md", "choose.json"
-# A model needs at most half the perplexity of one that knows only how often each piece occurs:
-# before that it has learned nothing of the order of the text, so its rank means nothing.
-LEARNED = 0.5
 _RECIPES = {CAUSAL: "b_lm"}  # recommended recipe by family; a_small for encoders
 
 
@@ -36,10 +36,12 @@ def find_last_rounds(rounds: Sequence[Round]) -> Iterator[tuple[Round, SeedAggre
                 yield round_, model
 
 
-def describe_rounds(rounds: Sequence[Round], settings: TextSettings, unigram: float) -> str:
-    """Say what was measured, the ranking, which differences are significant, and what to do next.
+def describe_rounds(
+    rounds: Sequence[Round], settings: TextSettings, budget: Optional[float] = None
+) -> str:
+    """Say which to take, what was measured, and which differences are significant.
 
-    ``unigram`` is the perplexity of a model that knows only how often each piece occurs.
+    ``budget`` is one in seconds with which ranks would mean something, if it is known.
     """
     rows = [
         (markdown.code(model.variant.name), f"{last_round.updates:,}", model.show(2))
@@ -51,6 +53,8 @@ def describe_rounds(rounds: Sequence[Round], settings: TextSettings, unigram: fl
     seconds = format_time(sum(round_.seconds for round_ in rounds))
     return "\n".join(
         [
+            _advise(rounds, settings, budget),
+            "",
             f"Measured: {settings.family} models of {settings.size('layers')} layers of width "
             f"{settings.size('embed-dim')} on {markdown.code(str(settings.text))}, trained at "
             f"{settings.trained:,} tokens for up to {rounds[-1].updates:,} updates, read at "
@@ -61,8 +65,6 @@ def describe_rounds(rounds: Sequence[Round], settings: TextSettings, unigram: fl
             *(f"- {sentence}" for sentence in sentences),
             f"- It took {seconds}. Perplexity is that of the mean loss over the seeds, with an "
             f"interval if there are three or more ({NOTE}). {RULE}",
-            "",
-            _advise(rounds, settings, unigram),
         ]
     )
 
@@ -73,16 +75,20 @@ def _describe_round(outcome: Round) -> str:
     return f"After {outcome.updates:,} updates: {sentences}"
 
 
-def _advise(rounds: Sequence[Round], settings: TextSettings, unigram: float) -> str:
+def _advise(rounds: Sequence[Round], settings: TextSettings, budget: Optional[float]) -> str:
     """Show the command of a real training, if the models learned enough for their rank to count."""
-    updates, (_, best) = rounds[-1].updates, next(find_last_rounds(rounds))
+    last, (_, best) = rounds[-1], next(find_last_rounds(rounds))
     lowest = best.perplexity.mean
-    if not lowest <= LEARNED * unigram:  # NaN, too
+    said = describe_ranks(best.variant.name, lowest, last.updates, last.unigram)
+    if not last.has_meaning:
+        advice = f"No encoding is recommended. {said}"
+        if budget is None:
+            return advice
         return (
-            f"No model is recommended: after {updates:,} updates the lowest perplexity is "
-            f"{lowest:,.1f}, and a model that only counts pieces has {unigram:,.1f}. Ranks are "
-            f"meaningful below {LEARNED * unigram:,.1f}: give a larger --budget to continue this "
-            "run."
+            f"{advice} By the pace of these trainings, {len(settings.names)} encodings with "
+            f"{len(settings.seeds)} seeds need `--budget {format_budget(budget)}`: the same "
+            "command with that goes on where they stopped, with all encodings. Fewer encodings or "
+            "seeds need less."
         )
     recipe = _RECIPES.get(settings.family, "a_small")
     spec, directions = best.variant.position_encoding, best.variant.directions
@@ -90,10 +96,22 @@ def _advise(rounds: Sequence[Round], settings: TextSettings, unigram: float) -> 
     options += ["--attention-directions", directions] if directions else []
     command = f"fairseq-posenc train-recipe {recipe} {shlex.quote(spec)} DATA-BIN"
     return (
-        "These small models were trained briefly: they show which encoding learns fast, not "
-        "which ends lowest. The command of a full training, on data made by `fairseq-posenc "
-        f"preprocess`:\n\n    {command} -- {shlex.join(options)}"
+        f"Take {markdown.code(best.variant.name)}, if what counts is how fast an encoding learns: "
+        f"after {last.updates:,} updates it has the lowest perplexity, {best.show(2)}. Which one "
+        f"ends lowest, such short trainings of small models do not show. {said} The command of a "
+        "full training, on data made by `fairseq-posenc preprocess`:\n\n"
+        f"    {command} -- {shlex.join(options)}"
     )
+
+
+def format_budget(seconds: float) -> str:
+    """Format a time as ``--budget`` takes it, rounded up."""
+    minutes = math.ceil(seconds / 60)
+    if minutes <= 10:
+        return f"{minutes}m"
+    if minutes <= 120:
+        return f"{5 * math.ceil(minutes / 5)}m"
+    return f"{math.ceil(minutes / 60)}h"
 
 
 def build_record(rounds: Sequence[Round], settings: TextSettings) -> Record:

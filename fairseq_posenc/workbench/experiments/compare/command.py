@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(written.text())
     else:
-        print("\n".join([report.format_table(results), "", *report.list_conclusions(results)]))
+        print(report.format_screen(results))
     say(f"report: {path}, and as a page {path.with_name(report.PAGE)}")
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 import shlex
 from collections.abc import Callable, Iterable
 from itertools import groupby
@@ -11,12 +12,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Optional
 
+from fairseq_posenc.analysis.listing import list_entries
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.experiments.compare.statements import derive_statements
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate
 from fairseq_posenc.workbench.experiments.text_experiment import STACKS, TextResults, TextSettings
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED, Run, join_list
-from fairseq_posenc.workbench.results import markdown
+from fairseq_posenc.workbench.results import markdown, terminal
 from fairseq_posenc.workbench.results.differences import RULE
 from fairseq_posenc.workbench.results.html_page import convert_to_html
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS, NOTE
@@ -27,6 +29,11 @@ from fairseq_posenc.workbench.running.progress import format_time, say
 
 REPORT, PICTURE, PAGE = "report.md", "curves.png", "report.html"
 _REFRESH = 10  # seconds after which a browser reloads the page of a run that goes on
+_HEADER = (
+    *("encoding", "position parameters", "learning rate", "seeds", "validation perplexity"),
+    *("each seed", "tokens/s", "time"),
+)
+_SCREEN = ("encoding", "validation perplexity", "each seed", "position parameters", "time")
 _FAMILIES = {MASKED: "masked language model", CAUSAL: "causal language model"}
 
 
@@ -43,6 +50,7 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
         _describe_missing(results, seconds_left),
         _introduce(results),
         format_table(results),
+        "\n".join(_describe_encodings(results.settings)),
         "**An encoding that learns late is not a worse one.** The table shows which small models "
         f"learn within {results.settings.updates:,} updates. Others may start later, and the "
         "order may change.",
@@ -51,6 +59,7 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
         "\n".join(f"- {sentence}" for sentence in list_conclusions(results)),
         f"{RULE} All sentences are computed from the figures by fixed rules.",
         _explain_figures(results.settings),
+        *_suggest_next_steps(results),
         "## Commands",
         format_reruns(results.settings),
         format_commands(results.settings),
@@ -65,7 +74,8 @@ def list_conclusions(results: TextResults) -> list[str]:
     """Say what follows from the figures, or that trainings are missing."""
     if results.missing:
         return ["Differences are judged when all trainings are finished."]
-    return derive_statements(results.models, results.settings.family == MASKED)
+    unigram, masked = results.data["unigram_perplexity"], results.settings.family == MASKED
+    return derive_statements(results.models, unigram, masked)
 
 
 def _describe_missing(results: TextResults, seconds_left: Optional[float]) -> str:
@@ -78,6 +88,52 @@ def _describe_missing(results: TextResults, seconds_left: Optional[float]) -> st
     )
     about = f", about {format_time(seconds_left)} more" if seconds_left else ""
     return f"**The run is not finished{about}.** Missing: {still}."
+
+
+def _describe_encodings(settings: TextSettings) -> list[str]:
+    """Say in a line what each encoding of the comparison is."""
+    specs = " ".join(variant.position_encoding for variant in settings.variants)
+    names = set(re.findall(r"\w+", specs))
+    lines = [
+        f"- {markdown.code(entry.name)}: {entry.summary.replace('``', '`')}"
+        for entry in list_entries()
+        if entry.name in names
+    ]
+    lines += [
+        f"- {markdown.code(variant.name)}: DecBERT; its first layers see {variant.directions} "
+        "(lr: up to the token, rl: from the token on), with the positions "
+        f"{markdown.code(variant.position_encoding)}"
+        for variant in settings.variants
+        if variant.directions
+    ]
+    return lines
+
+
+def _suggest_next_steps(results: TextResults) -> list[str]:
+    """Show what to do with a finished comparison."""
+    able = [model for model in results.models if not model.diverged and model.curve]
+    if results.missing or not able:
+        return []
+    best = min(able, key=lambda model: model.sort_key)
+    run, names = best.outcomes[0].run, [entry.name for entry in list_entries()]
+    checkpoint = shlex.quote(str(results.settings.folder(run) / "checkpoint_best.pt"))
+    choose = f"--family {results.settings.family} --length {results.settings.trained}"
+    steps = [
+        (
+            "every head of the model with the lowest perplexity, on a page",
+            f'fairseq-posenc inspect --checkpoint {checkpoint} --text "a sentence of the text"',
+        ),
+        ("what was measured of all encodings", f"fairseq-posenc choose {choose}"),
+    ]
+    if run.variant.name in names:
+        steps.append(("its formula and cost", f"fairseq-posenc describe {run.variant.name}"))
+    code = "\n".join(f"# {comment}\n{command}" for comment, command in steps)
+    return [
+        "## What to do next",
+        "Train for longer, with more seeds or on your own text: the commands are below. Or look "
+        "closer:",
+        f"```sh\n{code}\n```",
+    ]
 
 
 def _explain_figures(settings: TextSettings) -> str:
@@ -123,13 +179,18 @@ def _join(values: Iterable[object]) -> str:
 
 def format_table(results: TextResults) -> str:
     """Format all models as a table in Markdown; of unfinished ones the known figures."""
-    header = (
-        *("encoding", "position parameters", "learning rate", "seeds", "validation perplexity"),
-        *("each seed", "tokens/s", "time"),
-    )
     rows = {model.variant.name: _format_row(model, results.settings) for model in results.models}
     rows |= {name: _format_begun(*begun) for name, begun in find_begun(results).items()}
-    return markdown.table(header, [rows[name] for name in results.settings.names if name in rows])
+    return markdown.table(_HEADER, [rows[name] for name in results.settings.names if name in rows])
+
+
+def format_screen(results: TextResults) -> str:
+    """Format the figures and conclusions for a terminal, the lowest perplexity first."""
+    models = sorted(results.models, key=lambda model: model.sort_key)
+    rows = [dict(zip(_HEADER, _format_row(model, results.settings))) for model in models]
+    table = markdown.table(_SCREEN, [[row[title] for title in _SCREEN] for row in rows])
+    sentences = [f"- {sentence}" for sentence in list_conclusions(results)]
+    return terminal.show("\n".join([table, "", *sentences]))
 
 
 def _format_row(model: SeedAggregate, settings: TextSettings) -> tuple[str, ...]:

@@ -6,6 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Optional
 
 from fairseq_posenc.workbench.experiments.outcomes import SeedAggregate
+from fairseq_posenc.workbench.experiments.ranks import (
+    describe_ranks,
+    estimate_updates,
+    meaningful_perplexity,
+)
 from fairseq_posenc.workbench.results.differences import (
     compare,
     describe_differences,
@@ -19,18 +24,46 @@ _FALLING = 0.02  # share by which the perplexity still falls in the last quarter
 _LEFT_PLATEAU = 0.5
 
 
-def derive_statements(models: Sequence[SeedAggregate], masked: bool = True) -> list[str]:
-    """Say what follows from the figures of masked or of causal LMs, in Markdown."""
+def derive_statements(
+    models: Sequence[SeedAggregate], unigram: float, masked: bool = True
+) -> list[str]:
+    """Say what follows from the figures of masked or of causal LMs, in Markdown.
+
+    ``unigram`` is the perplexity of a model that knows only how often each piece occurs.
+    """
     able = [model for model in models if not model.diverged]
     diverged = [f"{_quote(model)} {model.show(2)}." for model in models if model.diverged]
-    shown = [*diverged, *_describe_falling(able)]
+    shown = [*_describe_ranks(able, unigram), *diverged, *_describe_falling(able)]
     if few := explain_few_seeds(min(len(model.outcomes) for model in models)):
-        return [few, *shown]
+        return [*shown, few]
     bag = next((model for model in able if masked and model.variant.model == ("none", "")), None)
     others = [model for model in able if model is not bag]
     order = describe_differences({model.variant.name: model.by_seed for model in able})
     sentences = [*shown, *order, _compare_with_bag(bag, others), _describe_arrivals(others)]
     return [sentence for sentence in sentences if sentence]
+
+
+def _describe_ranks(models: Sequence[SeedAggregate], unigram: float) -> list[str]:
+    """Say whether ranks mean something, and if not, how many updates that takes."""
+    if not models:
+        return []
+    best = min(models, key=lambda model: model.sort_key)
+    curve = [(updates, level.mean) for updates, level in best.curve]
+    if not curve:
+        return []
+    lowest, (updates, _) = best.perplexity.mean, curve[-1]
+    sentence = describe_ranks(best.variant.name, lowest, updates, unigram)
+    if lowest <= meaningful_perplexity(unigram):
+        return [sentence]
+    needed = estimate_updates(curve, unigram)
+    advice = (
+        f"At the pace of its last validations it gets there after about {needed:,} updates: add "
+        f"`--updates {needed}`, which continues these trainings."
+        if needed
+        else "It did not fall in its last validations: try other learning rates (`--lrs`), or "
+        "more text."
+    )
+    return [f"{sentence} {advice}"]
 
 
 def _describe_falling(models: Sequence[SeedAggregate]) -> list[str]:
