@@ -5,11 +5,11 @@ r"""GLUE's .tsv files to a data-bin for each task.
   fairseq-posenc preprocess glue glue_data/ --out data-bin/glue --tasks CoLA,RTE \
       --sentencepiece-model sentencepiece.model
 
-The dictionary has to be that of the pre-trained model: RoBERTa's dict.txt, or the one in the folder
-that the model was trained on. Each OUT/TASK has input0, input1 and label as fairseq's
-sentence_prediction reads them, the ids of the test sets, and manifest.json with all counts.
-GLUE's site wants two more sets. The diagnostic one, diagnostic/diagnostic.tsv, becomes a third test
-set of MNLI, whose model predicts AX. WNLI is not trained: OUT/WNLI.tsv has its majority class.
+The dictionary must be that of the pre-trained model: RoBERTa's dict.txt, or the one in the data-bin
+of its training. Each OUT/TASK has input0, input1 and label as fairseq's sentence_prediction reads
+them, the ids of the test sets, and manifest.json with all counts. GLUE's site expects two more
+sets: the diagnostic set, diagnostic/diagnostic.tsv, becomes a third test set of MNLI, whose model
+predicts AX; for WNLI, which is not trained, OUT/WNLI.tsv predicts the majority class.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
 _FORMAT = 1  # version of manifest.json
 _SPLITS = ("train", "valid", "test")
-_SHORTEST_LIMIT = 8  # tokens of an example
+_SHORTEST_LIMIT = 8  # least value of --max-tokens
 
 
 @dataclass(frozen=True)
 class GlueSettings:
-    """The settings of all data-bins; fields are named as the options."""
+    """The settings of all data-bins; fields have the names of the options."""
 
     raw: Path
     out: Path
@@ -80,7 +80,7 @@ class GlueSettings:
         """Find the file of each split of a task.
 
         Raises:
-            UserError: one is missing, and is not optional.
+            UserError: a file is missing, and not optional.
         """
         files = {}
         for split in task.files:
@@ -106,7 +106,8 @@ class GlueSettings:
 def main() -> None:
     """Run the program."""
     settings = GlueSettings.from_args(_parser().parse_args())
-    files = {task.name: settings.find_files(task) for task in settings.tasks}  # before any work
+    # For all tasks before the first is written, so that a missing file is reported at once.
+    files = {task.name: settings.find_files(task) for task in settings.tasks}
     dictionary = settings.vocabulary.load_dictionary()
     encoder = settings.vocabulary.load_encoder(dictionary)
     assert encoder
@@ -125,6 +126,7 @@ def _write_task(
     encoder: Encoder,
     dictionary: Dictionary,
 ) -> None:
+    """Write the data-bin of a task unless it is done."""
     folder = Folder(settings.out / task.name, settings.plan(files))
     if folder.is_done():
         return
@@ -142,7 +144,7 @@ def _write_task(
 
 
 def _write_majority_of_wnli(settings: GlueSettings) -> None:
-    """Write the predictions for WNLI: its majority class."""
+    """Write the predictions for WNLI: the majority class of its training set."""
     files = settings.find_files(WNLI)
     train, test = (read_examples(files[split], WNLI, split) for split in ("train", "test"))
     ((label, count),) = Counter(train.labels).most_common(1)

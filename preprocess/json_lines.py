@@ -1,6 +1,6 @@
 r"""Files with a JSON object a line (C4, the Pile, WikiExtractor --json) to a fairseq data-bin.
 
-One field of each object holds a document. Parquet files work the same, with a row as an object.
+One field of each object holds a document. Parquet files work the same: a row is an object.
 
   fairseq-posenc preprocess json_lines --train c4/c4-train.*.json.gz --out data-bin/c4 \
       --valid c4/c4-validation.00000-of-00008.json.gz \

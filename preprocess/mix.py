@@ -1,8 +1,9 @@
 r"""Several corpora to one text: sampled to a size each, mixed, and with a part held out.
 
 Each --corpus is a format (plain, json, wikipedia, wikitext), files or folders, and settings:
-size=64GiB samples documents up to so much text, lines=158400000 up to so many lines, hold-out=50000
-holds so many out for validation, where=FIELD=VALUE and field=NAME are for json, with Parquet.
+size=64GiB samples documents up to this size, lines=158400000 up to this number of lines,
+hold-out=50000 holds this number out for validation, where=FIELD=VALUE and field=NAME are for json
+(and Parquet).
 
   fairseq-posenc preprocess mix --out text/books-wiki --sentences --unit lines \
       --corpus plain books/ hold-out=5000 --corpus wikipedia extracts/ hold-out=15000
@@ -10,8 +11,8 @@ holds so many out for validation, where=FIELD=VALUE and field=NAME are for json,
       --valid text/books-wiki/valid.txt --out data-bin/books-wiki --longest-line 511 \
       --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt
 
-OUT/train has text files with documents of all corpora in each, OUT/valid.txt what was held out,
-and OUT/manifest.json all counts. The same seed samples the same documents on every machine.
+OUT/train has text files, each with documents of all corpora, OUT/valid.txt the text held out, and
+OUT/manifest.json all counts. The same seed samples the same documents on every machine.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from mixing.draw import DOCUMENTS, LINES, CorpusRequest, parse_corpus
 from mixing.mixture import Mixture, MixtureRules
 
 _FORMAT = 2  # version of manifest.json
-_checksum = cache(Input.from_part)  # once for several corpora of one file, as with the Pile
+_checksum = cache(Input.from_part)  # several corpora may be in one file, as with the Pile
 
 
 def main() -> None:

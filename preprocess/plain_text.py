@@ -1,6 +1,6 @@
 r"""Plain text files (BooksCorpus, OpenWebText, any text of yours) to a fairseq data-bin.
 
-A line is a paragraph or a sentence; an empty line, and the end of a file, end a document.
+A line is a paragraph or a sentence; an empty line or the end of a file ends a document.
 
   fairseq-posenc preprocess plain_text --train books/ --valid valid.txt --out data-bin/books \
       --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt \

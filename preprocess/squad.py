@@ -5,9 +5,9 @@ r"""Convert the published files of SQuAD 1.1 or 2.0 to a folder to train on.
         --out data-bin/squad11 --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt
 
 Files may be compressed (.gz). The tokens and the dictionary must be those of the model's
-pre-training. Questions with a long paragraph become several windows; a window without the answer
-points at its <s>. The folder gets the files of the vocabulary, and ``manifest.json``: the options,
-the inputs' SHA-256, and all counts.
+pre-training. A question with a long paragraph becomes several windows; in a window without the
+answer, the answer is <s>. The folder also has the files of the vocabulary, and manifest.json with
+the options, the inputs' SHA-256, and all counts.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _NAMES = {  # names of the vocabulary's files in the folder
 class SquadSettings:
     """The settings of the folder."""
 
-    inputs: dict[str, Path]  # SQuAD's file of each split
+    inputs: dict[str, Path]  # split -> file of SQuAD
     out: Path  # folder to make
-    vocabulary: dict[str, Path]  # its files by their names in the folder
+    vocabulary: dict[str, Path]  # name in the folder -> file of the vocabulary
     limits: Limits  # sizes in tokens
 
     @classmethod
@@ -62,9 +62,9 @@ class SquadSettings:
         limits = Limits(args.max_length, args.stride, args.max_question)
         limits.check()
         vocabulary = Vocabulary.from_args(args)
-        vocabulary.load_dictionary()  # an empty one is an error at once
-        given = vocabulary.files
-        files = {name: given[option] for option, name in _NAMES.items() if option in given}
+        vocabulary.load_dictionary()  # raises an error at once if it is empty
+        chosen = vocabulary.files
+        files = {name: chosen[option] for option, name in _NAMES.items() if option in chosen}
         inputs = {split: getattr(args, split) for split in SPLITS}
         return cls(inputs, args.out, files, limits)
 

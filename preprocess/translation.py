@@ -6,14 +6,13 @@ r"""Parallel text to a fairseq data-bin: IWSLT 2017, Multi30k, or any files line
   fairseq-posenc preprocess translation files --train text/train --valid text/dev \
       --test text/test --source-lang de --target-lang en --out data-bin/de-en
 
-Pieces are learnt from the training text with sentencepiece, or are those of ``source.spm``,
-``target.spm`` and ``vocab.json`` of a model of Helsinki-NLP (``--sentencepiece-model``). Beside
-what fairseq reads, the folder gets ``sentencepiece.model`` (or ``sentencepiece.LANGUAGE.model``, if
-each language has its own), the validation and test sets as they were, ``valid.raw.LANGUAGE`` and
-``test.raw.LANGUAGE``, to compute BLEU against, and ``manifest.json``: the options, the inputs'
-SHA-256, and all counts. Further sets are called ``valid1``, ``test1`` and so on, as fairseq calls
-them. The test set of IWSLT 2017 is all of tst2010 to tst2015, joined, and ``test1`` to ``test6``
-are the years one by one.
+Pieces are learnt from the training text with sentencepiece, or taken from source.spm, target.spm
+and vocab.json of a model of Helsinki-NLP (--sentencepiece-model). Beside fairseq's files, the
+folder has sentencepiece.model (or sentencepiece.LANGUAGE.model, if each language has its own), the
+raw validation and test sets, valid.raw.LANGUAGE and test.raw.LANGUAGE, to compute BLEU against, and
+manifest.json with the options, the inputs' SHA-256, and all counts. Further sets are called valid1,
+test1 and so on, as in fairseq. The test set of IWSLT 2017 is tst2010 to tst2015, joined; test1 to
+test6 are these years.
 """
 
 from __future__ import annotations

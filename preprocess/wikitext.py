@@ -1,9 +1,9 @@
 r"""WikiText-2 or WikiText-103 to a fairseq data-bin: train, valid and test.
 
-A line is a paragraph, a heading between equal signs, or empty. As they stand, all lines become
-items, the empty ones too: that is fairseq's own recipe for its language models and RoBERTa. With
---articles an empty item stands only where an article ends. With GPT-2 BPE take the raw files
-(wikitext-103-raw), which have no <unk>; with --words, those with <unk>.
+A line is a paragraph, a heading between equal signs, or empty. By default all lines become items,
+the empty ones too, as in fairseq's recipes for its language models and RoBERTa. With --articles
+there is an empty item only at the end of an article. With GPT-2 BPE take the raw files
+(wikitext-103-raw), which have no <unk>; with --words take the files with <unk>.
 
   fairseq-posenc preprocess wikitext --train wiki.train.raw --valid wiki.valid.raw \
       --test wiki.test.raw --out data-bin/wikitext-103 \

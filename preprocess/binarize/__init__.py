@@ -1,10 +1,10 @@
-"""From raw text to fairseq's data-bin: the modules that the programs beside this folder share.
+"""Converts raw text to fairseq's data-bin; the programs in the folder above share these modules.
 
-In the order in which text passes them: ``sources`` (files, and chunks of whole lines), ``formats``
-(text in a line of a corpus), ``sentences`` (one sentence a line), ``vocabulary`` (tokenizer and
-dictionary), ``items`` (all of that for one chunk, in a process of a ``pool``), ``store`` (fairseq's
-.bin and .idx), ``split`` (train, valid or test, resumable), ``options`` and ``command`` (settings
-and programs).
+Text passes ``sources`` (files, and chunks of whole lines), ``formats`` (text in a line of a
+corpus), ``sentences`` (one sentence per line) and ``vocabulary`` (tokenizer and dictionary). In the
+processes of a ``pool``, ``items`` does this for a chunk. ``split`` writes train, valid or test with
+``store`` (fairseq's .bin and .idx). ``options`` and ``command`` hold the settings and run it all.
 """
 
-from fairseq_posenc.workbench.running import host  # noqa: F401  (before fairseq: keeps it quiet, errors short)
+# Imported before fairseq, because it silences fairseq's warnings and shortens errors.
+from fairseq_posenc.workbench.running import host  # noqa: F401

@@ -1,4 +1,4 @@
-"""Settings in, data-bin out: the work of the programs for running text."""
+"""Makes data-bins, their shards, or only a dictionary; all programs for running text call it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from .vocabulary import PACKAGES, save_dictionary
 
 _FORMAT = 2  # version of manifest.json
 _COUNTS = "counts.json"
-_PADDING_FACTOR = 8  # of a dictionary's size, as in fairseq, for matrix hardware
-# The numbers depend on these options, and on the files.
+_PADDING_FACTOR = 8  # dictionaries are padded to a multiple of it, as in fairseq
+# The options, beside the files, that the content of a data-bin depends on.
 _OPTIONS = (
     *("words", "characters", "keep_spaces", "min_count", "max_symbols"),
     *("sentences", "empty_lines", "longest_line", "long_lines", "invalid_lines"),
@@ -47,9 +47,11 @@ _OPTIONS = (
 
 
 def run(args: argparse.Namespace, lines: LineFormat) -> None:
-    """Make the data-bin or dictionary of the options; continue where a call was interrupted.
+    """Make the data-bin or dictionary; resume where an earlier call was interrupted.
 
-    ``args`` are of :func:`options.make_parser`, ``lines`` is the format of the corpus.
+    Args:
+        args: options of :func:`options.make_parser`.
+        lines: format of the corpus.
     """
     binarizer = Binarizer(BinarizeSettings.from_args(args), lines)
     with signals_as_keyboard_interrupt():
@@ -60,7 +62,7 @@ class Binarizer:
     """Makes a data-bin, its shards, or only their dictionary.
 
     Args:
-        settings: what to make, and of which text.
+        settings: the text, and what to make of it.
         lines: format of the corpus.
     """
 
@@ -69,10 +71,10 @@ class Binarizer:
         self._text = TextRules(lines, settings.sentences, settings.empty_lines)
 
     def run(self) -> None:
-        """Make what the settings ask for, as far as it is not there.
+        """Make the missing parts of what the settings ask for.
 
         Raises:
-            UserError: wrong input, or a folder of other settings.
+            UserError: the input is wrong, or the folder has other settings.
         """
         settings = self._settings
         if settings.cluster:
@@ -89,16 +91,14 @@ class Binarizer:
             self._write_folder()
 
     def _replace(self, **changes: Any) -> Binarizer:
-        """Build a binarizer of other settings."""
+        """Build a binarizer with changed settings."""
         return Binarizer(replace(self._settings, **changes), self._text.lines)
 
     def _run_jobs(self) -> None:
-        """Make all shards as jobs of a cluster, and before them their dictionary, in the same way.
-
-        There the modules are found as the program finds them, beside it.
-        """
+        """Make all shards as jobs of a cluster; first count symbols if they need a dictionary."""
         settings, here = self._settings, str(Path(__file__).parents[1])
         assert settings.cluster
+        # So that jobs find the modules beside the program.
         os.environ["PYTHONPATH"] = os.pathsep.join(
             filter(None, [here, os.environ.get("PYTHONPATH")])
         )
@@ -114,7 +114,7 @@ class Binarizer:
             self._replace(**changes)._make_shards()
 
     def _make_shards(self) -> list[Path]:
-        """Make all shards that are not there, each in a job; return their folders."""
+        """Make the missing shards, each in a job; return the folders of all shards."""
         settings = self._settings
         assert settings.cluster
         plan, files = self._plan({}), find_files(settings.inputs["train"])
@@ -138,7 +138,7 @@ class Binarizer:
         )
 
     def _write_counts(self) -> None:
-        """Write how often each symbol occurs in a shard."""
+        """Write the number of occurrences of each symbol in a shard."""
         inputs = self._find_inputs("train")
         folder = Folder(self._settings.folder, self._plan({"train": inputs}))
         if folder.is_done():
@@ -149,24 +149,25 @@ class Binarizer:
             folder.finish({"splits": {"train": {"inputs": described}}})
 
     def _write_folder(self) -> None:
+        """Write the data-bin, or one shard of it."""
         settings, vocabulary = self._settings, self._settings.vocabulary
-        # fairseq reads valid and test from the first shard alone.
+        # fairseq reads valid and test only from the first shard.
         splits = [name for name in settings.inputs if name == "train" or settings.shard == 0]
         inputs = {split: self._find_inputs(split) for split in splits}
         folder = Folder(settings.folder, self._plan(inputs))
         if folder.is_done():
             return
-        # A broken one is refused before anything is written.
-        given = None if settings.makes_dictionary else vocabulary.load_dictionary()
+        # Loaded first, so that a broken dictionary is refused before anything is written.
+        loaded = None if settings.makes_dictionary else vocabulary.load_dictionary()
         path = folder.partial / DICTIONARY
         with folder.resume() as done:
-            if given is not None:
-                vocabulary.write_dictionary(given, path, folder.plan["files"])
+            if loaded is not None:
+                vocabulary.write_dictionary(loaded, path, folder.plan["files"])
             elif not (path.exists() and done.get(DICTIONARY) == checksum(path)):
                 save_dictionary(self._count_dictionary(), path)
                 done[DICTIONARY] = checksum(path)
                 folder.save(done)
-            dictionary = given or load_dictionary(path, mask=False)
+            dictionary = loaded or load_dictionary(path, mask=False)
             symbols = Symbols.from_dictionary(dictionary)
             tokenizer = vocabulary.load_encoder(dictionary)
             encoder = tokenizer or SymbolEncoder(settings.splitter, dictionary)
@@ -187,7 +188,7 @@ class Binarizer:
         opened: Pool,
         done: dict[str, Any],
     ) -> None:
-        """Write a split unless it is done; ``done`` has results and unfinished states."""
+        """Write a split unless it is done; ``done`` has results or unfinished states by split."""
         if "outputs" not in done.get(name, {}):
 
             def save(state: SplitState) -> None:
@@ -217,7 +218,7 @@ class Binarizer:
         return list(map(Input.from_part, self._find_parts(split, *shard)))
 
     def _plan(self, inputs: dict[str, list[Input]]) -> dict[str, Any]:
-        """List everything that the content of the folder depends on."""
+        """List all settings and checksums that the content of the folder depends on."""
         return {
             "format": _FORMAT,
             "options": {name: getattr(self._settings, name) for name in _OPTIONS},
@@ -228,7 +229,7 @@ class Binarizer:
         }
 
     def _count_dictionary(self) -> Dictionary:
-        """Build the dictionary of the whole training text, counted here."""
+        """Build the dictionary by counting the whole training text in this process."""
         parts = self._find_parts("train", 0, 1)
         return self._build_dictionary(self._count_symbols([Input(part) for part in parts]))
 
@@ -242,7 +243,7 @@ class Binarizer:
         return counter
 
     def _build_dictionary(self, counter: Counter[str]) -> Dictionary:
-        """Build the dictionary of the training text, equal to that of ``fairseq-preprocess``."""
+        """Build the dictionary of the training text, the same as ``fairseq-preprocess`` builds."""
         dictionary = Dictionary()
         for symbol, count in sorted(counter.items()):
             dictionary.add_symbol(symbol, count)

@@ -1,4 +1,4 @@
-"""Checks by their manifests that shards that were made apart are one corpus."""
+"""Checks by their manifests that shards together contain all of the training text once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairseq_posenc.workbench.running.folders import MANIFEST, list_differences,
 
 from .sources import Input, Part, combine_checksums
 
-_AGAIN = "and start the same command again, which makes that one alone"
+_AGAIN = "and start the same command again, which makes only this shard"
 
 
 def read_shards(folders: Sequence[Path], plan: dict[str, Any]) -> list[list[Input]]:
@@ -20,10 +20,10 @@ def read_shards(folders: Sequence[Path], plan: dict[str, Any]) -> list[list[Inpu
 
     Args:
         folders: folders of the shards.
-        plan: plan of any of them; they differ in the shard's number and parts of the text.
+        plan: plan of any shard; plans differ only in the shard's number and parts of the text.
 
     Raises:
-        UserError: one is missing, damaged, or was made otherwise.
+        UserError: a shard is missing, damaged, or was made with other settings.
     """
     shards = []
     for folder in folders:
@@ -52,7 +52,7 @@ def read_shards(folders: Sequence[Path], plan: dict[str, Any]) -> list[list[Inpu
 
 
 def check_coverage(shards: Sequence[Sequence[Input]], files: Sequence[str]) -> None:
-    """Check that the parts in all shards, one after the other, are all files from end to end.
+    """Check that the parts of all shards, in order, are all files from beginning to end.
 
     Raises:
         UserError: bytes are in no shard, or in two.
@@ -61,7 +61,7 @@ def check_coverage(shards: Sequence[Sequence[Input]], files: Sequence[str]) -> N
     for path in files:
         reached, size = 0, os.path.getsize(path)
         while reached < size:
-            start, end = parts.pop(0)[1:] if parts else (size, size)
+            _, start, end = parts.pop(0) if parts else (path, size, size)
             if start != reached or end > size:
                 raise UserError(
                     f"{path}: bytes {reached:,} to {start:,} are in no shard or in two: it changed "
@@ -73,6 +73,6 @@ def check_coverage(shards: Sequence[Sequence[Input]], files: Sequence[str]) -> N
 
 
 def _drop_shard(plan: dict[str, Any]) -> dict[str, Any]:
-    """Leave out of a plan what differs between shards."""
+    """Remove the entries of a plan that differ between shards."""
     options = {name: value for name, value in plan["options"].items() if name != "shard"}
     return {**plan, "options": options, "inputs": None}

@@ -1,6 +1,7 @@
-"""Corpus formats: each turns one line of a file into lines of text, and "" where a document ends.
+"""Extracts text from the lines of corpus files, in the formats of several corpora.
 
-A format reads one line alone, so that any number of processes can share a file.
+A format turns one line of a file into lines of text, and "" at the end of a document. It needs no
+other line, so any number of processes can share a file.
 """
 
 from __future__ import annotations
@@ -16,35 +17,35 @@ from fairseq_posenc.workbench.tokens.files import PARQUET
 
 
 class LineFormat(Protocol):
-    """Extracts the lines of text from a line of a corpus, "" where a document ends."""
+    """A function that extracts lines of text from a line of a file; "" ends a document."""
 
     def __call__(self, line: str, /) -> Sequence[str]:
         """Extract the lines of text."""
 
 
-# WikiText marks its headings with spaced equal signs: one for the title of an article.
-_HEADING = re.compile(r"\s*=\s.*\s=\s*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+# WikiText's headings are ` = Title = ` for an article, ` = = Section = = ` and so on inside it.
+_HEADING = re.compile(r"\s*=\s.*\s=\s*")
 _TITLE = re.compile(r"\s*=\s(?!=).*(?<!=)\s=\s*")
 
 
 def plain(line: str) -> Sequence[str]:
-    """Read plain text: a line is a line, and an empty one ends a document."""
+    """Read plain text, in which an empty line ends a document."""
     return (line,)
 
 
 class JsonField(NamedTuple):
-    """A JSON object a line, one of whose fields holds a document (C4, OpenWebText2, the Pile)."""
+    """Reads a JSON object per line, with a document in a field (C4, OpenWebText2, the Pile)."""
 
-    field: str  # name of the text's field; a field inside another is written `meta.title`
-    # a field and its value; objects with another value are left out. None for all
+    field: str  # name of the field with the text; `meta.title` is a field inside another
+    # (field, value): objects with another value are left out; None keeps all
     where: Optional[tuple[str, str]] = None
 
     def __call__(self, line: str) -> Sequence[str]:
         """Extract the document's lines and "".
 
         Raises:
-            ValueError: not a JSON object, or one without the text.
+            ValueError: the line is not a JSON object with the text.
         """
         if not line.strip():
             return ()
@@ -63,7 +64,7 @@ class JsonField(NamedTuple):
 
 
 def _look_up(record: object, path: str) -> object:
-    """Look up the value under a dotted path, or under the whole of it as a name; None if absent."""
+    """Look up the value of ``meta.title`` as a name, or as a path; None if absent."""
     if isinstance(record, dict) and path in record:
         return record[path]
     first, _, rest = path.partition(".")
@@ -93,13 +94,13 @@ def wikipedia(line: str) -> Sequence[str]:
 
 
 class WikiText(NamedTuple):
-    """WikiText-2 and -103: a paragraph a line, headings between equal signs, empty lines."""
+    """Reads WikiText-2 and -103: a paragraph per line, headings, empty lines."""
 
-    articles: bool  # an empty line only where an article ends, not around headings
-    headings: bool  # keep the lines with headings
+    articles: bool  # whether documents are articles; else every empty line ends a document
+    headings: bool  # whether to keep headings
 
     def __call__(self, line: str) -> Sequence[str]:
-        """Keep or drop the line; "" comes before one that begins an article."""
+        """Keep or drop the line; for ``articles``, put "" before a title."""
         kept = (line,) if self.headings or not _HEADING.fullmatch(line) else ()
         if not self.articles:
             return kept
@@ -109,7 +110,7 @@ class WikiText(NamedTuple):
 
 
 def split_lines(text: str) -> list[str]:
-    r"""Split as Python's text files do: at ``\n``, ``\r\n`` and ``\r``, and nowhere else."""
+    r"""Split at ``\n``, ``\r\n`` and ``\r`` only, as Python's text files do."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     lines = text.split("\n")
@@ -124,10 +125,10 @@ def describe_format(lines: LineFormat) -> str:
 
 
 def check_format(lines: LineFormat, paths: Sequence[str]) -> None:
-    """Refuse to take the rows of a Parquet file for lines of text, before anything is written.
+    """Refuse Parquet files for formats other than JSON, before anything is written.
 
     Raises:
-        UserError: a Parquet file and a format of text lines; or pyarrow is not installed.
+        UserError: a file is Parquet, and the format is not JSON or pyarrow is not installed.
     """
     for path in paths:
         if path.endswith(PARQUET):

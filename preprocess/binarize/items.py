@@ -1,4 +1,7 @@
-"""Turns a chunk of a corpus file into items of a data set, in a worker process."""
+"""Converts a chunk of a corpus file to items of a data set; worker processes call it.
+
+An item is a line of fairseq's data set: the tokens of a line or sentence, and ``</s>``.
+"""
 
 from __future__ import annotations
 
@@ -22,35 +25,35 @@ from .sources import Part
 
 @dataclass(frozen=True)
 class TextRules:
-    """Rules that turn the lines of a corpus, in a format, into the lines that are encoded."""
+    """The rules by which lines of a corpus become the lines that are encoded."""
 
     lines: LineFormat  # format of the corpus
     sentences: bool  # split lines into sentences
-    # `drop`; `keep`, each as `</s>` alone; or `documents`: one such item between two documents,
-    # however many empty lines there are
+    # `drop` empty lines, `keep` them as items of `</s>` alone, or keep one such item between two
+    # `documents`
     empty_lines: str
 
 
 class InvalidLine(NamedTuple):
     """A line of a chunk that is left out."""
 
-    number: int  # number of the line in the chunk, from 0
+    number: int  # in the chunk, from 0
     reason: str
 
 
 class Items(NamedTuple):
-    """Part of a data set."""
+    """The items of a chunk."""
 
-    tokens: bytes  # the items' tokens as bytes of the data set's type
-    sizes: bytes  # the items' sizes as bytes of int32
+    tokens: bytes  # all tokens, in the data set's type
+    sizes: bytes  # the size of each item, as int32
     begins_document: bool  # with `documents`, whether an empty line came before the first item
-    ends_document: bool  # the same after the last item; both where only empty lines were read
-    counts: Counter[str]  # counts for the manifest
+    ends_document: bool  # and whether one came after the last; both if all lines were empty
+    counts: Counter[str]  # for the manifest
     invalid: list[InvalidLine]
 
 
 class Lines(NamedTuple):
-    """The lines of a chunk that are to be encoded; `counts` and `invalid` are those of `Items`."""
+    """The lines of a chunk to encode; `counts` and `invalid` as in `Items`."""
 
     lines: list[str]
     counts: Counter[str]
@@ -58,7 +61,7 @@ class Lines(NamedTuple):
 
 
 def read_lines(data: bytes, text: TextRules) -> Lines:
-    """Read the lines of a chunk: stripped, split into sentences if wanted, empty ones as ""."""
+    """Read the lines of a chunk, stripped, and split into sentences if the rules say so."""
     lines: list[str] = []
     invalid: list[InvalidLine] = []
     raw = split_lines(data.decode("utf-8", errors="surrogateescape"))
@@ -98,7 +101,7 @@ def make_items(
         counts["long_lines"] = int(long.sum())
         keep = ~long if settings.long_lines == "skip" else keep
     if text.empty_lines == "documents":
-        keep &= (sizes > 1) | blank  # a line of text without any token ends no document
+        keep &= (sizes > 1) | blank  # drop lines of text without tokens, which end no document
         keep, begins, ends = between_documents(keep, blank)
         counts["document_ends"] = int((keep & blank).sum())
     tokens, sizes = tokens[np.repeat(keep, sizes)], sizes[keep]
@@ -117,7 +120,7 @@ def _count_symbols(tokens: np.ndarray, sizes: np.ndarray, symbols: Symbols) -> d
 def count_symbols(
     data: bytes, text: TextRules, split: Splitter
 ) -> tuple[Counter[str], list[InvalidLine]]:
-    """Count the symbols of a chunk; return the lines that are left out as well."""
+    """Count the symbols of a chunk; also return the lines that are left out."""
     read = read_lines(data, text)
     counter: Counter[str] = Counter()
     for symbols in split(read.lines):
@@ -126,10 +129,16 @@ def count_symbols(
 
 
 def check_invalid(invalid: Sequence[InvalidLine], part: Part, line: int, skip: bool) -> list[str]:
-    """Describe the invalid lines of a chunk that begins after ``line`` lines of a part.
+    """Describe the invalid lines of a chunk.
+
+    Args:
+        invalid: the lines.
+        part: the part of a file that the chunk is from.
+        line: number of lines of the part before the chunk.
+        skip: whether invalid lines are allowed.
 
     Raises:
-        UserError: there is one, and ``skip`` is not set.
+        UserError: a line is invalid, and ``skip`` is False.
     """
     where = f" (counted from byte {part.start})" if part.start else ""
     problems = [f"{part.path}, line {line + number + 1}: {why}{where}" for number, why in invalid]
@@ -139,13 +148,14 @@ def check_invalid(invalid: Sequence[InvalidLine], part: Part, line: int, skip: b
 
 
 def split_long(sizes: np.ndarray, longest: int) -> np.ndarray:
-    """Split long sizes into as few parts as possible, of nearly equal size.
+    """Split long sizes into as few parts as possible, of nearly equal size: 9 into 5 and 4.
 
-    Equal parts leave no rest of a single ``</s>``, which fairseq reads as the end of a document.
+    Unequal parts might leave a last part of a single ``</s>``, which fairseq takes for the end of a
+    document.
     """
-    if (sizes <= longest).all():  # also where the limit is no int32
+    if (sizes <= longest).all():  # the limit may be too large for the type of the sizes
         return sizes
-    parts = -(-sizes // longest)
+    parts = -(-sizes // longest)  # rounded up
     whole, number = np.repeat(sizes, parts), np.repeat(parts, parts)
     which = np.arange(len(number)) - np.repeat(np.cumsum(parts) - parts, parts)
     return (whole // number + (which < whole % number)).astype(sizes.dtype)
@@ -154,8 +164,12 @@ def split_long(sizes: np.ndarray, longest: int) -> np.ndarray:
 def between_documents(keep: np.ndarray, blank: np.ndarray) -> tuple[np.ndarray, bool, bool]:
     """Keep one empty item between documents, and none before the first and after the last.
 
-    In fairseq's ``complete`` mode each is an extra ``</s>``, of which RoBERTa has one a document.
-    ``keep`` and ``blank`` are masks of items ``(N,)``: kept so far, and empty lines.
+    In fairseq's ``complete`` mode an empty item is an extra ``</s>``, which RoBERTa has after each
+    document.
+
+    Args:
+        keep: mask of the items that are kept so far, ``(N,)``.
+        blank: mask of the items that are empty lines, ``(N,)``.
 
     Returns:
         The mask of the items to keep, and whether the text began and ended with empty items.

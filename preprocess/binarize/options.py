@@ -1,4 +1,4 @@
-"""The options that the programs for running text share, and the settings they become."""
+"""Defines the options that the programs for running text share, and parses them to settings."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from fairseq_posenc.workbench.tokens.symbols import SPACE, Splitter, characters,
 from .vocabulary import Vocabulary, add_vocabulary
 
 SPLITS = ("train", "valid", "test")
-_SHORTEST_LIMIT = 4  # tokens
-_NO_LIMIT = -1
+_SHORTEST_LIMIT = 4  # least value of --longest-line
+_NO_LIMIT = -1  # default of --max-symbols
 _FAIRSEQS_SYMBOLS = 4  # <s>, <pad>, </s> and <unk>
 
 
 @dataclass(frozen=True)
 class BinarizeSettings:
-    """The settings of one data-bin; fields are named as the options."""
+    """The settings of one data-bin; fields have the names of the options."""
 
-    inputs: dict[str, list[str]]  # files and folders of each split that was given
+    inputs: dict[str, list[str]]  # split -> files and folders
     vocabulary: Vocabulary  # files that define the tokens
     out: Path
     words: bool
@@ -60,7 +60,7 @@ class BinarizeSettings:
         Raises:
             UserError: options are missing, or contradict each other.
         """
-        inputs = {split: given for split in SPLITS if (given := getattr(args, split))}
+        inputs = {split: paths for split in SPLITS if (paths := getattr(args, split))}
         has_symbols = args.words or args.characters
         vocabulary = Vocabulary.from_args(args, has_symbols, ", or --words")
         settings = build_settings(
@@ -69,26 +69,26 @@ class BinarizeSettings:
         settings._check()
         if args.jobs and not settings.cluster:
             raise UserError("--jobs: is for --on slurm; here --workers share the work")
-        limits = (args.min_count, args.max_symbols) != (0, _NO_LIMIT)
-        if limits and not settings.makes_dictionary:
+        has_limits = args.min_count or args.max_symbols != _NO_LIMIT
+        if has_limits and not settings.makes_dictionary:
             say("note: --min-count and --max-symbols limit a new dictionary; this one is given")
         return settings
 
     @property
     def skips_invalid(self) -> bool:
-        """Whether invalid lines are left out, instead of stopping at the first."""
+        """Whether invalid lines are skipped; else the first one is an error."""
         return self.invalid_lines == "skip"
 
     @property
     def splitter(self) -> Splitter:
-        """The function that cuts lines into words or characters."""
+        """The function that splits lines into words or characters."""
         if self.characters:
             return partial(characters, between=SPACE if self.keep_spaces else "")
         return words
 
     @property
     def folder(self) -> Path:
-        """The data-bin; a shard's name has their number, so that some do not pass for all."""
+        """The folder of the data-bin; a shard's name has the number of shards: shard3-of-16."""
         if self.num_shards == 1:
             return self.out
         number = f"{self.shard:0{len(str(self.num_shards - 1))}d}"
@@ -138,7 +138,12 @@ class BinarizeSettings:
 
 
 def make_parser(description: str | None, *, characters: bool = False) -> argparse.ArgumentParser:
-    """Build a parser with the shared options; of programs for characters, without other tokens."""
+    """Build a parser with the shared options.
+
+    Args:
+        description: text of ``--help``.
+        characters: whether the program's tokens are always characters.
+    """
     parser = Parser(description=description)
     files = parser.add_argument_group("files")
     text = "text files, also compressed (.gz, .bz2, .xz, .zst), or folders of them"

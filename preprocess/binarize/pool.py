@@ -1,4 +1,4 @@
-"""Work on chunks in several processes: results in order, few chunks in memory."""
+"""Processes chunks in several worker processes: results in order, few chunks in memory."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from fairseq_posenc.errors import RunError
 
 Mark = TypeVar("Mark")
 Result = TypeVar("Result")
-_PENDING_PER_WORKER = 3  # chunks that may be waiting or done
-# What ends the main process, and its workers with it.
+_PENDING_PER_WORKER = 3  # chunks that wait to be processed or yielded
+# Signals that end the main process, and its workers with it.
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Pool:
-    """Worker processes that call ``function(data, *arguments)``, in a ``with`` block.
+    """Worker processes that call ``function(data, *arguments)``; use it in a ``with`` block.
 
-    They get the arguments once, when they start.
+    The arguments are passed to a worker only once, when it starts.
     """
 
     def __init__(self, workers: int, function: Callable[..., Any], *arguments: Any) -> None:
-        # Forked workers share the vocabulary, and need not import anything.
+        # Forked workers share the vocabulary's memory, and need not import modules.
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
         self._ahead = workers * _PENDING_PER_WORKER
         self._executor = ProcessPoolExecutor(
@@ -37,7 +37,7 @@ class Pool:
         )
 
     def map(self, chunks: Iterable[tuple[Mark, bytes]]) -> Iterator[tuple[Mark, Any]]:
-        """Yield the function's result for each chunk, in order, with what came beside the chunk.
+        """Yield each chunk's mark and the function's result for its data, in order.
 
         Raises:
             RunError: a worker was killed.
@@ -59,9 +59,10 @@ class Pool:
             ) from None
 
     def _submit(self, data: bytes) -> Future[Any]:
-        """Submit a chunk; the first starts the workers.
+        """Submit a chunk; the first one starts the workers.
 
-        Signals are blocked while workers are forked: a KeyboardInterrupt in a fork would be lost.
+        Signals are blocked while workers are forked, as a KeyboardInterrupt in a fork would be
+        lost.
         """
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
         try:
@@ -73,7 +74,7 @@ class Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the workers and drop chunks that they have not begun."""
+        """End the workers, and drop chunks that are still waiting."""
         self._executor.shutdown(cancel_futures=True)
 
 
@@ -81,10 +82,10 @@ _task: tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def _start_worker(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """Start a worker, which leaves Ctrl-C to the main process and ends with it, even if killed."""
+    """Initialise a worker, which ignores Ctrl-C and ends with the main process."""
     global _task
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # by which Slurm tells a job that its time is up
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm sends it when a job's time is up
     for number in (signal.SIGTERM, signal.SIGHUP):  # the main process handles them like Ctrl-C
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
@@ -93,6 +94,7 @@ def _start_worker(function: Callable[..., Any], arguments: tuple[Any, ...]) -> N
 
 
 def _end_with_parent() -> None:
+    """End this worker when its parent ends, even if the parent is killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -1,10 +1,9 @@
-"""One sentence a line: a rule-based splitter for European languages and Chinese.
+"""Splits lines into sentences by rules, for European languages and Chinese (``--sentences``).
 
-A sentence ends at ``.``, ``!``, ``?`` or ``…``, with the quotes and brackets that close after it,
-if white space and then a capital, a digit or an opening quote or bracket follow; but not after a
-known abbreviation, an initial or a number that begins a line. It ends at ``。``, ``！`` and ``？``
-with or without white space. Tokenised text, with a space before the full stop, is split, too.
-Only white space between sentences is lost.
+A sentence ends at ``.``, ``!``, ``?`` or ``…`` and closing quotes or brackets, if white space
+follows, and then a capital, a digit, or an opening quote or bracket. A ``.`` does not end it after
+a known abbreviation, an initial, or a number that begins the line. At ``。``, ``！`` and ``？`` a
+sentence ends with or without white space. Only white space between sentences is lost.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from collections.abc import Iterator
 
 import regex
 
-# Before a name or a number, so that a capital after them begins no sentence.
+# A capital or a number after these does not begin a sentence: "Mr. Brown", "No. 5".
 _ABBREVIATION_LIST = """
 mr mrs ms dr prof st messrs mme mlle mgr gen col lt capt cpt cmdr adm maj sgt cpl pvt rev hon gov
 sen rep pres supt det insp no nos vol vols fig figs eq eqs sec ch p pp pg v vs c ca cf approx al ed
 eds trans lit mt ft jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thurs fri
 e.g i.e viz bros op dept univ assn bzw usw z.b d.h nr str bd hrsg dir env
 """
-# What rarely follows an initial or "U.S." inside a sentence.
+# Words that rarely follow an initial or "U.S." inside a sentence, so that they begin a new one.
 _STARTER_LIST = """
 the this that these those a an it its he she they we i you his her their our my in on at by for from
 to with as after before during when while since although though however but and or if there here
@@ -54,7 +53,7 @@ def split_sentences(line: str) -> Iterator[str]:
 def _ends_sentence(line: str, begin: int, match: regex.Match[str]) -> bool:
     if match["ends"] != ".":
         return True
-    # No word that matters is longer; looking at all of a long line would take quadratic time.
+    # All abbreviations are shorter. Reading the whole line each time would take quadratic time.
     before = line[max(begin, match.start() - _LONGEST_WORD) : match.start()].split()
     if not before:
         return True

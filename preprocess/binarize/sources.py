@@ -1,4 +1,4 @@
-"""Selects the files and bytes that a shard is made of, and reads them as chunks of whole lines."""
+"""Selects the files and bytes of a shard, and reads them as chunks of whole lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 class Part(NamedTuple):
-    """Whole lines of a file, bytes ``start`` to ``end``; a compressed file is never divided."""
+    """Whole lines of a file, from byte ``start`` to ``end``; compressed files are never divided."""
 
     path: str
     start: int
@@ -26,16 +26,16 @@ class Part(NamedTuple):
 
 
 def find_files(inputs: Sequence[str]) -> list[str]:
-    """List the given files; for a folder all files below it, sorted by path.
+    """List the input files; for a folder all files below it, sorted by path.
 
-    Hidden files and folders are left out: download programs keep their own files there.
+    Hidden files and folders, in which download programs keep their records, are left out.
 
     Raises:
         UserError: a path is missing, or all files are empty.
     """
     files: list[str] = []
-    for given in inputs:
-        path = Path(given)
+    for name in inputs:
+        path = Path(name)
         if path.is_dir():
             below = (file for file in path.rglob("*") if file.is_file())
             visible = (
@@ -43,18 +43,18 @@ def find_files(inputs: Sequence[str]) -> list[str]:
             )
             files += sorted(map(str, visible))
         elif path.is_file():
-            files.append(given)
+            files.append(name)
         else:
-            raise UserError(f"{given} is not there; give local files or directories")
+            raise UserError(f"{name} is not there; give local files or directories")
     if not any(os.path.getsize(path) for path in files):
         raise UserError(f"no text in {', '.join(inputs)}")
     return files
 
 
 def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Part]:
-    """List the parts of one of several shards, in order.
+    """List the parts of a shard, in order.
 
-    Shards have about the same number of bytes; of files, if all are compressed.
+    Shards have about the same number of bytes, or of files, if all files are compressed.
 
     Raises:
         UserError: the shard would be empty.
@@ -83,7 +83,7 @@ def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Pa
 
 def _line_start(path: str, offset: int, size: int) -> int:
     """Find the beginning of the first line at or after an offset."""
-    if offset in (0, size):  # as in most of many files: opened by each shard, they take hours
+    if offset in (0, size):  # without opening the file: for many files and shards, that takes hours
         return offset
     with open(path, "rb") as file:
         file.seek(offset - 1)
@@ -93,31 +93,31 @@ def _line_start(path: str, offset: int, size: int) -> int:
 
 
 CHUNK_BYTES = 1 << 20
-# Not those that text has as white space, as marks of records or before colours of a terminal.
+# Control characters, without white space (0x09 to 0x0d), escape, and separators of records.
 _CONTROLS = bytes([*range(0x00, 0x09), *range(0x0E, 0x1B)])
-_MOST_CONTROLS = 0.03  # the share of them in a text
+_MOST_CONTROLS = 0.03  # their largest share in a text
 _LONGEST_LINE = 1 << 28  # bytes; a chunk is held in memory several times
 
 
 class Input(NamedTuple):
-    """A part with the checksum of its content, which identifies the text wherever it lies."""
+    """A part with the checksum of its content, which identifies the text wherever the file is."""
 
     part: Part
-    sha256: str = ""  # not compared with what is read if it is empty
+    sha256: str = ""  # empty: not checked
 
     @classmethod
     def from_part(cls, part: Part) -> Input:
-        """Compute the checksum of a part, for which it is read once."""
+        """Compute the checksum of a part, by reading it."""
         return cls(part, checksum(Path(part.path), part.start, part.end))
 
 
 def combine_checksums(inputs: Sequence[Input]) -> str:
-    """Combine the checksums of several parts in one."""
+    """Combine the checksums of several parts to one."""
     return hashlib.sha256(" ".join(entry.sha256 for entry in inputs).encode()).hexdigest()
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """Describe a file that was written, for a manifest."""
+    """Describe a written file for a manifest, by its size and checksum."""
     return {"bytes": path.stat().st_size, "sha256": checksum(path)}
 
 
@@ -130,11 +130,11 @@ class Place(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A chunk that was read."""
+    """A description of a chunk that was read."""
 
     place: Place  # end of the chunk
     lines: int  # number of lines
-    is_last: bool  # whether it is the empty chunk at the end of its part
+    is_last: bool  # whether it is the empty chunk that ends its part
 
     @property
     def next(self) -> Place:
@@ -143,7 +143,7 @@ class Mark(NamedTuple):
 
 
 def read_chunks(inputs: Sequence[Input], place: Place) -> Iterator[tuple[Mark, bytes]]:
-    """Yield the chunks of several parts from a place on, and an empty one at the end of each.
+    """Yield the chunks of several parts from a place on, and an empty one at the end of a part.
 
     Raises:
         UserError: a part cannot be read, or has changed.
@@ -189,12 +189,12 @@ class Reader:
 
     Args:
         part: part to read.
-        offset: decompressed bytes of the part before the first chunk.
-        line: lines before it.
+        offset: decompressed bytes of the part to skip.
+        line: number of lines in these bytes.
 
     Attributes:
-        offset: decompressed bytes of the part that have been read.
-        line: lines that have been read.
+        offset: decompressed bytes of the part before the next chunk.
+        line: number of lines before the next chunk.
     """
 
     def __init__(self, part: Part, offset: int = 0, line: int = 0) -> None:
@@ -202,7 +202,7 @@ class Reader:
         self._raw = _Hashed(part)
 
     def sha256(self) -> str:
-        """Compute the checksum of the part on disk; call it after all chunks are read."""
+        """Get the checksum of the part on disk; call it after all chunks are read."""
         return self._raw.digest.hexdigest()
 
     def __iter__(self) -> Iterator[tuple[bytes, int]]:
@@ -220,15 +220,15 @@ class Reader:
                     if number == 0:
                         refuse_wide_characters(chunk[0], self.part.path)
                     yield chunk
-                while raw.read(CHUNK_BYTES):  # bytes after the content count in the checksum
+                while raw.read(CHUNK_BYTES):  # the checksum includes bytes after the content
                     continue
         except (*DAMAGED, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
-                raise  # of the disk, not of the compressed data
+                raise  # an error of the disk, not of the compressed data
             raise UserError(f"{self.part.path} is damaged: {error}; fetch it again") from error
 
     def _split(self, file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-        """Yield the rest of a file, cut behind the last line feed of each block."""
+        """Yield the rest of a file in chunks, each of which ends with a line feed."""
         pending: list[bytes] = []
         held = 0
         while block := file.read(CHUNK_BYTES):
@@ -256,10 +256,10 @@ class Reader:
 
 
 def refuse_wide_characters(data: bytes, name: str) -> None:
-    """Refuse the beginning of a file in UTF-16 or UTF-32, most of which is valid UTF-8, too.
+    """Refuse a file in UTF-16 or UTF-32 by its beginning; most of it would be valid UTF-8, too.
 
-    Half of its bytes are NUL in a Latin script and other control characters in most scripts; where
-    they are not, its spaces and ends of lines have NUL.
+    In Latin script half of its bytes are NUL, in most other scripts control characters; in all
+    scripts spaces and ends of lines contain NUL.
 
     Raises:
         UserError: names the file.

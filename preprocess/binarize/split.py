@@ -1,4 +1,4 @@
-"""Writes one split of a data-bin (train, valid or test), and continues an unfinished one."""
+"""Writes one split of a data-bin (train, valid or test), and resumes an unfinished one."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from .sources import Input, Mark, Place, describe_file, read_chunks
 from .store import SIZE, Position, Store
 
 SECONDS_BETWEEN_SAVES = 10.0
-_SHOWN = 10  # messages about invalid lines; the counts are complete
+_SHOWN = 10  # number of invalid lines that are reported; all are counted
 
 
 @dataclass
 class SplitState:
-    """Progress of a split; everything before it is safely on disk."""
+    """Progress of a split; everything before it is synced to disk."""
 
     place: Place = field(default_factory=Place)  # beginning of the next chunk
     position: Position = field(default_factory=Position)  # end of the data set
-    document_ended: bool = False  # whether an empty item is due before the next item
-    counts: Counter[str] = field(default_factory=Counter)  # counts of the split so far
-    part_lines: list[int] = field(default_factory=list)  # number of lines of each part that is done
-    messages: list[str] = field(default_factory=list)  # messages about the first invalid lines
+    document_ended: bool = False  # whether an empty item must precede the next item
+    counts: Counter[str] = field(default_factory=Counter)
+    part_lines: list[int] = field(default_factory=list)  # number of lines of each finished part
+    messages: list[str] = field(default_factory=list)  # about the first invalid lines
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> SplitState:
@@ -49,11 +49,11 @@ class Split:
 
     Args:
         prefix: path of the data set without its suffix.
-        inputs: parts of files.
+        inputs: parts of files to read.
         symbols: special symbols of the dictionary.
         settings: settings of the data-bin.
-        state: progress of an earlier call.
-        save: called every few seconds with the state, which it writes to disk.
+        state: progress of an earlier run, or a new state.
+        save: called every few seconds, to write the state to disk.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Split:
         self._documents = settings.empty_lines == "documents"  # an empty item between them
         self._state, self._save, self._saved = state, save, time.monotonic()
         self._store = Store(prefix, symbols.dtype, state.position)
-        # An empty item: its only token and its size.
+        # An empty item: its only token, and its size.
         self._empty = (
             np.array([symbols.eos], symbols.dtype).tobytes(),
             np.array([1], SIZE).tobytes(),

@@ -1,4 +1,4 @@
-"""Writes fairseq's mmap format in constant memory, and continues after an interruption."""
+"""Writes fairseq's mmap format in constant memory, and resumes after an interruption."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ SIZE = np.dtype(np.int32)  # type of the sizes in an .idx file
 
 
 class Position(NamedTuple):
-    """The size of the part of a data set that is safely on disk."""
+    """The size of the part of a data set that is synced to disk."""
 
     items: int = 0
     tokens: int = 0
 
 
 class Store:
-    """``PREFIX.bin`` and ``PREFIX.idx``, byte for byte as fairseq writes them.
+    """Writes ``PREFIX.bin`` and ``PREFIX.idx``, byte for byte as fairseq does.
 
-    The index is made from ``PREFIX.sizes``, which is kept while the work may have to continue.
+    The index is made at the end from ``PREFIX.sizes``, which is kept for an interrupted run.
 
     Args:
         prefix: path without suffix.
-        dtype: type of the numbers, as fairseq chooses it for the size of the dictionary.
-        position: result of :meth:`sync`; everything written after it is dropped.
+        dtype: type of the tokens, which fairseq chooses by the size of the dictionary.
+        position: result of :meth:`sync`; everything written after that is dropped.
     """
 
     def __init__(self, prefix: Path, dtype: np.dtype, position: Position) -> None:
@@ -39,7 +39,7 @@ class Store:
         self._sizes = open_at(prefix.with_suffix(".sizes"), position.items * SIZE.itemsize)
 
     def append(self, tokens: bytes, sizes: bytes) -> None:
-        """Append items: the numbers of all of them, and the size of each."""
+        """Append items: the tokens of all items, and the size of each."""
         self._bin.write(tokens)
         self._sizes.write(sizes)
         self.position = Position(
@@ -48,19 +48,19 @@ class Store:
         )
 
     def sync(self) -> Position:
-        """Write everything to disk and return its size."""
+        """Sync everything to disk, and return its size."""
         for file in (self._bin, self._sizes):
             file.flush()
             os.fsync(file.fileno())
         return self.position
 
     def close(self) -> None:
-        """Close the files as they are."""
+        """Close the files without an index."""
         self._bin.close()
         self._sizes.close()
 
     def finish(self) -> None:
-        """Write the index, and check the counts with fairseq's own reader."""
+        """Write the index, and check the counts with fairseq's reader."""
         self.sync()
         self.close()
         sizes_path = self.prefix.with_suffix(".sizes")
@@ -88,7 +88,7 @@ class Store:
 
 
 def open_at(path: Path, size: int) -> BinaryIO:
-    """Open a file for writing after its first ``size`` bytes; the rest is dropped."""
+    """Open a file for writing after its first ``size`` bytes, and drop the rest."""
     file = open(path, "r+b" if size else "wb")  # noqa: SIM115  (closed by the store)
     file.truncate(size)
     file.seek(size)

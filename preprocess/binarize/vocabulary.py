@@ -1,4 +1,4 @@
-"""The files that define a model's tokens: options, dictionary and encoder."""
+"""Loads the files that define a model's tokens: their options, the dictionary and the encoder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_vocabulary(group: argparse._ActionsContainer) -> None:
 
 
 class Vocabulary(NamedTuple):
-    """The vocabulary files that the options name; None for those that are not given."""
+    """The vocabulary files that the options name; None for an option that is not set."""
 
     encoder_json: Optional[Path]
     vocab_bpe: Optional[Path]
@@ -42,12 +42,15 @@ class Vocabulary(NamedTuple):
     def from_args(
         cls, args: argparse.Namespace, has_symbols: bool = False, more: str = ""
     ) -> Vocabulary:
-        """Build the vocabulary from the parsed options, ``--dict`` among them.
+        """Build the vocabulary from the parsed options, with ``--dict``.
 
-        Another option, which ``more`` names, may have chosen words or characters as tokens.
+        Args:
+            args: the parsed options.
+            has_symbols: whether another option chose words or characters as tokens.
+            more: names that option, for the message.
 
         Raises:
-            UserError: the options name no vocabulary, more than one, or a file that is missing.
+            UserError: the options name no vocabulary, more than one, or a missing file.
         """
         chosen = cls(*(getattr(args, name) for name in _OPTIONS))
         ways = [chosen.encoder_json, chosen.sentencepiece_model, has_symbols]
@@ -64,7 +67,7 @@ class Vocabulary(NamedTuple):
 
     @property
     def files(self) -> dict[str, Path]:
-        """The files that are given, by the options' names."""
+        """The files by the options' names, without those that are None."""
         return {name: path for name, path in zip(_OPTIONS, self) if path}
 
     def checksums(self) -> dict[str, str]:
@@ -72,10 +75,10 @@ class Vocabulary(NamedTuple):
         return {name: checksum(path) for name, path in self.files.items()}
 
     def load_dictionary(self) -> Dictionary:
-        """Load the dictionary of ``--dict``, or build that of all sentencepieces.
+        """Load the dictionary of ``--dict``, or build one of all sentencepieces.
 
         Raises:
-            UserError: the file cannot be read, holds no symbol, or begins with a byte-order mark.
+            UserError: the file cannot be read, has no symbol, or begins with a byte-order mark.
         """
         if self.dict_txt is None:
             assert self.sentencepiece_model
@@ -97,10 +100,10 @@ class Vocabulary(NamedTuple):
     def write_dictionary(
         self, dictionary: Dictionary, path: Path, checksums: dict[str, str]
     ) -> None:
-        """Write what :meth:`load_dictionary` returned; the file of ``--dict`` as it is.
+        """Write the dictionary of :meth:`load_dictionary`; a file of ``--dict`` is copied.
 
         Raises:
-            UserError: that file has another checksum than before.
+            UserError: the file has another checksum than before.
         """
         if self.dict_txt is None:
             save_dictionary(dictionary, path)
@@ -111,7 +114,7 @@ class Vocabulary(NamedTuple):
                 raise UserError(f"--dict {self.dict_txt} changed while it was read; start again")
 
     def load_encoder(self, dictionary: Dictionary) -> Optional[Tokenizer]:
-        """Load GPT-2's BPE or the sentencepieces; None where tokens are words or characters."""
+        """Load GPT-2's BPE or the sentencepieces; None if tokens are words or characters."""
         if self.encoder_json and self.vocab_bpe:
             return GPT2(self.encoder_json, self.vocab_bpe, dictionary)
         if self.sentencepiece_model:
@@ -120,7 +123,7 @@ class Vocabulary(NamedTuple):
 
 
 def save_dictionary(dictionary: Dictionary, path: Path) -> None:
-    """Write a dictionary that was made here."""
+    """Write a dictionary to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as new:
         dictionary.save(str(new))

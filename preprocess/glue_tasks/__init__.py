@@ -1,3 +1,4 @@
 """Modules of ``glue.py``: ``rows`` reads GLUE's files, ``binary`` truncates and writes."""
 
-from fairseq_posenc.workbench.running import host  # noqa: F401  (before fairseq: keeps it quiet, errors short)
+# Imported before fairseq, because it silences fairseq's warnings and shortens errors.
+from fairseq_posenc.workbench.running import host  # noqa: F401

@@ -1,4 +1,4 @@
-"""Truncates examples, and writes the splits of a task as fairseq reads them."""
+"""Truncates examples, and writes the splits of a GLUE task as fairseq reads them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fairseq_posenc.workbench.tokens.tokenizer import Encoder, Symbols
 
 from .rows import Examples
 
-_BATCH = 10_000  # examples
+_BATCH = 10_000  # examples that are encoded at a time
 
 
 class Writer(NamedTuple):
@@ -46,9 +46,9 @@ class Writer(NamedTuple):
         return {"examples": len(examples.ids), "broken": examples.broken, **counts}
 
     def _write_sentences(self, split: str, examples: Examples) -> dict[str, int]:
-        """Write the sentences, cut to the maximum size; return the counts."""
+        """Write the sentences, truncated to the maximum size; return the counts."""
         sides = range(len(examples.sentences))
-        # <s> first </s>, and for a pair </s> second </s>
+        # Without special symbols: <s> first </s>, and for a pair </s> second </s>.
         room = min(self.max_tokens, np.iinfo(SIZE).max) - 2 * len(sides)
         stores = [self._open_store(f"input{side}", split, self.symbols.dtype) for side in sides]
         counts: Counter[str] = Counter(cut=0, tokens=0, unknown_tokens=0)
@@ -96,11 +96,11 @@ class Writer(NamedTuple):
 
 def _finish(store: Store) -> None:
     store.finish()
-    store.prefix.with_suffix(".sizes").unlink()  # only needed to continue a split
+    store.prefix.with_suffix(".sizes").unlink()  # needed only to resume a split
 
 
 def build_label_dictionary(task: Task) -> Dictionary:
-    """Build the dictionary of the classes, in their own order, without padding to a multiple."""
+    """Build the dictionary of the classes in the task's order, without padding to a multiple."""
     dictionary = Dictionary()
     for label in task.classes:
         dictionary.add_symbol(label)
@@ -108,33 +108,36 @@ def build_label_dictionary(task: Task) -> Dictionary:
 
 
 def truncated_lengths(lengths: np.ndarray, room: int) -> np.ndarray:
-    """Compute the tokens to keep of each sentence: the longer one of two is cut first.
+    """Compute the number of tokens to keep of each sentence; the longer of two is cut first.
 
-    The result is that of removing one token after the other, each time from the longer sentence,
-    and from the second if they are equal. Lengths, ``(N, 1)`` or ``(N, 2)``, and the room are
-    without the symbols around sentences.
+    The result is the same as removing one token at a time from the longer sentence, or from the
+    second if they are equal: of 5 and 2 tokens with room for 4, 2 and 2 are kept.
+
+    Args:
+        lengths: tokens of the sentences without special symbols, ``(N, 1)`` or ``(N, 2)``.
+        room: maximum tokens of an example without special symbols.
     """
     if lengths.shape[1] == 1:
         return np.minimum(lengths, room)
     first, second = lengths.T
-    half, other = room - room // 2, room // 2
-    both = first + second > room
-    cut_first = np.maximum(half, room - np.minimum(second, other))
-    cut_second = np.maximum(other, room - np.minimum(first, half))
+    larger_half, smaller_half = room - room // 2, room // 2
+    too_long = first + second > room
+    cut_first = np.maximum(larger_half, room - np.minimum(second, smaller_half))
+    cut_second = np.maximum(smaller_half, room - np.minimum(first, larger_half))
     kept = np.minimum(lengths, np.stack([cut_first, cut_second], axis=1))
-    return np.where(both[:, None], kept, lengths)
+    return np.where(too_long[:, None], kept, lengths)
 
 
 def truncate(tokens: np.ndarray, sizes: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Truncate sentences; the last token of each, ``</s>``, stays.
+    """Truncate sentences, but keep the last token of each, ``</s>``.
 
     Args:
-        tokens: of all sentences, ``(T,)``.
-        sizes: of the sentences, with ``</s>``, ``(N,)``.
-        kept: tokens to keep of each, without ``</s>``, ``(N,)``.
+        tokens: tokens of all sentences, ``(T,)``.
+        sizes: sizes of the sentences with ``</s>``, ``(N,)``.
+        kept: number of tokens to keep of each sentence, without ``</s>``, ``(N,)``.
     """
     ends = np.cumsum(sizes)
-    place = np.arange(len(tokens)) - np.repeat(ends - sizes, sizes)  # in the sentence, (T,)
+    place = np.arange(len(tokens)) - np.repeat(ends - sizes, sizes)  # in its sentence, (T,)
     keep = place < np.repeat(kept, sizes)
     keep[ends - 1] = True
     return tokens[keep]

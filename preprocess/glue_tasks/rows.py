@@ -1,4 +1,4 @@
-"""Reads GLUE's .tsv files: tab-separated text without quoting, columns by their names."""
+"""Reads GLUE's .tsv files: tab-separated text without quoting, with named columns."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _ENDINGS = ("", ".gz", ".bz2", ".xz", ".zst")
 class Examples(NamedTuple):
     """The examples of a file."""
 
-    sentences: tuple[list[str], ...]  # texts of each of the task's one or two columns
-    labels: list[str]  # labels as written; empty for a test set
-    ids: list[str]  # the first column: in test files the example's id
+    sentences: tuple[list[str], ...]  # for each column of the task, one or two, its texts
+    labels: list[str]  # as in the file; empty for a test set
+    ids: list[str]  # the first column, which in test files is the example's id
     broken: int  # number of rows that were left out
 
 
@@ -29,7 +29,7 @@ def find_file(folder: Path, task: Task, split: str) -> Path:
     """Find the file of a split, which may be compressed.
 
     Raises:
-        UserError: it is missing.
+        UserError: the file is missing.
     """
     plain = Path(os.path.normpath(folder / task.name / f"{task.files[split]}.tsv"))
     for suffix in _ENDINGS:
@@ -44,10 +44,10 @@ def find_file(folder: Path, task: Task, split: str) -> Path:
 
 
 def read_examples(path: Path, task: Task, split: str) -> Examples:
-    """Read a file.
+    """Read the examples of a split.
 
     Raises:
-        UserError: a row is broken, or has a label that the task does not have; names the line.
+        UserError: a row is broken, or its label is none of the task's; names the line.
     """
     lines = _read_lines(path)
     header: Sequence[str] = task.headless.get(split) or next(lines, (1, ""))[1].split("\t")
@@ -77,11 +77,11 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    r"""Yield numbered lines; only ``\n`` ends one, because texts hold other line separators."""
+    r"""Yield numbered lines; they end only at ``\n``, as texts contain other line separators."""
     try:
         content = read_bytes(path)
         refuse_wide_characters(content, str(path))
-        text = content.decode("utf-8-sig")  # MRPC begins with that mark
+        text = content.decode("utf-8-sig")  # MRPC begins with a byte-order mark
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 ({error}); download it again") from None
     except (OSError, *DAMAGED) as error:

@@ -1,3 +1,4 @@
-"""Modules of ``mix.py``: ``draw`` samples, ``mixture`` reads, runs all and writes."""
+"""Modules of ``mix.py``: ``draw`` samples documents, ``mixture`` reads and writes them."""
 
-from fairseq_posenc.workbench.running import host  # noqa: F401  (before fairseq: keeps it quiet, errors short)
+# Imported before fairseq, because it silences fairseq's warnings and shortens errors.
+from fairseq_posenc.workbench.running import host  # noqa: F401

@@ -1,9 +1,9 @@
-"""Draws documents, and sentences to hold out: at random, but exactly as many as wanted.
+"""Samples documents, and text to hold out: at random, but exactly as many as requested.
 
-Both are Knuth's selection sampling (The Art of Computer Programming, 3.4.2, algorithm S): the next
-one is chosen with the probability `still wanted / still there`. Each has the same chance, the
-number comes out exactly, and nothing has to be kept in memory. The random number is a hash of the
-seed and of the document's or sentence's number, so that reading may begin anywhere.
+Both use Knuth's selection sampling (The Art of Computer Programming, 3.4.2, algorithm S): to choose
+n of N, each next one is chosen with probability (n - chosen) / (N - seen). All have the same
+chance, exactly n are chosen, and nothing is kept in memory. The random number is a hash of the seed
+and the number of the document or line, so an interrupted run can resume anywhere.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 class CorpusRequest(NamedTuple):
-    """A corpus to draw from."""
+    """A corpus to sample from: the parsed ``--corpus``."""
 
-    name: str  # name in messages
+    name: str  # the option as given, for messages
     lines: LineFormat  # format of its files
-    paths: list[str]  # files and directories
-    size: Optional[int]  # amount to draw, in `unit`; None for all
+    paths: list[str]  # files and folders
+    size: Optional[int]  # amount to sample, in `unit`; None for all
     unit: str  # `bytes`, or `lines`, which are sentences with `--sentences`
-    hold_out: int  # number of sentences or documents for validation
+    hold_out: int  # number of lines or documents for validation
 
 
 def parse_corpus(words: Sequence[str]) -> CorpusRequest:
     """Parse ``FORMAT PATH ... [SETTING=VALUE ...]``.
 
     Raises:
-        UserError: it is not written so.
+        UserError: the words have another form.
     """
     settings: dict[str, str] = {}
     paths = []
@@ -86,7 +86,7 @@ def parse_size(text: str) -> int:
     """Parse a size such as ``64GiB`` into bytes.
 
     Raises:
-        UserError: it is none.
+        UserError: the text is no size.
     """
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)(B|KiB|MiB|GiB)", text)
     if not match:
@@ -95,7 +95,7 @@ def parse_size(text: str) -> int:
 
 
 class Drawn(NamedTuple):
-    """The parts of a document: text to train on, and text held out; often both are empty."""
+    """The parts of a document: text to train on, and text held out; either may be empty."""
 
     train: bytes
     valid: bytes
@@ -103,23 +103,25 @@ class Drawn(NamedTuple):
 
 @dataclass
 class Draw:
-    """Draws from one corpus."""
+    """Samples from one corpus."""
 
     corpus: CorpusRequest
-    seed: str  # random seed
+    seed: str
     unit: str  # unit of the text held out, `documents` or `lines`
-    there: Counter[str]  # number of documents, lines and bytes of the corpus
-    done: Counter[str]  # the same counts of the text seen and drawn so far; updated
+    total: Counter[str]  # number of documents, lines and bytes in the corpus
+    # the same counts of the text read so far, of the text to train on (`train_lines` ...), and
+    # `held_out`; updated
+    done: Counter[str]
 
     def check(self) -> None:
-        """Refuse, before anything is drawn, to draw more than there is.
+        """Refuse to sample more than the corpus has, before anything is sampled.
 
         Raises:
-            UserError: says how much there is.
+            UserError: says how much the corpus has.
         """
-        corpus, there, unit = self.corpus, self.there, self.unit
-        if corpus.hold_out > there[unit]:
-            raise UserError(f"{corpus.name}: has {there[unit]:,} {unit}, less than hold-out=")
+        corpus, total, unit = self.corpus, self.total, self.unit
+        if corpus.hold_out > total[unit]:
+            raise UserError(f"{corpus.name}: has {total[unit]:,} {unit}, less than hold-out=")
         rest = self._estimate_rest()
         if corpus.size is not None and corpus.size > rest:
             raise UserError(
@@ -140,19 +142,19 @@ class Draw:
         done.update(measure(document))
         if corpus.size is not None and train:
             wanted = corpus.size - done[f"train_{corpus.unit}"]
-            there = self._estimate_rest() + measure(train)[corpus.unit]
-            if self._random("size", done[DOCUMENTS]) * there >= wanted:
+            left = self._estimate_rest() + measure(train)[corpus.unit]
+            if self._random("size", done[DOCUMENTS]) * left >= wanted:
                 train = b""
         done.update({f"train_{name}": value for name, value in measure(train).items()})
         return Drawn(train, valid)
 
     def _estimate_rest(self) -> float:
-        """Estimate how much is left to train on, in the corpus' unit."""
-        left = self.there[self.unit] - self.done[self.unit]
+        """Estimate how much text to train on is left, in the unit of the corpus' size."""
+        left = self.total[self.unit] - self.done[self.unit]
         held = self.corpus.hold_out - self.done["held_out"]
         share = 1 - held / left if left else 0
         unit = self.corpus.unit
-        return (self.there[unit] - self.done[unit]) * share
+        return (self.total[unit] - self.done[unit]) * share
 
     def _split_lines(self, document: bytes) -> tuple[bytes, bytes]:
         """Split a document into the lines to train on and those held out."""
@@ -164,7 +166,7 @@ class Draw:
 
     def _is_held_out(self, number: int) -> bool:
         wanted = self.corpus.hold_out - self.done["held_out"]
-        is_held = self._random("hold-out", number) * (self.there[self.unit] - number) < wanted
+        is_held = self._random("hold-out", number) * (self.total[self.unit] - number) < wanted
         self.done["held_out"] += is_held
         return is_held
 
@@ -175,7 +177,7 @@ class Draw:
 
 
 def measure(document: bytes) -> Counter[str]:
-    """Count a document; its bytes are those in a file, with the empty line behind it."""
+    """Count a document; its bytes include the empty line that follows it in a file."""
     if not document:
         return Counter()
     return Counter({DOCUMENTS: 1, LINES: document.count(b"\n"), BYTES: len(document) + 1})

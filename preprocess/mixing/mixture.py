@@ -1,4 +1,4 @@
-"""Mixes corpora: counts each, then draws from each; it can be interrupted anywhere."""
+"""Mixes corpora: counts all of them, then samples from them; it can resume anywhere."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def cut_documents(data: bytes, text: TextRules) -> tuple[list[bytes], list[Inval
     r"""Cut a chunk of a file where documents end, in a worker process.
 
     Returns:
-        The text of each document, each line with ``\n``, the last one still open; and the lines
-        that are left out.
+        The text of each document, with ``\n`` after every line; the last document may continue in
+        the next chunk. And the lines that are left out.
     """
     lines, _, invalid = read_lines(data, text)
     texts = [b""]
@@ -40,12 +40,12 @@ def cut_documents(data: bytes, text: TextRules) -> tuple[list[bytes], list[Inval
 
 
 class Texts:
-    """``train/00.txt`` and so on, documents with an empty line behind each, and ``valid.txt``.
+    """Writes ``train/00.txt`` and so on, with an empty line after each document, and ``valid.txt``.
 
     Args:
         folder: folder of the files.
-        count: number of training files, among which documents are dealt out in turn.
-        sizes: result of :meth:`sync`, empty at first; everything written after it is dropped.
+        count: number of training files, to which documents are written in turn.
+        sizes: result of :meth:`sync`, empty at first; text written after that is dropped.
     """
 
     def __init__(self, folder: Path, count: int, sizes: Sequence[int]) -> None:
@@ -80,26 +80,26 @@ SECONDS_BETWEEN_SAVES = 10.0
 
 
 class MixtureRules(NamedTuple):
-    """Settings of all corpora."""
+    """Settings that hold for all corpora."""
 
-    seed: int  # random seed
+    seed: int
     sentences: bool  # split lines into sentences
     unit: str  # unit of the text held out, `documents` or `lines`
     files: int  # number of training files
-    skip_invalid: bool  # leave invalid lines out, instead of stopping at the first
+    skip_invalid: bool  # skip invalid lines, instead of stopping at the first
     workers: int  # number of processes
 
 
 @dataclass
 class MixtureState:
-    """Progress of the work; everything before it is safely on disk."""
+    """Progress of the work; everything before it is synced to disk."""
 
-    step: int = 0  # of N corpora, step n < N counts corpus n, and step N + n draws from it
+    step: int = 0  # for N corpora, step n < N counts corpus n, step N + n samples from it
     place: Place = field(default_factory=Place)  # beginning of the next chunk of that corpus
-    pending: str = ""  # text of a document that the chunks before it began
-    there: list[Counter[str]] = field(default_factory=list)  # `Draw.there` of each corpus
+    pending: str = ""  # the last document so far, which continues in the next chunk
+    there: list[Counter[str]] = field(default_factory=list)  # `Draw.total` of each corpus
     done: list[Counter[str]] = field(default_factory=list)  # `Draw.done` of each corpus
-    sizes: list[int] = field(default_factory=list)  # sizes of the files in bytes
+    sizes: list[int] = field(default_factory=list)  # sizes of the written files in bytes
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> MixtureState:
@@ -111,7 +111,14 @@ class MixtureState:
 
 
 class Mixture:
-    """Writes the text files into a folder; ``saved`` is the state of an earlier run there."""
+    """Mixes corpora into text files in a folder.
+
+    Args:
+        corpora: requests, and the parts of files of each.
+        rules: settings of all corpora.
+        folder: folder of the text files and of the saved state.
+        saved: the state that an earlier run saved there; empty for none.
+    """
 
     def __init__(
         self,
@@ -128,10 +135,10 @@ class Mixture:
         self._saved = time.monotonic()
 
     def make(self) -> dict[str, Any]:
-        """Do the steps that are left; return the manifest's entries.
+        """Do the remaining steps; return the manifest's entries.
 
         Raises:
-            UserError: a file cannot be read, a line is invalid, or more is wanted than there is.
+            UserError: a file cannot be read, a line is invalid, or a corpus is too small.
         """
         state, count = self._state, len(self._corpora)
         try:
@@ -150,7 +157,7 @@ class Mixture:
         return self._summarise()
 
     def _process_corpus(self, number: int, is_count: bool) -> None:
-        """Count a corpus, or draw from it."""
+        """Count a corpus, or sample from it."""
         state, rules, (corpus, inputs) = self._state, self._rules, self._corpora[number]
         draw, pending = self._make_draw(number), state.pending.encode()
         text = TextRules(corpus.lines, rules.sentences, "keep")
@@ -160,7 +167,7 @@ class Mixture:
                 for message in check_invalid(invalid, part, line, rules.skip_invalid):
                     say(f"skipped {message}")
                 documents = [pending + texts[0], *texts[1:]]
-                # The next chunk goes on with the last one.
+                # The last document continues in the next chunk.
                 pending = b"" if mark.is_last else documents.pop()
                 for document in filter(None, documents):
                     if is_count:
@@ -173,7 +180,7 @@ class Mixture:
                     self._save()
 
     def _refuse_small_corpora(self) -> None:
-        """Refuse to draw more than there is."""
+        """Refuse to sample more than a corpus has."""
         for number in range(len(self._corpora)):
             self._make_draw(number).check()
 

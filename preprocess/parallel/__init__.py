@@ -1,1 +1,1 @@
-"""Parallel text: the modules of ``translation.py``, which reads, filters, encodes and writes it."""
+"""Modules of ``translation.py``, which read, filter, encode and write parallel text."""

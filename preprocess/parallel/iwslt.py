@@ -1,7 +1,7 @@
-"""IWSLT 2017 as published: tagged talks to train on, XML files to validate and test on.
+"""Reads IWSLT 2017 as published: tagged talks for training, XML files for validation and test.
 
-Cettolo et al. 2017, "Overview of the IWSLT 2017 Evaluation Campaign". A release holds, for a pair
-such as fr-en, ``train.tags.fr-en.{fr,en}`` and ``IWSLT17.TED.SET.fr-en.{fr,en}.xml``, where SET is
+Cettolo et al. 2017, "Overview of the IWSLT 2017 Evaluation Campaign". For a pair such as fr-en, a
+release has ``train.tags.fr-en.{fr,en}`` and ``IWSLT17.TED.SET.fr-en.{fr,en}.xml``, where SET is
 dev2010, or tst2010 to tst2015.
 """
 
@@ -28,14 +28,14 @@ from parallel.texts import (
     read_bytes,
 )
 
-# Lines about a talk; all other lines of a train file are its text. Titles and descriptions are
-# left out, too: others write them, and they are not always translated.
+# Lines about a talk; all other lines of a train file are text. Titles and descriptions are left
+# out, too, as they are not by the speaker, and not always translated.
 _ABOUT = re.compile(
     r"\s*</?(url|keywords|speaker|talkid|title|description|reviewer|translator|doc|transcript)"
     r"\b[^>]*>"
 )
-TESTS = tuple(f"tst{year}" for year in range(2010, 2016))  # the campaign's sets since 2010
-_FIRST_TAG = "url"  # of each talk
+TESTS = tuple(f"tst{year}" for year in range(2010, 2016))  # the campaign's test sets since 2010
+_FIRST_TAG = "url"  # begins each talk
 _SEGMENT = re.compile(r'\s*<seg id="([^"]*)">(.*)</seg>\s*')
 _ENTITIES = {"&quot;": '"', "&apos;": "'"}
 
@@ -44,7 +44,7 @@ class _TalkStart(NamedTuple):
     """The place where a talk starts."""
 
     lines_before: int  # number of lines of text before it
-    number: int  # its line in the file
+    number: int  # number of its first line in the file
 
 
 class _Talks(NamedTuple):
@@ -56,7 +56,7 @@ class _Talks(NamedTuple):
 
 
 class _Release:
-    """The files of a release, in an archive or a folder, by name."""
+    """The files of a release by name, from an archive or a folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -66,7 +66,7 @@ class _Release:
         self.inputs = {} if path.is_dir() else {path.name: checksum(path)}
 
     def read(self, pattern: str, languages: tuple[str, str], language: str) -> NumberedLines:
-        """Read one side of a file; its name may have the languages in either order."""
+        """Read a file in one language; its name may have the languages in either order."""
         source, target = languages
         names = [pattern.format(f"{a}-{b}.{language}") for a, b in (languages, (target, source))]
         for name in names:
@@ -75,9 +75,9 @@ class _Release:
                 self.inputs[name] = checksum(self._files[name])
             if name in self._contents:
                 return decode(self._contents[name], f"{self._path}: {name}")
-        there = ", ".join(sorted({**self._files, **self._contents})[:20]) or "nothing"
+        content = ", ".join(sorted({**self._files, **self._contents})[:20]) or "nothing"
         raise UserError(
-            f"{self._path}: {names[0]} is not in it, but {there}; give the release of {source}-"
+            f"{self._path}: {names[0]} is not in it, but {content}; give the release of {source}-"
             f"{target}, and name sets that it has"
         )
 
@@ -85,12 +85,16 @@ class _Release:
 def read_iwslt(
     path: Path, languages: tuple[str, str], valid: Sequence[str], test: Sequence[str]
 ) -> ParallelCorpus:
-    """Read a release of IWSLT 2017, a ``.tgz`` file or a folder with its files.
+    """Read a release of IWSLT 2017.
 
-    Sets to validate and test on have names such as ``dev2010``; ``tst2014+tst2015`` is both as one.
+    Args:
+        path: a ``.tgz`` file, or a folder with its files.
+        languages: source and target.
+        valid: names of validation sets, such as ``dev2010``; ``tst2014+tst2015`` joins two.
+        test: names of test sets.
 
     Raises:
-        UserError: a file is missing, damaged, not UTF-8, or does not fit the other side.
+        UserError: a file is missing, damaged, not UTF-8, or does not fit the other language.
     """
     release = _Release(path)
     sides = [_parse_talks(release.read("train.tags.{}", languages, side)) for side in languages]
@@ -168,7 +172,7 @@ def _read_segments(name: str, *texts: NumberedLines) -> ParallelSplit:
 
 
 def _parse_segments(text: NumberedLines) -> tuple[NumberedLines, list[tuple[int, str]]]:
-    """Parse the segments of an XML file; return them with the numbers of document and segment."""
+    """Parse the segments of an XML file, and the number of document and the id of each."""
     lines, numbers, places = [], [], []
     document = 0
     for number, line in zip(text.numbers, text.lines):

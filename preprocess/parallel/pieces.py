@@ -1,7 +1,7 @@
-"""Sentencepiece models whose ids are those of fairseq's dictionary.
+"""Trains or loads sentencepiece models whose ids are those of fairseq's dictionary.
 
-Models trained here do not normalise the text (only runs of white space become one space), so
-joined pieces give the original text back. Characters that the training text lacks become ``<unk>``.
+Models trained here only reduce white space to single spaces and change nothing else, so joined
+pieces are the original text. Characters that the training text lacks become ``<unk>``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from fairseq_posenc.workbench.tokens import pieces
 from fairseq_posenc.workbench.tokens.pieces import learn_pieces
 from parallel.texts import read_bytes
 
-Pieces = list[list[int]]  # ids of each line
+Pieces = list[list[int]]  # for each line the ids of its pieces
 VOCABULARY = "vocab.json"  # in the folder of the source language's model
-_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's, in its order
+_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's special symbols, in its order
 UNKNOWN, SPECIAL = _SYMBOLS.index("<unk>"), len(_SYMBOLS)
 
 
@@ -54,8 +54,8 @@ class SubwordEncoder:
 
     Args:
         path: the ``.model`` file.
-        vocabulary: pieces in the order of their ids, fairseq's symbols first; None for the model's
-            own. Pieces of the model that are not in it become ``<unk>``, as in opus-mt.
+        vocabulary: pieces in the order of their ids, fairseq's symbols first; by default those of
+            the model. Pieces of the model that it lacks become ``<unk>``, as in opus-mt.
     """
 
     def __init__(self, path: Path, vocabulary: list[str] | None = None) -> None:
@@ -75,7 +75,7 @@ class SubwordEncoder:
         return [[self._numbers[number] for number in line] for line in encoded]
 
     def write(self, path: Path, lines: Pieces) -> dict[str, int]:
-        """Write pieces as text for fairseq-preprocess; return the counts of pieces and of <unk>."""
+        """Write pieces as text for fairseq-preprocess; count pieces and ``<unk>``."""
         with open(path, "w", encoding="utf-8") as file:
             for line in lines:
                 file.write(" ".join(self._pieces[number] for number in line) + "\n")
@@ -83,9 +83,9 @@ class SubwordEncoder:
         return {"pieces": sum(map(len, lines)), "unknown": unknown}
 
     def write_dictionary(self, path: Path, lines: Iterable[list[int]]) -> None:
-        """Write fairseq's dictionary: the pieces in the model's order with their counts.
+        """Write fairseq's dictionary: pieces in the model's order, with their counts.
 
-        The special symbols are left out, because fairseq puts them first by itself.
+        The special symbols are left out, as fairseq adds them.
         """
         counts = Counter(number for line in lines for number in line)
         with open(path, "w", encoding="utf-8") as file:
@@ -94,11 +94,11 @@ class SubwordEncoder:
 
 
 class GivenPieces:
-    """Given sentencepiece models: one per language, with a common vocabulary.
+    """The sentencepiece models of ``--sentencepiece-model``: two languages, a common vocabulary.
 
-    The format of Helsinki-NLP's translation models (opus-mt): ``source.spm``, ``target.spm`` and
-    ``vocab.json``, which maps the pieces of both to ids. fairseq's dictionary has its own four
-    symbols, then these pieces in the same order.
+    They have the format of Helsinki-NLP's translation models (opus-mt): ``source.spm``,
+    ``target.spm``, and ``vocab.json``, which maps the pieces of both to ids. fairseq's dictionary
+    has its four special symbols, then these pieces in the same order.
 
     Raises:
         UserError: a file is missing or broken.
@@ -116,10 +116,10 @@ class GivenPieces:
         try:
             numbers = json.loads(content)
             pieces: list[str] = sorted(numbers, key=numbers.__getitem__)
-            whole = sorted(numbers.values()) == list(range(len(pieces)))
+            is_whole = sorted(numbers.values()) == list(range(len(pieces)))
         except (ValueError, TypeError, AttributeError, RecursionError):
-            whole = False
-        if not whole:
+            is_whole = False
+        if not is_whole:
             raise UserError(f"{path}: not a vocabulary, which gives each piece a number from 0 on")
         return pieces
 

@@ -1,4 +1,4 @@
-"""Makes a data-bin of parallel text: sentencepieces, a filter, and ``fairseq-preprocess``."""
+"""Makes a data-bin of parallel text: sentencepieces, filtering, then ``fairseq-preprocess``."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ _DEFAULTS = {"vocab_size": 16384, "model_type": "bpe", "separate": False}  # of 
 
 @dataclass(frozen=True)
 class ParallelSettings:
-    """The settings of one data-bin; fields are named as the options."""
+    """The settings of one data-bin; most fields have the names of the options."""
 
     corpus: str
-    # the release, or the folder of the corpus; None where `train` names the files
-    path: Optional[Path]
+    path: Optional[Path]  # the release or the folder of the corpus; None if `train` names the files
     train: Optional[str]  # prefix of the training files; None for IWSLT
     valid: list[str]  # validation sets
     test: list[str]  # test sets
     out: Path
     source_lang: str
     target_lang: str
-    given: Optional[GivenPieces]  # pieces that were learnt elsewhere; None to learn them
+    given: Optional[GivenPieces]  # of `--sentencepiece-model`; None to learn pieces
     vocab_size: Optional[int]
     model_type: Optional[str]
     separate: bool
@@ -48,7 +47,7 @@ class ParallelSettings:
         """Build the settings from the parsed options.
 
         Raises:
-            UserError: options contradict each other, or a file of the pieces is broken.
+            UserError: options contradict each other, or a sentencepiece model is broken.
         """
         if args.max_ratio < 1:
             raise UserError(f"--max-ratio {args.max_ratio:g}: give 1 or more")
@@ -76,7 +75,7 @@ class ParallelSettings:
         return self.source_lang, self.target_lang
 
     def read_corpus(self) -> ParallelCorpus:
-        """Read the corpus, and add the files of given pieces to its inputs."""
+        """Read the corpus, and add the files of sentencepiece models to its inputs."""
         if self.train is None:
             assert self.path
             corpus = read_iwslt(self.path, self.languages, self.valid, self.test)
@@ -87,7 +86,7 @@ class ParallelSettings:
         return corpus
 
     def plan(self, corpus: ParallelCorpus) -> dict[str, Any]:
-        """List everything that the data-bin depends on."""
+        """List all settings and checksums that the data-bin depends on."""
         names = ["source_lang", "target_lang", *_DEFAULTS, "max_length", "max_ratio"]
         return {
             "options": {
@@ -103,7 +102,7 @@ class ParallelSettings:
 def filter_pairs(
     source: Pieces, target: Pieces, max_length: int, max_ratio: float
 ) -> tuple[Pieces, Pieces, dict[str, int]]:
-    """Drop pairs that are empty, too long, or of lengths too different.
+    """Drop pairs that are empty, too long, or too different in length.
 
     Args:
         source: pieces of each source sentence.
@@ -132,7 +131,11 @@ def filter_pairs(
 class Preparation:
     """Makes the data-bin of a corpus in a work folder.
 
-    ``lock`` is an open file that ``fairseq-preprocess`` keeps open while it runs.
+    Args:
+        corpus: the text.
+        settings: settings of the data-bin.
+        work: the folder.
+        lock: descriptor of the folder's lock, which ``fairseq-preprocess`` inherits.
     """
 
     def __init__(
@@ -158,7 +161,7 @@ class Preparation:
         return results
 
     def _choose_pieces(self) -> tuple[SubwordEncoder, SubwordEncoder]:
-        """Take the given sentencepieces or train them, and write the models to the folder."""
+        """Take the sentencepiece models or train them, and write them to the folder."""
         settings, split = self._settings, self._splits["train"]
         names = [f"sentencepiece.{language}.model" for language in self._languages]
         if settings.given is not None:
@@ -198,7 +201,7 @@ class Preparation:
             warn_of_unknown(f"{name}.{language}", counts["unknown"], counts["pieces"])
             if name != "train":
                 raw = "".join(f"{line}\n" for line in text.lines)
-                # Not NAME.SOURCE-TARGET.LANGUAGE, which fairseq would read instead of its own.
+                # Not NAME.SOURCE-TARGET.LANGUAGE, which fairseq would read instead of its data.
                 (self._work / f"{name}.raw.{language}").write_text(raw, encoding="utf-8")
         return figures
 

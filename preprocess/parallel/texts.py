@@ -1,4 +1,4 @@
-"""Reads parallel text; lines keep their numbers, so that an error can name the place."""
+"""Reads parallel text; lines keep their numbers, so that errors can name the place."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _REFUSED = {b"\0": "a NUL byte", b"\r": "a carriage return inside a line"}
 class NumberedLines(NamedTuple):
     """Lines in one language."""
 
-    origin: str  # name of the file in messages
-    lines: list[str]  # lines of the file without line ends
-    numbers: Sequence[int]  # number of each line in the file, from 1 on
+    origin: str  # name of the file, for messages
+    lines: list[str]  # without line ends
+    numbers: Sequence[int]  # number of each line in the file, from 1
 
     def where(self, index: int) -> str:
         """Describe the place of a line."""
@@ -27,7 +27,7 @@ class NumberedLines(NamedTuple):
 
 
 class ParallelSplit(NamedTuple):
-    """The two sides of one part of a corpus, line by line translations of each other."""
+    """A part of a corpus in two languages; lines with the same index are translations."""
 
     name: str
     source: NumberedLines
@@ -46,14 +46,11 @@ class ParallelCorpus(NamedTuple):
     valid: list[ParallelSplit]  # one or several validation sets
     test: list[ParallelSplit]  # one or several test sets
     inputs: dict[str, str]  # SHA-256 of each file that was read, by name
-    # for each language, the number of training lines without text, by tag
-    left_out: dict[str, dict[str, int]]
+    left_out: dict[str, dict[str, int]]  # language -> tag -> number of training lines left out
 
 
 def decode(content: bytes, origin: str) -> NumberedLines:
-    """Decode a UTF-8 file into lines.
-
-    Only line feeds, with or without a carriage return before them, end a line.
+    """Decode a UTF-8 file into lines, which end with a line feed or a carriage return and one.
 
     Raises:
         UserError: the file is empty, not UTF-8, or has a NUL byte or a carriage return in a line.
@@ -68,10 +65,12 @@ def decode(content: bytes, origin: str) -> NumberedLines:
 def check_split(split: ParallelSplit, keep_all: bool) -> ParallelSplit:
     """Check that both sides of a split have the same number of lines; return the split.
 
-    With ``keep_all`` empty lines are refused, because none may be left out.
+    Args:
+        split: the split.
+        keep_all: whether to refuse empty lines, because no pair may be dropped later.
 
     Raises:
-        UserError: a line without a partner, or an empty line.
+        UserError: a line has no partner or is empty.
     """
     source, target = split.source, split.target
     shared = min(len(source.lines), len(target.lines))
@@ -92,14 +91,14 @@ def check_split(split: ParallelSplit, keep_all: bool) -> ParallelSplit:
 
 
 def join_splits(name: str, splits: Sequence[ParallelSplit]) -> ParallelSplit:
-    """Concatenate several splits, each checked."""
+    """Concatenate several splits that were checked."""
     if len(splits) == 1:
         return splits[0]
 
     def side(texts: Sequence[NumberedLines]) -> NumberedLines:
-        every = [line for text in texts for line in text.lines]
+        lines = [line for text in texts for line in text.lines]
         return NumberedLines(
-            " and ".join(text.origin for text in texts), every, range(1, len(every) + 1)
+            " and ".join(text.origin for text in texts), lines, range(1, len(lines) + 1)
         )
 
     return ParallelSplit(name, side([s.source for s in splits]), side([s.target for s in splits]))
@@ -109,7 +108,7 @@ def read_bytes(path: Path) -> bytes:
     """Read a file.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the file cannot be read.
     """
     try:
         return path.read_bytes()
@@ -120,12 +119,12 @@ def read_bytes(path: Path) -> bytes:
 def read_files(
     train: str, valid: Sequence[str], test: Sequence[str], languages: tuple[str, str]
 ) -> ParallelCorpus:
-    """Read a corpus of text files, one for each language, compressed with gzip or not.
+    """Read a corpus of text files, one for each language, perhaps compressed with gzip.
 
-    Each set is named by its files before ``.LANGUAGE`` or ``.LANGUAGE.gz``.
+    A set is named by the path of its files before ``.LANGUAGE`` or ``.LANGUAGE.gz``.
 
     Raises:
-        UserError: a file is missing, is not UTF-8 text, or does not fit the other side.
+        UserError: a file is missing, is not UTF-8 text, or does not fit the other language.
     """
     inputs: dict[str, str] = {}
 
