@@ -1,1 +1,1 @@
-"""Trained models opened: their state, data, dictionaries and settings."""
+"""Opens trained models, with their state, data, dictionaries and settings, for all commands."""

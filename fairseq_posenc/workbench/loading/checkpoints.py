@@ -1,4 +1,4 @@
-"""Loads and writes checkpoints, and reads how far their training is."""
+"""Loads and writes checkpoints, and reads their number of updates."""
 
 from __future__ import annotations
 
@@ -26,28 +26,34 @@ _TENSORS = ("model", "last_optimizer_state")
 
 
 def load_state(path: Path, what: str, for_fairseq: bool = False) -> State:
-    """Load a checkpoint as fairseq of today would have written it, but for old names of weights.
+    """Load a checkpoint, with its settings upgraded to those of this fairseq.
 
-    Its tensors are mapped into memory, so that nobody reads what is not used: two thirds of a file
-    are the optimizer's. Messages begin with ``what``, as the option that named the file. With
-    ``for_fairseq``, settings that name files are refused, and not taken away.
+    Tensors are mapped into memory, so only those in use are read: two thirds of a file are the
+    optimizer's state.
+
+    Args:
+        path: the checkpoint.
+        what: the option that named it; begins messages.
+        for_fairseq: whether fairseq will read the file, too. If so, settings that name other files
+            are refused; else they are set to None.
 
     Raises:
-        UserError: it is not a file, or no whole checkpoint of fairseq.
+        UserError: the path is no file, or no whole checkpoint of fairseq.
     """
     if not path.is_file():
         raise UserError(f"{what} {path}: no such file")
     with open_checkpoint(path, what, for_weights=True) as state, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # hydra's, about fairseq's configuration
+        warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
         (refuse_files if for_fairseq else forget_files)(state)
         upgraded = _upgrade_settings({**state, "last_optimizer_state": None, "model": {}})
         upgraded.update({name: state.get(name) for name in _TENSORS})
+        # Raises an error if one of these is missing.
         _ = upgraded["cfg"].model, upgraded["cfg"].task, state["model"]
     return upgraded
 
 
 def _upgrade_settings(state: State) -> State:
-    """Upgrade settings as fairseq does, which it does for files alone."""
+    """Upgrade the settings by a function of fairseq, which only does so for a file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "settings.pt")
         torch.save(state, path)
@@ -57,11 +63,15 @@ def _upgrade_settings(state: State) -> State:
 
 @contextmanager
 def refuse_unusable_settings(place: str) -> Iterator[None]:
-    """Report errors of fairseq while it builds something from settings in one line."""
+    """Convert errors of fairseq while it builds something from settings to one line.
+
+    Args:
+        place: names the checkpoint in messages.
+    """
     try:
         yield
     except UserError as error:
-        if str(error).startswith("the checkpoint"):  # of code that does not know its file
+        if str(error).startswith("the checkpoint"):  # raised by code that does not know the file
             raise UserError(f"{place}: {error}") from error
         raise
     except UNBUILDABLE as error:
@@ -70,21 +80,26 @@ def refuse_unusable_settings(place: str) -> Iterator[None]:
 
 
 def write_state(state: State, path: Path) -> None:
-    """Write a checkpoint so that an interruption leaves the old file or the new one.
+    """Write a checkpoint atomically.
 
     Raises:
-        UserError: the place is not one for a file.
+        UserError: ``path`` cannot be a file.
     """
-    # Into an open file: where torch opens it, a full disk is an error that does not say so.
+    # With an open file: if torch opens it, the error of a full disk does not say so.
     with written_whole(path) as temporary, open(temporary, "wb") as file:
         torch.save(state, file)
 
 
 def refuse_existing_output(option: str, out: Path, overwrite: bool) -> None:
-    """Refuse an existing file, unless it may be overwritten, or a place that cannot be a file.
+    """Refuse an existing file unless it may be overwritten, and a path that cannot be a file.
+
+    Args:
+        option: the option that named the file.
+        out: the file.
+        overwrite: whether it may be overwritten.
 
     Raises:
-        UserError: says which; ``option`` named the file.
+        UserError: says what is wrong.
     """
     if out.exists() and not overwrite:
         raise UserError(f"{option} {out} exists: name another file, or add --overwrite")
@@ -92,7 +107,7 @@ def refuse_existing_output(option: str, out: Path, overwrite: bool) -> None:
 
 
 def write_start_checkpoint(settings: dict[str, Any], weights: dict[str, Tensor], out: Path) -> None:
-    """Write a checkpoint of plain settings and weights, whose training has not begun."""
+    """Write a checkpoint of settings and weights with which a training can begin, at update 0."""
     not_begun = {
         "criterion_name": "",
         "optimizer_name": "",
@@ -113,12 +128,12 @@ def write_start_checkpoint(settings: dict[str, Any], weights: dict[str, Tensor],
 
 
 def read_updates(state: State) -> int:
-    """Read the training updates of a checkpoint, 0 if it does not have them."""
+    """Read the number of updates of a checkpoint; 0 if it does not record it."""
     history = state.get("optimizer_history") or [{}]
     return int(history[-1].get("num_updates", 0))
 
 
 def updates_done(folder: Path) -> int:
-    """Read the updates of a training's newest whole checkpoint, 0 if it has none."""
+    """Read the number of updates of the newest whole checkpoint in a folder; 0 without any."""
     newest = newest_checkpoint(folder)
     return newest.updates if newest else 0

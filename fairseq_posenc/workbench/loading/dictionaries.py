@@ -1,4 +1,4 @@
-"""The dictionaries of a trained model, checked against what its checkpoint says of them."""
+"""Loads the dictionaries of a trained model, and checks them against its checkpoint."""
 
 from __future__ import annotations
 
@@ -22,21 +22,26 @@ _ADVICE = "--data must have the dictionary that the model was trained with"
 
 
 class TrainedDictionary(NamedTuple):
-    """The facts that a checkpoint holds about a dictionary of its training."""
+    """What a checkpoint records about a dictionary of its training."""
 
-    checkpoint: Path  # file of the trained model
+    checkpoint: Path
     size: Optional[int]  # number of symbols; None without token embeddings
     # hash of its symbols; None in checkpoints of fairseq and of earlier versions
     fingerprint: Optional[str]
-    file: Optional[Path]  # file that the training read, perhaps gone; None if not known
+    file: Optional[Path]  # the file that the training read, which may be gone; None if unknown
 
     def check(self, file: Path, dictionary: Dictionary, advice: str) -> None:
-        """Refuse a dictionary whose symbols mean something else to the model.
+        """Refuse a dictionary that differs from that of the training.
+
+        Args:
+            file: file of the dictionary.
+            dictionary: its content.
+            advice: ends the message.
 
         Raises:
             UserError: its size, its symbols or their order differ.
         """
-        masked = "<mask>" in dictionary  # tasks add it after loading; so is it compared
+        masked = "<mask>" in dictionary  # some tasks add it after loading
         if self.size not in (None, len(dictionary)):
             raise UserError(
                 f"{file} has {len(dictionary):,} symbols{' with <mask>' if masked else ''}, but "
@@ -55,9 +60,9 @@ class TrainedDictionary(NamedTuple):
 class OpenTask(NamedTuple):
     """The task of a trained model, set up on its data."""
 
-    task: Any  # fairseq's
+    task: Any  # fairseq's task
     data: Path  # the data-bin, with the dictionaries and the tokenizer's files
-    dictionaries: dict[str, Dictionary]  # file name -> dictionary, the source's first
+    dictionaries: dict[str, Dictionary]  # file name -> dictionary; the source's is the first
 
 
 def translates(settings: Any) -> bool:
@@ -66,12 +71,15 @@ def translates(settings: Any) -> bool:
 
 
 def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask:
-    """Set up the task of a checkpoint; its settings are changed to name what is read.
+    """Set up the task of a checkpoint.
 
-    Without ``data`` the dictionaries are those of the folder that it was trained on.
+    Args:
+        path: the checkpoint.
+        state: its content; its settings are changed to name the data folder and the languages.
+        data: folder with the dictionaries; by default the one of the training.
 
     Raises:
-        UserError: no such folder, no dictionary, or another one than that of the training.
+        UserError: the folder or a dictionary is missing, or is not that of the training.
     """
     settings = state["cfg"]
     trained = Path(split_paths(str(settings.task.get("data")))[0])
@@ -100,7 +108,7 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
 
 
 def _list_files(settings: Any, folder: Path) -> list[str]:
-    """List a task's dictionaries in its data folder, the source's first, and fill in languages."""
+    """List the files of a task's dictionaries, the source's first; also fill in its languages."""
     if not translates(settings):
         return [f"input0/{DICTIONARY}" if (folder / "input0").is_dir() else DICTIONARY]
     pair = settings.source_lang, settings.target_lang
@@ -111,10 +119,10 @@ def _list_files(settings: Any, folder: Path) -> list[str]:
 
 
 def infer_languages(folder: Path) -> tuple[str, str]:
-    """Infer source and target of a data folder from its files' names.
+    """Infer source and target language of a data folder from the names of its files.
 
     Raises:
-        UserError: it has no files of a language pair.
+        UserError: the folder has no files of a language pair.
     """
     pair = data_utils.infer_language_pair(str(folder)) if folder.is_dir() else (None, None)
     if pair[0] is None or pair[1] is None:
@@ -123,10 +131,10 @@ def infer_languages(folder: Path) -> tuple[str, str]:
 
 
 def count_symbols(weights: dict[str, Any], path: Path) -> dict[str, int]:
-    """Count the rows of each table of token embeddings of a checkpoint, by its name.
+    """Count the rows of each table of token embeddings in a checkpoint, by name.
 
     Raises:
-        UserError: one is not a table.
+        UserError: a tensor is not a table.
     """
     tables = {name: weight for name, weight in weights.items() if name.endswith(EMBEDDINGS)}
     for name, table in tables.items():

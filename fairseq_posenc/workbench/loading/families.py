@@ -1,4 +1,4 @@
-"""The three families of models, and how one is built of options alone, without data."""
+"""Describes the three families of models, and builds a model from options, without data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.models.translation import PositionalTransformer
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 
-NO_WEIGHTS = ("._extra_state", ".version", "._float_tensor")
+NO_WEIGHTS = ("._extra_state", ".version", "._float_tensor")  # ends of names in a state dict
 
 
 class Family(NamedTuple):
@@ -31,43 +31,57 @@ class Family(NamedTuple):
 
     name: str  # `masked_lm`, `causal_lm` or `translation`
     title: str  # name in a sentence
-    kind: Any  # class of its models
-    stock: Any  # fairseq's class that it derives from
-    task: str  # fairseq's name of its task
-    stem: str  # beginning of the names of its architectures, which end with an encoding's
-    positions: dict[str, str]  # option for the number of positions, by stack
+    kind: Any  # class of our models
+    stock: Any  # fairseq's class, which ours derives from
+    task: str  # fairseq's name of the task
+    stem: str  # beginning of architectures' names, which end with the name of an encoding
+    positions: dict[str, str]  # stack -> option for its number of positions
 
 
 FAMILIES = (
     Family(
-        *("masked_lm", "masked LM", PositionalRoberta, RobertaModel, "masked_lm", "roberta_"),
-        {"encoder": "max_positions"},
+        name="masked_lm",
+        title="masked LM",
+        kind=PositionalRoberta,
+        stock=RobertaModel,
+        task="masked_lm",
+        stem="roberta_",
+        positions={"encoder": "max_positions"},
     ),
     Family(
-        *("causal_lm", "causal LM", PositionalLM, TransformerLanguageModel, "language_modeling"),
-        *("transformer_lm_", {"decoder": "max_target_positions"}),
+        name="causal_lm",
+        title="causal LM",
+        kind=PositionalLM,
+        stock=TransformerLanguageModel,
+        task="language_modeling",
+        stem="transformer_lm_",
+        positions={"decoder": "max_target_positions"},
     ),
     Family(
-        *("translation", "translation", PositionalTransformer, TransformerModel),
-        *("translation", "transformer_"),
-        {"encoder": "max_source_positions", "decoder": "max_target_positions"},
+        name="translation",
+        title="translation",
+        kind=PositionalTransformer,
+        stock=TransformerModel,
+        task="translation",
+        stem="transformer_",
+        positions={"encoder": "max_source_positions", "decoder": "max_target_positions"},
     ),
 )
 
 
 def architecture(settings: Any) -> str:
-    """Read the name of an architecture off the settings of a model."""
+    """Read the name of the architecture in the settings of a model."""
     return str(getattr(settings, "_name", None) or getattr(settings, "arch", None))
 
 
 def find_family(arch: str, stock: bool = False) -> Optional[Family]:
-    """Find the family of an architecture, if any; with ``stock`` also of fairseq's own."""
+    """Find the family of an architecture, if any; with ``stock`` also of fairseq's models."""
     kind = ARCH_MODEL_REGISTRY.get(arch, object)
     return next((f for f in FAMILIES if issubclass(kind, f.stock if stock else f.kind)), None)
 
 
 def list_stacks(model: Any) -> list[tuple[str, Any]]:
-    """List encoder and decoder of a model, by these names."""
+    """List the stacks of a model with their names, ``encoder`` and ``decoder``."""
     stacks = [(side, getattr(model, side, None)) for side in ("encoder", "decoder")]
     return [
         (side, getattr(stack, "sentence_encoder", stack))
@@ -77,9 +91,9 @@ def list_stacks(model: Any) -> list[tuple[str, Any]]:
 
 
 def defaults(arch: str, task: str) -> dict[str, Any]:
-    """Build fairseq's configuration of a training, plain, with defaults everywhere.
+    """Build fairseq's default configuration of a training, as a dictionary of sections.
 
-    That of the model is a dictionary for the families that have a dataclass, else a namespace.
+    The section ``model`` is a dictionary if the model has a dataclass, else a Namespace.
     """
     return dict(_build_defaults(arch, task))
 
@@ -91,7 +105,7 @@ def _build_defaults(arch: str, task: str) -> dict[str, Any]:
         words += ["--source-lang", "src", "--target-lang", "tgt"]
     args = options.parse_args_and_arch(options.get_training_parser(task), words)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # hydra's, about fairseq's configuration
+        warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
         config = convert_namespace_to_omegaconf(args)
     values: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
     return values
@@ -105,7 +119,12 @@ def model_options(arch: str) -> list[Action]:
 
 
 def build(values: dict[str, Any], symbols: list[int]) -> Any:
-    """Build a model of complete options for dictionaries of these sizes; draw its parameters."""
+    """Build a model with new parameters.
+
+    Args:
+        values: all options of the model.
+        symbols: sizes of the dictionaries, the source's first.
+    """
     dictionaries = [Placeholders(size) for size in symbols]
     task = SimpleNamespace(
         source_dictionary=dictionaries[0],

@@ -1,4 +1,4 @@
-"""A trained model of any family, fairseq's own too, opened with its task and dictionaries."""
+"""Opens a trained model of any family, ours or fairseq's, with its task and dictionaries."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from fairseq_posenc.workbench.loading.families import Family
 class OpenModel(NamedTuple):
     """A trained model and what it was trained with."""
 
-    path: Path  # its checkpoint
+    path: Path  # the checkpoint
     family: Family
     model: Any  # float32, eval mode, on the CPU
-    task: Any  # fairseq's, with the dictionaries
-    state: State  # the checkpoint, as fairseq upgrades it
+    task: Any  # fairseq's task, with the dictionaries
+    state: State  # content of the checkpoint, with upgraded settings
     data: Path  # the data-bin, with the dictionaries and the tokenizer's files
-    dictionaries: dict[str, Dictionary]  # file name -> dictionary, the source's first
+    dictionaries: dict[str, Dictionary]  # file name -> dictionary; the source's is the first
 
     @property
     def settings(self) -> Any:
-        """The configuration of its training."""
+        """The configuration of the training, in the form of fairseq."""
         return self.state["cfg"]
 
     @property
     def stacks(self) -> dict[str, Any]:
-        """Its stacks, called ``encoder`` and ``decoder``."""
+        """The stacks by name, ``encoder`` and ``decoder``."""
         return dict(families.list_stacks(self.model))
 
     @property
     def positions(self) -> dict[str, Optional[str]]:
-        """The position encodings of each stack; None where they are fairseq's own."""
+        """The spec of each stack; None if the model is fairseq's."""
         return {
             name: str(stack.assembly.spec) if hasattr(stack, "assembly") else None
             for name, stack in self.stacks.items()
@@ -54,7 +54,7 @@ class OpenModel(NamedTuple):
 
     @property
     def head(self) -> str:
-        """What a model of ours was trained for: ``spans``, ``classes``, or its family."""
+        """The head of a model of ours: ``spans``, ``classes``, or the name of its family."""
         if self.family.name != "masked_lm":
             return self.family.name
         if self.model.span_head is not None:
@@ -72,7 +72,7 @@ class OpenModel(NamedTuple):
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """Its parameters by fairseq's names; what is not a weight is left out."""
+        """The weights by fairseq's names; other entries of the state dict are left out."""
         state: dict[str, Tensor] = self.model.state_dict()
         return {name: state[name] for name in state if not name.endswith(families.NO_WEIGHTS)}
 
@@ -85,14 +85,19 @@ def open_model(
     state: Optional[State] = None,
     spec: Optional[Spec] = None,
 ) -> OpenModel:
-    """Open a model, with the dictionaries of ``data`` or of the folder that it was trained on.
+    """Open a trained model.
 
-    ``state`` is the checkpoint where the caller has read it; ``spec`` are positions to read the
-    model with, in place of those that it was trained with.
+    Args:
+        path: the checkpoint.
+        data: folder with the dictionaries; by default the one of the training.
+        option: the option that named the checkpoint, for messages.
+        state: content of the checkpoint if it was read already.
+        spec: positions to read the model with; by default those of the training.
 
     Raises:
-        UserError: no whole checkpoint of one of the families, weights that are NaN or infinite, no
-            dictionary or another one, or positions that do not fit the weights.
+        UserError: the file is no whole checkpoint of one of the families, weights are NaN or
+            infinite, a dictionary is missing or is not that of the training, or ``spec`` does not
+            fit the weights.
     """
     state = load_state(path, option) if state is None else state
     arch = families.architecture(state["cfg"].model)
@@ -100,7 +105,7 @@ def open_model(
     if family is None:
         kinds = ", ".join(known.title for known in families.FAMILIES)
         raise UserError(f"{option} {path}: a model of the kind {arch}; this command reads {kinds}")
-    # A checkpoint may have been trained with --init-positions; here it would hide a mistake.
+    # Off, even if the training used it, because here it would hide a mistake.
     changes: dict[str, Any] = {"init_positions": False}
     if spec is not None:
         changes |= {"position_encoding": str(spec), "position_encoding_decoder": None}
@@ -113,7 +118,8 @@ def open_model(
             (model,), _ = checkpoint_utils.load_model_ensemble(
                 [str(path)], task=task, state={**state, "args": None}
             )
-            refuse_broken_weights(state["model"], model.state_dict())  # fairseq's own do not
+            # Our models check this when they are loaded, fairseq's do not.
+            refuse_broken_weights(state["model"], model.state_dict())
         except UserError as error:
             how = f" cannot be read with {spec}" if spec else ""
             raise UserError(f"{option} {path}{how}: {error}") from error

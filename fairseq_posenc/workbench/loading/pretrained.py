@@ -1,4 +1,4 @@
-"""A trained model to start from: the options that build it again, its weights and dictionary."""
+"""Reads a trained model to start from: the options that build it again, weights, dictionary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fairseq_posenc.workbench.loading.families import (
     model_options,
 )
 
-# Options of loading or of training, which do not define the model.
+# Options that concern loading or training, and do not define the model.
 NOT_THE_MODEL = {
     *("help", "init_positions", "load_checkpoint_heads", "position_backend"),
     *("dropout", "attention_dropout", "activation_dropout", "relu_dropout", "pooler_dropout"),
@@ -34,45 +34,45 @@ NOT_THE_MODEL = {
 
 
 class Pretrained(NamedTuple):
-    """A trained model of any family: one of ours, or of fairseq's own."""
+    """A trained model of any family, ours or fairseq's."""
 
-    path: Path  # its checkpoint
-    settings: Any  # fairseq's configuration of its training
-    args: Namespace  # its model options, complete
-    arch: str  # its architecture
+    path: Path  # the checkpoint
+    settings: Any  # fairseq's configuration of the training
+    args: Namespace  # all options of the model
+    arch: str  # architecture
     family: Family
-    specs: dict[str, Spec]  # position encodings by stack, `encoder` and `decoder`
-    positions: dict[str, int]  # number of positions by stack
-    sizes: list[int]  # sizes of the dictionaries, with `<mask>`; the source's first
-    dictionary: Optional[Path]  # file of the dictionary in its training; None if not known
-    fingerprint: Optional[str]  # hash of the symbols of its first dictionary; None if not known
-    weights: dict[str, Tensor]  # parameters by the file's names; empty unless asked for
+    specs: dict[str, Spec]  # `encoder` or `decoder` -> position encodings
+    positions: dict[str, int]  # `encoder` or `decoder` -> number of positions
+    sizes: list[int]  # sizes of the dictionaries, with `<mask>`; the source's is the first
+    dictionary: Optional[Path]  # file of the training's dictionary; None if unknown
+    fingerprint: Optional[str]  # hash of the first dictionary's symbols; None if unknown
+    weights: dict[str, Tensor]  # parameters by the file's names; empty if not read
 
     @property
     def spec(self) -> Spec:
-        """The position encodings of its first stack."""
+        """The position encodings of the first stack."""
         return next(iter(self.specs.values()))
 
     @property
     def max_positions(self) -> int:
-        """The positions of its first stack."""
+        """The number of positions of the first stack."""
         return next(iter(self.positions.values()))
 
     @property
     def symbols(self) -> int:
-        """The size of its first dictionary."""
+        """The size of the first dictionary."""
         return self.sizes[0]
 
     @property
     def directions(self) -> str:
-        """The direction of each layer, as in ``lr,rl``; empty if all see both sides."""
+        """The attention direction of each layer, as in ``lr,rl``; empty if all are ``both``."""
         return str(getattr(self.args, "attention_directions", None) or "")
 
     @property
     def options(self) -> dict[str, Any]:
-        """The model section of a configuration that builds it again, as one of ours."""
+        """The section ``model`` of a configuration that builds the model again, as one of ours."""
         ours = find_family(self.arch) is not None
-        # Any of our architectures of RoBERTa has the same options.
+        # All our architectures of RoBERTa have the same options.
         names = {option.dest for option in model_options("roberta_none")}
         options = {
             **{name: getattr(self.args, name, None) for name in sorted(names - NOT_THE_MODEL)},
@@ -83,7 +83,7 @@ class Pretrained(NamedTuple):
         return {name: value for name, value in options.items() if value is not None}
 
     def check_dictionary(self, path: Path) -> None:
-        """Refuse the dictionary of data that the model is to read; see TrainedDictionary."""
+        """Refuse the dictionary of data for the model if it is not that of the training."""
         trained = TrainedDictionary(self.path, self.symbols, self.fingerprint, self.dictionary)
         advice = "make the data with the vocabulary of the pre-training: --dict"
         trained.check(path, load_dictionary(path), advice)
@@ -96,13 +96,17 @@ def read_pretrained(
     any_family: bool = False,
     for_fairseq: bool = False,
 ) -> Pretrained:
-    """Read the checkpoint of a RoBERTa, or with ``any_family`` of a model of any family.
+    """Read the checkpoint of a trained model.
 
-    Weights are kept only with ``with_weights``. With ``for_fairseq`` the command will have fairseq
-    read the file, too: settings that name other files are refused, as fairseq would open them.
+    Args:
+        path: the checkpoint.
+        option: the option that named it, for messages.
+        with_weights: whether to keep the weights.
+        any_family: whether to accept all families, not only RoBERTa.
+        for_fairseq: as for :func:`~fairseq_posenc.workbench.loading.checkpoints.load_state`.
 
     Raises:
-        UserError: no such file, no whole checkpoint, or none of these models.
+        UserError: the file is missing, no whole checkpoint, or of another family.
     """
     state = load_state(path, option, for_fairseq)
     settings, weights = state["cfg"], state["model"]
@@ -119,7 +123,7 @@ def read_pretrained(
     if not sizes:
         raise UserError(f"{option} {path}: holds no token embeddings")
     with refuse_unusable_settings(f"{option} {path}"):
-        ARCH_CONFIG_REGISTRY[arch](args)  # old checkpoints lack options that came later
+        ARCH_CONFIG_REGISTRY[arch](args)  # sets options that are newer than the checkpoint
         data = settings.task.get("data")
         fingerprint = None
         for name in sorted(filter(is_identity, weights)):  # the encoder's is the last
@@ -140,7 +144,7 @@ def read_pretrained(
 
 
 def _read_specs(args: Namespace, arch: str, family: Family) -> dict[str, Spec]:
-    """Read the positions of each stack; fairseq's own models have other options for them."""
+    """Read the position encodings of each stack, from our options or from fairseq's."""
     if find_family(arch):
         options = resolve(args)
         return {side: getattr(options, side) for side in family.positions}
@@ -153,10 +157,10 @@ def _read_specs(args: Namespace, arch: str, family: Family) -> dict[str, Spec]:
 def _count_positions(
     args: Namespace, settings: Any, family: Family, weights: dict[str, Tensor]
 ) -> dict[str, int]:
-    """Count the positions of each stack, by fairseq's table of them if there is one."""
+    """Count the positions of each stack: rows of fairseq's position table, else by option."""
     counts = {}
     for side, option in family.positions.items():
-        # The oldest RoBERTas have their encoder under the decoder's name.
+        # The oldest RoBERTas call their encoder decoder, so any name will do.
         start = f"{side}." if family.name != "masked_lm" else ""
         in_tables = (
             weight.size(0) - STOCK_OFFSET

@@ -1,5 +1,5 @@
-"""Tokenizers with character offsets: for preprocessing, SQuAD, translation, compare.
+"""Tokenizes text, with character offsets: for preprocessing, SQuAD, translation and compare.
 
-``tokenizer`` is their interface; ``gpt2`` is the byte-level BPE, ``pieces`` are sentencepieces,
-``symbols`` are words and characters; ``loading`` finds which a folder has. ``files`` reads text.
+``tokenizer`` is the interface, ``gpt2`` the byte-level BPE, ``pieces`` are sentencepieces,
+``symbols`` words and characters; ``loading`` loads the tokenizer of a folder. ``files`` reads text.
 """

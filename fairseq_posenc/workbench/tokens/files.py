@@ -1,6 +1,6 @@
-"""Text files: decompressed, decoded, line by line; Parquet as a JSON object a line.
+"""Reads text files: decompressed, decoded, line by line; rows of Parquet as lines of JSON.
 
-As in sacreBLEU, only a line feed ends a line. An error names the line.
+As in sacreBLEU, only a line feed ends a line. Errors name the line.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PARQUET = ".parquet"
 _BLOCK = 1 << 16  # bytes; about a thousand sentences
 _NOTHING: Mapping[bytes, str] = {}
 _ROWS = 1000  # rows of a Parquet file in memory at a time
-_LARGEST_WINDOW = 1 << 31  # bytes; how far back zstd may refer
+_LARGEST_WINDOW = 1 << 31  # bytes of earlier text that zstd may refer to
 
 
 def _decompress_zstd(file: BinaryIO) -> Iterator[bytes]:
-    """Decompress one or several frames; unlike zstandard's own reader, refuse an incomplete one."""
+    """Decompress frames of zstd; unlike zstandard's reader, refuse an incomplete last frame."""
     decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
     data = file.read(zstandard.DECOMPRESSION_RECOMMENDED_INPUT_SIZE)
     while data:
@@ -48,7 +48,8 @@ _OPENERS: dict[str, Callable[..., object]] = {
     ".xz": lzma.open,
     ".zst": lambda file: _Stream(_decompress_zstd(file)),
 }
-WHOLE = (*_OPENERS, PARQUET)  # suffixes of files that can only be read from the beginning
+WHOLE = (*_OPENERS, PARQUET)  # suffixes of files that must be read from the beginning
+# Errors of reading a damaged compressed file.
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
 
 
@@ -74,10 +75,10 @@ class _Stream(io.RawIOBase):
 
 
 def decompress(path: Union[str, Path], file: BinaryIO) -> BinaryIO:
-    """Decompress an open file, as the suffix of its name says.
+    """Decompress an open file by the suffix of its name.
 
     Raises:
-        UserError: a Parquet file, and pyarrow is not installed.
+        UserError: the file is Parquet, and pyarrow is not installed.
     """
     suffix = Path(path).suffix
     if suffix == PARQUET:
@@ -87,7 +88,11 @@ def decompress(path: Union[str, Path], file: BinaryIO) -> BinaryIO:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a whole file; an OSError or one of ``DAMAGED`` if it cannot be read."""
+    """Read and decompress a whole file.
+
+    Raises:
+        OSError: the file cannot be read; or one of ``DAMAGED``.
+    """
     with open(path, "rb") as file:
         return decompress(path, file).read()
 
@@ -109,12 +114,16 @@ def _read_rows(path: Union[str, Path]) -> Iterator[bytes]:
 def decode_text(
     content: bytes, name: str, refused: Mapping[bytes, str] = _NOTHING, first_line: int = 1
 ) -> str:
-    """Decode UTF-8, and drop a byte order mark.
+    """Decode UTF-8, and drop a byte-order mark.
 
-    ``refused`` has the bytes that may not occur, with their names in the error.
+    Args:
+        content: the bytes.
+        name: name of the file, for messages.
+        refused: bytes that must not occur, and their names in messages.
+        first_line: number of the first line of ``content`` in the file.
 
     Raises:
-        UserError: the content is not UTF-8, or has such a byte; names the first line.
+        UserError: the content is not UTF-8, or has a refused byte; names the line.
     """
     content, text = content.removeprefix(codecs.BOM_UTF8), ""
     places = {content.find(byte): what for byte, what in refused.items()}
@@ -149,10 +158,13 @@ def read_lines(path: Path, option: str) -> list[str]:
 
 
 def arriving_lines(file: int, name: str) -> Iterator[list[str]]:
-    """Yield lists of the lines that have arrived in an open file, given its descriptor.
+    """Yield lists of lines as soon as they can be read from an open file.
 
-    They are yielded as soon as they arrive: a program may wait for an answer before it writes the
-    next line.
+    So a program that writes to the file may wait for an answer before it writes the next line.
+
+    Args:
+        file: descriptor of the file.
+        name: name of the file, for messages.
 
     Raises:
         UserError: a line is not UTF-8 text.
@@ -171,5 +183,5 @@ def arriving_lines(file: int, name: str) -> Iterator[list[str]]:
 def _read_block(file: int, name: str) -> bytes:
     try:
         return os.read(file, _BLOCK)
-    except OSError as error:  # a folder, for one
+    except OSError as error:  # for example, the file is a folder
         raise UserError(f"{name}: {error.strerror}; name a UTF-8 text file") from None

@@ -1,8 +1,8 @@
-"""GPT-2's byte-level BPE through tiktoken: fairseq's token ids, about seven times as fast.
+"""Encodes with GPT-2's byte-level BPE: fairseq's token ids, by tiktoken about 7 times as fast.
 
-tiktoken and fairseq split text with different regular expression engines, whose Unicode tables may
-differ. At start-up the encoder finds the characters that the two classify differently; lines with
-such an *odd* character go through fairseq's own encoder.
+tiktoken and fairseq split text with different regular-expression engines, whose Unicode tables may
+differ. The characters that the two classify differently are found at start-up; lines with such an
+*odd* character go through fairseq's encoder.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from fairseq_posenc.workbench.tokens.tokenizer import Encoded, Symbols, Tokens, 
 _BYTES = 256
 _CLASSES = (r"\p{L}", r"\p{N}", r"\s")  # character classes of the pattern of GPT-2
 _NEWLINE = ord("\n")
-# tiktoken needs one special token: without any it searches for an empty string at each position.
-# Where this name occurs in a text, it is encoded as plain text.
+# tiktoken needs a special token: without any, it would search for an empty string everywhere. If
+# this name occurs in a text, it is encoded as plain text.
 _SPECIAL = "<|endoftext|>"
 
 
 class GPT2:
-    """GPT-2 BPE with a fairseq dictionary whose symbols are the numbers of ``encoder.json``.
+    """Encodes with GPT-2's BPE for a fairseq dictionary, whose symbols are ids of ``encoder.json``.
+
+    tiktoken's *rank* of a piece is its number in the order of bytes, then merges; its *number* is
+    its id in ``encoder.json``.
 
     Raises:
         UserError: the files do not belong together.
@@ -40,7 +43,7 @@ class GPT2:
         self._fairseq, self._fast = _load(encoder_json, vocab_bpe)
         self._eos = dictionary.eos()
         self._odd = _find_odd_characters()
-        # The pieces by tiktoken's rank (bytes, then merges), written with one letter per byte.
+        # The pieces by rank, written with one letter per byte.
         pieces = [self._fairseq.byte_encoder[byte] for byte in range(_BYTES)]
         pieces += ["".join(pair) for pair in self._fairseq.bpe_ranks]
         self._sizes = np.array([len(piece) for piece in pieces])
@@ -50,18 +53,18 @@ class GPT2:
         self._table = np.array(symbols, dtype=Symbols.from_dictionary(dictionary).dtype)
 
     def encode(self, lines: Sequence[str]) -> Encoded:
-        """Encode lines, none of which begins or ends with white space."""
+        """Encode lines that neither begin nor end with white space."""
         if lines and "" not in lines and not self._is_odd("\n".join(lines)):
             return self._encode_run(lines)
         parts = [Encoded(self._table[:0], np.zeros(0, np.int32))]
-        # Runs of ordinary lines together, and the other lines one by one.
+        # Encode runs of ordinary lines together, and the other lines one by one.
         for is_odd, group in groupby(lines, lambda line: not line or self._is_odd(line)):
             run = list(group)
             parts += map(self._encode_slowly, run) if is_odd else [self._encode_run(run)]
         return Encoded(*map(np.concatenate, zip(*parts)))
 
     def tokens(self, text: str) -> Tokens:
-        """Tokenize a text, with the place of each token in it."""
+        """Tokenize a text; see :class:`Tokenizer`."""
         try:
             ranks = self._slow_ranks(text) if self._is_odd(text) else self._fast_ranks(text)
         except ValueError:
@@ -71,11 +74,11 @@ class GPT2:
 
     def _encode_run(self, lines: Sequence[str]) -> Encoded:
         """Encode lines that are neither empty nor odd."""
-        # No line begins or ends with white space, so the newline between two lines is a token of
-        # its own and does not change its neighbours.
+        # No line begins or ends with white space, so a newline between two lines is a token by
+        # itself and does not change its neighbours.
         try:
             ranks = self._fast_ranks("\n".join(lines) + "\n")
-        except ValueError:  # tiktoken gave up on a run of very many equal characters
+        except ValueError:  # tiktoken refuses a long run of equal characters
             if len(lines) == 1:
                 return self._encode_slowly(lines[0])
             half = len(lines) // 2
@@ -91,13 +94,17 @@ class GPT2:
         return Encoded(tokens, np.array([len(tokens)], dtype=np.int32))
 
     def _fast_ranks(self, text: str) -> np.ndarray:
-        """Compute tiktoken's ranks; a ValueError if a run of equal characters is too long."""
+        """Compute ranks with tiktoken.
+
+        Raises:
+            ValueError: a run of equal characters is too long.
+        """
         return self._fast.encode_to_numpy(text, disallowed_special=())
 
     def _slow_ranks(self, text: str) -> np.ndarray:
         """Compute the same ranks with fairseq's encoder."""
         ranks = [self._rank[number] for number in self._fairseq.encode(text)]
-        self._fairseq.cache.clear()  # it would grow for ever
+        self._fairseq.cache.clear()  # else it would grow without limit
         return np.array(ranks, dtype=np.int64)
 
     def _is_odd(self, text: str) -> bool:
@@ -130,8 +137,8 @@ def _load(encoder_json: Path, vocab_bpe: Path) -> tuple[gpt2_bpe_utils.Encoder, 
 def _check_merges(fairseq: gpt2_bpe_utils.Encoder, encoder_json: Path, vocab_bpe: Path) -> None:
     """Check that tiktoken merges as GPT-2 does.
 
-    GPT-2 ranks a merge by its pair, tiktoken by its result. Both agree if each merge makes a piece
-    that no other merge makes, and if the text of a piece is merged into that piece.
+    GPT-2 ranks a merge by its pair, tiktoken by its result. They agree if every merge makes a piece
+    that no other merge makes, and if the text of a piece is merged to this piece.
 
     Raises:
         UserError: they disagree, or a file is malformed.
@@ -156,15 +163,16 @@ def _check_merges(fairseq: gpt2_bpe_utils.Encoder, encoder_json: Path, vocab_bpe
 
 @lru_cache(maxsize=1)
 def _find_odd_characters() -> np.ndarray:
-    """Mark the code points that tiktoken and fairseq put into different classes, ``[0x110000]``."""
-    every = "".join(chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000)
+    """Mark the code points that tiktoken and fairseq classify differently, ``[0x110000]``."""
+    characters = "".join(chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000)
     single = {bytes([byte]): byte for byte in range(_BYTES)}
     odd = np.zeros(0x110000, dtype=bool)
     for pattern in _CLASSES:
         probe = tiktoken.Encoding(
             "probe", pat_str=pattern, mergeable_ranks=single, special_tokens={_SPECIAL: _BYTES}
         )
-        theirs = bytes(probe.encode_ordinary(every)).decode()
-        ours = "".join(regex.findall(pattern, every))
+        # With single bytes as tokens, its tokens are the bytes of the characters that match.
+        theirs = bytes(probe.encode_ordinary(characters)).decode()
+        ours = "".join(regex.findall(pattern, characters))
         odd[[ord(c) for c in set(theirs) ^ set(ours)]] = True
     return odd

@@ -1,4 +1,4 @@
-"""The tokenizer of a folder, chosen by the files that lie in it."""
+"""Loads the tokenizer of a folder, which its files determine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fairseq_posenc.workbench.tokens.tokenizer import ENCODER_JSON, MERGES, PIEC
 
 
 def load_tokenizer(folder: Path, dictionary: Dictionary) -> Tokenizer:
-    """Load the tokenizer whose files lie in a folder.
+    """Load the tokenizer whose files are in a folder.
 
     Raises:
         UserError: the files are missing, or cannot be read.

@@ -1,4 +1,4 @@
-"""Sentencepieces: trains a model, loads one, and tokenizes with it."""
+"""Trains and loads sentencepiece models, and tokenizes with them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from fairseq_posenc.workbench.tokens.tokenizer import Tokens
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
-# Bytes. sentencepiece skips longer lines without a message, by default those above 4,192.
-_LONGEST_LINE = 1 << 20
+_LONGEST_LINE = 1 << 20  # bytes; sentencepiece silently skips longer lines (default: 4,192)
 
 
 def learn_pieces(vocab_size: int, **options: Any) -> None:
@@ -35,6 +34,7 @@ def learn_pieces(vocab_size: int, **options: Any) -> None:
 
 
 def _explain(message: str, vocab_size: int) -> str:
+    """Explain an error of sentencepiece's trainer."""
     if match := re.search(r"too high.*<= (\d+)", message):
         return (
             f"--vocab-size {vocab_size}: the text has only {match[1]} sentencepieces; use "
@@ -52,7 +52,7 @@ class Pieces:
     """A trained sentencepiece model, the ``.model`` file.
 
     Raises:
-        UserError: not a model, or one with pieces that no fairseq dictionary can hold.
+        UserError: the file is no model, or has pieces that no fairseq dictionary can contain.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,11 +72,11 @@ class Pieces:
             )
 
     def __call__(self, lines: Sequence[str]) -> Iterable[Sequence[str]]:
-        """Cut each line into pieces, by way of their numbers, so that unknown text is ``<unk>``."""
+        """Split each line into pieces; unknown text becomes ``<unk>``."""
         return ([self.names[number] for number in line] for line in self.numbers(lines))
 
     def numbers(self, lines: Sequence[str]) -> list[list[int]]:
-        """Encode each line with the model's own numbers."""
+        """Encode each line as the model's ids."""
         numbers: list[list[int]] = self.model.encode(list(lines), num_threads=1)
         return numbers
 
@@ -84,11 +84,11 @@ class Pieces:
         """Build a dictionary of all pieces that can occur in a text, in the model's order."""
         from fairseq.data import Dictionary
 
-        made = Dictionary()
+        dictionary = Dictionary()
         for number, name in enumerate(self.names):
             if not self.model.is_control(number) and not self.model.is_unknown(number):
-                made.add_symbol(name)
-        return made
+                dictionary.add_symbol(name)
+        return dictionary
 
 
 class PieceEncoder(SymbolEncoder):
@@ -104,7 +104,8 @@ class PieceEncoder(SymbolEncoder):
             raise UserError("sentencepiece is too old to give offsets; update it to 0.2.3 or newer")
         encoded = self._pieces.model.encode(text, return_type="offset_mapping")
         spans = list(encoded["offsets"])
-        # Of the pieces of one character (1/2 from ½) only the last has its span: share it.
+        # If a character becomes several pieces (½: 1, ⁄, 2), only the last has its span; the others
+        # get the same.
         for i in reversed(range(len(spans) - 1)):
             if spans[i][0] == spans[i][1]:
                 spans[i] = spans[i + 1]

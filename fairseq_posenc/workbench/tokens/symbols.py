@@ -1,4 +1,4 @@
-"""Words and characters as symbols, encoded as fairseq encodes a line of symbols between spaces."""
+"""Encodes words or characters as the symbols of a dictionary, as fairseq does."""
 
 from __future__ import annotations
 
@@ -14,24 +14,22 @@ from fairseq_posenc.workbench.tokens.tokenizer import Encoded, Symbols
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
-SPACE = "▁"  # sentencepiece's sign for a space, for `between`
-
-
-Splitter = Callable[[Sequence[str]], Iterable[Sequence[str]]]  # cuts lines into symbols
+SPACE = "▁"  # sentencepiece's symbol of a space
+Splitter = Callable[[Sequence[str]], Iterable[Sequence[str]]]  # splits lines into symbols
 
 
 def words(lines: Sequence[str]) -> Iterable[Sequence[str]]:
-    """Cut each line at its white space, as fairseq does."""
+    """Split each line at white space, as fairseq does."""
     return (line.split() for line in lines)
 
 
 def characters(lines: Sequence[str], between: str) -> Iterable[Sequence[str]]:
-    """Cut each line into characters; a run of white space becomes ``between``."""
+    """Split each line into characters; white space becomes ``between``."""
     return (between.join(line.split()) for line in lines)
 
 
 class SymbolEncoder:
-    """Encodes lines: ``split`` cuts them into symbols, which are looked up in a dictionary."""
+    """Encodes lines: splits them into symbols, and looks these up in a dictionary."""
 
     def __init__(self, split: Splitter, dictionary: Dictionary) -> None:
         self._split = split
@@ -39,11 +37,11 @@ class SymbolEncoder:
         self._indices = dict(dictionary.indices)
 
     def index(self, symbol: str) -> int:
-        """Look up a symbol's number, that of ``<unk>`` if the dictionary does not have it."""
+        """Look up the id of a symbol; that of ``<unk>`` if the dictionary lacks it."""
         return self._indices.get(symbol, self._symbols.unk)
 
     def encode(self, lines: Sequence[str]) -> Encoded:
-        """Encode lines without white space at their ends."""
+        """Encode lines that neither begin nor end with white space."""
         find, unk, eos = self._indices.get, self._symbols.unk, self._symbols.eos
         encoded = [[*(find(s, unk) for s in line), eos] for line in self._split(lines)]
         sizes = np.fromiter(map(len, encoded), np.int32, len(encoded))
@@ -53,7 +51,7 @@ class SymbolEncoder:
 
 
 def warn_of_unknown(text: str, unknown: int, words: int) -> None:
-    """Print a warning if more than half of the words, or other tokens, of a text are ``<unk>``."""
+    """Print a warning if more than half of the tokens of a text are ``<unk>``."""
     if 2 * unknown > words:
         say(
             f"warning: {text}: {unknown:,} of {max(unknown, words):,} tokens are <unk>; is the "

@@ -1,6 +1,6 @@
-"""The interface of tokenizers: lines as numbers, and tokens with their characters in the text.
+"""Defines the interface of tokenizers: token ids of lines, and the characters of each token.
 
-SQuAD's answers have to be pieces of the original text, so no text is put together from tokens.
+SQuAD's answers must be parts of the original text, so tokens know their characters in it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ PIECES = "sentencepiece.model"
 
 
 class Encoded(NamedTuple):
-    """Lines as numbers, each with ``</s>`` at its end."""
+    """Encoded lines, each of which ends with ``</s>``."""
 
-    tokens: np.ndarray  # tokens of all lines, one after the other, `[T]`
-    sizes: np.ndarray  # tokens of each line, `</s>` included, `[N]`, int32
+    tokens: np.ndarray  # token ids of all lines, one after the other, `[T]`
+    sizes: np.ndarray  # number of tokens of each line, with `</s>`, `[N]`, int32
 
 
 class Encoder(Protocol):
-    """Turns lines without white space at their ends into numbers; "" is ``</s>`` alone."""
+    """Encodes lines that neither begin nor end with white space; "" becomes ``</s>`` alone."""
 
     def encode(self, lines: Sequence[str]) -> Encoded:
-        """Encode lines as numbers of the dictionary."""
+        """Encode lines as token ids of the dictionary."""
         ...
 
 
@@ -43,48 +43,49 @@ class Symbols(NamedTuple):
 
     @classmethod
     def from_dictionary(cls, dictionary: Dictionary) -> Symbols:
-        """Take the symbols of a fairseq dictionary."""
+        """Read the special symbols of a fairseq dictionary."""
         return cls(
             dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk(), len(dictionary)
         )
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of the numbers that fairseq stores: uint16 up to 65,499 symbols."""
+        """The type in which fairseq stores token ids: uint16 for up to 65,499 symbols."""
         from fairseq.data.indexed_dataset import best_fitting_int_dtype
 
         return np.dtype(best_fitting_int_dtype(self.size))
 
 
 class Tokens(NamedTuple):
-    """The tokens of a text with the characters of each."""
+    """The tokens of a text and their characters.
 
-    ids: np.ndarray  # numbers in the fairseq dictionary, `[T]`
-    starts: np.ndarray  # first character after leading white space, `[T]`, ascending
-    # character after the last, `[T]`, ascending. Tokens that share a character, such as the bytes
-    # of one letter, overlap
-    ends: np.ndarray
+    Tokens that share a character, such as the bytes of a letter, overlap.
+    """
+
+    ids: np.ndarray  # token ids of the fairseq dictionary, `[T]`
+    starts: np.ndarray  # index of the first character after leading white space, `[T]`, ascending
+    ends: np.ndarray  # index after the last character, `[T]`, ascending
 
     @classmethod
     def from_spans(cls, text: str, ids: Sequence[int], spans: Iterable[tuple[int, int]]) -> Tokens:
-        """Build tokens from the span of each, which includes its leading white space."""
+        """Build tokens from their spans, which include leading white space."""
         spans = list(spans)
         starts = [end - (len(text[start:end].lstrip()) or end - start) for start, end in spans]
         ends = [end for _, end in spans]
         return cls(*(np.array(values, dtype=np.int64) for values in (ids, starts, ends)))
 
     def covering(self, start: int, end: int) -> Optional[tuple[int, int]]:
-        """Find the first and the last token of a span; None if it lies between tokens."""
+        """Find the first and the last token that overlap a span of characters; None without any."""
         first = int(np.searchsorted(self.ends, start, side="right"))
         last = int(np.searchsorted(self.starts, end, side="left")) - 1
         return (first, last) if first <= last else None
 
 
 def spans_of_bytes(text: str, sizes: np.ndarray) -> list[tuple[int, int]]:
-    """Compute the character spans of tokens from their sizes in bytes of UTF-8, ``[T]``."""
+    """Compute the character spans of tokens from their sizes in UTF-8 bytes, ``[T]``."""
     codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     widths = 1 + sum((codes >= limit).astype(np.int64) for limit in (0x80, 0x800, 0x10000))
-    character = np.repeat(np.arange(len(text)), widths)  # of each byte
+    character = np.repeat(np.arange(len(text)), widths)  # index of the character of each byte
     ends = np.cumsum(sizes)
     return list(zip(character[ends - sizes].tolist(), (character[ends - 1] + 1).tolist()))
 
