@@ -1,1 +1,1 @@
-"""Models carried elsewhere: to Hugging Face's transformers and back, to other positions."""
+"""Converts models: to transformers, ONNX and CTranslate2, from transformers, to other positions."""

@@ -1,4 +1,4 @@
-"""The largest difference of what two models compute for random sentences."""
+"""Compares the scores of two models on random sentences; exports and ``swap`` check themselves."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from torch import Tensor
 
 from fairseq_posenc.workbench.loading.families import list_stacks
 
-ALLOWED = 1e-5  # relative to the largest number, in float32
+ALLOWED = 1e-5  # largest difference, relative to the largest number, in float32
 LONGEST = 512  # tokens of a sentence
-Compute = Callable[..., Tensor]  # computes scores from tokens, the source's first
+Compute = Callable[..., Tensor]  # computes scores from the tokens of the stacks, source first
 
 
 def draw_sentences(model: Any, side: str) -> list[Tensor]:
     """Draw three padded sentences for each stack of a model, ``(3, T)``.
 
-    The longest is as long as may be. ``side`` is that of the padding, ``left`` or ``right``.
+    Args:
+        model: the model; T is its number of positions, at most ``LONGEST``.
+        side: side of the padding, ``left`` or ``right``.
     """
     generator = torch.Generator().manual_seed(1)
     drawn = []
@@ -36,7 +38,7 @@ def draw_sentences(model: Any, side: str) -> list[Tensor]:
 
 
 def compute_scores(model: Any, *tokens: Tensor) -> Tensor:
-    """Compute the scores of symbols, ``(B, T, symbols)``, with a model of any family."""
+    """Compute the scores ``(B, T, symbols)`` of a fairseq model of any family."""
     if len(tokens) == 1:
         return model(tokens[0])[0]
     source, target = tokens
@@ -48,16 +50,16 @@ def compute_scores(model: Any, *tokens: Tensor) -> Tensor:
 def largest_difference(
     model: Any, ours: Compute, theirs: Compute, of_classes: bool = False, graph: bool = False
 ) -> float:
-    """Compute the largest difference of two models, in parts of the largest number.
+    """Compute the largest difference of two models, relative to the largest number.
 
     Args:
-        model: whose sentences are drawn, padded on the right and on the left.
-        ours: computes the numbers of one model; those of padding are not compared.
-        theirs: computes those of the other.
-        of_classes: whether the numbers are of sentences, read off the first token: then padding is
-            on the right.
-        graph: whether the other model is a graph of the first stack alone, which must also serve
-            fewer and shorter sentences than the first ones.
+        model: the fairseq model for which sentences are drawn, padded on the right and on the left.
+        ours: computes the numbers of this model; those of padding are not compared.
+        theirs: computes the numbers of the other model.
+        of_classes: whether the numbers belong to sentences and come from their first token; then
+            padding is only on the right.
+        graph: whether the other model is a graph of the first stack, which is also tried on a
+            smaller batch of shorter sentences.
     """
     differences = []
     for side in ("right",) if of_classes else ("right", "left"):

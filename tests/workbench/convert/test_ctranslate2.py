@@ -51,7 +51,7 @@ MODELS = [
     ("causal_lm", "none,rope", {}),
 ]
 REFUSED = [
-    ("translation", "m4", {}, "m4 has vectors that meet the keys, which CTranslate2 has not"),
+    ("translation", "m4", {}, "m4 has vectors that meet the keys, which CTranslate2 does not"),
     ("translation", "shaw(per_head=true)", {}, "vectors for each head"),
     ("translation", "shaw(reset=true)", {}, "rows of their own for the first token"),
     ("translation", "kerple", {}, "a bias in each layer, and CTranslate2 adds that of the first"),

@@ -1,1 +1,1 @@
-"""Models carried to Hugging Face's transformers and back."""
+"""Exports models to transformers, ONNX and CTranslate2, and imports them from transformers."""

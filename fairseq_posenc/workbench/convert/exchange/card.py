@@ -1,4 +1,4 @@
-"""The model card of an exported folder."""
+"""Writes the model card (README.md) of an exported folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ by its version {version} with `fairseq-posenc export --checkpoint {file} --to {t
 {notes}
 """
 
-# AutoTokenizer of transformers 5 would ask to run the model's code, which no tokenizer needs.
+# Not AutoTokenizer, which in transformers 5 asks to run the model's code.
 _MODEL = """from transformers import {auto}, PreTrainedTokenizerFast
 
 tokenizer = PreTrainedTokenizerFast.from_pretrained("FOLDER")
@@ -48,7 +48,7 @@ session = onnxruntime.InferenceSession("FOLDER/model.onnx")
 inputs = tokenizer(["a text"], return_tensors="np", padding=True)
 {outputs} = session.run(None, dict(inputs))"""
 
-# What Hugging Face's hub calls what a model does.
+# Head of a model -> name of its task on Hugging Face's hub.
 _PIPELINES = {
     "masked_lm": "fill-mask",
     "classes": "text-classification",
@@ -59,24 +59,21 @@ _PIPELINES = {
 
 
 class Labels(NamedTuple):
-    """Labels that a checkpoint does not record: the hub's name of the license, and languages.
+    """Labels of a model card that a checkpoint does not record."""
 
-    The default languages are those of a translation model's data.
-    """
-
-    license: str = "unknown"
-    languages: tuple[str, ...] = ()
+    license: str = "unknown"  # the hub's name of the license
+    languages: tuple[str, ...] = ()  # codes; by default those of a translation model's data
 
 
 def format_model_usage(config: dict[str, Any]) -> str:
-    """Write the lines that read a model with transformers, from its config.json."""
+    """Format Python lines that load a model with transformers, by its config.json."""
     kind = config["architectures"][0].partition("For")[2]
     trust = ", trust_remote_code=True" if "auto_map" in config else ""
     return _MODEL.format(auto=f"AutoModelFor{kind}", trust=trust)
 
 
 def format_graph_usage(outputs: Sequence[str]) -> str:
-    """Write the lines that run a graph with onnxruntime, from the names of its outputs."""
+    """Format Python lines that run a graph with onnxruntime, by the names of its outputs."""
     return _GRAPH.format(outputs=", ".join(outputs) if len(outputs) > 1 else f"({outputs[0]},)")
 
 
@@ -88,9 +85,15 @@ def write_card(
     notes: Sequence[str],
     labels: Labels,
 ) -> None:
-    """Write README.md into a folder, for the value ``target`` of ``--to``.
+    """Write README.md into a folder.
 
-    ``usage`` are lines of Python; ``notes`` say what was compared and what is missing.
+    Args:
+        folder: the exported folder.
+        trained: the exported model.
+        target: value of ``--to``.
+        usage: Python lines that load or run the export.
+        notes: what was compared and what is missing, one line each.
+        labels: further labels of the card.
     """
     task = trained.settings.task
     translates = trained.family.name == "translation"

@@ -1,4 +1,4 @@
-"""``fairseq-posenc export`` and ``fairseq-posenc import``."""
+"""Defines ``fairseq-posenc export`` and ``fairseq-posenc import``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Write a folder that others read, and say how equal the two models are."""
+    """Export a model to a folder, and print how much its scores differ from the model's."""
     _require("export", "transformers", "tokenizers", "safetensors", "google.protobuf")
     if options.to == "onnx":
         _require("onnx", "onnx", "onnxruntime", "onnxscript")
@@ -82,7 +82,7 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_import(options: argparse.Namespace) -> int:
-    """Write a start checkpoint, and say how a training goes on from it."""
+    """Import a model as a start checkpoint, and print the command that trains from it."""
     _require("export", "safetensors")
     from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import (
         read_folder,
@@ -118,10 +118,10 @@ def run_import(options: argparse.Namespace) -> int:
 
 
 def _require(extra: str, *libraries: str) -> None:
-    """Refuse to go on without the libraries of an extra."""
+    """Refuse to run without the libraries of an extra."""
     missing = []
     for name in libraries:
-        with suppress(ModuleNotFoundError):  # the package that it is in
+        with suppress(ModuleNotFoundError):  # raised for `google.protobuf` without `google`
             if find_spec(name) is not None:
                 continue
         missing.append(name)

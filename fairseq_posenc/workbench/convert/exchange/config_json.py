@@ -1,4 +1,4 @@
-"""config.json and the weights of an exported model."""
+"""Builds the config.json of an exported model, and collects its weights."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ ARCHITECTURES = {
     "causal_lm": "PosencForCausalLM",
     "translation": "PosencForSeq2SeqLM",
 }
-ENCODER_HEADS = ("masked_lm", "classes", "spans")  # an encoder may get another one later
-# fairseq's names of activations, where transformers has others.
+ENCODER_HEADS = ("masked_lm", "classes", "spans")  # classes that can load an encoder's weights
+# fairseq's names of activations -> names in transformers, where they differ.
 ACTIVATIONS = {
     "gelu_fast": "gelu_new",
     "gelu_accurate": "gelu_new",
     "relu_squared": "relu2",
     "swish": "silu",
 }
-_LONGEST = 200  # tokens of a target that fairseq-generate writes, without </s>
+_LONGEST = 200  # maximum tokens that fairseq-generate writes, without </s>
 _NAMES = {  # parts of fairseq's names -> those of an exported model
     r"^encoder\.sentence_encoder\.": "encoder.",
     r"^encoder\.lm_head\.": "lm_head.",
@@ -37,7 +37,7 @@ _NAMES = {  # parts of fairseq's names -> those of an exported model
 
 
 def collect_weights(trained: OpenModel) -> dict[str, Tensor]:
-    """Collect the weights by the names that the exported code uses, each with memory of its own.
+    """Copy the weights by the names of the exported code.
 
     The pre-training head of a fine-tuned model is left out; tied output embeddings are stored once.
     """
@@ -61,7 +61,7 @@ def to_exported_name(name: str) -> str:
 
 
 def build_config(trained: OpenModel) -> dict[str, Any]:
-    """Build config.json, without what depends on the tokenizer."""
+    """Build config.json, without the settings that depend on the tokenizer."""
     masked = trained.family.name == "masked_lm"
     args: Any = trained.model.args if masked else trained.model.decoder.cfg
     head = "pooler_activation_fn" if trained.head == "classes" else "activation_fn"
@@ -97,7 +97,7 @@ def build_config(trained: OpenModel) -> dict[str, Any]:
 
 
 def build_generation_config(trained: OpenModel) -> dict[str, Any]:
-    """Build generation_config.json: the search of ``fairseq-generate`` with its own defaults."""
+    """Build generation_config.json: the search of ``fairseq-generate`` with its defaults."""
     last = list(trained.stacks.values())[-1]
     config: dict[str, Any] = {
         "bos_token_id": 0,
@@ -112,14 +112,14 @@ def build_generation_config(trained: OpenModel) -> dict[str, Any]:
             "early_stopping": True,
             "length_penalty": 1.0,
             "min_new_tokens": 1,
-            "max_new_tokens": min(_LONGEST, last.max_positions() - 1) + 1,  # and </s>
+            "max_new_tokens": min(_LONGEST, last.max_positions() - 1) + 1,  # with </s>
             "suppress_tokens": [last.padding_idx],
         }
     return config
 
 
 def list_layer_options(spec: Spec) -> list[dict[str, dict[str, Any]]]:
-    """List the options of the encodings of successive layers, by name; see ``StackConfig``."""
+    """List, for successive layers, encodings and their options; see ``StackConfig.positions``."""
 
     def describe(item: Item) -> dict[str, Any]:
         return {k: str(x) if isinstance(x, Scaling) else x for k, x in item.options}
@@ -130,7 +130,7 @@ def list_layer_options(spec: Spec) -> list[dict[str, dict[str, Any]]]:
 
 
 def parse_layers(stack: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
-    """Read a stack's ``positions``; earlier versions wrote one entry for all layers."""
+    """Read a stack's ``positions``; earlier versions wrote a single entry for all layers."""
     positions = stack["positions"]
     return [positions] if isinstance(positions, dict) else positions
 

@@ -1,4 +1,7 @@
-"""Position encodings in the model classes of transformers: names, shapes and configurations."""
+"""Maps position encodings to model classes of transformers: tensors, shapes and configurations.
+
+Export and import use the maps.
+"""
 
 from __future__ import annotations
 
@@ -22,33 +25,33 @@ from fairseq_posenc.specs import Item, parse
 
 
 class ParamMap(NamedTuple):
-    """A parameter of an encoding as a tensor of a model class."""
+    """The map from a parameter of an encoding to a tensor of a model class, and back."""
 
-    name: str  # the tensor's name, with `{}` for the number of the layer
+    name: str  # name of the tensor, with `{}` for the index of the layer
     to_hf: Callable[[Tensor], Tensor]  # computes the tensor from the parameter
     from_hf: Callable[[Tensor], Tensor]  # computes the parameter from the tensor
 
 
 class HFClass(NamedTuple):
-    """A model class that has an encoding's positions, and no others."""
+    """A model class that can have exactly the positions of an encoding."""
 
-    model: str  # its name
-    config: Mapping[str, Any]  # the fields of its configuration that describe the positions
-    weights: Mapping[str, ParamMap] = {}  # the encoding's parameters, by their names
-    fixed: Mapping[str, Tensor] = {}  # further tensors that it has for its positions
+    model: str  # name of the class
+    config: Mapping[str, Any]  # fields of its configuration that describe the positions
+    weights: Mapping[str, ParamMap] = {}  # the encoding's parameter -> its tensor
+    fixed: Mapping[str, Tensor] = {}  # further tensors for positions, with constant values
     # permutation of the coordinates of a head: theirs[i] = ours[order[i]]
     order: Optional[Tensor] = None
-    until: Optional[int] = None  # the last major version of transformers that has it; None for all
+    until: Optional[int] = None  # last major version of transformers with it; None for all
 
 
 def list_hf_classes(encoding: Encoding) -> list[HFClass]:
-    """List the model classes that have an encoding's positions."""
+    """List the model classes that can have an encoding's positions."""
     find = _FINDERS.get(encoding.name)
     return [] if find is None else find(encoding)
 
 
 def parse_positions(model: str, config: dict[str, Any]) -> tuple[Item, int] | None:
-    """Read a model class's encoding and number of positions; None for one not known here."""
+    """Read the encoding and the number of positions in a config.json; None if unknown here."""
     size = config.get("max_position_embeddings", 0)
     if model == _GPT_NEOX:
         rope = _parse_rope(config, size)
@@ -67,7 +70,7 @@ def parse_positions(model: str, config: dict[str, Any]) -> tuple[Item, int] | No
 _GPT_NEOX = "GPTNeoXForCausalLM"
 _ROBERTA = "RobertaForMaskedLM"
 _RELATIVE = {"relative_key": "shaw", "relative_key_query": "m4"}
-_OFFSET = 2  # rows before position 0, of fairseq's table as of these
+_OFFSET = 2  # rows before position 0, in fairseq's tables and in these
 _LEARNED = {
     _ROBERTA: "roberta.embeddings.position_embeddings.weight",
     "XLMRobertaForMaskedLM": "roberta.embeddings.position_embeddings.weight",
@@ -96,10 +99,10 @@ def _find_learned(encoding: Learned) -> list[HFClass]:
 
 
 def _find_relative(encoding: DistanceEncoding) -> list[HFClass]:
-    """List RoBERTa with relative positions, whose rows run over i - j."""
+    """List RoBERTa with relative positions, whose rows are in the order of i - j."""
     table, plain = encoding.table, encoding.scale_factor == 1.0
     size, width = encoding.dims.max_positions, encoding.dims.embed_dim
-    clipped = size - 1 - table.max_distance  # distances that share our end row, on each side
+    clipped = size - 1 - table.max_distance  # distances on each side that use our end row
     if table.reset is not None or table.weight.size(0) > 1 or not plain or clipped < 0:
         return []
 
@@ -130,10 +133,10 @@ _DEBERTA_CONFIG = {
 
 
 def _find_deberta_v2(encoding: DebertaV2) -> list[HFClass]:
-    """DeBERTa V2, exported with the epsilon 1e-5 of fairseq's layer norms.
+    """List DeBERTa V2.
 
-    It has one epsilon for all of them, and ours for the table is 1e-7. The table is exported
-    sqrt(1e-5 / 1e-7) times as large, so that its layer norm gives the same rows.
+    It has the same epsilon for all layer norms: 1e-5, fairseq's. Ours for the table is 1e-7. So
+    the table is exported sqrt(1e-5 / 1e-7) times as large, and its layer norm gives the same rows.
     """
     if encoding.scale_factor != 3.0:  # the class always divides scores by sqrt(3 * head_dim)
         return []
@@ -155,7 +158,7 @@ def _find_deberta_v2(encoding: DebertaV2) -> list[HFClass]:
 
 
 def _is_plain_deberta(config: dict[str, Any]) -> bool:
-    """Check that a DeBERTa V2 has no positions beside those of ``deberta_v2``."""
+    """Check that a DeBERTa V2 has only the positions of ``deberta_v2``."""
     stated = {**config, "pos_att_type": sorted(config.get("pos_att_type") or ())}
     return (
         all(stated.get(name) == value for name, value in _DEBERTA_CONFIG.items())
@@ -165,7 +168,7 @@ def _is_plain_deberta(config: dict[str, Any]) -> bool:
 
 
 def _find_rope(encoding: Rope) -> list[HFClass]:
-    """List GPT-NeoX, and for the paper's rotation RoFormer, which has a table of all angles."""
+    """List GPT-NeoX; for the paper's rotation also RoFormer, which has a table of all angles."""
     classes = [_gpt_neox(encoding)] if encoding.frequencies.any() else []
     is_papers = encoding.layout == "interleaved" and encoding.scaling == Scaling()
     if not is_papers or encoding.base != 10000.0 or encoding.rotated != encoding.dims.head_dim:
@@ -179,11 +182,11 @@ def _find_rope(encoding: Rope) -> list[HFClass]:
 
 
 def _gpt_neox(encoding: Rope) -> HFClass:
-    """Describe GPT-NeoX, which rotates halves of the first coordinates of a head.
+    """Describe GPT-NeoX, which rotates the first coordinates of a head, in the layout ``half``.
 
-    Pairs that never turn (of ``proportional``) become coordinates that GPT-NeoX does not rotate.
-    Its frequencies are base^(-2i / width that turns), ours base^(-2i / rotated width); a base that
-    is changed accordingly gives the same.
+    Pairs with frequency 0 (of the scaling ``proportional``) become coordinates that GPT-NeoX does
+    not rotate. With w rotated coordinates its frequencies are base^(-2i / w); ours are
+    base^(-2i / w') with the w' coordinates of all pairs. So its base is ours to the power w / w'.
     """
     scaling, dims = encoding.scaling, encoding.dims
     width = 2 * int(encoding.frequencies.count_nonzero())
@@ -208,7 +211,7 @@ def _gpt_neox(encoding: Rope) -> HFClass:
 
 
 def _parse_rope(config: dict[str, Any], size: int) -> Item | None:
-    """Read the rotations of a GPT-NeoX; None for a scaling not known here."""
+    """Read the rotations of a GPT-NeoX; None for a scaling that is unknown here."""
     rotation = config.get("rope_parameters")
     if rotation is None or str(config.get("transformers_version")).startswith("4."):
         names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
@@ -227,11 +230,11 @@ def _parse_rope(config: dict[str, Any], size: int) -> Item | None:
 def _find_t5(encoding: T5) -> list[HFClass]:
     """List MPNet, which has T5's buckets; its absolute positions are set to zero."""
     options = (encoding.num_buckets, encoding.max_distance, encoding.scale_factor)
-    # The class is an encoder; its code has these 32 buckets, this largest distance 128, and the
-    # scale 1 / sqrt(head_dim).
+    # MPNet is an encoder; its code fixes 32 buckets, the largest distance 128, and the scale
+    # 1 / sqrt(head_dim).
     if encoding.dims.causal or options != (32, 128, 1.0):
         return []
-    rows = encoding.dims.max_positions + 2  # its first position is in the row 2
+    rows = encoding.dims.max_positions + 2  # position 0 is in row 2
     config = {"relative_attention_num_buckets": 32, "max_position_embeddings": rows}
     name = "mpnet.encoder.relative_attention_bias.weight"
     table = ParamMap(name, lambda weight: weight.T, lambda weight: weight.T.contiguous())

@@ -1,4 +1,4 @@
-"""Export of a trained model to a folder that transformers or onnxruntime reads."""
+"""Exports a trained model to a folder that transformers or onnxruntime reads."""
 
 from __future__ import annotations
 
@@ -45,8 +45,12 @@ def export(
 ) -> list[str]:
     """Write a folder that transformers or onnxruntime reads, and compare the two models.
 
-    ``target`` is ``hf``, ``hf4`` for the last version before 5, or ``onnx``; ``tokens`` the value
-    of ``--tokens``, None to search the folder of the data.
+    Args:
+        trained: the model.
+        target: ``hf``, ``hf4`` for transformers 4, or ``onnx``.
+        tokens: value of ``--tokens``; None to find a tokenizer in the folder of the data.
+        out: the folder.
+        labels: labels of the model card.
 
     Returns:
         Lines for the user: the class, and notes.
@@ -62,7 +66,7 @@ def export(
     with create_folder(out) as folder:
         unknown, notes = _write_tokenizers(trained, tokens, folder)
         if target == "onnx":
-            # Its libraries are an extra.
+            # Imported here, as its libraries are an extra.
             from fairseq_posenc.workbench.convert.exchange.onnx_graph import GRAPH, write_graph
 
             names, difference = write_graph(trained, folder)
@@ -85,7 +89,18 @@ def export(
 def _write_model(
     trained: OpenModel, target: str, unknown: int, folder: Path, notes: list[str]
 ) -> dict[str, Any]:
-    """Write config.json, weights, and code if no class of transformers fits; return the config."""
+    """Write config.json and weights, and code if no class of transformers fits.
+
+    Args:
+        trained: the model.
+        target: ``hf`` or ``hf4``.
+        unknown: number of pieces of the tokenizer that the dictionary lacks.
+        folder: the folder to write to.
+        notes: notes for the user; extended.
+
+    Returns:
+        The content of config.json.
+    """
     config, weights = build_config(trained), collect_weights(trained)
     config[FAIRSEQ] = _collect_fairseq_options(trained)
     version = 4 if target == "hf4" else None
@@ -106,7 +121,7 @@ def _write_model(
 
 
 def _compare(trained: OpenModel, folder: Path, config: dict[str, Any], notes: list[str]) -> str:
-    """Compare a written model with the trained one; note it, or return the reason why not."""
+    """Compare a written model with the trained one; note the result, or return what is wrong."""
     (name,) = config["architectures"]
     difference = compare_with_export(trained, read_back(folder, name))
     if difference > ALLOWED:
@@ -151,21 +166,24 @@ def _write_tokenizers(
 
 
 def _collect_fairseq_options(trained: OpenModel) -> dict[str, Any]:
-    """Collect what an import needs, in config.json, which every save of transformers keeps."""
+    """Collect fairseq's options, with which the model can be imported again.
+
+    They are stored in config.json, because transformers keeps its entries when it saves a model.
+    """
     kept: dict[str, Any] = {}
-    specs = vars(PositionConfig())  # the lists of a spec's scaling have slashes, too
+    specs = vars(PositionConfig())  # these may have slashes, in the lists of a scaling
     for section in ("model", "task"):
         options = trained.settings[section]
         if OmegaConf.is_config(options):
             options = OmegaConf.to_container(options, resolve=True, enum_to_str=True)
         options = options if isinstance(options, dict) else vars(options)
-        kept[section] = {  # without paths, which mean nothing on another machine
+        kept[section] = {  # without paths, which are useless on another machine
             name: value
             for name, value in options.items()
             if not isinstance(value, str) or "/" not in value or name in specs
         }
     kept["task"]["data"] = "."
-    if trained.family.name != "causal_lm":  # a causal LM's configuration has no other options
+    if trained.family.name != "causal_lm":  # its configuration has only the model's options
         known = {"_name", *(option.dest for option in model_options(kept["model"]["_name"]))}
         kept["model"] = {name: x for name, x in kept["model"].items() if name in known}
     stacks = trained.stacks.items()

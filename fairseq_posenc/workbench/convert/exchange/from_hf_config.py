@@ -1,4 +1,7 @@
-"""fairseq options for a Hugging Face folder: a stock class, or our export, perhaps trained on."""
+"""Finds fairseq options for a Hugging Face folder.
+
+The folder holds a class of transformers, or one of our exports that was perhaps trained further.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,14 @@ _OPTIONS = {
     "attention_heads": "num_attention_heads",
 }
 _TASKS = {"masked_lm": "masked_lm", "classes": "glue", "spans": "squad"}  # head -> fairseq's task
-_ROWS = "classifier.out_proj.weight"  # one for each class
+_ROWS = "classifier.out_proj.weight"  # has a row for each class
 
 
 def options_from_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Find the options of a masked language model in fairseq for a configuration of transformers.
+    """Find the options of a masked LM in fairseq for a config.json of transformers.
 
     Raises:
-        UserError: another class, or settings that fairseq's RoBERTa does not have.
+        UserError: the class is unknown, or fairseq's RoBERTa has no such settings.
     """
     model = str((config.get("architectures") or [None])[0])
     known = {name: layout for name, layout in LAYOUTS.items() if layout.style is BERT}
@@ -83,10 +86,14 @@ def _name_activations() -> dict[str, str]:
 
 
 def update_options(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]:
-    """Update the options of an export to a folder's model as it is now, perhaps trained on.
+    """Update the options of an export to the folder's model, which may have been changed since.
+
+    Args:
+        settings: fairseq's options in the folder.
+        folder: the folder.
 
     Raises:
-        UserError: a head that no model of fairseq has.
+        UserError: no model of fairseq has such a head.
     """
     head, activation = _find_head(folder)
     model = {**settings["model"], **_find_untied(settings["model"], folder)}
@@ -119,8 +126,8 @@ def update_options(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]
 def _find_changed_rotation(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]:
     """Return the options of a GPT-NeoX's rotations that have changed since its export.
 
-    A configuration may read as another spec than the exported one: ``ntk`` is a larger base. So an
-    export also keeps the spec that its configuration reads as.
+    A config.json may be parsed to another spec than the exported one (``ntk`` is a larger base). So
+    an export also stores the spec to which its config.json is parsed, under ``EXPORTED_AS``.
     """
     name = folder.config["architectures"][0]
     if LAYOUTS.get(name) is None or LAYOUTS[name].style is not GPT_NEOX:
@@ -159,7 +166,7 @@ def _find_untied(model: dict[str, Any], folder: HFFolder) -> dict[str, bool]:
 
 
 def _find_head(folder: HFFolder) -> tuple[str, Any]:
-    """Find the head of a folder's class, and its activation if it has one of its own."""
+    """Find the head of a folder's class, and the head's activation, None if it has none."""
     name = str((folder.config.get("architectures") or [None])[0])
     for head, our_class in ARCHITECTURES.items():
         if our_class == name:

@@ -1,4 +1,4 @@
-"""Read an exported folder back with transformers, and compare it with the original model."""
+"""Reads an exported folder back with transformers, and compares it with the original model."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 
 def read_back(folder: Path, architecture: str) -> Any:
-    """Load the model of a written folder, by a class of transformers or by the folder's own code.
+    """Load the model of a written folder, with a class of transformers or of the folder's code.
 
     Raises:
-        UserError: a tensor is missing, left over or of another shape.
+        UserError: a tensor is missing, unexpected, or of another shape.
     """
     module: Any = transformers
     if (folder / CODE).is_file():
-        # A module of its own for each folder; transformers looks classes up in `sys.modules`.
+        # A new module for each folder, registered because transformers looks it up.
         name = f"_{folder.resolve().name}_{CODE.removesuffix('.py')}"
         spec = importlib.util.spec_from_file_location(name, folder / CODE)
         assert spec is not None
@@ -34,7 +34,7 @@ def read_back(folder: Path, architecture: str) -> Any:
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # what it would warn of is refused here
+    transformers.logging.set_verbosity_error()  # its warnings are errors below
     try:
         model, info = getattr(module, architecture).from_pretrained(
             folder, output_loading_info=True, ignore_mismatched_sizes=True
@@ -51,7 +51,7 @@ def read_back(folder: Path, architecture: str) -> Any:
 
 
 def compare_with_export(trained: OpenModel, model: Any) -> float:
-    """Compute the largest difference of an exported model's scores, relative to the largest."""
+    """Compute the largest difference of an exported model's scores, relative to the largest one."""
 
     def compute_theirs(*tokens: Tensor) -> Tensor:
         names = ("input_ids", "decoder_input_ids")
@@ -66,7 +66,7 @@ def compare_with_export(trained: OpenModel, model: Any) -> float:
 
 
 def compute_outputs(trained: OpenModel, *tokens: Tensor) -> Tensor:
-    """Compute fairseq's scores, ``(B, T, ...)``; of classes ``(B, classes)``."""
+    """Compute the scores of the fairseq model, ``(B, T, ...)``, or ``(B, classes)``."""
     model = trained.model
     if trained.head == "spans":
         return torch.stack(model(tokens[0], span_scores=True), -1)

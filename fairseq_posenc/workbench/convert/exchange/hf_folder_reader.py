@@ -1,4 +1,4 @@
-"""Read a Hugging Face folder without trusting it: no code is run, and sizes are checked."""
+"""Reads a Hugging Face folder without trusting it: no code is run, and sizes are checked."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import CONFIG, FAIRSEQ, WEIGHTS
 
-_OLDER = "fairseq.json"  # older exports keep fairseq's options here, not in config.json
+_OLDER = "fairseq.json"  # older exports have fairseq's options here, not in config.json
 _MOST_TENSORS = 50_000
 _LARGEST_HEADER = 20_000_000  # bytes
 _LARGEST_SETTINGS = 10_000_000
-# What building a model of odd values raises; ImportError where they choose fairseq's xformers.
+# Errors of building a model from settings of wrong types; ImportError if they select xformers.
 _ODD = (
     *(TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError),
     ImportError,
@@ -27,26 +27,24 @@ _TEXTS = ("model_type", "hidden_act", "head_activation", "transformers_version")
 
 
 class HFFolder(NamedTuple):
-    """What a folder of transformers holds."""
+    """The content of a folder of transformers."""
 
-    path: Path  # the folder
+    path: Path
     config: dict[str, Any]  # config.json
-    # options of the model and of its task in fairseq, as an export has them; None for a folder of
-    # other origin
-    settings: dict[str, Any] | None
-    weights: dict[str, Tensor]  # the folder's names -> tensors
+    settings: dict[str, Any] | None  # fairseq's options, in our exports; None in other folders
+    weights: dict[str, Tensor]
 
     @property
     def source(self) -> Path:
-        """Name the file of the settings."""
+        """The file of the settings."""
         return self.path / (CONFIG if FAIRSEQ in self.config or not self.settings else _OLDER)
 
 
 def read_folder(path: Path) -> HFFolder:
-    """Read a folder; no code in it is run.
+    """Read a folder without running its code.
 
     Raises:
-        UserError: a file is missing, or of another kind.
+        UserError: a file is missing, or not what transformers writes.
     """
     if not path.is_dir():
         raise UserError(f"--from {path}: no such folder")
@@ -58,7 +56,7 @@ def read_folder(path: Path) -> HFFolder:
 
 @contextmanager
 def refuse_odd_values(folder: HFFolder) -> Iterator[None]:
-    """Report errors that a value of an unexpected kind in a configuration causes, in one line.
+    """Convert errors that values of wrong types in a configuration cause to one line.
 
     Raises:
         UserError: names the file.
@@ -76,7 +74,7 @@ def refuse_odd_values(folder: HFFolder) -> Iterator[None]:
 
 
 def _check_kinds(path: Path, config: dict[str, Any]) -> None:
-    """Check the kinds of the values that nearly everything else depends on."""
+    """Check the types of the values that nearly everything else depends on."""
     for name in _TEXTS:
         if not isinstance(config.get(name, ""), (str, type(None))):
             value = shortened(json.dumps(config[name]))
@@ -103,13 +101,13 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _refuse_pipe(path: Path) -> None:
-    """Refuse a pipe or another special file, whose reading might never end."""
+    """Refuse pipes and other special files, as reading them might never end."""
     if path.exists() and not path.is_file():
         raise OSError("not a file")
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a file whose header is of a size that models have."""
+    """Read the tensors of a safetensors file, unless its header is larger than any model's."""
     try:
         _refuse_pipe(path)
         with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Write a model folder for Hugging Face's transformers: complete, or not at all."""
+"""Writes a model folder for Hugging Face's transformers: complete, or not at all."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from fairseq_posenc.workbench.running.files import refuse_link
 from fairseq_posenc.workbench.running.folders import Folder
 
 WEIGHTS, CONFIG, CODE = "model.safetensors", "config.json", "modeling_fairseq_posenc.py"
-FAIRSEQ = "fairseq"  # key of config.json: options of the training, needed to import the model again
-EXPORTED_AS = "hf_positions"  # the key of the spec that a configuration without code stands for
+FAIRSEQ = "fairseq"  # key of config.json: fairseq's options, needed to import the model again
+EXPORTED_AS = "hf_positions"  # key below it: the spec to which config.json is parsed
 TARGET = "target"  # folder of the target's tokenizer, if its dictionary is not the source's
 _TITLE = """A Transformer with position encodings as parts: {spec}.
 
@@ -61,7 +61,7 @@ def write_model(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]
     write_json(folder / CONFIG, config)
     path = folder / WEIGHTS
     save_file(weights, path, metadata={"format": "pt"})
-    path.chmod((folder / CONFIG).stat().st_mode)  # save_file makes it readable by its owner alone
+    path.chmod((folder / CONFIG).stat().st_mode)  # save_file makes it readable only by its owner
 
 
 def generate_code(config: dict[str, Any]) -> str:
@@ -69,7 +69,7 @@ def generate_code(config: dict[str, Any]) -> str:
     classes = {name.rpartition(".")[2] for name in config["auto_map"].values()}
     # transformers writes a missing stack as null when it saves a trained model.
     stacks = [config[key] for key in ("encoder_stack", "decoder_stack") if config.get(key)]
-    # It also sorts what it saves, so the order of encodings is that of their names.
+    # It also sorts entries, so encodings are in the order of their names.
     layers = [[sorted(layer) for layer in parse_layers(stack)] for stack in stacks]
     names = sorted({name for stack in layers for layer in stack for name in layer})
     encodings = map(registry.get, names)
@@ -84,9 +84,13 @@ def generate_code(config: dict[str, Any]) -> str:
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int, padding_side: str) -> None:
-    """Write a tokenizer; ``max_length`` are the positions of the model.
+    """Write a tokenizer into a folder, which is created if it is missing.
 
-    The folder is created if missing. ``padding_side`` is ``left`` or ``right``.
+    Args:
+        folder: the folder.
+        tokenizer: the tokenizer.
+        max_length: number of positions of the model.
+        padding_side: ``left`` or ``right``.
     """
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))

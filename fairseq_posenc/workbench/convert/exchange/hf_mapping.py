@@ -1,4 +1,4 @@
-"""Convert models to and from the model classes of transformers itself."""
+"""Converts configurations and weights of models to and from model classes of transformers."""
 
 from __future__ import annotations
 
@@ -42,19 +42,25 @@ _QKV_PART = re.compile(rf"(.+\.{_JOINED})\.([{_QKV}])\.(\w+)")
 
 
 class Export(NamedTuple):
-    """A model as a class of transformers has it."""
+    """A model in the form of a class of transformers."""
 
-    config: dict[str, Any]
+    config: dict[str, Any]  # config.json
     weights: dict[str, Tensor]
 
 
 def to_hf_class(
     trained: OpenModel, config: dict[str, Any], weights: dict[str, Tensor], version: int | None
 ) -> tuple[Export | None, str]:
-    """Convert a model to a class of transformers, or say why none has it.
+    """Convert a model to a class of transformers.
 
-    ``config`` and ``weights`` are those for custom code; ``version`` is the major version of
-    transformers that the model is for, None for all.
+    Args:
+        trained: the model.
+        config: config.json of an export with code.
+        weights: weights of an export with code.
+        version: major version of transformers that the model is for; None for all.
+
+    Returns:
+        The converted model, and an empty text; or None, and the reason why no class can have it.
     """
     (stack,) = trained.stacks.values() if len(trained.stacks) == 1 else (None,)
     if stack is None:
@@ -81,7 +87,7 @@ def to_hf_class(
 
 
 def list_encodings(stack: Any) -> list[Encoding]:
-    """List the encodings of a stack, those of its first layer for all."""
+    """List the encodings of a stack: at the input, shared, and of the first layer."""
     at_input = [] if stack.embed_positions is None else [stack.embed_positions.encodings]
     places = [*at_input, stack.encodings, stack.layers[0].self_attn.encodings]
     return [encoding for place in places for encoding in place.as_list()]
@@ -102,6 +108,7 @@ def _describe_misfit(trained: OpenModel, config: dict[str, Any], layout: Layout)
 
 
 def _convert_config(config: dict[str, Any], hf_class: HFClass, layout: Layout) -> dict[str, Any]:
+    """Convert config.json of an export with code to that of a class of transformers."""
     stack = config[layout.style.stack]
     (our_class,) = config["architectures"]
     head = next(head for head, name in ARCHITECTURES.items() if name == our_class)
@@ -123,6 +130,7 @@ def _convert_config(config: dict[str, Any], hf_class: HFClass, layout: Layout) -
 def _convert_weights(
     weights: dict[str, Tensor], hf_class: HFClass, layout: Layout, scale: float
 ) -> dict[str, Tensor]:
+    """Convert weights of an export with code; ``scale`` is the factor of the embeddings."""
     converted = dict(hf_class.fixed)
     for name, weight in weights.items():
         place = _map_param(name, layout, hf_class)
@@ -138,13 +146,19 @@ def _convert_weights(
 def from_hf_weights(
     config: dict[str, Any], weights: dict[str, Tensor], wanted: list[str], model: Any
 ) -> tuple[dict[str, Tensor], set[str]]:
-    """Collect a model's weights by fairseq's names; list the folder's tensors that were used.
+    """Convert the weights of a folder to fairseq's names.
 
-    ``config`` and ``weights`` are the folder's, ``wanted`` fairseq's names of the weights of
-    ``model``, whose positions are those of the folder.
+    Args:
+        config: config.json of the folder.
+        weights: tensors of the folder.
+        wanted: fairseq's names of the model's weights.
+        model: a fairseq model with the positions of the folder.
+
+    Returns:
+        The weights by fairseq's names, and the names of the folder's tensors that were used.
 
     Raises:
-        UserError: output embeddings that are not those of the input.
+        UserError: the folder has tensors that a fairseq model cannot have.
     """
     layout, hf_class = _find_class(config, model)
     converted: dict[str, Tensor] = {}
@@ -161,7 +175,7 @@ def from_hf_weights(
     if scaled is not None and not model.decoder.share_input_output_embed:
         converted["decoder.embed_tokens.weight"] = scaled / model.decoder.embed_scale
     types = weights.get(layout.token_types)
-    if types is not None and types[0].any():  # one vector more for every token
+    if types is not None and types[0].any():  # a vector that is added to every token
         table = next((name for name in converted if name.endswith(_POSITION_TABLE)), None)
         if table is None:
             raise UserError("its token types are vectors, but the model has no table for them")
@@ -170,7 +184,7 @@ def from_hf_weights(
 
 
 def _list_copies(weights: dict[str, Tensor]) -> list[str]:
-    """List the tensors that hold a weight a second time; refuse copies that differ."""
+    """List the tensors that are copies of weights, and buffers; refuse copies that differ."""
     pairs = [pair for pair in _TIED_PAIRS if weights.keys() >= set(pair)]
     for second, first in pairs:
         if not torch.equal(weights[second], weights[first]):
@@ -214,9 +228,9 @@ def _reorder(order: Tensor, weight: Tensor) -> Tensor:
 
 
 def join_query_key_value(weights: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
-    """Join the parts ``query_key_value.q``, ``.k``, ``.v`` of weights into one tensor each.
+    """Join the weights ``query_key_value.q``, ``.k`` and ``.v`` of each layer into one tensor.
 
-    Its rows are those of a head's query, key and value, head after head: ``(H, 3, D)`` times C.
+    Its rows are the query, key and value of the first head, then of the second: ``(H * 3 * D, C)``.
     """
     joined: dict[str, Tensor] = {}
     for name, weight in weights.items():
@@ -231,7 +245,7 @@ def join_query_key_value(weights: dict[str, Tensor], heads: int) -> dict[str, Te
 
 
 def split_query_key_value(weights: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
-    """Separate each tensor of :func:`join_query_key_value` into its parts."""
+    """Split each tensor of :func:`join_query_key_value` into its parts."""
     separate: dict[str, Tensor] = {}
     for name, weight in weights.items():
         stem, _, kind = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""Fast tokenizers (of the library tokenizers) whose ids are those of a fairseq dictionary."""
+"""Builds fast tokenizers (of the library tokenizers) with the ids of a fairseq dictionary."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ TEMPLATES = {
 def find_tokenization(tokens: Optional[str], folder: Path, language: str) -> Path | str:
     """Find the tokenization of a model's text.
 
-    It is a sentencepiece model, a folder with GPT-2's BPE, or one of :data:`NAMED_TOKENIZATIONS`.
-
     Args:
-        tokens: value of ``--tokens``; None to search ``folder``, that of the data.
-        folder: directory with the data.
+        tokens: value of ``--tokens``; None to search ``folder``.
+        folder: folder with the data.
         language: code of the text's language; "" for a language model.
 
+    Returns:
+        A sentencepiece model, a folder with GPT-2's BPE, or one of :data:`NAMED_TOKENIZATIONS`.
+
     Raises:
-        UserError: there are no tokenizer files, and the data's manifest names none.
+        UserError: there are no tokenizer files, and the data's manifest names no tokenization.
     """
     if tokens in NAMED_TOKENIZATIONS:
         return tokens
@@ -65,9 +66,12 @@ def find_tokenization(tokens: Optional[str], folder: Path, language: str) -> Pat
 def build_tokenizer(
     tokenization: Path | str, dictionary: Dictionary, template: str
 ) -> tuple[Tokenizer, int]:
-    """Build the tokenizer of a tokenization that :func:`find_tokenization` found, but ``none``.
+    """Build a tokenizer.
 
-    ``template`` is a key of :data:`TEMPLATES`.
+    Args:
+        tokenization: result of :func:`find_tokenization`, but not ``none``.
+        dictionary: fairseq's dictionary.
+        template: key of :data:`TEMPLATES`.
 
     Returns:
         The tokenizer, and the number of its pieces that the dictionary lacks. Their ids follow
@@ -92,13 +96,13 @@ def build_tokenizer(
     names = ["<s>", "<pad>", "</s>", "<unk>"]
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
     if "<mask>" in dictionary.indices:
-        # As in fairseq's fill_mask, it takes the space before it.
+        # lstrip: as in fairseq's fill_mask, it includes the space before it.
         tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True)])
     return tokenizer, unknown
 
 
 def _build_gpt2(folder: Path, dictionary: Dictionary) -> Tokenizer:
-    """Build GPT-2's byte-level BPE, for a dictionary of the numbers in encoder.json."""
+    """Build GPT-2's byte-level BPE; the symbols of the dictionary are ids of encoder.json."""
     numbers = json.loads((folder / ENCODER_JSON).read_text(encoding="utf-8"))
     names = {str(number): piece for piece, number in numbers.items()}
     indices = {names.get(symbol, symbol): number for symbol, number in dictionary.indices.items()}
@@ -111,7 +115,7 @@ def _build_gpt2(folder: Path, dictionary: Dictionary) -> Tokenizer:
 
 
 def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
-    """Build the tokenizer of a sentencepiece model, for a dictionary of its pieces."""
+    """Build the tokenizer of a sentencepiece model; the dictionary has its pieces."""
     model = SentencePieceProcessor(model_file=str(path))
     proto = ModelProto.FromString(model.serialized_model_proto())
     trainer, charsmap = proto.trainer_spec, proto.normalizer_spec.precompiled_charsmap
@@ -128,7 +132,7 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
         merges = [(piece[:i], piece[i:]) for piece in ranked for i in range(1, len(piece))]
         tokenizer = _build_bpe(vocabulary, merges, fuse_unk=True)
     else:
-        lowest = min(scores.values()) - 100.0  # for symbols that no text has
+        lowest = min(scores.values()) - 100.0  # score of symbols that are no pieces
         pieces = [(symbol, scores.get(symbol, lowest)) for symbol in vocabulary]
         tokenizer = Tokenizer(models.Unigram(pieces, dictionary.unk(), False))
     steps = [normalizers.Precompiled(charsmap)] if charsmap else []
@@ -163,6 +167,6 @@ def _extend_vocabulary(indices: dict[str, int], pieces: Iterable[str]) -> dict[s
 def _build_bpe(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], fuse_unk: bool
 ) -> Tokenizer:
-    """Build a BPE model, without merges whose pieces are not in the vocabulary."""
+    """Build a BPE model, without merges of pieces that the vocabulary lacks."""
     known = [m for m in merges if vocabulary.keys() >= {m[0], m[1], m[0] + m[1]}]
     return Tokenizer(models.BPE(vocabulary, known, unk_token="<unk>", fuse_unk=fuse_unk))

@@ -1,4 +1,4 @@
-"""Build a fairseq model and its weights from a Hugging Face folder."""
+"""Builds a fairseq model with the weights of a Hugging Face folder, for ``import``."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ from fairseq_posenc.workbench.loading.families import (
     list_stacks,
 )
 
-_FINE_TUNING = {"masked_lm": ("glue", "squad")}  # the tasks of a family beside its training's
+_FINE_TUNING = {"masked_lm": ("glue", "squad")}  # family -> tasks beside its pre-training
 _VERSION = re.compile(r"^Written by fairseq-posenc [\w.+-]+ from", re.MULTILINE)
 _PRETRAINING_HEAD = "encoder.lm_head."  # fine-tuned models do not use it, and exports leave it out
 
 
 class Built(NamedTuple):
-    """A model of fairseq that has not got its weights yet."""
+    """A model of fairseq whose weights are still to be loaded."""
 
-    model: Any  # its parameters are drawn: all of them must be replaced
-    family: str  # see `Family`
-    settings: dict[str, Any]  # fairseq's configuration, plain
-    head: str  # what the model was trained for: `spans`, `classes`, or its family
-    changed: dict[str, Any]  # options that are other than when it was exported
+    model: Any  # with initial parameters, all of which must be replaced
+    family: str  # `Family.name`
+    settings: dict[str, Any]  # fairseq's configuration, as dictionaries
+    head: str  # `spans`, `classes`, or the name of the family
+    changed: dict[str, Any]  # options that have changed since the export
 
 
 def build_model(folder: HFFolder) -> Built:
-    """Build the model that a folder's weights are for.
+    """Build the fairseq model for a folder's weights.
 
     Raises:
-        UserError: the settings are not those of such a model, or of one of another size.
+        UserError: the settings are wrong, or describe a model of another size.
     """
     _refuse_other_code(folder)
     settings = folder.settings or options_from_config(folder.config, folder.path)
@@ -100,9 +100,9 @@ def build_model(folder: HFFolder) -> Built:
 
 
 def _refuse_other_code(folder: HFFolder) -> None:
-    """Refuse a folder whose code is not what this version writes: it may compute something else.
+    """Refuse a folder whose code is not what this version writes, as it may compute otherwise.
 
-    The version in its title may be another one. Nothing of the code is run.
+    The code is compared as text, except for the version in its title, and not run.
     """
     path = folder.path / CODE
     if not path.is_file():
@@ -121,7 +121,7 @@ def _refuse_other_code(folder: HFFolder) -> None:
 
 
 def _read_vocabulary_sizes(folder: HFFolder) -> list[int]:
-    """Read the number of symbols of each stack."""
+    """Read the number of symbols of each stack in config.json."""
     stacks = [folder.config.get(key) for key in ("encoder_stack", "decoder_stack")]
     holders = [stack for stack in stacks if isinstance(stack, dict)] or [folder.config]
     sizes: list[Any] = [holder.get("vocab_size") for holder in holders]
@@ -131,7 +131,7 @@ def _read_vocabulary_sizes(folder: HFFolder) -> list[int]:
 
 
 def _refuse_other_sizes(values: dict[str, Any], folder: HFFolder) -> None:
-    """Refuse the settings of a model far larger than the weights, before it is built."""
+    """Refuse settings of a model that is far larger than the weights, before it is built."""
     count = sum(weight.numel() for weight in folder.weights.values())
     numbers = _read_vocabulary_sizes(folder)
     for side in ("encoder", "decoder"):
@@ -149,10 +149,10 @@ def _refuse_other_sizes(values: dict[str, Any], folder: HFFolder) -> None:
 
 
 def load_weights(folder: HFFolder, built: Built) -> dict[str, Any]:
-    """Give a model its weights; return its state.
+    """Load a folder's weights into its model; return the state dict.
 
     Raises:
-        UserError: a tensor is missing, left over, or of another shape or kind.
+        UserError: a tensor is missing, unexpected, or of another shape or type.
     """
     model_state: dict[str, Any] = built.model.state_dict()
     (_, stack), *_ = list_stacks(built.model)
@@ -174,7 +174,7 @@ def load_weights(folder: HFFolder, built: Built) -> dict[str, Any]:
             )
     converted |= {name: torch.zeros_like(model_state[name]) for name in unused}
     state = {**model_state, **converted}
-    built.model.load_state_dict(dict(state))  # strict, and the package's own checks
+    built.model.load_state_dict(dict(state))  # strict, with the checks of PositionCheckpoints
     _adopt_trained_settings(folder, built)
     loaded = built.model.state_dict()
     if torn := [name for name in converted if not torch.equal(loaded[name].cpu(), converted[name])]:
@@ -188,7 +188,7 @@ def load_weights(folder: HFFolder, built: Built) -> dict[str, Any]:
 def _list_pretraining_head(built: Built, model_state: dict[str, Any]) -> list[str]:
     """List the parameters of a fine-tuned model's pre-training head, except tied embeddings.
 
-    An export leaves them out; here they become zeros, as random values would pass for trained.
+    An export leaves them out. They become zeros, as random values might be taken for trained ones.
     """
     if built.head not in ("classes", "spans"):
         return []
@@ -199,7 +199,7 @@ def _list_pretraining_head(built: Built, model_state: dict[str, Any]) -> list[st
 
 
 def _adopt_trained_settings(folder: HFFolder, built: Built) -> None:
-    """Take over from the folder the trained length, the dictionary and the language."""
+    """Take over the trained length, the dictionary's hash and the language from the folder."""
     config, kept = folder.config, folder.settings or {}
     for side, stack in list_stacks(built.model):
         stated = config.get(f"{side}_stack") or {}

@@ -1,4 +1,4 @@
-"""An encoder as an ONNX graph, for sentences of any number and length."""
+"""Exports an encoder as an ONNX graph, for any number and length of sentences."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel
 GRAPH = "model.onnx"
 INPUTS = ("input_ids", "attention_mask")
 _OUTPUTS = {"spans": ("start_logits", "end_logits"), "translation": ("last_hidden_state",)}
-_EXAMPLE = (2, 5)  # sentences and tokens to trace with; the comparison uses other sizes
+_EXAMPLE = (2, 5)  # sentences and tokens of the example; the comparison uses other sizes
 
 
 class _Encoder(nn.Module):
-    """A model whose inputs and outputs are tensors."""
+    """Wraps a model so that its inputs and outputs are tensors."""
 
     def __init__(self, model: Any, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -47,13 +47,14 @@ class _Encoder(nn.Module):
 
 
 def write_graph(trained: OpenModel, folder: Path) -> tuple[tuple[str, ...], float]:
-    """Write a model, or the encoder of one that translates, as a graph, and compare the two.
+    """Write an encoder, or the encoder of a translation model, as a graph; compare the two.
 
     Returns:
-        The graph's outputs, and the largest difference, relative to the largest number.
+        The names of the graph's outputs, and the largest difference, relative to the largest
+        number.
 
     Raises:
-        UserError: not an encoder, one that ONNX cannot express, or the graph differs from it.
+        UserError: the model has no encoder, cannot become a graph, or differs from its graph.
     """
     if trained.family.name == "causal_lm":
         raise UserError(
@@ -85,7 +86,7 @@ def write_graph(trained: OpenModel, folder: Path) -> tuple[tuple[str, ...], floa
 
 
 def _build_model(trained: OpenModel) -> nn.Module:
-    """Build transformers' version of the model; for translation, of its encoder alone."""
+    """Build the exported version of the model; for translation, only of its encoder."""
     config, weights = build_config(trained), collect_weights(trained)
     if trained.family.name == "translation":
         model: nn.Module = Stack(StackConfig(**config["encoder_stack"]))
@@ -99,7 +100,7 @@ def _build_model(trained: OpenModel) -> nn.Module:
 
 @contextlib.contextmanager
 def _shorten_errors(trained: OpenModel) -> Iterator[None]:
-    """Turn torch's page about a model that cannot become a graph into one line."""
+    """Convert torch's long error about a model that cannot become a graph to one line."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

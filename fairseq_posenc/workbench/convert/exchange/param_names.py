@@ -1,4 +1,4 @@
-"""Layers and parameter names of the model classes of transformers, positions apart."""
+"""Lists parameter names and layer settings of transformers' model classes, without positions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-Names = tuple[tuple[str, str], ...]
+Names = tuple[tuple[str, str], ...]  # pairs of our and transformers' beginnings of names
 
 
 class LayerStyle(NamedTuple):
-    """How the layers of a family of model classes are described in config.json."""
+    """The description in config.json of the layers of several model classes."""
 
     stack: str  # `encoder_stack` or `decoder_stack`
     sizes: Mapping[str, str]  # fields of a `StackConfig`, and their names in config.json
@@ -18,7 +18,7 @@ class LayerStyle(NamedTuple):
     config: Mapping[str, Any]  # settings of config.json that make it fairseq's Transformer
 
 
-EPSILON = 1e-5  # fairseq's layer norms have this epsilon
+EPSILON = 1e-5  # epsilon of fairseq's layer norms
 _COMMON = {
     "vocab_size": "vocab_size",
     "embed_dim": "hidden_size",
@@ -28,7 +28,7 @@ _COMMON = {
 
 
 def _name_sizes(ffn_dim: str, activation: str, dropout: str, attention_dropout: str) -> Any:
-    """Map fields of a ``StackConfig`` to their names; the arguments differ among the families."""
+    """Map fields of a ``StackConfig`` to their names in config.json."""
     names = {"ffn_dim": ffn_dim, "activation": activation, "dropout": dropout}
     return {**_COMMON, **names, "attention_dropout": attention_dropout}
 
@@ -68,22 +68,21 @@ GPT_NEOX = LayerStyle(
 
 
 class Layout(NamedTuple):
-    """Model classes that differ in their head alone."""
+    """Model classes that differ only in their heads."""
 
-    model_type: str  # as config.json has it
-    heads: dict[str, str]  # the class for each head, such as `masked_lm`
-    names: Names  # beginnings of names, ours and theirs, with `{}` for the number of the layer
-    # head -> activation, where it is not that of the layers
-    activations: Mapping[str, str] = MappingProxyType({})
-    style: LayerStyle = BERT  # how the layers are built
-    token_types: str = ""  # name of its table of token types, of one row of zeros
-    # name of the input embeddings, which are written multiplied by `embed_scale`, and so cannot be
-    # tied to those of the output
+    model_type: str  # in config.json
+    heads: dict[str, str]  # head, such as `masked_lm` -> class
+    names: Names  # with `{}` for the index of a layer
+    activations: Mapping[str, str] = MappingProxyType({})  # head -> activation, if it is fixed
+    style: LayerStyle = BERT
+    token_types: str = ""  # name of the table of token types, a row of zeros, if there is one
+    # name of the input embeddings, if they are stored multiplied by `embed_scale`, and so cannot be
+    # tied to the output embeddings
     scaled_embeddings: str = ""
 
 
 def _name_bert_layers(prefix: str, projections: str, out: str, norm: str) -> Names:
-    """Name BERT's embeddings and layers in one of its descendants."""
+    """Name embeddings and layers of a class that is derived from BERT."""
     layer, theirs = "encoder.layers.{}.", f"{prefix}.encoder.layer.{{}}."
     pairs = [
         ("encoder.embed_tokens.", f"{prefix}.embeddings.word_embeddings."),
@@ -119,7 +118,7 @@ def _build_roberta(model_type: str, name: str) -> Layout:
 
 
 def _build_bert(model_type: str, name: str, layers: Names, token_types: str = "") -> Layout:
-    """Build the layout of a model whose head for masked tokens is BERT's."""
+    """Build the layout of a class with BERT's head for masked tokens."""
     head = "cls.predictions."
     names = (
         *layers,
@@ -156,7 +155,7 @@ _OPT = (
     ("decoder.", "model.decoder."),
 )
 
-# By the model class that has an encoding's positions (`HFClass.model`).
+# `HFClass.model` -> layout of this class.
 LAYOUTS = {
     "RobertaForMaskedLM": _build_roberta("roberta", "Roberta"),
     "XLMRobertaForMaskedLM": _build_roberta("xlm-roberta", "XLMRoberta"),

@@ -1,7 +1,7 @@
-"""Bundle definitions of the package into one source file that does not import the package.
+"""Bundles definitions of the package into one source file that does not import the package.
 
-A definition is copied with the comments above it if another copied definition uses it. Only names
-that two modules define differently are changed.
+Exports with code contain such a file. Each definition that another one uses is copied, with the
+comments above it. A name changes only if two modules define it.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ _RULE = f"# {'-' * 96}"
 
 
 class Symbol(NamedTuple):
-    """A name of a module; "" is the module itself."""
+    """A name in a module; the name "" is the module itself."""
 
     module: str
     name: str = ""
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is of the package."""
+        """Whether the module belongs to the package."""
         return self.module.partition(".")[0] == PACKAGE
 
 
 class Use(NamedTuple):
-    """A symbol as a definition names it."""
+    """A use of a symbol in a definition."""
 
     symbol: Symbol
-    written: str  # its name there
-    node: ast.Name | ast.Attribute  # where it stands
+    written: str  # the name by which it is used
+    node: ast.Name | ast.Attribute
 
 
 class Module:
-    """A module of the package, read and not imported."""
+    """A parsed module of the package, which is not imported."""
 
     def __init__(self, name: str) -> None:
         spec = find_spec(name)
@@ -68,7 +68,7 @@ class Module:
                     self._imported[alias.asname or alias.name] = Symbol(node.module, alias.name)
 
     def find(self, name: str) -> Symbol | None:
-        """Find what a name means at the top of the module; None for Python's own."""
+        """Find the symbol of a name at the top level of the module; None for a built-in name."""
         if name in self.definitions:
             return Symbol(self.name, name)
         imported = self._imported.get(name)
@@ -81,10 +81,11 @@ class Module:
         return load_module(imported.module).find(imported.name)
 
     def list_uses(self, name: str) -> list[Use]:
-        """List where the definition of a name uses symbols."""
+        """List the uses of symbols in the definition of a name."""
         return list(self._find_uses(self.definitions[name], frozenset()))
 
     def _find_uses(self, node: ast.AST, local: frozenset[str]) -> Iterator[Use]:
+        """Yield the uses of symbols below a node; ``local`` are names bound inside functions."""
         if isinstance(node, _SCOPES):
             local |= _list_bound(node)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -102,7 +103,7 @@ class Module:
             yield from self._find_uses(child, local)
 
     def write_definitions(self, wanted: Iterable[str], names: dict[Symbol, str]) -> list[str]:
-        """Write definitions in their order, values that follow each other as one text."""
+        """Format definitions in their order; successive assignments become one text."""
         lines = {self.definitions[name].lineno: name for name in wanted}
         ordered = [lines[line] for line in sorted(lines)]
         written = []
@@ -116,10 +117,10 @@ class Module:
         return isinstance(self.definitions[name], (ast.FunctionDef, ast.ClassDef))
 
     def write_definition(self, name: str, names: dict[Symbol, str]) -> str:
-        """Write a definition and the comments above it, with other names for some symbols."""
+        """Format a definition and the comments above it, with other names for some symbols."""
         node, lines = self.definitions[name], list(self.lines)
         uses = [use for use in self.list_uses(name) if use.symbol.is_ours]
-        # From the last one on, so that the columns of those before stay right.
+        # From last to first, so that a replacement does not move the columns of the next.
         uses.sort(key=lambda use: (use.node.lineno, use.node.col_offset), reverse=True)
         for symbol, _, place in uses:
             line = lines[place.lineno - 1].encode()  # columns count bytes
@@ -138,7 +139,7 @@ class Module:
 
 @cache
 def load_module(name: str) -> Module:
-    """Read a module of the package, once."""
+    """Parse a module of the package; cached."""
     return Module(name)
 
 
@@ -148,7 +149,7 @@ def _stored(node: ast.AST) -> str:
 
 
 def _list_bound(scope: ast.AST) -> set[str]:
-    """Collect the names that a function or comprehension binds, those of inner ones apart."""
+    """Collect the names that a function or comprehension binds, without those of inner ones."""
     bound: set[str] = set()
     left = list(ast.iter_child_nodes(scope))
     while left:
@@ -164,10 +165,15 @@ def _list_bound(scope: ast.AST) -> set[str]:
 
 
 def build_standalone(title: str, wanted: Iterable[Symbol]) -> str:
-    """Write a module with the wanted definitions, and what they need of the package."""
+    """Build a module from definitions, and all other definitions that they need.
+
+    Args:
+        title: docstring of the module.
+        wanted: the definitions.
+    """
     taken, imports = _collect_needed(list(wanted))
     counts = Counter([symbol.name for symbol in taken])
-    names = {}  # of definitions whose name two modules have: named by their module, too
+    names = {}  # new names, with that of their module, of definitions that share a name
     for symbol in taken:
         if counts[symbol.name] > 1:
             module = symbol.module.rpartition(".")[2]
@@ -181,7 +187,7 @@ def build_standalone(title: str, wanted: Iterable[Symbol]) -> str:
 
 
 def _collect_needed(first: list[Symbol]) -> tuple[dict[Symbol, list[Symbol]], list[str]]:
-    """Collect all definitions that are needed, with what each names, and imports from elsewhere."""
+    """Collect the needed definitions with the symbols that they use, and all other imports."""
     taken: dict[Symbol, list[Symbol]] = {}
     outside: dict[str, set[str]] = {}
     left = first[::-1]
@@ -199,7 +205,7 @@ def _collect_needed(first: list[Symbol]) -> tuple[dict[Symbol, list[Symbol]], li
 
 
 def _sort_modules(taken: dict[Symbol, list[Symbol]]) -> list[Module]:
-    """Sort the modules of symbols, each after the modules that it needs."""
+    """Sort the modules of symbols so that each follows the modules that it needs."""
     needs: dict[str, list[str]] = {symbol.module: [] for symbol in taken}
     for symbol, named in taken.items():
         needs[symbol.module] += [needed.module for needed in named]
@@ -217,7 +223,7 @@ def _sort_modules(taken: dict[Symbol, list[Symbol]]) -> list[Module]:
 
 
 def _format_import(source: str, names: set[str]) -> str:
-    """Format the import of names from a module; "" is the module itself."""
+    """Format the import of names from a module; the name "" is the module itself."""
     lines = [f"import {source}"] if "" in names else []
     if listed := ", ".join(sorted(names - {""})):
         line = f"from {source} import {listed}"

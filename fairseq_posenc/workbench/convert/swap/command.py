@@ -1,4 +1,4 @@
-"""``fairseq-posenc swap``: give a trained model other positions, by spec or by architecture."""
+"""Defines ``fairseq-posenc swap``, which gives a trained model other positions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.convert.swap.hf_folder import CONFIG, swap_folder
 from fairseq_posenc.workbench.running.options import add_count
 
-_WISHES = (
+# The options that change a model; at least one is needed.
+_CHANGES = (
     "position_encoding",
     "position_encoding_decoder",
     "attention_directions",
@@ -44,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the model with other positions, and print what became of each position parameter."""
-    if all(getattr(options, name) is None for name in _WISHES):
+    """Write the model with other positions, and print the origin of each position parameter."""
+    if all(getattr(options, name) is None for name in _CHANGES):
         raise UserError("nothing to swap: give --position-encoding, --arch or --max-positions")
     if (options.checkpoint / CONFIG).is_file():
         lines = swap_folder(options)

@@ -1,4 +1,4 @@
-"""Other positions for a checkpoint of fairseq, by spec or by architecture."""
+"""Gives a fairseq checkpoint other positions, by spec or by architecture, for ``swap``."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from fairseq_posenc.workbench.running.options import build_settings
 
 
 def swap_checkpoint(options: argparse.Namespace) -> list[str]:
-    """Write a start checkpoint; say what became of each position parameter, in lines.
+    """Write a start checkpoint; return lines that describe the origin of its parameters.
 
     Raises:
-        UserError: a wish that the source's model cannot have.
+        UserError: the model cannot have such positions.
     """
     choice = build_settings(Choice, options)
     if not (options.out or options.arch):
@@ -63,15 +63,15 @@ def _describe_equality(source: Pretrained, new: NewModel) -> str:
     """Compare a model with its source on random sentences, if only layouts of rotations differ."""
     old = build_new_model(Choice().fill_from(source), source, seed=1)
     transfer_weights(source, old.model, None)
-    # What a stack's weights are for, whatever the layout of its rotation.
-    purposes = [
+    # The identities of the stacks, except for the layouts of rotations.
+    identities = [
         [
             str(stack.identity._replace(positions=str(with_default_layouts(stack.assembly.spec))))
             for _, stack in list_stacks(built.model)
         ]
         for built in (old, new)
     ]
-    if purposes[0] != purposes[1]:
+    if identities[0] != identities[1]:
         return ""
     before, after = (partial(compute_scores, built.model.float().eval()) for built in (old, new))
     difference = largest_difference(old.model, before, after)
@@ -84,7 +84,7 @@ def _describe_equality(source: Pretrained, new: NewModel) -> str:
 
 
 def _describe_parameters(source: Pretrained, start: StartWeights, same: str) -> list[str]:
-    """Describe what became of the source's parameters, in lines."""
+    """Describe in lines which of the source's parameters were kept, changed or left out."""
     stacks = []
     for side, spec in source.specs.items():
         layers, width = (getattr(source.args, f"{side}_{n}") for n in ("layers", "embed_dim"))
@@ -107,7 +107,7 @@ def _describe_parameters(source: Pretrained, start: StartWeights, same: str) -> 
 
 
 def _describe_training(source: Pretrained, new: NewModel, out: Path) -> list[str]:
-    """Describe what was written, and the command that trains from it."""
+    """Describe the new model, and the command that trains from it."""
     positions = resolve(argparse.Namespace(**new.values))
     family, settings = source.family, source.settings
     words = ["--task", family.task]
@@ -116,7 +116,7 @@ def _describe_training(source: Pretrained, new: NewModel, out: Path) -> list[str
         words += ["--criterion", "masked_lm", *length]
     if family.name == "translation":
         pair = settings.task.source_lang, settings.task.target_lang
-        if all(pair):  # else fairseq reads them off the data's names, as it did
+        if all(pair):  # else fairseq infers them from the names of the data
             words += ["--source-lang", pair[0], "--target-lang", pair[1]]
     words += ["--user-dir", "fairseq_posenc", *new.training, "--finetune-from-model", str(out)]
     decoder = positions.decoder if "decoder" in source.specs else positions.encoder

@@ -1,4 +1,4 @@
-"""Other positions for the model of a folder of transformers, written to a new folder."""
+"""Gives the model in a folder of transformers other positions, in a new folder, for ``swap``."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from fairseq_posenc.errors import UserError
 
 CONFIG = "config.json"
 _FAIRSEQ_ONLY = ("arch", "position_encoding_decoder", "attention_directions", "extend")
-# What a folder has beside its model, such as a tokenizer, is copied.
+# Files that describe the old model, and ends of names of files with weights; all other files of a
+# folder, such as a tokenizer, are copied.
 _OF_MODEL = ("config.json", "generation_config.json", "README.md", "training_args.bin")
 _WEIGHTS = (".safetensors", ".bin", ".index.json", ".pt", ".pth")
 
 
 def swap_folder(options: argparse.Namespace) -> list[str]:
-    """Write a folder whose model has other positions; describe it in lines.
+    """Write a folder whose model has other positions; return lines that describe it.
 
     Raises:
-        UserError: the folder cannot be read, or its model cannot be given such positions.
+        UserError: the folder cannot be read, or its model cannot have such positions.
     """
     try:
         from fairseq_posenc.hf import read_positions, set_positions
@@ -69,7 +70,7 @@ def swap_folder(options: argparse.Namespace) -> list[str]:
 
 
 def _refuse_output(out: Path | None, overwrite: bool) -> None:
-    """Refuse what cannot be the new folder; only that of another model may be replaced."""
+    """Refuse a folder that exists, unless it contains a model and may be overwritten."""
     if out is None:
         raise UserError("--out: name the new folder")
     if out.exists() and not (overwrite and (out / CONFIG).is_file()):

@@ -1,4 +1,4 @@
-"""Builds the new model: the source's size and options, with other positions."""
+"""Builds the new model of ``swap``: the source's size and options, with other positions."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from fairseq_posenc.workbench.loading.pretrained import NOT_THE_MODEL, Pretraine
 
 
 class Choice(NamedTuple):
-    """What the user asked of the new model."""
+    """The user's options for the new model; None if an option is not set."""
 
-    position_encoding: Optional[str] = None  # spec; None for the architecture's
-    position_encoding_decoder: Optional[str] = None  # the decoder's; None for the same
-    attention_directions: Optional[str] = None  # as in `lr,rl`; None for the architecture's
-    max_positions: Optional[int] = None  # rows of the tables; None for the source's
-    arch: Optional[str] = None  # architecture; None for the one that takes the fewest options
+    position_encoding: Optional[str] = None  # spec; default: the architecture's
+    position_encoding_decoder: Optional[str] = None  # the decoder's spec; default: the same
+    attention_directions: Optional[str] = None  # as in `lr,rl`; default: the architecture's
+    max_positions: Optional[int] = None  # default: the source's
+    arch: Optional[str] = None  # default: the architecture that needs the fewest options
 
     def fill_from(self, source: Pretrained) -> Choice:
-        """Fill in the source's positions and directions where the user names none."""
+        """Fill in the source's positions and directions for options that are not set."""
         encoding, decoder = self.position_encoding, self.position_encoding_decoder
         if encoding is None:
             sides = {side: str(spec) for side, spec in source.specs.items()}
@@ -41,24 +41,24 @@ class Choice(NamedTuple):
 
 
 class NewModel(NamedTuple):
-    """The model that a training starts from, and how fairseq-train builds it."""
+    """The new model, and the options with which fairseq-train builds it."""
 
-    values: dict[str, Any]  # its options, complete
+    values: dict[str, Any]  # all options of the model
     training: list[str]  # options with which fairseq-train builds the same model
-    model: Any  # built, its parameters drawn
+    model: Any  # with new parameters
 
 
 def build_new_model(choice: Choice, source: Pretrained, seed: int) -> NewModel:
-    """Build the new model, its parameters drawn from a seed.
+    """Build the new model, with parameters initialised from a seed.
 
     Raises:
-        UserError: an unknown architecture, one of another size, fewer positions, or positions that
-            the model cannot have.
+        UserError: the architecture is unknown or of another size, or the model cannot have such
+            positions or fewer of them.
     """
     if choice.arch is not None:
         _refuse_other_arch(choice.arch, source)
         architectures = [choice.arch]
-    else:  # those named after the positions, or `none`
+    else:  # the architectures that are named after the positions, or after `none`
         name = parse(str(choice.position_encoding)).items[0].name
         stems = (f"{source.family.stem}{encoding}" for encoding in (name, "none"))
         stem = next(stem for stem in stems if stem in ARCH_MODEL_REGISTRY)
@@ -74,7 +74,7 @@ def build_new_model(choice: Choice, source: Pretrained, seed: int) -> NewModel:
 
 
 def _collect_options(arch: str, choice: Choice, source: Pretrained) -> dict[str, Any]:
-    """Collect a model's options: the user's before the source's before the architecture's."""
+    """Collect a model's options: the user's override the source's, which override defaults."""
     left_out = {*PositionConfig.__dataclass_fields__, "encoder_embed_path", "decoder_embed_path"}
     sources = {name: value for name, value in vars(source.args).items() if name not in left_out}
     users = {name: value for name, value in choice._asdict().items() if value is not None}
@@ -86,7 +86,7 @@ def _collect_options(arch: str, choice: Choice, source: Pretrained) -> dict[str,
                 f"--max-positions {max_positions}: {source.path} has {source.positions[side]}, and "
                 "tables are extended, never cut; shorter samples need no shorter table"
             )
-    # fairseq's own way to say `none`
+    # The last one is fairseq's option for no positions; ours is the spec `none`.
     names = {"arch": arch, "_name": arch, "no_token_positional_embeddings": False}
     return {**_find_model_defaults(arch, source), **sources, **users, **names}
 
@@ -94,22 +94,22 @@ def _collect_options(arch: str, choice: Choice, source: Pretrained) -> dict[str,
 def _find_model_defaults(arch: str, source: Pretrained) -> dict[str, Any]:
     """Look up the options of an architecture's model, with their defaults."""
     model = defaults(arch, source.family.task)["model"]
-    positions = vars(PositionConfig())  # fairseq does not fill them in
+    positions = vars(PositionConfig())  # fairseq does not fill in these defaults
     if isinstance(model, dict):
         return {**positions, **model}
-    values = {**positions, **vars(model)}  # and those of the training
+    values = {**positions, **vars(model)}  # also contains the options of the training
     names = [option.dest for option in model_options(arch)]
     return {name: values[name] for name in names if name in values}
 
 
 def _list_training_options(arch: str, values: dict[str, Any], source: Pretrained) -> list[str]:
-    """List the options that an architecture does not set by itself."""
+    """List the options that differ from the defaults of an architecture, as on a command line."""
     arch_sets, words = _find_model_defaults(arch, source), ["--arch", arch]
     for option in model_options(arch):
         value = values.get(option.dest)
         if value in (None, arch_sets.get(option.dest)) or option.dest in NOT_THE_MODEL:
             continue
-        # By whether it says no; the first of those that say the same.
+        # The first flag that turns the option off, and the first that turns it on.
         flags = {flag.startswith("--no-"): flag for flag in option.option_strings[::-1]}
         if isinstance(value, bool):
             words.append(flags.get(not value, option.option_strings[0]))
@@ -119,7 +119,10 @@ def _list_training_options(arch: str, values: dict[str, Any], source: Pretrained
 
 
 def _refuse_other_arch(arch: str, source: Pretrained) -> None:
-    """Refuse an architecture of another size; names without suffix take sizes without a name."""
+    """Refuse an architecture whose suffix (_large, _tiny) does not name the source's size.
+
+    A source of any other size needs a name without suffix.
+    """
     if ARCH_MODEL_REGISTRY.get(arch) is not PositionalRoberta:
         raise UserError(
             f"--arch {arch}: no such masked language model; it is roberta_ENCODING, with a "
@@ -130,12 +133,12 @@ def _refuse_other_arch(arch: str, source: Pretrained) -> None:
     for suffix, args in by_suffix.items():
         SUFFIXES[suffix](args)
     wanted = next((suffix for suffix in SUFFIXES if suffix and arch.endswith(suffix)), "")
-    own_size = _describe_size(source.args)
-    fitting = next((s for s, args in by_suffix.items() if _describe_size(args) == own_size), "")
+    size = _describe_size(source.args)
+    fitting = next((s for s, args in by_suffix.items() if _describe_size(args) == size), "")
     if wanted != fitting:
         raise UserError(
             f"--arch {arch} has {_describe_size(by_suffix[wanted])}, but {source.path} has "
-            f"{own_size}: write --arch {arch.removesuffix(wanted)}{fitting}"
+            f"{size}: write --arch {arch.removesuffix(wanted)}{fitting}"
         )
 
 

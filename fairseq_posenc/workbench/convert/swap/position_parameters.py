@@ -1,4 +1,4 @@
-"""Finds the source's values for a position parameter of the new model, and lengthens tables."""
+"""Finds the source's values for position parameters of the new model, and lengthens tables."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ from fairseq_posenc.position_parameters import ENCODINGS
 from fairseq_posenc.specs import Spec
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 
-LengthRule = Literal["copy", "interpolate"]
+LengthRule = Literal["copy", "interpolate"]  # values of --extend
 RULES: dict[str, str] = {
     "copy": "repeats the table from its first row",
     "interpolate": "stretches it, so that the positions between come from their neighbours",
 }
-# options that do not change what a parameter means
+# Options that do not change the meaning of a parameter.
 _FREE_OPTIONS = ("max_distance", "scale_factor")
 
 
 def lengthen_table(table: Tensor, before: int, rows: int, rule: LengthRule) -> Tensor:
-    """Lengthen a table ``(n, C)`` to ``(rows, C)`` by a rule.
+    """Lengthen a table by position.
 
-    The first ``before`` rows belong to no position, and stay.
+    Args:
+        table: the table, ``(n, C)``.
+        before: number of its first rows that belong to no position, and are kept.
+        rows: number of rows of the result, ``(rows, C)``.
+        rule: how to lengthen it; see ``RULES``.
     """
     numbered, wanted = table[before:], rows - before
     if rule == "copy":
@@ -42,12 +46,12 @@ def lengthen_table(table: Tensor, before: int, rows: int, rule: LengthRule) -> T
 
 
 class StackPair(NamedTuple):
-    """A stack of the new model, and the positions of the source's."""
+    """A stack of the new model, and the positions of the same stack in the source."""
 
-    prefix: str  # the beginning of its parameters' names
+    prefix: str  # beginning of the names of its parameters
     module: Any  # the new stack
-    spec: Spec  # the source's encodings
-    positions: tuple[int, ...]  # numbers of positions that the source's tables may have
+    spec: Spec  # position encodings of the source
+    positions: tuple[int, ...]  # numbers of positions that tables of the source may have
 
 
 def find_source_values(
@@ -62,11 +66,14 @@ def find_source_values(
 
     Args:
         name: name of the parameter in the new model.
-        drawn: its values there.
+        drawn: its initial values there.
         source_weights: parameters of the source, by the new model's names.
         source: the trained model.
-        stack: stack of the parameter.
-        extend: rule for a longer table; None refuses one.
+        stack: the stack of the parameter.
+        extend: rule for a longer table; None refuses longer tables.
+
+    Raises:
+        UserError: a table would be longer, and there is no rule.
     """
     if name not in source_weights:
         return None, ""
@@ -80,7 +87,7 @@ def find_source_values(
     longer = _repeat_ends(name, old, stack)
     if longer.shape == drawn.shape:
         return longer.clone(), f" from {origin}, {old.size(1)} rows: its ends are repeated"
-    # Rows that belong to no position stand before the others.
+    # The first rows may belong to no position.
     before = drawn.size(0) - stack.module.assembly.dims.max_positions
     if old.size(0) - before not in stack.positions or old.shape[1:] != drawn.shape[1:]:
         return None, f", as the source's is {tuple(old.shape)}"
@@ -95,7 +102,7 @@ def find_source_values(
 
 
 def _repeat_ends(name: str, old: Tensor, stack: StackPair) -> Tensor:
-    """Repeat the ends of a table by distance; any other parameter stays as it is."""
+    """Lengthen a table by distance by repeating its ends; return any other parameter as it is."""
     before, _, after = f".{name.removeprefix(stack.prefix)}".rpartition(ENCODINGS)
     encoding, _, parameter = after.partition(".")
     module = stack.module.get_submodule(f"{before}{ENCODINGS}{encoding}"[1:])
@@ -103,7 +110,7 @@ def _repeat_ends(name: str, old: Tensor, stack: StackPair) -> Tensor:
 
 
 def _changed_options(name: str, old: Spec, new: Spec) -> str:
-    """List the options of a parameter's encoding that the source has otherwise."""
+    """List the options of a parameter's encoding that differ between source and new model."""
     encoding = name.rpartition(ENCODINGS)[2].split(".")[0]
     before, now = (
         {
@@ -118,7 +125,7 @@ def _changed_options(name: str, old: Spec, new: Spec) -> str:
 
 
 def name_in_source(name: str, source: Pretrained) -> str:
-    """Name a position parameter as the source's file does, which fairseq may have written."""
+    """Look up the name of a position parameter in the source's file, perhaps one of fairseq."""
     stock = name.replace(".encodings.learned.table.weight", ".weight")
     oldest = [f"decoder.{candidate.partition('.')[2]}" for candidate in (name, stock)]
     return next(candidate for candidate in (name, stock, *oldest) if candidate in source.weights)

@@ -1,4 +1,4 @@
-"""Transfers the weights of the source to the new model, and says what became of each position."""
+"""Transfers the weights of the source to the new model, and describes where each comes from."""
 
 from __future__ import annotations
 
@@ -29,28 +29,30 @@ from fairseq_posenc.workbench.loading.pretrained import Pretrained
 
 
 class StartWeights(NamedTuple):
-    """The new model's parameters, and where they are from."""
+    """The new model's parameters, and where they come from."""
 
     weights: dict[str, Tensor]  # all parameters by name
-    kept: list[str]  # names of the source's parameters beside positions, as they are there
-    permuted: list[str]  # names of those whose rows stand in another order
-    positions: list[str]  # a line on each position parameter of the new model and of the source
-    heads: list[str]  # names of the source's parameters beside its stacks; they are left out
+    kept: list[str]  # names of parameters, other than positions, that are the source's
+    permuted: list[str]  # names of parameters whose rows were reordered
+    positions: list[str]  # a line about each position parameter of the new model or the source
+    heads: list[str]  # names of the source's parameters outside its stacks, which are left out
 
 
 def transfer_weights(source: Pretrained, model: Any, extend: Optional[LengthRule]) -> StartWeights:
     """Load the source's weights into a model that may have other positions.
 
-    The parameters of ``model`` are drawn; it gets the weights. ``extend`` is the rule for longer
-    tables by position; None refuses them.
+    Args:
+        source: the trained model.
+        model: the new model, with initial parameters; gets the weights.
+        extend: rule for longer tables by position; None refuses them.
 
     Raises:
-        UserError: the rest of the parameters is not the model's, or a table would be longer.
+        UserError: parameters other than positions differ, or a table would be longer.
     """
     stacks = _pair_stacks(source, model)
     heads = [name for name in source.weights if not name.startswith(("encoder.", "decoder."))]
     source_weights = {name: x for name, x in source.weights.items() if name not in heads}
-    model.upgrade_state_dict(source_weights)  # to the names of this fairseq, in place
+    model.upgrade_state_dict(source_weights)  # renames parameters to today's names, in place
     model_state = dict(model.state_dict())
     ours, theirs = (
         {name: x for name, x in weights.items() if not (_is_position(name) or is_identity(name))}
@@ -61,28 +63,30 @@ def transfer_weights(source: Pretrained, model: Any, extend: Optional[LengthRule
     for stack in stacks:
         permuted.update(permute_queries_and_keys(stack.prefix, stack.module, stack.spec, weights))
         weights[f"{stack.prefix}{KEY}"] = _combine_identities(stack, source_weights).to_tensor()
-    accounts = []
+    descriptions = []
     for name in filter(_is_position, model_state):
         stack = next(pair for pair in stacks if name.startswith(pair.prefix))
         values, note = find_source_values(
             name, model_state[name], source_weights, source, stack, extend
         )
         weights[name] = model_state[name] if values is None else values
-        fate = "new" if values is None else "mapped"
-        accounts.append(f"{name} {tuple(model_state[name].shape)}: {fate}{note}")
+        origin = "new" if values is None else "mapped"
+        descriptions.append(f"{name} {tuple(model_state[name].shape)}: {origin}{note}")
     for name in source_weights:
         if _is_position(name) and name not in model_state:
             source_name = name_in_source(name, source)
-            accounts.append(f"{source_name} {tuple(source.weights[source_name].shape)}: dropped")
+            shape = tuple(source.weights[source_name].shape)
+            descriptions.append(f"{source_name} {shape}: dropped")
     weights.update(permuted)
-    model.load_state_dict(dict(weights))  # strict: fairseq's own check of names and shapes
+    model.load_state_dict(dict(weights))  # strict, so that fairseq checks names and shapes
     kept = [name for name in theirs if name not in permuted]
-    return StartWeights(weights, kept, list(permuted), accounts, heads)
+    return StartWeights(weights, kept, list(permuted), descriptions, heads)
 
 
 def _pair_stacks(source: Pretrained, model: Any) -> list[StackPair]:
+    """Pair the stacks of the new model with the positions of the source."""
     names = {id(module): name for name, module in model.named_modules()}
-    for_bos = getattr(model, "positions_for_bos", 0)  # its tables may have room for <s> already
+    for_bos = getattr(model, "positions_for_bos", 0)  # the source's tables may have its row
     return [
         StackPair(
             f"{names[id(stack)]}.",
@@ -101,8 +105,7 @@ def _is_position(name: str) -> bool:
 def _combine_identities(stack: StackPair, source_weights: Mapping[str, Tensor]) -> Identity:
     """Combine the settings of the source's weights with the positions of the new model.
 
-    An encoding that the source had keeps the source's trained length, on which a scaling's ramp may
-    depend.
+    If an encoding is kept, so is the trained length, on which the scaling of a rotation may depend.
     """
     state, now = source_weights.get(f"{stack.prefix}{KEY}"), stack.module.identity
     old = None if state is None else Identity.from_tensor(state)
@@ -120,6 +123,7 @@ def _combine_identities(stack: StackPair, source_weights: Mapping[str, Tensor]) 
 def _refuse_other_parameters(
     source: Pretrained, source_weights: Mapping[str, Tensor], model_weights: Mapping[str, Tensor]
 ) -> None:
+    """Refuse a source whose parameters other than positions are not those of the model."""
     both = source_weights.keys() & model_weights.keys()
     for names, what in (
         (model_weights.keys() - both, "lacks"),
@@ -141,14 +145,21 @@ def permute_queries_and_keys(
 ) -> dict[str, Tensor]:
     """Reorder the weights of a stack's queries and keys for another layout of pairs.
 
-    A score is a sum over a head's coordinates, so it stays the same if queries and keys are both
-    reordered. A layout says which coordinates a rotation turns as a pair.
+    A layout says which coordinates of a head a rotation turns as a pair: with 4 coordinates,
+    ``interleaved`` turns (0, 1) and (2, 3), ``half`` turns (0, 2) and (1, 3). A score is a sum over
+    coordinates, so it does not change if queries and keys are reordered in the same way.
 
-    The stack, whose parameters' names begin with ``prefix``, has the new positions; ``old`` are
-    those that the weights were trained with.
+    Args:
+        prefix: beginning of the names of the stack's parameters.
+        stack: the stack, with the new positions.
+        old: the positions that the weights were trained with.
+        weights: all weights by name.
+
+    Returns:
+        The reordered weights by name; empty if the layout stays.
 
     Raises:
-        UserError: another encoding of the stack has vectors that queries or keys are multiplied by.
+        UserError: another encoding of the stack multiplies vectors with queries or keys.
     """
     dims, spec = stack.assembly.dims, stack.assembly.spec
     attentions = ["self_attn"]
@@ -166,6 +177,7 @@ def permute_queries_and_keys(
                 f"{spec}: the layout of pairs can change if other encodings add numbers to the "
                 "scores, but not if they multiply vectors with queries or keys"
             )
+        # order() lists the coordinates pair by pair; move each one to its new place.
         index = torch.empty_like(now.order())
         index[now.order()] = before.order()
         for names in product(attentions, ("q_proj", "k_proj"), ("weight", "bias")):
@@ -176,7 +188,7 @@ def permute_queries_and_keys(
 
 
 def with_default_layouts(spec: Spec) -> Spec:
-    """Give each rotation of a spec the layout that is its default."""
+    """Replace the layout of each rotation of a spec by the default."""
 
     def plain(layer: Layer) -> Layer:
         return tuple(
@@ -189,7 +201,7 @@ def with_default_layouts(spec: Spec) -> Spec:
 
 
 def _build_rotary(spec: Spec, layer: int, dims: Dims) -> Optional[Rope]:
-    """Build the rotary encoding of a layer, if it has one."""
+    """Build the rotary encoding of a layer; None if it has none."""
     for item in spec.select_layers([layer]).items:
         if issubclass(registry.get(item.name), Rope):
             (built,) = build_encodings({item.name: item}, dims).as_list()

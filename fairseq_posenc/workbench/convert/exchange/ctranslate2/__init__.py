@@ -1,1 +1,1 @@
-"""Models carried to CTranslate2, an engine that serves Transformers on CPUs and GPUs."""
+"""Exports models to CTranslate2, an engine that runs Transformers on CPUs and GPUs."""

@@ -1,4 +1,4 @@
-"""Export of a trained model to a folder that CTranslate2 reads, compared with the model."""
+"""Exports a trained model to a folder that CTranslate2 reads, and compares the two."""
 
 from __future__ import annotations
 
@@ -34,14 +34,18 @@ def export_to_ctranslate2(
 ) -> list[str]:
     """Write a folder that CTranslate2 reads, and compare the two models.
 
-    ``quantization`` is ``float32``, ``float16`` or ``int8``; ``tokens`` the value of ``--tokens``,
-    None to search the folder of the data.
+    Args:
+        trained: the model.
+        quantization: ``float32``, ``float16`` or ``int8``.
+        tokens: value of ``--tokens``; None to find a tokenizer in the folder of the data.
+        out: the folder.
+        labels: labels of the model card.
 
     Returns:
         Lines for the user.
 
     Raises:
-        UserError: CTranslate2 cannot compute the model, or computes something else.
+        UserError: CTranslate2 cannot compute the model, or its scores differ.
     """
     if trained.head not in ("translation", "causal_lm"):
         raise UserError(
@@ -75,7 +79,14 @@ def export_to_ctranslate2(
 def _write(
     trained: OpenModel, vocabularies: list[list[str]], quantization: str, folder: Path
 ) -> LogProbDifference:
-    """Write the model and its vocabularies (the symbols of each dictionary, in order); compare."""
+    """Write a model for CTranslate2, and compare it.
+
+    Args:
+        trained: the model.
+        vocabularies: symbols of each dictionary, in order.
+        quantization: type of the weights.
+        folder: the folder to write to.
+    """
     spec = build_specification(trained, vocabularies)
     spec.optimize(quantization)
     spec.save(str(folder))
@@ -86,7 +97,7 @@ def _write(
 def _compare_log_probs(
     trained: OpenModel, folder: Path, vocabularies: list[list[str]]
 ) -> LogProbDifference:
-    """Compare random sentences of three lengths, in CTranslate2 as one batch."""
+    """Compare log probabilities of random sentences of three lengths, a batch in CTranslate2."""
     sides = [_draw_sentences(stack) for stack in trained.stacks.values()]
     written = [
         [[symbols[number] for number in sentence] for sentence in sentences]
@@ -108,7 +119,7 @@ def _compare_log_probs(
 
 
 def _draw_sentences(stack: Any) -> list[list[int]]:
-    """Draw sentences without their ends, the longest as long as may be."""
+    """Draw three sentences without ``</s>``; the longest fills the positions of the stack."""
     dims, generator = stack.assembly.dims, torch.Generator().manual_seed(1)
     symbols: int = stack.embed_tokens.num_embeddings
     longest = min(LONGEST, dims.max_positions) - 1
@@ -119,8 +130,8 @@ def _draw_sentences(stack: Any) -> list[list[int]]:
 
 
 def _compute_log_probs(trained: OpenModel, end: int, *sentence: list[int]) -> Tensor:
-    """Compute the log probabilities of a sentence's symbols, its end among them."""
+    """Compute the log probabilities of a sentence's symbols and of its end."""
     *source, target = sentence
-    given = [torch.tensor([[*source[0], end]])] if source else []
-    scores = compute_scores(trained.model, *given, torch.tensor([[end, *target]]))[0]
+    inputs = [torch.tensor([[*source[0], end]])] if source else []
+    scores = compute_scores(trained.model, *inputs, torch.tensor([[end, *target]]))[0]
     return scores.log_softmax(-1).gather(1, torch.tensor([*target, end])[:, None])[:, 0]

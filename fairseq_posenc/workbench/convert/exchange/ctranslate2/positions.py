@@ -1,7 +1,7 @@
-"""Translate a stack's positions to the fields of CTranslate2's specification.
+"""Translates a stack's positions to the fields of CTranslate2's specification.
 
-What counts is the data that an encoding adds, not its name: a table of vectors at the input, a
-rotation of queries and keys, vectors by distance for keys and values, a bias by distance.
+It has fields for a table of vectors at the input, a rotation of queries and keys, vectors by
+distance for keys and values, and a bias by distance. Any encoding that computes only these fits.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fairseq_posenc.positions import Span
 from fairseq_posenc.registry import get
 from fairseq_posenc.shared import Shared
 
-# What terms hold beside vectors by distance for queries and values, and a bias by distance.
-_WITHOUT_PLACE = {
+# Fields of terms without a field in CTranslate2 -> their description for the message.
+_WITHOUT_FIELD = {
     "counted_table": "counted positions",
     "key_table": "vectors that meet the keys",
     "gain": "factors of the dot product",
@@ -38,29 +38,29 @@ _WITHOUT_PLACE = {
     "log_visible": "a temperature",
     "sink": "a sink",
 }
-_ONE_PLACE = "and CTranslate2 reads one of them"
+_ONLY_ONE = "and CTranslate2 reads one of them"
 
 
 class PlacedPositions(NamedTuple):
-    """The positions of a stack, in CTranslate2's places."""
+    """The positions of a stack in the fields of CTranslate2."""
 
-    # `(max_positions, embed_dim)`, added to the token embeddings where the first layer's attention
-    # has no positions of its own
+    # `(max_positions, embed_dim)`; CTranslate2 adds it to the token embeddings, unless the first
+    # layer's attention has positions
     table: Tensor
-    attention: list[MultiHeadAttentionSpec]  # one entry a layer, with nothing but positions set
+    attention: list[MultiHeadAttentionSpec]  # for each layer, with only its positions set
     alibi: bool  # whether the scores of all layers have ALiBi's bias
 
 
 @torch.no_grad()
 def place_positions(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
-    """Find places for the positions of a stack.
+    """Translate the positions of a stack.
 
     Args:
-        stack: encoder or decoder of a model of ours.
-        reads_prompts: whether it is a causal LM, which reads many tokens at once before it writes.
+        stack: encoder or decoder of one of our models.
+        reads_prompts: whether it is a causal LM, which reads a prompt of many tokens at once.
 
     Raises:
-        UserError: CTranslate2 has no place for something that an encoding adds.
+        UserError: an encoding computes something that CTranslate2 does not support.
     """
     dims: Dims = stack.assembly.dims
     tokens = torch.full((1, dims.max_positions), stack.dictionary.unk())
@@ -70,7 +70,7 @@ def place_positions(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
     terms = [
         layer.self_attn.terms(span, state).expanded() for layer, state in zip(stack.layers, states)
     ]
-    _refuse_without_place(stack, states, terms)
+    _refuse_unsupported(stack, states, terms)
     table = _compute_input_table(stack, tokens)
     bias = _find_common_bias(stack, terms)
     alibi = bias is not None and all(_is_alibi(layer.bias, dims) for layer in terms)
@@ -85,17 +85,18 @@ def place_positions(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
         rotates = rotates or rope is not None
         attention.append(_build_attention(stack, placed, rope))
     if table is not None and (rotates or any(layer.changes for layer in terms)):
-        _refuse(stack, "positions both at the input and in the attention", _ONE_PLACE)
+        _refuse(stack, "positions both at the input and in the attention", _ONLY_ONE)
     if table is None:
         table = torch.zeros(dims.max_positions, dims.embed_dim)
     return PlacedPositions(table, attention, alibi)
 
 
-def _refuse(stack: Any, what: str, why: str = "which CTranslate2 has not") -> NoReturn:
+def _refuse(stack: Any, what: str, why: str = "which CTranslate2 does not support") -> NoReturn:
     raise UserError(f"--to ctranslate2: {stack.assembly.spec} has {what}, {why}")
 
 
-def _refuse_without_place(stack: Any, states: list[Shared], terms: list[Terms]) -> None:
+def _refuse_unsupported(stack: Any, states: list[Shared], terms: list[Terms]) -> None:
+    """Refuse a stack whose positions have no field in CTranslate2."""
     if not stack.assembly.dims.causal and set(stack.directions) != {"both"}:
         _refuse(stack, "attention directions")
     if getattr(stack, "rotates_source", False):
@@ -111,7 +112,7 @@ def _refuse_without_place(stack: Any, states: list[Shared], terms: list[Terms]) 
             _refuse(stack, "limits of the keys that a query sees")
         if isinstance(state.rotation, PairRotation) and state.rotation.decay is not None:
             _refuse(stack, "a rotation that also decays")
-        for name, what in _WITHOUT_PLACE.items():
+        for name, what in _WITHOUT_FIELD.items():
             value = getattr(layer, name)
             if value is not None and value is not False:
                 _refuse(stack, what)
@@ -119,11 +120,11 @@ def _refuse_without_place(stack: Any, states: list[Shared], terms: list[Terms]) 
         if any(table.size(0) > 1 for table in tables):
             _refuse(stack, "vectors for each head")
         if tables and layer.bias is not None:
-            _refuse(stack, "both vectors and a bias by distance", _ONE_PLACE)
+            _refuse(stack, "both vectors and a bias by distance", _ONLY_ONE)
 
 
 def _compute_input_table(stack: Any, tokens: Tensor) -> Optional[Tensor]:
-    """Compute the vectors added at the input, ``(max_positions, embed_dim)``; None for none."""
+    """Compute the vectors added at the input, ``(max_positions, embed_dim)``, or None."""
     if stack.embed_positions is None:
         return None
     vectors: Tensor = stack.embed_positions(tokens)
@@ -135,7 +136,7 @@ def _compute_input_table(stack: Any, tokens: Tensor) -> Optional[Tensor]:
 
 
 def _find_common_bias(stack: Any, terms: Iterable[Terms]) -> Optional[Tensor]:
-    """Find the bias by distance, ``(heads or 1, distances)``, of the layers that have one."""
+    """Find the bias by distance, ``(heads or 1, distances)``, that all layers share, or None."""
     biases = [layer.bias for layer in terms if layer.bias is not None]
     if any(not torch.equal(biases[0], other) for other in biases[1:]):
         _refuse(stack, "a bias in each layer", "and CTranslate2 adds that of the first to all")
@@ -143,9 +144,9 @@ def _find_common_bias(stack: Any, terms: Iterable[Terms]) -> Optional[Tensor]:
 
 
 def _is_alibi(bias: Optional[Tensor], dims: Dims) -> bool:
-    """Check whether a bias is that of ALiBi in a causal stack, which CTranslate2 computes itself.
+    """Check whether a bias is ALiBi's in a causal stack, which CTranslate2 computes itself.
 
-    There, what is to the right of the query is never seen.
+    Only distances to the left are compared, as a causal query sees no others.
     """
     if bias is None or not dims.causal:
         return False
@@ -157,7 +158,7 @@ def _is_alibi(bias: Optional[Tensor], dims: Dims) -> bool:
 
 
 def _build_attention(stack: Any, terms: Terms, rope: Optional[Rope]) -> MultiHeadAttentionSpec:
-    """Build the self-attention of a layer, of which only positions are set."""
+    """Build the self-attention of a layer with only its positions set."""
     dims = stack.assembly.dims
     tables = [terms.query_table, terms.value_table]
     has_tables = any(table is not None for table in tables)
@@ -166,7 +167,7 @@ def _build_attention(stack: Any, terms: Terms, rope: Optional[Rope]) -> MultiHea
         _refuse(stack, "a rotation that scales a part of the scores")
     factors, rotary = None, {}
     if rope is not None:
-        # By which scaling divides the frequencies of pairs, `(rotated / 2,)`; None for 1.
+        # Factors by which scaling divides the frequencies, `(rotated / 2,)`; None if all are 1.
         exponents = torch.arange(0, rope.rotated, 2) / rope.rotated
         factors = rope.base**-exponents / rope.frequencies
         if torch.allclose(factors, torch.ones(())):
@@ -183,7 +184,7 @@ def _build_attention(stack: Any, terms: Terms, rope: Optional[Rope]) -> MultiHea
         relative_attention_bias=terms.bias is not None,
         **rotary,
     )
-    if factors is not None:  # the form "Su" has a factor for each pair, whatever scaling it is of
+    if factors is not None:  # "Su" has a factor for each pair, so it can express any scaling
         spec.rotary_scaling_long_factor = spec.rotary_scaling_short_factor = factors.numpy()
     if has_tables:
         _set_tables(spec, *tables)
@@ -197,29 +198,30 @@ def _set_tables(
     spec: MultiHeadAttentionSpec, keys: Optional[Tensor], values: Optional[Tensor]
 ) -> None:
     """Set vectors by distance, ``(2 max_distance + 1, head_dim)``; those of keys must be there."""
-    given = [table[0] for table in (keys, values) if table is not None]
-    rows = torch.cat(given, dim=-1)
+    tables = [table[0] for table in (keys, values) if table is not None]
+    rows = torch.cat(tables, dim=-1)
     middle = rows.size(0) // 2
-    # Ends that only repeat a row are what distances beyond the table get anyhow.
+    # Cut off repeated rows at the ends: distances beyond the table use its end rows anyway.
     changes = (rows[1:] != rows[:-1]).any(-1).nonzero().flatten()
     reach = max(middle - int(changes[0]), int(changes[-1]) + 1 - middle) if len(changes) else 1
     kept = slice(middle - reach, middle + reach + 1)
     spec.relative_position_keys = (
-        torch.zeros_like(given[0][kept]) if keys is None else keys[0, kept]
+        torch.zeros_like(tables[0][kept]) if keys is None else keys[0, kept]
     ).numpy()
     spec.relative_position_values = OPTIONAL if values is None else values[0, kept].numpy()
 
 
 def _set_bias(spec: MultiHeadAttentionSpec, bias: Tensor, dims: Dims) -> None:
-    """Set a bias by distance, as T5's with a bucket for each distance that the model can see.
+    """Set a bias by distance in the form of T5's, with a bucket for each distance.
 
-    In T5's order buckets of the past come first, by distance, then those of later keys. Half of
-    either hold one distance each; the other half, of distances beyond, repeats the last one.
+    T5 has buckets for earlier keys, by distance, then for later keys. In both, the first half of
+    the buckets have a single distance; the second half have ranges of larger distances, which the
+    model never sees, so they repeat the last bias.
     """
     length = dims.max_positions
     past, later = bias[:, :length].flip(1), bias[:, length - 1 :]
     sides = [past] if dims.causal else [past, later]
     buckets = torch.cat([F.pad(side, (0, length), mode="replicate") for side in sides], dim=1)
     spec.relative_attention_bias = buckets.expand(dims.num_heads, -1).t().contiguous().numpy()
-    # Where the last bucket begins, of those that are all alike.
+    # First distance of the last bucket; any large number will do, as these buckets are equal.
     spec.relative_attention_max_distance = torch.tensor(2 * length, dtype=torch.int32).numpy()

@@ -1,4 +1,4 @@
-"""A model's layers and weights as CTranslate2's specification has them."""
+"""Builds CTranslate2's specification of a model: layers and weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ACTIVATIONS = {
 
 
 class _Weights:
-    """The weights of a model; each must be taken once."""
+    """The weights of a model without positions; each must be taken once."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.left = {
@@ -50,7 +50,7 @@ class _Weights:
         return taken
 
     def take_linear(self, name: str) -> LinearSpec:
-        """Take a linear layer, with its bias if it has one."""
+        """Take the weights of a linear layer, with its bias if it has one."""
         spec = LinearSpec()
         spec.weight = self.take(f"{name}.weight")
         if f"{name}.bias" in self.left:
@@ -58,7 +58,7 @@ class _Weights:
         return spec
 
     def take_norm(self, spec: LayerNormSpec, name: str) -> None:
-        """Take a layer norm."""
+        """Take the weights of a layer norm."""
         spec.gamma, spec.beta = self.take(f"{name}.weight"), self.take(f"{name}.bias")
 
     def check_none_left(self) -> None:
@@ -73,7 +73,9 @@ class _Weights:
 def build_specification(trained: OpenModel, vocabularies: list[list[str]]) -> ModelSpec:
     """Build the specification of a model, checked and in float32.
 
-    ``vocabularies`` are the symbols of each dictionary, by their numbers.
+    Args:
+        trained: the model.
+        vocabularies: symbols of each dictionary, in order.
 
     Raises:
         UserError: the model has something that CTranslate2 does not support.
@@ -150,7 +152,7 @@ def _set_stack(
     embeddings: LayerSpec,
     placed: PlacedPositions,
 ) -> None:
-    """Set what encoder and decoder have in common."""
+    """Set the parts of a specification that encoder and decoder have in common."""
     embeddings.weight = weights.take(f"{name}.embed_tokens.weight")
     spec.scale_embeddings = float(stack.embed_scale)
     if stack.layer_norm is not None:

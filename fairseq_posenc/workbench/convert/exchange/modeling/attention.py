@@ -1,4 +1,4 @@
-"""Attention of a layer: to its own stack, and to an encoder's output."""
+"""Self-attention of a layer, and attention to an encoder's output."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from fairseq_posenc.workbench.convert.exchange.modeling.configuration import Sta
 
 
 class Memory(NamedTuple):
-    """What a decoder attends to: an encoder's output ``(B, S, C)``, and True for padding."""
+    """An encoder's output, to which a decoder attends."""
 
-    states: Tensor
-    padding: Optional[Tensor]
+    states: Tensor  # [B, S, C]
+    padding: Optional[Tensor]  # [B, S], True for padding
 
 
 class LayerCache:
-    """The keys and values of a layer, in a cache of transformers'.
+    """The keys and values of a layer in a cache of transformers.
 
-    The decay is kept bit for bit in further coordinates of the keys, so that it is reordered and
-    cut with them: a cache has no other place for it, and 16 bits would not hold it.
+    A cache of transformers has no place for the decay of forget gates. Its float32 bits are stored
+    in additional coordinates of the keys, so that it is reordered and cut with them.
 
     Args:
-        cache: of all layers.
-        layer: its number.
+        cache: cache of all layers.
+        layer: index of the layer.
     """
 
     def __init__(self, cache: Cache, layer: int) -> None:
@@ -50,10 +50,10 @@ class LayerCache:
     def extend(
         self, key: Tensor, value: Tensor, decay: Optional[Tensor], needed: Optional[int]
     ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
-        """See :class:`~fairseq_posenc.modules.cache.KeyValueCache`; the cache knows its windows."""
+        """See :class:`~fairseq_posenc.modules.cache.KeyValueCache`; ``needed`` is not used."""
         if decay is None:
             return *self.cache.update(key, value, self.layer), None  # [B, H, S, D]
-        bits = decay[:, :, -key.size(2) :].detach().view(key.dtype)  # of 2 numbers
+        bits = decay[:, :, -key.size(2) :].detach().view(key.dtype)  # 2 float32, as key.dtype
         keys, value = self.cache.update(torch.cat([key, bits], -1), value, self.layer)
         return keys[..., : key.size(-1)], value, decay
 
@@ -62,10 +62,10 @@ class Attention(AttentionCore, nn.Module):
     """Multi-head self-attention of a layer, with position encodings.
 
     Args:
-        config: of the stack.
-        layer: its number.
-        encodings: of this layer.
-        kv_dim: width of the inputs of keys and values; by default the queries'.
+        config: configuration of the stack.
+        layer: index of the layer.
+        encodings: encodings of this layer.
+        kv_dim: width of the inputs of keys and values; by default that of queries.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Attention(AttentionCore, nn.Module):
     def forward(
         self, x: Tensor, shared: Shared, cache: Optional[Cache], need_weights: bool
     ) -> tuple[Tensor, Optional[Tensor]]:
-        """Attend to the tokens up to now: ``(B, T, C)`` in and out, and the weights on demand."""
+        """Attend to all tokens so far: ``(B, T, C)`` in and out; also return requested weights."""
         if isinstance(cache, EncoderDecoderCache):
             cache = cache.self_attention_cache
         kept = None if cache is None else LayerCache(cache, self.layer)
@@ -99,7 +99,7 @@ class Attention(AttentionCore, nn.Module):
         return self.attend(call)
 
     def attend(self, call: AttentionCall) -> tuple[Tensor, Optional[Tensor]]:
-        """Attend with torch's kernels where the scores are a dot product and a bias."""
+        """Attend with torch's kernels if they support the terms, else with the reference."""
         attend = reference.attend if sdpa.refuses(call.terms, call.features) else sdpa.attend
         attended, weights = attend(call)
         return self.merge_heads(attended), weights
@@ -116,7 +116,7 @@ class CrossAttention(Attention):
         need_weights: bool,
         memory: Memory,
     ) -> tuple[Tensor, Optional[Tensor]]:
-        """Attend to the memory, whose keys and values a generation computes once."""
+        """Attend to the memory; when decoding, its keys and values are computed only once."""
         query = self.project_query(x, shared)
         if cache is not None and cache.is_updated.get(self.layer):
             kept = cache.cross_attention_cache.layers[self.layer]

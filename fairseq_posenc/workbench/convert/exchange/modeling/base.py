@@ -1,4 +1,4 @@
-"""The base of the models: stacks, and what transformers asks of them."""
+"""The base class of the models: stacks, and the methods that transformers calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PosencModel(PreTrainedModel):
     config_class = PosencConfig
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
-    # Wherever the scores are a dot product and a bias; elsewhere they are computed as written.
+    # For scores that are a dot product and a bias; others are computed without torch's kernels.
     _supports_sdpa = True
 
     def __init__(self, config: PosencConfig) -> None:
@@ -38,10 +38,10 @@ class PosencModel(PreTrainedModel):
         self.post_init()
 
     def add_head(self, config: PosencConfig) -> None:
-        """Add what the model has beside its stacks."""
+        """Add the head of the model."""
 
     def _init_weights(self, module: nn.Module) -> None:
-        # Of a head that is not in the file.
+        # Called for a head that is not in the file.
         if isinstance(module, (nn.Linear, nn.LayerNorm)):
             module.reset_parameters()
         elif isinstance(module, LMHead):
@@ -52,8 +52,8 @@ class PosencModel(PreTrainedModel):
     def _set_gradient_checkpointing(
         self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, **kwargs: Any
     ) -> None:
-        # What layers share, a reentrant checkpoint would go back through once for each layer. The
-        # other kind has the same gradients, and keeps as little.
+        # Reentrant checkpoints would run backward through tensors that layers share once for each
+        # layer. The other kind has the same gradients, and needs as little memory.
         function = partial(gradient_checkpointing_func, use_reentrant=False)
         super()._set_gradient_checkpointing(enable, function, **kwargs)
 
@@ -64,12 +64,12 @@ class PosencModel(PreTrainedModel):
         inputs_embeds: Optional[Tensor],
         others: dict[str, Any],
     ) -> tuple[ReturnOptions, Any]:
-        """Read what to return from the arguments of a call, and run the encoder.
+        """Run the encoder; also return the options of the call.
 
         Args:
-            input_ids: see :meth:`Stack.forward`, as for the two that follow.
-            attention_mask: of the tokens.
-            inputs_embeds: in place of symbols.
+            input_ids: see :meth:`Stack.forward`.
+            attention_mask: see :meth:`Stack.forward`.
+            inputs_embeds: see :meth:`Stack.forward`.
             others: ``output_attentions``, ``output_hidden_states``, ``return_dict``,
                 ``num_items_in_batch``, and ``prefix_ids``, the symbols of ``inputs_embeds``.
         """
@@ -87,16 +87,16 @@ class PosencModel(PreTrainedModel):
 
     @property
     def stacks(self) -> dict[str, Stack]:
-        """The encoder, the decoder, or both, by name."""
+        """The stacks of the model by name, ``encoder`` and ``decoder``."""
         stacks = {name: getattr(self, name, None) for name in ("encoder", "decoder")}
         return {name: stack for name, stack in stacks.items() if stack is not None}
 
     def get_input_embeddings(self) -> nn.Module:
-        """Get the token embeddings of a user's input."""
+        """Get the token embeddings of the first stack."""
         return next(iter(self.stacks.values())).embed_tokens
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the token embeddings of :meth:`get_input_embeddings`."""
+        """Replace the token embeddings of the first stack."""
         next(iter(self.stacks.values())).embed_tokens = value
 
     def resize_token_embeddings(
@@ -105,7 +105,7 @@ class PosencModel(PreTrainedModel):
         pad_to_multiple_of: Optional[int] = None,
         mean_resizing: bool = True,
     ) -> nn.Module:
-        """Resize the embeddings of all stacks and what scores their symbols.
+        """Resize the embeddings of all stacks, and the head that scores their symbols.
 
         Args:
             new_num_tokens: number of symbols; new ones are the last.
@@ -113,7 +113,7 @@ class PosencModel(PreTrainedModel):
             mean_resizing: as in transformers.
 
         Raises:
-            ValueError: source and target have symbols of their own.
+            ValueError: source and target have different numbers of symbols.
         """
         sizes = {stack.embed_tokens.num_embeddings for stack in self.stacks.values()}
         if len(sizes) > 1:
@@ -133,4 +133,4 @@ class PosencModel(PreTrainedModel):
         return self.get_input_embeddings()
 
     def resize_head(self, size: int) -> None:
-        """Give what scores symbols room for ``size`` of them; new ones score as a bias of 0."""
+        """Resize the head to score ``size`` symbols; weights of new symbols are 0."""

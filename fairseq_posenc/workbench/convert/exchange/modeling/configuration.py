@@ -1,4 +1,4 @@
-"""What an exported model is made of."""
+"""The configuration of an exported model and of its stacks."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ from fairseq_posenc.registry import module_place
 
 
 class StackConfig(NamedTuple):
-    """An encoder or a decoder."""
+    """The configuration of an encoder or a decoder."""
 
     vocab_size: int  # number of symbols
     padding_idx: int  # symbol of padding
     eos_idx: int  # symbol that ends a sentence
-    unk_idx: int  # symbol of what the model has no symbol for
+    unk_idx: int  # symbol in place of unknown ones
     embed_dim: int  # C
     ffn_dim: int  # width of the feed-forward layers
     num_heads: int  # H
-    num_layers: int  # number of layers
+    num_layers: int
     max_positions: int  # rows of the position tables
-    trained_on: int  # the length that the model was trained at
-    # name -> options of an encoding, for successive layers; repeated over the stack
+    trained_on: int  # length of the training's samples
+    # for successive layers, name -> options of each encoding; the list is repeated over the stack
     positions: list[dict[str, dict[str, Any]]]
-    directions: list[str]  # what each layer sees: `both`, `lr` (up to the token) or `rl`
+    directions: list[str]  # for each layer `both`, `lr` (a query sees no later key) or `rl`
     causal: bool  # whether it is a decoder
     embed_scale: float  # factor of the token embeddings
     activation: str  # transformers' name of the feed-forward layers' activation
-    embedding_norm: bool  # whether embeddings are normed
-    norm_before: bool  # whether each block norms its input, else its output
-    final_norm: bool  # whether the output of the last layer is normed
-    # width of the encoder's output that a decoder attends to, or None
-    memory_dim: Optional[int] = None
-    dropout: float = 0.0  # on embeddings and on each block's output
+    embedding_norm: bool  # whether there is a layer norm after the embeddings
+    norm_before: bool  # whether layer norms are before each block, else after it
+    final_norm: bool  # whether there is a layer norm after the last layer
+    memory_dim: Optional[int] = None  # width of the encoder's output, in a decoder with one
+    dropout: float = 0.0  # on embeddings and on the output of each block
     attention_dropout: float = 0.0  # on attention weights
     activation_dropout: float = 0.0  # inside the feed-forward layers
 
@@ -44,7 +43,7 @@ class StackConfig(NamedTuple):
 
     @property
     def kinds(self) -> list[dict[str, dict[str, Any]]]:
-        """The encodings of the layers that differ, each once."""
+        """The different layers' encodings: two entries if every fourth layer has none."""
         earlier = enumerate(self.positions)
         return [
             layer_names
@@ -53,7 +52,12 @@ class StackConfig(NamedTuple):
         ]
 
     def build_encodings(self, place: str, number: Optional[int] = None) -> Encodings:
-        """Build the encodings of the input, of the whole stack, or of the layer of a number."""
+        """Build encodings with new parameters.
+
+        Args:
+            place: ``input``, ``stack`` or ``layer``.
+            number: index of the layer, for ``layer``.
+        """
         dims = Dims(
             self.embed_dim, self.num_heads, self.max_positions, self.causal, self.trained_on
         )
@@ -82,14 +86,14 @@ class StackConfig(NamedTuple):
 
 
 class PosencConfig(PretrainedConfig):
-    """Configuration of a model with position encodings as parts.
+    """Configuration of a model with chosen position encodings.
 
     Args:
-        encoder_stack: fields of a :class:`StackConfig`, or None for a causal language model.
-        decoder_stack: the decoder's, or None for a model without one.
+        encoder_stack: fields of the encoder's :class:`StackConfig`; None without an encoder.
+        decoder_stack: fields of the decoder's :class:`StackConfig`; None without a decoder.
         tied_output: whether the output embeddings are the input embeddings.
-        head_activation: of the head for masked tokens, as transformers calls it.
-        **kwargs: of transformers.
+        head_activation: activation of the head, by its name in transformers.
+        **kwargs: passed on to transformers.
     """
 
     model_type = "fairseq_posenc"
@@ -107,7 +111,7 @@ class PosencConfig(PretrainedConfig):
         self.tied_output = tied_output
         self.head_activation = head_activation
         last = decoder_stack or encoder_stack or {}
-        # Under the names that transformers looks for.
+        # The names that transformers reads.
         self.vocab_size = last.get("vocab_size", 0)
         self.hidden_size = last.get("embed_dim", 0)
         self.num_attention_heads = last.get("num_heads", 0)

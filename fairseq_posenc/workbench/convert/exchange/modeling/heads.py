@@ -1,4 +1,4 @@
-"""Heads and losses."""
+"""Heads and losses of the models."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fairseq_posenc.workbench.convert.exchange.modeling.inputs import check_labe
 
 
 def head_loss(logits: Tensor, labels: Optional[Tensor], num_items: Any = None) -> Optional[Tensor]:
-    """Compute the cross entropy of ``(..., symbols)`` where labels are not -100.
+    """Compute the mean cross entropy where labels are not -100; None without labels.
 
     Args:
-        logits: scores.
-        labels: one for each score.
-        num_items: number of labels that the sum is divided by; by default of these.
+        logits: scores, ``(..., symbols)``.
+        labels: labels, ``(...)``.
+        num_items: number by which the sum is divided; by default the number of these labels.
     """
     if labels is None:
         return None
@@ -65,7 +65,7 @@ class LMHead(nn.Module):
             self.weight = nn.Parameter(torch.zeros(config.vocab_size, config.hidden_size))
 
     def forward(self, x: Tensor, embeddings: Tensor) -> Tensor:
-        """Compute scores ``(B, T, symbols)``; ``embeddings`` serve where they are tied."""
+        """Compute scores ``(B, T, symbols)``, with ``embeddings`` as weights if they are tied."""
         x = self.layer_norm(self.activation(self.dense(x)))
         return F.linear(x, getattr(self, "weight", embeddings), self.bias)
 

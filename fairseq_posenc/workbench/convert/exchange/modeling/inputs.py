@@ -1,4 +1,4 @@
-"""What a model is given, checked: each mistake ends in one line that says what to do."""
+"""Checks of a model's inputs: each mistake raises an error of one line that says what to do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKED = (
     "positions are counted from the mask, and from the ends of sentences with 'documents': give "
     "each sentence a row of its own, padded"
 )
-# Arguments of transformers' models that would change what these models compute -> what to do.
+# Arguments of transformers' models that are not supported -> the reason, or what to do.
 _REFUSED = {
     **dict.fromkeys(("position_ids", "decoder_position_ids", "cache_position"), _PACKED),
     **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"), _PACKED),
@@ -32,43 +32,43 @@ _REFUSED = {
 
 
 class ReturnOptions(NamedTuple):
-    """What a call returns beside its scores."""
+    """The options of a call that determine what it returns."""
 
-    attentions: bool  # the weights of each layer
-    hidden_states: bool  # the output of each layer
-    as_dict: bool  # a transformers output, else a tuple
-    num_items: Any  # labels in all batches of a step, which a loss is divided by; None for these
+    attentions: bool  # whether to return the attention weights of each layer
+    hidden_states: bool  # whether to return the output of each layer
+    as_dict: bool  # whether to return an output class of transformers, else a tuple
+    num_items: Any  # number of labels by which the loss is divided; None for those of the batch
 
     @classmethod
     def read(cls, config: PretrainedConfig, others: dict[str, Any]) -> ReturnOptions:
         """Read the options of a call, by default those of the configuration.
 
         Raises:
-            ValueError: there are other arguments, which would change nothing.
+            ValueError: there are other arguments, which would have no effect.
         """
         others = dict(others)
-        others.pop("use_cache", None)  # a model that has caches has read it
+        others.pop("use_cache", None)  # models with caches have read it
         names = ("output_attentions", "output_hidden_states", "return_dict")
-        found = {name: others.pop(name, None) for name in names}
+        passed = {name: others.pop(name, None) for name in names}
         num_items = others.pop("num_items_in_batch", None)
         refuse_arguments(others)
-        chosen = (getattr(config, name) if x is None else x for name, x in found.items())
+        chosen = (getattr(config, name) if x is None else x for name, x in passed.items())
         attentions, hidden_states, as_dict = map(bool, chosen)
         return cls(attentions, hidden_states, as_dict, num_items)
 
     @property
     def of_stack(self) -> dict[str, bool]:
-        """The arguments of a stack."""
+        """The options as arguments of a stack."""
         names = ("output_attentions", "output_hidden_states")
         return dict(zip(names, (self.attentions, self.hidden_states)))
 
     def format(self, output: Any) -> Any:
-        """Return an output as the call wants it."""
+        """Return an output as it is, or as a tuple."""
         return output if self.as_dict else output.to_tuple()
 
 
 def refuse_arguments(others: dict[str, Any]) -> None:
-    """Refuse arguments by name, unless they are None or otherwise change nothing."""
+    """Refuse arguments by name, unless they are None or token types of zero."""
     for name, value in others.items():
         zeros = name == "token_type_ids" and isinstance(value, Tensor) and not value.any()
         if value is not None and not zeros:
@@ -76,7 +76,7 @@ def refuse_arguments(others: dict[str, Any]) -> None:
 
 
 def check_one_input(ids: Any, embeds: Any, start: str = "") -> None:
-    """Refuse tokens that are given twice, or not at all."""
+    """Refuse both symbols and vectors, and neither."""
     if ids is None and embeds is None:
         raise ValueError(f"no tokens: give {start}input_ids, or {start}inputs_embeds")
     if ids is not None and embeds is not None:
@@ -91,7 +91,7 @@ def check_ids(name: str, ids: Any) -> None:
 
 
 def check_not_negative(name: str, ids: Tensor) -> None:
-    """Check the values of symbols, which waits for a GPU."""
+    """Refuse symbols below 0; reading them waits for a GPU."""
     if bool((ids < 0).any()):
         raise ValueError(
             f"{name} hold {int(ids.min())}: symbols are numbers from 0 on; -100 is for labels alone"
@@ -113,7 +113,7 @@ def check_embeds(name: str, embeds: Any, width: int) -> None:
 
 
 def check_mask(name: str, mask: Any, batch: int, length: int, inspect: bool) -> None:
-    """Check a mask ``(B, S)`` of ones, and zeros for padding."""
+    """Check a mask ``(B, S)`` of ones, and zeros for padding; ``inspect`` allows to read it."""
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.is_floating_point():
         raise ValueError(
             f"{name} must be bool or whole numbers (sentences, tokens), 0 for padding, not "
@@ -129,7 +129,7 @@ def check_mask(name: str, mask: Any, batch: int, length: int, inspect: bool) -> 
 
 
 def find_padding(ids: Optional[Tensor], mask: Optional[Tensor], symbol: int) -> Optional[Tensor]:
-    """Find padding, ``(B, S)`` of bool, by its symbol and by the mask; None if none is known."""
+    """Find padding, ``(B, S)`` of bool, by its symbol and by the mask; None without both."""
     by_symbol = None if ids is None else ids.eq(symbol)
     if mask is None:
         return by_symbol
@@ -137,25 +137,25 @@ def find_padding(ids: Optional[Tensor], mask: Optional[Tensor], symbol: int) -> 
 
 
 def check_labels(labels: Any, shape: torch.Size) -> None:
-    """Check labels: one for each score."""
+    """Check that labels are int64 of a shape."""
     if not isinstance(labels, Tensor) or labels.shape != shape or labels.dtype != torch.int64:
         raise ValueError(f"labels must be int64 {tuple(shape)}, not {_describe(labels)}")
 
 
 def choose_cache(past_key_values: Any, cache: Any) -> Any:
-    """Choose the argument that is given; newer versions of transformers call it ``cache``."""
+    """Choose the cache, which newer versions of transformers pass as ``cache``."""
     if cache is not None and past_key_values is not None:
         raise ValueError("give past_key_values or cache, not both")
     return past_key_values if cache is None else cache
 
 
 def check_cache(cache: Any, batch: int, windows: list[Optional[int]]) -> None:
-    """Refuse a cache that holds other keys than the layers need, or those of other sentences.
+    """Refuse a cache that may lack keys that layers need, or is of another batch.
 
     Args:
-        cache: of a decoder's own tokens, or of both attentions.
+        cache: a cache of self-attention, or of both attentions.
         batch: number of sentences.
-        windows: how many tokens back each layer sees; None for all.
+        windows: for each layer the number of last tokens that it sees; None for all.
     """
     if isinstance(cache, EncoderDecoderCache):
         check_cache(cache.self_attention_cache, batch, windows)
@@ -187,11 +187,11 @@ def check_cache(cache: Any, batch: int, windows: list[Optional[int]]) -> None:
 
 
 def check_decoder_cache(cache: Any, both: bool) -> None:
-    """Refuse the cache of another kind of model.
+    """Refuse the class of cache of another kind of model.
 
     Args:
-        cache: of a call.
-        both: whether the model has attention to an encoder, too.
+        cache: the cache.
+        both: whether the model also attends to an encoder.
     """
     if isinstance(cache, EncoderDecoderCache) != both:
         wanted = "EncoderDecoderCache(DynamicCache(), DynamicCache())" if both else "DynamicCache()"
@@ -204,7 +204,7 @@ def _refuse_empty(name: str, x: Tensor) -> None:
 
 
 def _describe(value: Any) -> str:
-    """Describe a value: its type, and the shape of a tensor."""
+    """Describe the type of a value, and the shape of a tensor."""
     if not isinstance(value, Tensor):
         return type(value).__name__
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"

@@ -1,4 +1,4 @@
-"""The models that ``AutoModelFor...`` gives; those with a decoder have ``generate`` and caches."""
+"""The models that ``AutoModelFor...`` loads; models with a decoder also have ``generate``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from fairseq_posenc.workbench.convert.exchange.modeling.inputs import (
 )
 from fairseq_posenc.workbench.convert.exchange.modeling.stack import Stack
 
-# What generate gives on its own account, and what the models find without it.
+# Arguments that `generate` adds, and that the models do not need.
 _OF_GENERATE = ("cache_position", "next_sequence_length", "is_first_iteration")
 
 
@@ -75,7 +75,7 @@ class PosencForMaskedLM(PosencModel):
 
 
 class PosencForSequenceClassification(PosencModel):
-    """Puts sentences, or pairs of them, into classes; with one class it gives them a score."""
+    """Classifies sentences or pairs of sentences; with a single class, computes a score."""
 
     def add_head(self, config: PosencConfig) -> None:
         """Add RoBERTa's head."""
@@ -103,7 +103,7 @@ class PosencForQuestionAnswering(PosencModel):
     """Scores each token as the first and as the last of an answer."""
 
     def add_head(self, config: PosencConfig) -> None:
-        """Add a linear layer of two outputs."""
+        """Add a linear layer with two outputs."""
         self.span_head = SpanHead(config.hidden_size)
 
     def forward(
@@ -138,7 +138,7 @@ class DecoderModel(PosencModel, GenerationMixin):
     step_input = "input_ids"  # the argument that takes the new tokens of a step
 
     def add_head(self, config: PosencConfig) -> None:
-        """Add output embeddings, unless those of the input serve."""
+        """Add output embeddings, unless they are tied to the input embeddings."""
         if not config.tied_output:
             self.output_projection = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
@@ -163,7 +163,7 @@ class DecoderModel(PosencModel, GenerationMixin):
         cache: Optional[Cache] = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Select the inputs of the next step: tokens that no cache has, and the prefix."""
+        """Select the inputs of the next step: tokens that are not in the cache, and all tokens."""
         cache = choose_cache(past_key_values, cache)
         past = 0 if cache is None else cache.get_seq_length()
         others = {name: value for name, value in kwargs.items() if name not in _OF_GENERATE}
@@ -180,13 +180,13 @@ class DecoderModel(PosencModel, GenerationMixin):
     def _select_embeds(
         self, ids: Tensor, embeds: Tensor, past: int, mask: Optional[Tensor]
     ) -> dict[str, Any]:
-        """Select the inputs of a step of a generation that began with vectors, ``(B, L, C)``.
+        """Select the inputs of a step of decoding that began with vectors.
 
         Args:
-            ids: the symbols that were written, with those of the vectors before them if given.
-            embeds: the vectors.
+            ids: generated symbols; before them those of the vectors, if the caller has them.
+            embeds: the vectors, ``(B, L, C)``.
             past: number of tokens in the cache.
-            mask: of vectors and symbols.
+            mask: mask of vectors and generated symbols.
         """
         length = embeds.size(1)
         if mask is None or mask.size(1) != ids.size(1):
@@ -202,7 +202,7 @@ class PosencForCausalLM(DecoderModel):
     """Predicts the next token."""
 
     def add_head(self, config: PosencConfig) -> None:
-        """See :meth:`DecoderModel.add_head`; also say what a cache of transformers may drop."""
+        """See :meth:`DecoderModel.add_head`; also set the windows that a cache may use."""
         super().add_head(config)
         windows = [self.decoder.window(kind) for kind in self.decoder.kinds]
         sizes = [size for size in windows if size is not None]
@@ -225,15 +225,15 @@ class PosencForCausalLM(DecoderModel):
         """Compute scores ``(B, T, symbols)``; see :meth:`Stack.forward`.
 
         Args:
-            input_ids: symbols, the last T of S.
-            attention_mask: 0 for padding, for all S.
-            prefix_ids: all S symbols, wherever there is a cache that is filled.
+            input_ids: symbols of the last T of S tokens.
+            attention_mask: 0 for padding, for all S tokens.
+            prefix_ids: symbols of all S tokens; needed if the cache is not empty.
             past_key_values: the cache.
             use_cache: whether to make a cache.
-            labels: the symbols; -100 for padding.
-            inputs_embeds: in place of ``input_ids``.
+            labels: the symbols, which are shifted here; -100 for padding.
+            inputs_embeds: vectors in place of ``input_ids``.
             cache: newer name of ``past_key_values``.
-            **kwargs: what to return beside; see :class:`ReturnOptions`.
+            **kwargs: see :class:`ReturnOptions`.
         """
         cache = choose_cache(past_key_values, cache)
         options = ReturnOptions.read(self.config, kwargs)
@@ -267,16 +267,16 @@ class PosencForCausalLM(DecoderModel):
 
 
 class PosencForSeq2SeqLM(DecoderModel):
-    """Translates."""
+    """Translates sentences."""
 
     step_input = "decoder_input_ids"
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> Stack:
-        """Get the encoder, which a generation runs once."""
+        """Get the encoder, which ``generate`` runs once."""
         return self.encoder
 
     def read_memory(self, outputs: Any, ids: Optional[Tensor], mask: Optional[Tensor]) -> Memory:
-        """Read the encoder's output, and its padding from the symbols and the mask if given."""
+        """Read the encoder's output; find its padding by the symbols and the mask, if any."""
         states = outputs[0]
         check_embeds("encoder_outputs[0]", states, self.encoder.config.embed_dim)
         if mask is not None:
@@ -284,7 +284,7 @@ class PosencForSeq2SeqLM(DecoderModel):
         return Memory(states, find_padding(ids, mask, self.config.pad_token_id))
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Shift labels by one token, which makes them the decoder's input."""
+        """Shift labels by one token to make the decoder's input: ``a b </s>`` to ``</s> a b``."""
         check_ids("labels", labels)
         ended = labels.masked_fill(labels.eq(-100), self.config.pad_token_id)
         return F.pad(ended[:, :-1], (1, 0), value=self.config.eos_token_id)
@@ -308,19 +308,19 @@ class PosencForSeq2SeqLM(DecoderModel):
         """Compute scores ``(B, T, symbols)``; see :meth:`Stack.forward`.
 
         Args:
-            input_ids: the source; its padding is that symbol, or is given by the mask.
-            attention_mask: of the source.
+            input_ids: symbols of the source.
+            attention_mask: 0 for padding of the source; the symbol of padding is padding, too.
             decoder_input_ids: the target, which begins with ``</s>``; by default from the labels.
-            decoder_attention_mask: of the target.
-            prefix_ids: all symbols of the target up to now.
-            encoder_outputs: of the source, in place of it.
-            past_key_values: caches.
+            decoder_attention_mask: 0 for padding of the target.
+            prefix_ids: all symbols of the target so far; needed if the caches are not empty.
+            encoder_outputs: output of the encoder, in place of the source.
+            past_key_values: caches of both attentions.
             use_cache: whether to make caches.
             labels: the target, which ends with ``</s>``; -100 for padding.
-            inputs_embeds: in place of ``input_ids``.
-            decoder_inputs_embeds: in place of ``decoder_input_ids``.
+            inputs_embeds: vectors in place of ``input_ids``.
+            decoder_inputs_embeds: vectors in place of ``decoder_input_ids``.
             cache: newer name of ``past_key_values``.
-            **kwargs: what to return beside; see :class:`ReturnOptions`.
+            **kwargs: see :class:`ReturnOptions`.
         """
         cache = choose_cache(past_key_values, cache)
         options = ReturnOptions.read(self.config, kwargs)

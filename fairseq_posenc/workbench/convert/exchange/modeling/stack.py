@@ -1,4 +1,4 @@
-"""Layers and stacks: fairseq's Transformer, under the names that fairseq gives its parameters."""
+"""Layers and stacks: fairseq's Transformer, with fairseq's names of parameters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fairseq_posenc.workbench.convert.exchange.modeling.inputs import (
     refuse_arguments,
 )
 
-_READ_ENDS = ("documents", "sentence_learned")  # encodings that read where sentences end
+_READ_ENDS = ("documents", "sentence_learned")  # encodings that depend on the ends of sentences
 
 
 class Layer(GradientCheckpointingLayer):
@@ -84,7 +84,7 @@ class Stack(nn.Module):
     """An encoder or a decoder, from symbols to the output of its last layer.
 
     Args:
-        config: what it is made of.
+        config: configuration of the stack.
     """
 
     main_input_name = "input_ids"
@@ -103,7 +103,7 @@ class Stack(nn.Module):
         self.kinds = [config.kinds.index(layer) for layer in layers]
 
     def window(self, kind: int) -> Optional[int]:
-        """Find how many tokens back a kind of layer may see, its own among them; None for all."""
+        """Find the number of last tokens that a kind of layer sees; None for all."""
         encodings: list[Any] = self.encodings.select(kind).as_list()
         sizes = [
             encoding.size
@@ -134,16 +134,16 @@ class Stack(nn.Module):
         """Compute the output of the last layer, ``(B, T, C)``.
 
         Args:
-            input_ids: symbols, ``(B, T)``: the last T of S.
-            attention_mask: 0 for padding, ``(B, S)``; by default the padding symbol is.
-            prefix_ids: all symbols up to now, ``(B, S)``, wherever there is a cache that is filled.
-            memory: of the encoder.
-            past_key_values: caches of a generation.
+            input_ids: symbols of the last T of S tokens, ``(B, T)``.
+            attention_mask: 0 for padding, ``(B, S)``; the symbol of padding is padding, too.
+            prefix_ids: symbols of all S tokens, ``(B, S)``; needed if the cache is not empty.
+            memory: output of the encoder.
+            past_key_values: cache of keys and values.
             inputs_embeds: rows of the token embeddings, ``(B, T, C)``, in place of the symbols.
-            output_attentions: whether to return the weights of each layer.
+            output_attentions: whether to return the attention weights of each layer.
             output_hidden_states: whether to return the output of each layer.
             return_dict: False for a tuple.
-            **kwargs: None each; everything else is refused by name.
+            **kwargs: other arguments of transformers, which must be None.
         """
         refuse_arguments(kwargs)
         tokens, new = self._check_tokens(
@@ -154,7 +154,8 @@ class Stack(nn.Module):
             if past_key_values is not None:
                 raise ValueError("gradient checkpointing keeps no caches: call eval() to generate")
             bare = tuple(kind._replace(cache=None) for kind in shared.kinds)
-            # Each layer makes its own, and again backwards.
+            # Without the cache of values that layers share: each layer computes them, and again
+            # in the backward pass.
             shared = shared._replace(cache=None, kinds=bare)
         if input_ids is not None:
             inputs_embeds = self.embed_tokens(self.to_symbols(input_ids))
@@ -170,10 +171,10 @@ class Stack(nn.Module):
         states, weights, cross_weights = [x], [], []
         for layer, kind in zip(self.layers, self.kinds):
             common = (past_key_values, bool(output_attentions), memory)
-            x, own_weights, cross = layer(x, shared.of_kind(kind), *common)
+            x, layer_weights, layer_cross_weights = layer(x, shared.of_kind(kind), *common)
             states.append(x)
-            weights.append(own_weights)
-            cross_weights.append(cross)
+            weights.append(layer_weights)
+            cross_weights.append(layer_cross_weights)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         output = BaseModelOutputWithPastAndCrossAttentions(
@@ -186,18 +187,18 @@ class Stack(nn.Module):
         return output if return_dict in (None, True) else output.to_tuple()
 
     def to_symbols(self, ids: Tensor) -> Tensor:
-        """Replace what training had no symbols for, such as a tokenizer's further pieces."""
+        """Replace symbols that are too large, such as unknown pieces of a tokenizer, by unknown."""
         return ids.masked_fill(ids.ge(self.config.vocab_size), self.config.unk_idx)
 
     def to_labels(self, labels: Optional[Tensor]) -> Optional[Tensor]:
-        """Replace labels as :meth:`to_symbols` does symbols, or return None."""
+        """Replace labels as :meth:`to_symbols` does; None stays None."""
         return None if labels is None else self.to_symbols(labels)
 
     def stand_in(self, embeds: Tensor) -> Tensor:
-        """Stand symbols in for vectors ``(B, T, C)``: none of them is padding or ends a sentence.
+        """Make symbols for vectors ``(B, T, C)``; none is padding or ends a sentence.
 
         Raises:
-            ValueError: positions depend on where sentences end.
+            ValueError: positions depend on the ends of sentences.
         """
         reading = {name for layer in self.config.positions for name in layer if name in _READ_ENDS}
         if reading:
@@ -216,22 +217,22 @@ class Stack(nn.Module):
         memory: Optional[Memory],
         cache: Optional[Cache],
     ) -> tuple[Tensor, int]:
-        """Check what a call is given; return all symbols up to now, ``(B, S)``, and T.
+        """Check the inputs of a call; return the symbols of all tokens, ``(B, S)``, and T.
 
-        The symbol of padding stands for what the mask hides.
+        Symbols that the mask hides are replaced by that of padding.
         """
         start = "" if self.config.memory_dim is None else "decoder_"
         check_one_input(input_ids, inputs_embeds, start)
-        given: Any = input_ids if inputs_embeds is None else inputs_embeds
+        inputs: Any = input_ids if inputs_embeds is None else inputs_embeds
         if inputs_embeds is None:
             check_ids(f"{start}input_ids", input_ids)
         else:
             check_embeds(f"{start}inputs_embeds", inputs_embeds, self.config.embed_dim)
-        batch, new = given.shape[:2]
+        batch, new = inputs.shape[:2]
         if cache is not None:
             check_cache(cache, batch, [self.window(kind) for kind in self.kinds])
         past = 0 if cache is None else cache.get_seq_length()
-        inspect = may_sync(given.device, decoding=past > 0)
+        inspect = may_sync(inputs.device, decoding=past > 0)
         if inspect and input_ids is not None:
             check_not_negative(f"{start}input_ids", input_ids)
         tokens = input_ids if prefix_ids is None else prefix_ids
