@@ -39,8 +39,8 @@ class PackagePath(list[str]):
 
     def __contains__(self, path: object) -> bool:
         """Check whether a path leads to the package; if so, register its names with fairseq."""
-        given = str(path)
-        if not os.path.exists(given) or not any(os.path.samefile(given, place) for place in self):
+        name = str(path)
+        if not os.path.exists(name) or not any(os.path.samefile(name, folder) for folder in self):
             return False
         register()
         return True

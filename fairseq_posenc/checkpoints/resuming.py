@@ -89,11 +89,14 @@ def _refuse_other_classes(path: Path, before: Any, now: dict[str, Any]) -> None:
                 f"--{name.replace('_', '-')} {old[name]}: {path} was trained with that, and its "
                 f"state is not one of {new[name]}"
             )
-    then, wanted = (_describe_precision(_get_section(x, "common")) for x in (before, now))
-    if then != wanted:
+    old_precision, precision = (
+        _describe_precision(_get_section(x, "common")) for x in (before, now)
+    )
+    if old_precision != precision:
         raise UserError(
-            f"{path} was trained {then}, and its optimizer's state is not one of a training "
-            f"{wanted}: give the precision of its training, or go on with --reset-optimizer"
+            f"{path} was trained {old_precision}, and its optimizer's state is not one of a "
+            f"training {precision}: give the precision of its training, or go on with "
+            "--reset-optimizer"
         )
 
 

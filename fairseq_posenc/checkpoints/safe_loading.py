@@ -75,25 +75,25 @@ def _refuse_expanded_tensors(state: Any) -> None:
     With a stride of 0, a file of a few bytes can hold a huge tensor, which takes hours to read. No
     training writes such a tensor.
     """
-    left: list[tuple[Any, tuple[Any, ...]]] = [(state, ())]
+    to_check: list[tuple[Any, tuple[Any, ...]]] = [(state, ())]  # values and their keys
     seen = set()
-    while left:
-        thing, place = left.pop()
-        if isinstance(thing, torch.Tensor):
-            if thing.layout != torch.strided or thing.is_meta:
+    while to_check:
+        value, keys = to_check.pop()
+        if isinstance(value, torch.Tensor):
+            if value.layout != torch.strided or value.is_meta:
                 continue  # without a plain storage
-            stored = thing.untyped_storage().nbytes() // thing.element_size()
-            if thing.numel() > stored:
+            stored = value.untyped_storage().nbytes() // value.element_size()
+            if value.numel() > stored:
                 raise UserError(
-                    f"the checkpoint is damaged: {'.'.join(map(str, place)) or 'a tensor'} says "
-                    f"that it has {thing.numel():,} numbers, and {stored:,} are stored"
+                    f"the checkpoint is damaged: {'.'.join(map(str, keys)) or 'a tensor'} says "
+                    f"that it has {value.numel():,} numbers, and {stored:,} are stored"
                 )
-        elif isinstance(thing, (dict, list, tuple)) and id(thing) not in seen:
-            seen.add(id(thing))
-            if len(place) > _DEEPEST:
+        elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
+            seen.add(id(value))
+            if len(keys) > _DEEPEST:
                 raise UserError(f"it has mappings or lists that are more than {_DEEPEST} deep")
-            parts = thing.items() if isinstance(thing, dict) else enumerate(thing)
-            left += [(part, (*place, key)) for key, part in parts]
+            parts = value.items() if isinstance(value, dict) else enumerate(value)
+            to_check += [(part, (*keys, key)) for key, part in parts]
 
 
 @contextmanager

@@ -108,9 +108,9 @@ class PositionCheckpoints(nn.Module):
                 logger.info("%s: the checkpoint does not record its %s", name, ", ".join(unknown))
             differences = theirs.differences(ours, stack.layers_kept)
             changes += [f"{name}: {difference}" for difference in differences]
-            now = ours if differences else theirs
-            now = now._replace(weight_settings=settings.fill_from(ours.weight_settings))
-            state_dict[f"{prefix}{name}.{KEY}"] = now.to_tensor()
+            identity = ours if differences else theirs
+            identity = identity._replace(weight_settings=settings.fill_from(ours.weight_settings))
+            state_dict[f"{prefix}{name}.{KEY}"] = identity.to_tensor()
         if others:
             raise UserError(
                 f"the checkpoint's weights mean something else in this model: {'; '.join(others)}; "

@@ -172,16 +172,16 @@ def _count_parts(node: ast.expr) -> int:
 
 def _iterate_settings(state: Any) -> Iterator[_Setting]:
     """Yield the settings of a checkpoint, at all levels; refuse too many or too deep ones."""
-    kept = {name: state.get(name) for name in ("args", "cfg")} if isinstance(state, dict) else {}
-    left: list[tuple[str, Any, int]] = [("", kept, 0)]
+    root = {name: state.get(name) for name in ("args", "cfg")} if isinstance(state, dict) else {}
+    to_visit: list[tuple[str, Any, int]] = [("", root, 0)]
     count = 0
-    while left:
-        place, thing, depth = left.pop()
-        if isinstance(thing, (list, tuple)):
-            thing = dict(enumerate(thing))
-        if not isinstance(thing, (dict, Namespace)):
+    while to_visit:
+        place, section, depth = to_visit.pop()
+        if isinstance(section, (list, tuple)):
+            section = dict(enumerate(section))
+        if not isinstance(section, (dict, Namespace)):
             continue
-        holder = _get_contents(thing)
+        holder = _get_contents(section)
         count += len(holder)
         label = shortened(place.removeprefix("cfg.") or "cfg")
         if depth > _DEEPEST:
@@ -193,7 +193,7 @@ def _iterate_settings(state: Any) -> Iterator[_Setting]:
                 raise UserError(f"its settings {label} have an invalid name: {_quote(key)}")
             inner = f"{place}.{key}".lstrip(".")
             yield _Setting(inner, str(key), value, holder)
-            left.append((inner, value, depth + 1))
+            to_visit.append((inner, value, depth + 1))
 
 
 def _list_files(state: Any) -> list[_Setting]:

@@ -115,15 +115,15 @@ def format_load_report(
         state_dict: the same as it will be loaded.
         model_state: the model's state dict.
     """
-    given = {name: x for name, x in state_dict.items() if isinstance(x, Tensor)}
+    tensors = {name: x for name, x in state_dict.items() if isinstance(x, Tensor)}
     names = [name for name in model_state if not name.endswith(KEY)]
     new = [
         x
         for x in names
-        if x not in given or storage_address(given[x]) == storage_address(model_state[x])
+        if x not in tensors or storage_address(tensors[x]) == storage_address(model_state[x])
     ]
     loaded = set(names) - set(new)
-    used = {storage_address(given[name]) for name in loaded}
+    used = {storage_address(tensors[name]) for name in loaded}
     ignored = [
         name
         for name, x in before.items()

@@ -25,8 +25,8 @@ def count_left_out(record: logging.LogRecord) -> None:
     if call is None:
         return
     local = call.f_locals
-    left, rest, dataset = local["ignored"], local["indices"], local["dataset"]
-    samples, longest = len(left) + len(rest), local["max_positions"]
+    ignored, rest, dataset = local["ignored"], local["indices"], local["dataset"]
+    samples, longest = len(ignored) + len(rest), local["max_positions"]
     if not len(rest):
         # For translation, limits of both languages.
         numbers = longest if isinstance(longest, (tuple, list)) else [longest]
@@ -35,8 +35,8 @@ def count_left_out(record: logging.LogRecord) -> None:
             "tokens: give a smaller --tokens-per-sample, or a larger --max-tokens, or a model with "
             "more positions (--max-positions, --max-source-positions)"
         )
-    share = f"{len(left):,} of {samples:,} samples"
-    if (tokens := _count_tokens(dataset, left)) is not None:
+    share = f"{len(ignored):,} of {samples:,} samples"
+    if (tokens := _count_tokens(dataset, ignored)) is not None:
         share += f" and {tokens:,} of {tokens + (_count_tokens(dataset, rest) or 0):,} tokens"
     record.msg = f"{record.getMessage()}; left out are {share}: losses and scores are of the rest"
     record.args = None
@@ -79,21 +79,21 @@ def check_blocks() -> None:
     longest = utils.resolve_max_positions(*[model.max_positions() for model in local["models"]])
     sizes = np.asarray(local["dataset"].sizes)
     cut = settings.task.sample_break_mode != "eos"  # else a block is a sentence of any length
-    left, tokens = sizes[sizes > longest].sum(), sizes.sum()
+    ignored, tokens = sizes[sizes > longest].sum(), sizes.sum()
     read = f"longer than the {longest:,} tokens that the model reads"
-    what = (
+    advice = (
         f"give --tokens-per-sample {longest}, or measure longer blocks with fairseq-posenc "
         "lm-length"
     )
-    if left and (left == tokens or (cut and new > longest)):
+    if ignored and (ignored == tokens or (cut and new > longest)):
         raise UserError(
-            f"--tokens-per-sample {new + window}: blocks are {read}, and {left:,} of {tokens:,} "
-            f"tokens would be left out; {what}"
+            f"--tokens-per-sample {new + window}: blocks are {read}, and {ignored:,} of "
+            f"{tokens:,} tokens would be left out; {advice}"
         )
     if window and new + window > longest:
         raise UserError(
             f"--tokens-per-sample {new + window}: with --context-window {window} blocks are "
-            f"{read}; {what}"
+            f"{read}; {advice}"
         )
 
 

@@ -43,10 +43,10 @@ def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[Captured
     with ExitStack() as hooks:
         hooks.enter_context(_forbid_fused_calls(model))
         for name, module in model.named_modules():
-            place = _NAME.search(name)
-            if place and isinstance(module, MultiheadAttention):
+            parts = _NAME.search(name)
+            if parts and isinstance(module, MultiheadAttention):
                 before = module.register_forward_pre_hook(_request_weights, with_kwargs=True)
-                hook = _build_hook(place, captured)
+                hook = _build_hook(parts, captured)
                 after = module.register_forward_hook(hook, with_kwargs=True)
                 hooks.callback(before.remove)
                 hooks.callback(after.remove)
@@ -60,16 +60,16 @@ def _request_weights(
     return args, {**kwargs, "need_weights": True, "need_head_weights": True}
 
 
-def _build_hook(place: re.Match[str], captured: list[CapturedAttention]) -> Hook:
-    """Build the forward hook that appends the attention of the module at ``place``."""
+def _build_hook(name: re.Match[str], captured: list[CapturedAttention]) -> Hook:
+    """Build the forward hook that captures the attention of the module of a name."""
 
     def capture(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         _, weights = out
         captured.append(
             CapturedAttention(
-                stack=place["stack"],
-                cross=place["kind"] == "encoder_attn",
-                layer=int(place["layer"]),
+                stack=name["stack"],
+                cross=name["kind"] == "encoder_attn",
+                layer=int(name["layer"]),
                 weights=weights.transpose(0, 1),  # [H, B, T, S] -> [B, H, T, S]
                 split=_split_scores(module, kwargs["query"], kwargs["key"]),
             )

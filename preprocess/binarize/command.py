@@ -96,11 +96,11 @@ class Binarizer:
 
     def _run_jobs(self) -> None:
         """Make all shards as jobs of a cluster; first count symbols if they need a dictionary."""
-        settings, here = self._settings, str(Path(__file__).parents[1])
+        settings, programs = self._settings, str(Path(__file__).parents[1])
         assert settings.cluster
-        # So that jobs find the modules beside the program.
+        # So that jobs find the modules beside the programs.
         os.environ["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [here, os.environ.get("PYTHONPATH")])
+            filter(None, [programs, os.environ.get("PYTHONPATH")])
         )
         changes: dict[str, Any] = {"workers": int(settings.cluster.options.get("cpus-per-task", 1))}
         if settings.makes_dictionary:

@@ -34,19 +34,20 @@ def read_shards(folders: Sequence[Path], plan: dict[str, Any]) -> list[list[Inpu
             Input(Part(entry["path"], entry["start"], entry["end"]), entry["sha256"])
             for entry in manifest["splits"]["train"]["inputs"]
         ]
-        made = manifest["plan"]
-        wrong = list_differences(_drop_shard(made), _drop_shard(plan))
+        shard_plan = manifest["plan"]
+        differences = list_differences(_drop_shard(shard_plan), _drop_shard(plan))
         number = int(folder.name.removeprefix("shard").split("-")[0])
-        given = (made["options"]["shard"], made["inputs"]["train"])
-        if given != (number, combine_checksums(parts)):
-            wrong.append("parts of the text")
+        recorded = (shard_plan["options"]["shard"], shard_plan["inputs"]["train"])
+        if recorded != (number, combine_checksums(parts)):
+            differences.append("parts of the text")
         for split in manifest["splits"].values():
             for name, output in split.get("outputs", {}).items():
                 path = folder / name
                 if not path.exists() or path.stat().st_size != output["bytes"]:
-                    wrong.append(f"content of {name}")
-        if wrong:
-            raise UserError(f"{folder}: has other {'; other '.join(wrong)}; delete it, {_AGAIN}")
+                    differences.append(f"content of {name}")
+        if differences:
+            listed = "; other ".join(differences)
+            raise UserError(f"{folder}: has other {listed}; delete it, {_AGAIN}")
         shards.append(parts)
     return shards
 

@@ -213,9 +213,9 @@ class Reader:
         """
         try:
             with io.BufferedReader(self._raw, CHUNK_BYTES) as raw:
-                file, left = decompress(self.part.path, raw), self.offset
-                while left and (data := file.read(min(left, CHUNK_BYTES))):
-                    left -= len(data)
+                file, to_skip = decompress(self.part.path, raw), self.offset
+                while to_skip and (data := file.read(min(to_skip, CHUNK_BYTES))):
+                    to_skip -= len(data)
                 for number, chunk in enumerate(self._split(file)):
                     if number == 0:
                         refuse_wide_characters(chunk[0], self.part.path)
@@ -229,21 +229,21 @@ class Reader:
 
     def _split(self, file: BinaryIO) -> Iterator[tuple[bytes, int]]:
         """Yield the rest of a file in chunks, each of which ends with a line feed."""
-        pending: list[bytes] = []
-        held = 0
+        pending: list[bytes] = []  # of a line whose end is not read yet
+        pending_size = 0
         while block := file.read(CHUNK_BYTES):
             head, newline, tail = block.rpartition(b"\n")
             if newline:
                 yield self._make_chunk(b"".join([*pending, head, newline]))
-                pending, held = [], 0
+                pending, pending_size = [], 0
             pending.append(tail)
-            held += len(tail)
-            if held > _LONGEST_LINE:
+            pending_size += len(tail)
+            if pending_size > _LONGEST_LINE:
                 raise UserError(
                     f"{self.part.path}, line {self.line + 1}: more than {_LONGEST_LINE >> 20} MiB "
                     "without an end of line; is this a text file?"
                 )
-        if held:
+        if pending_size:
             yield self._make_chunk(b"".join(pending))
 
     def _make_chunk(self, data: bytes) -> tuple[bytes, int]:

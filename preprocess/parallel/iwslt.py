@@ -149,31 +149,31 @@ def _parse_talks(text: NumberedLines) -> _Talks:
 
 def _check_alignment(source: _Talks, target: _Talks) -> None:
     """Check that every talk starts at the same line of text on both sides."""
-    for talk, (here, there) in enumerate(zip(source.starts, target.starts), start=1):
-        if here.lines_before != there.lines_before:
+    for talk, (start, other) in enumerate(zip(source.starts, target.starts), start=1):
+        if start.lines_before != other.lines_before:
             raise UserError(
-                f"{source.text.origin}, line {here.number}: talk {talk} begins after "
-                f"{here.lines_before:,} lines of text, but after {there.lines_before:,} in "
-                f"{target.text.origin}, line {there.number}: the talk before it is not aligned; "
+                f"{source.text.origin}, line {start.number}: talk {talk} begins after "
+                f"{start.lines_before:,} lines of text, but after {other.lines_before:,} in "
+                f"{target.text.origin}, line {other.number}: the talk before it is not aligned; "
                 "fetch the release again"
             )
 
 
 def _read_segments(name: str, *texts: NumberedLines) -> ParallelSplit:
-    sides, places = zip(*map(_parse_segments, texts))
-    for index, (here, there) in enumerate(zip(*places)):
-        if here != there:
+    """Read the segments of a set in both languages, and check that they are the same."""
+    sides, labels = zip(*map(_parse_segments, texts))
+    for index, (source, target) in enumerate(zip(*labels)):
+        if source != target:
             raise UserError(
-                f"{sides[0].where(index)}: this is segment {here[1]} of document {here[0]}, but "
-                f"{sides[1].where(index)}: segment {there[1]} of document {there[0]}; both files "
-                "must have the same segments"
+                f"{sides[0].where(index)}: this is {source}, but {sides[1].where(index)}: "
+                f"{target}; both files must have the same segments"
             )
     return ParallelSplit(name, *sides)
 
 
-def _parse_segments(text: NumberedLines) -> tuple[NumberedLines, list[tuple[int, str]]]:
-    """Parse the segments of an XML file, and the number of document and the id of each."""
-    lines, numbers, places = [], [], []
+def _parse_segments(text: NumberedLines) -> tuple[NumberedLines, list[str]]:
+    """Parse the segments of an XML file; also return a label of each, with its document."""
+    lines, numbers, labels = [], [], []
     document = 0
     for number, line in zip(text.numbers, text.lines):
         document += "<doc " in line
@@ -186,7 +186,7 @@ def _parse_segments(text: NumberedLines) -> tuple[NumberedLines, list[tuple[int,
                 )
             lines.append(unescape(match[2].strip(), _ENTITIES))
             numbers.append(number)
-            places.append((document, match[1]))
+            labels.append(f"segment {match[1]} of document {document}")
     if not lines:
         raise UserError(f"{text.origin}: there is no <seg> in it; give an IWSLT file")
-    return NumberedLines(text.origin, lines, numbers), places
+    return NumberedLines(text.origin, lines, numbers), labels

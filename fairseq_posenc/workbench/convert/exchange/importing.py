@@ -64,10 +64,10 @@ def build_model(folder: HFFolder) -> Built:
     with readable_errors(str(folder.source)):
         check_settings({"cfg": settings})
         refuse_files({"cfg": settings})
-    given, task = settings.get("model"), settings.get("task")
-    if not isinstance(given, dict) or not isinstance(task, dict):
+    options, task = settings.get("model"), settings.get("task")
+    if not isinstance(options, dict) or not isinstance(task, dict):
         raise UserError(f"{folder.source}: lacks the options of a model and its task")
-    arch = str(given.get("_name") or given.get("arch"))
+    arch = str(options.get("_name") or options.get("arch"))
     family = find_family(arch)
     if family is None:
         raise UserError(
@@ -78,10 +78,10 @@ def build_model(folder: HFFolder) -> Built:
         raise UserError(f"{folder.path}: the task of its model is not one of {', '.join(tasks)}")
     if folder.settings:
         settings = update_options(settings, folder)
-        given, task = settings["model"], settings["task"]
+        options, task = settings["model"], settings["task"]
     config = defaults(arch, task["_name"])
     plain = isinstance(config["model"], dict)
-    values = {**(config["model"] if plain else vars(config["model"])), **given}
+    values = {**(config["model"] if plain else vars(config["model"])), **options}
     _refuse_other_sizes({**values, "classes": settings.get("classes")}, folder)
     symbols = _read_vocabulary_sizes(folder)
     with refuse_unusable_settings(str(folder.path)):
@@ -94,7 +94,7 @@ def build_model(folder: HFFolder) -> Built:
     config["model"] = values if plain else Namespace(**values)
     config["task"] = {**config["task"], **task, "data": str(folder.path)}
     before = (folder.settings or settings)["model"]
-    changed = {name: value for name, value in given.items() if before.get(name) != value}
+    changed = {name: value for name, value in options.items() if before.get(name) != value}
     head = str(settings.get("head") or family.name)
     return Built(model.eval(), family.name, config, head, changed)
 
@@ -160,12 +160,12 @@ def load_weights(folder: HFFolder, built: Built) -> dict[str, Any]:
     unused = _list_pretraining_head(built, model_state)
     wanted = [name for name in model_state if not name.endswith(NO_WEIGHTS) and name not in unused]
     converted, used = from_hf_weights(folder.config, weights, wanted, built.model)
-    left = sorted(weights.keys() - used)
+    unused_tensors = sorted(weights.keys() - used)
     missing = [name for name in wanted if name not in converted]
     other = [name for name in converted if converted[name].shape != model_state[name].shape]
     for names, what in (
         (missing, "tensors of the model are not there"),
-        (left, "tensors have no place in the model"),
+        (unused_tensors, "tensors have no place in the model"),
         (other, "tensors have other shapes than the settings say"),
     ):
         if names:

@@ -130,8 +130,8 @@ def _compare_graph(trained: OpenModel, session: Any) -> float:
         return encoded["encoder_out"][0].transpose(0, 1)  # [B, T, C]
 
     def compute_theirs(tokens: Tensor) -> Tensor:
-        given = (tokens.numpy(), tokens.ne(padding).long().numpy())
-        outputs = [torch.from_numpy(x) for x in session.run(None, dict(zip(INPUTS, given)))]
+        arrays = (tokens.numpy(), tokens.ne(padding).long().numpy())
+        outputs = [torch.from_numpy(x) for x in session.run(None, dict(zip(INPUTS, arrays)))]
         return torch.stack(outputs, -1) if len(outputs) > 1 else outputs[0]
 
     of_classes = trained.head == "classes"

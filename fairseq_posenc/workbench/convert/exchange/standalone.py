@@ -151,16 +151,16 @@ def _stored(node: ast.AST) -> str:
 def _list_bound(scope: ast.AST) -> set[str]:
     """Collect the names that a function or comprehension binds, without those of inner ones."""
     bound: set[str] = set()
-    left = list(ast.iter_child_nodes(scope))
-    while left:
-        node = left.pop()
+    to_visit = list(ast.iter_child_nodes(scope))
+    while to_visit:
+        node = to_visit.pop()
         if isinstance(node, ast.arg):
             bound.add(node.arg)
         bound.update(filter(None, [_stored(node)]))
         if isinstance(node, ast.FunctionDef):
             bound.add(node.name)
         if not isinstance(node, _SCOPES):
-            left += ast.iter_child_nodes(node)
+            to_visit += ast.iter_child_nodes(node)
     return bound
 
 
@@ -171,44 +171,44 @@ def build_standalone(title: str, wanted: Iterable[Symbol]) -> str:
         title: docstring of the module.
         wanted: the definitions.
     """
-    taken, imports = _collect_needed(list(wanted))
-    counts = Counter([symbol.name for symbol in taken])
+    needed, imports = _collect_needed(list(wanted))
+    counts = Counter([symbol.name for symbol in needed])
     names = {}  # new names, with that of their module, of definitions that share a name
-    for symbol in taken:
+    for symbol in needed:
         if counts[symbol.name] > 1:
             module = symbol.module.rpartition(".")[2]
             names[symbol] = f"{module}_{symbol.name.lstrip('_')}"
     parts = ["\n".join([f'"""{title}"""\n', "from __future__ import annotations\n", *imports])]
-    for source in _sort_modules(taken):
+    for source in _sort_modules(needed):
         parts.append(f"{_RULE}\n# {source.title}\n{_RULE}")
-        wanted_names = [symbol.name for symbol in taken if symbol.module == source.name]
-        parts += source.write_definitions(wanted_names, names)
+        in_module = [symbol.name for symbol in needed if symbol.module == source.name]
+        parts += source.write_definitions(in_module, names)
     return "\n\n\n".join(parts) + "\n"
 
 
 def _collect_needed(first: list[Symbol]) -> tuple[dict[Symbol, list[Symbol]], list[str]]:
     """Collect the needed definitions with the symbols that they use, and all other imports."""
-    taken: dict[Symbol, list[Symbol]] = {}
+    needed: dict[Symbol, list[Symbol]] = {}
     outside: dict[str, set[str]] = {}
-    left = first[::-1]
-    while left:
-        symbol = left.pop()
-        if symbol in taken:
+    to_visit = first[::-1]
+    while to_visit:
+        symbol = to_visit.pop()
+        if symbol in needed:
             continue
         uses = load_module(symbol.module).list_uses(symbol.name)
-        taken[symbol] = [use.symbol for use in uses if use.symbol.is_ours and use.symbol != symbol]
+        needed[symbol] = [use.symbol for use in uses if use.symbol.is_ours and use.symbol != symbol]
         for (module, name), written, _ in (use for use in uses if not use.symbol.is_ours):
             alias = name if written == (name or module) else f"{name} as {written}"
             outside.setdefault(module, set()).add(alias)
-        left += taken[symbol][::-1]
-    return taken, [_format_import(module, outside[module]) for module in sorted(outside)]
+        to_visit += needed[symbol][::-1]
+    return needed, [_format_import(module, outside[module]) for module in sorted(outside)]
 
 
-def _sort_modules(taken: dict[Symbol, list[Symbol]]) -> list[Module]:
+def _sort_modules(symbols: dict[Symbol, list[Symbol]]) -> list[Module]:
     """Sort the modules of symbols so that each follows the modules that it needs."""
-    needs: dict[str, list[str]] = {symbol.module: [] for symbol in taken}
-    for symbol, named in taken.items():
-        needs[symbol.module] += [needed.module for needed in named]
+    needs: dict[str, list[str]] = {symbol.module: [] for symbol in symbols}
+    for symbol, used in symbols.items():
+        needs[symbol.module] += [needed.module for needed in used]
     order: dict[str, None] = {}
 
     def add(name: str, above: tuple[str, ...] = ()) -> None:

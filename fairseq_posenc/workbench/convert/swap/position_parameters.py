@@ -112,7 +112,7 @@ def _repeat_ends(name: str, old: Tensor, stack: StackPair) -> Tensor:
 def _changed_options(name: str, old: Spec, new: Spec) -> str:
     """List the options of a parameter's encoding that differ between source and new model."""
     encoding = name.rpartition(ENCODINGS)[2].split(".")[0]
-    before, now = (
+    old_options, new_options = (
         {
             (key, value)
             for item in spec.items
@@ -121,7 +121,7 @@ def _changed_options(name: str, old: Spec, new: Spec) -> str:
         }
         for spec in (old, new)
     )
-    return ", ".join(sorted({f"{key}={value}" for key, value in before ^ now}))
+    return ", ".join(sorted({f"{key}={value}" for key, value in old_options ^ new_options}))
 
 
 def name_in_source(name: str, source: Pretrained) -> str:
