@@ -1,0 +1,259 @@
+"""Pass keys hidden in a real text: does a causal LM find them, by depth and length?
+
+    python benchmarks/needle.py own=FOLDER 'yarn=FOLDER@own(scaling=yarn:2)' --text book.txt \
+        --lengths 2048,4096 --out needle.json
+
+Each text has five pass keys of five digits, of five cities, at five depths. It is read once, and
+then continued with one question for each key; the other four are what it could be mistaken for. A
+key counts if greedy decoding gives all of it. Models of one length read the same texts, and
+shorter texts are the ends of longer ones, with the same keys. The same command continues after a
+stop, and more lengths or texts can follow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoTokenizer, DynamicCache
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.experiments.length import hf_model
+from fairseq_posenc.workbench.experiments.length.checkpoint import (
+    FORM,
+    LoadedModel,
+    NamedCheckpoint,
+    parse_checkpoints,
+)
+from fairseq_posenc.workbench.results.differences import Scale, compare
+from fairseq_posenc.workbench.results.intervals import interval, interval_of_share
+from fairseq_posenc.workbench.results.record import Record, Row
+from fairseq_posenc.workbench.running import options
+from fairseq_posenc.workbench.running.devices import Computing
+from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.running.locks import lock_folder
+from fairseq_posenc.workbench.running.progress import format_time, say
+from fairseq_posenc.workbench.running.stages import Inputs, Outputs, Stage
+from measuring.commands import exit_on_error, new_parser, own_command
+
+DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
+CITIES = ("Oslo", "Cairo", "Lima", "Tokyo", "Rome", "Delhi", "Paris", "Boston", "Sydney", "Berlin")
+NEEDLE = (
+    "\n\nThe secret pass key of {city} is {key}. Remember it: {key} is the pass key of {city}.\n\n"
+)
+QUESTION = "\n\nWhat is the secret pass key of {city}? The secret pass key of {city} is"
+CACHE = "cache" if int(transformers.__version__.partition(".")[0]) > 4 else "past_key_values"
+ROOM = 128  # tokens of a question and its answer, at most
+SHARE = Scale("share of right answers", higher=True)
+
+
+class Needles(NamedTuple):
+    """A text with its pass keys, in tokens."""
+
+    text: Tensor  # `(1, T)`
+    questions: Sequence[Tensor]  # of each key, `(1, Q)`
+    answers: Sequence[Tensor]  # `(1, A)`
+
+
+def parse_args(words: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = new_parser(__doc__)
+    add = parser.add_argument
+    named = "folders of transformers, to be read with other positions (with @SPEC)"
+    add("models", nargs="+", metavar=FORM.partition(" ")[0] + "[@SPEC]", help=named)
+    add("--text", type=Path, required=True, metavar="FILE", help="what hides the keys, in UTF-8")
+    options.add_lengths(parser, "tokens of a text", "2048,4096,8192")
+    add("--texts", type=int, default=10, help="texts of each length (default: 10)")
+    options.add_computing(parser)
+    add("--out", type=Path, required=True, metavar="FILE", help="the record; stages lie beside it")
+    return parser.parse_args(words)
+
+
+def hide(tokens: Tensor, tokenizer: Any, length: int, number: int, texts: int) -> Needles:
+    """Hide pass keys in a piece of a text.
+
+    Args:
+        tokens: the whole text, ``(N,)``.
+        tokenizer: of the model.
+        length: tokens of the piece, keys included.
+        number: which of the texts, from 0; its piece and keys depend on it.
+        texts: how many there are, spread over the whole text.
+    """
+
+    def encode(text: str) -> Tensor:
+        return torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    chance = random.Random(number)
+    cities = chance.sample(CITIES, len(DEPTHS))
+    keys = [str(chance.randrange(10_000, 100_000)) for _ in DEPTHS]
+    needles = [encode(NEEDLE.format(city=city, key=key)) for city, key in zip(cities, keys)]
+    room = length - sum(map(len, needles))
+    if not 0 < room <= len(tokens):
+        raise UserError(
+            f"--lengths {length}: a text has the keys, {length - room} tokens, and a piece of "
+            f"--text, which has {len(tokens):,}; choose a length between"
+        )
+    end = max(len(tokens) * (number + 1) // texts, room)
+    places = [0, *(round(room * depth) for depth in DEPTHS), room]
+    pieces = [tokens[end - room : end][a:b] for a, b in zip(places, places[1:])]
+    parts = [pieces[0], *(part for pair in zip(needles, pieces[1:]) for part in pair)]
+    return Needles(
+        torch.cat(parts)[None],
+        [encode(QUESTION.format(city=city))[None] for city in cities],
+        [encode(f" {key}")[None] for key in keys],
+    )
+
+
+@torch.no_grad()
+def ask(loaded: LoadedModel, needles: Needles) -> Outputs:
+    """Read a text once and ask for each key.
+
+    Returns:
+        By depth, whether greedy decoding gives the key, 0 or 1, and the natural logarithm of its
+        probability.
+    """
+    model: Any = loaded.model
+    device = next(loaded.model.parameters()).device
+    cache = DynamicCache(config=model.config)
+    model(needles.text.to(device), use_cache=True, logits_to_keep=1, **{CACHE: cache})
+    right, log_probability = [], []
+    for question, answer in zip(needles.questions, needles.answers):
+        tokens = torch.cat([question, answer[:, :-1]], 1).to(device)
+        kept = answer.size(1)
+        read = {CACHE: copy.deepcopy(cache)}
+        logits = model(tokens, use_cache=True, logits_to_keep=kept, **read).logits  # [1, A, V]
+        logits = logits.float().cpu()
+        # Greedy decoding gives the key if, after each part of it, its next token is likeliest.
+        right.append(int(bool((logits.argmax(-1) == answer).all())))
+        log_probability.append(float(logits.log_softmax(-1).gather(-1, answer[..., None]).sum()))
+    return {"right": right, "log_probability": log_probability}
+
+
+def measure(args: argparse.Namespace, lengths: Sequence[int]) -> list[Row]:
+    """Ask all models for the keys of all texts, the shortest texts first; return all answers.
+
+    Raises:
+        UserError: a model that is no folder of transformers, or wrong lengths.
+    """
+    named = parse_checkpoints(args.models)
+    for checkpoint in named:
+        if not checkpoint.is_folder:
+            raise UserError(f"{checkpoint.name}: {checkpoint.path} is no folder of transformers")
+    how = Computing.chosen(args.device, args.fp16, args.bf16)
+    load = functools.cache(partial(hf_model.load, how=how, longest=max(args.lengths) + ROOM))
+    rows: list[Row] = []
+    for length, number, checkpoint in product(lengths, range(args.texts), named):
+        place = args.out.with_suffix("") / checkpoint.name / f"{length}-{number}"
+        stage = Stage(place, _collect_inputs(checkpoint, args, length, number))
+        outputs = stage.do(partial(_ask_once, load, checkpoint, args, length, number))
+        for depth, right, log_probability in zip(DEPTHS, *outputs.values()):
+            rows.append(
+                {"model": checkpoint.name, "override": checkpoint.spec_override}
+                | {"length": length, "text": number + 1, "depth": depth}
+                | {"right": right, "log_probability": log_probability}
+            )
+    return rows
+
+
+def _ask_once(
+    load: Callable[[NamedCheckpoint], LoadedModel],
+    checkpoint: NamedCheckpoint,
+    args: argparse.Namespace,
+    length: int,
+    number: int,
+) -> Outputs:
+    tokens = hf_model.read_text(args.text, checkpoint.path).targets
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint.path)
+    began = time.monotonic()
+    outputs = ask(load(checkpoint), hide(tokens, tokenizer, length, number, args.texts))
+    took = format_time(time.monotonic() - began)
+    count = f"{sum(outputs['right'])} of {len(DEPTHS)} keys"
+    say(f"{checkpoint.name}, {length:,} tokens, text {number + 1}: {count} ({took})")
+    return outputs
+
+
+def summarise(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Collect shares by model and length, with intervals over the texts, and cells by depth."""
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    by_length: list[Row] = []
+    for length in dict.fromkeys(row["length"] for row in rows):
+        values = {model: _average_texts(rows, model, length, "right") for model in models}
+        for model in models:
+            change = compare(values[model], values[models[0]], SHARE)
+            by_length.append(
+                {"model": model, "length": length, "texts": len(values[model])}
+                | interval_of_share(values[model].values()).figures("share")
+                | interval(_average_texts(rows, model, length, "log_probability").values()).figures(
+                    "log_probability"
+                )
+                | change.interval.figures("change")
+            )
+    cells: dict[tuple[Any, ...], list[Any]] = {}
+    for row in rows:
+        cells.setdefault((row["model"], row["length"], row["depth"]), []).append(row["right"])
+    by_depth: list[Row] = [
+        {"model": model, "length": length, "depth": depth, "right": sum(right), "of": len(right)}
+        for (model, length, depth), right in cells.items()
+    ]
+    return by_length, by_depth
+
+
+def _average_texts(rows: Sequence[Row], model: str, length: int, column: str) -> dict[int, float]:
+    """Average a column over the keys of each text."""
+    by_text: dict[int, list[float]] = {}
+    for row in rows:
+        if (row["model"], row["length"]) == (model, length):
+            by_text.setdefault(row["text"], []).append(row[column])
+    return {text: fmean(values) for text, values in by_text.items()}
+
+
+def _collect_inputs(
+    checkpoint: NamedCheckpoint, args: argparse.Namespace, length: int, number: int
+) -> Inputs:
+    return {
+        "weights": [checksum(path) for path in sorted(checkpoint.path.glob("*.safetensors"))],
+        "override": checkpoint.spec_override,
+        "text": checksum(args.text),
+        "sizes": [length, number, args.texts],
+        "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
+        "prompts": [NEEDLE, QUESTION, CITIES, DEPTHS],
+    }
+
+
+def main() -> None:
+    """Ask, and write the record."""
+    args = parse_args(sys.argv[1:])
+    with lock_folder(args.out.with_suffix("")):
+        for count in range(1, len(args.lengths) + 1):  # a record after each length
+            rows = measure(args, args.lengths[:count])
+            by_length, by_depth = summarise(rows)
+            data = {
+                "text": str(args.text),
+                "fairseq_posenc": __version__,
+                "torch": str(torch.__version__),
+                "transformers": transformers.__version__,
+                "precision": "bfloat16" if args.bf16 else "float32",
+            }
+            figures = {"lengths": by_length, "depths": by_depth, "answers": rows}
+            Record("needle", figures, data, command=own_command()).write(args.out)
+    for row in by_length:
+        shown = f"{row['share']:.2f}  {row['log_probability']:.2f}"
+        say(f"{row['model']:<12} {row['length']:>7,}  {shown}")
+
+
+if __name__ == "__main__":
+    exit_on_error(main)
