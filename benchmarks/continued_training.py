@@ -1,0 +1,183 @@
+"""A trained causal LM is given other positions, and trained on: how much of it comes back?
+
+    python benchmarks/continued_training.py FOLDER --specs own none alibi --train train.txt \
+        --valid valid.txt --updates 100 --out continued.json
+
+All trainings begin with the weights of the folder and read the same blocks of the same text in the
+same order. Perplexity is that of blocks spread over the validation text. The same command
+continues after a stop, and with more --updates it continues what is done. Each model is left in a
+folder below that of the record, for `fairseq-posenc lm-length` and `benchmarks/needle.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel
+
+from continuing import Training, name_folder
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf import read_positions, set_positions
+from fairseq_posenc.hf.saving import load_model
+from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.experiments.length import hf_model
+from fairseq_posenc.workbench.experiments.length.stream import spread_windows
+from fairseq_posenc.workbench.results.differences import compare
+from fairseq_posenc.workbench.results.intervals import interval_of_perplexity
+from fairseq_posenc.workbench.results.record import Record, Row
+from fairseq_posenc.workbench.running import options
+from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.running.locks import lock_folder
+from fairseq_posenc.workbench.running.stages import Inputs, Outputs, Stage
+from measuring.commands import exit_on_error, new_parser, own_command
+
+MODEL = "model"  # folder of the trained model, below that of its training
+
+
+def parse_args(words: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = new_parser(__doc__)
+    add = parser.add_argument
+    add("folder", type=Path, help="a causal language model of transformers, with its tokenizer")
+    add("--specs", nargs="+", required=True, metavar="SPEC", help="the first is compared with")
+    add("--train", type=Path, required=True, metavar="FILE", help="text to train on")
+    add("--valid", type=Path, required=True, metavar="FILE", help="text of the perplexities")
+    options.add_count(parser, "--updates", "of each training", 100)
+    options.add_count(parser, "--every", "updates between two evaluations", 25)
+    options.add_count(parser, "--length", "tokens of an update, a row", 1024)
+    options.add_count(parser, "--blocks", "of the validation text", 8)
+    add("--lr", type=float, default=2e-4, help="learning rate (default: %(default)s)")
+    add("--seed", type=int, default=1, help="of the order and new parameters (default: 1)")
+    add("--bf16", action="store_true", help="autocast to bfloat16; weights stay float32")
+    add("--out", type=Path, required=True, metavar="FILE", help="the record; models lie beside it")
+    return parser.parse_args(words)
+
+
+def draw_rows(tokens: Tensor, length: int, seed: int) -> list[Tensor]:
+    """Cut a text into rows, ``(length,)``, in random order."""
+    rows = [*tokens[: len(tokens) // length * length].view(-1, length)]
+    random.Random(seed).shuffle(rows)
+    return rows
+
+
+def train(args: argparse.Namespace, spec: str, folder: Path) -> Outputs:
+    """Train the model with the positions of a spec; return figures and curves."""
+    torch.manual_seed(args.seed)
+    model = load_model(args.folder, dtype=torch.float32)
+    stock = model.num_parameters()
+    set_positions(model, spec)
+    added = model.num_parameters() - stock
+    rows = draw_rows(hf_model.read_text(args.train, args.folder).targets, args.length, args.seed)
+    stream = hf_model.read_text(args.valid, args.folder)
+    if not rows or len(stream) < args.length:
+        raise UserError(f"--length {args.length}: a text is shorter")
+    windows = [*spread_windows(len(stream), *[args.length] * 3, args.blocks)]
+
+    def compute_loss(update: int) -> Tensor:
+        ids = rows[update % len(rows)][None]
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
+            return model(input_ids=ids, labels=ids, use_cache=False).loss
+
+    def evaluate() -> Row:
+        losses = {}
+        for number, window in enumerate(windows, start=1):
+            read, predicted = (x[None, window.start : window.end] for x in stream)
+            with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
+                losses[f"loss_{number}"] = -float(hf_model.predict(model, read, predicted).mean())
+        return losses
+
+    training = Training(model, args.lr, folder)
+    training.run(args.updates, args.every, compute_loss, evaluate)
+    _keep(model, args.folder, folder / MODEL)
+    return {
+        "position_encoding": read_positions(model),
+        "new_parameters": added,
+        "seconds_per_update": training.seconds / max(1, training.updates),
+        "evaluations": training.evaluations,
+        "training_losses": training.losses,
+    }
+
+
+def build_record(args: argparse.Namespace, outputs: Mapping[str, Outputs]) -> Record:
+    """Collect perplexities, with intervals over blocks, and how they differ from the first's."""
+    rows: list[Row] = []
+    curves: list[Row] = []
+    losses: list[Row] = []
+    first = next(iter(outputs.values()))
+    for spec, trained in outputs.items():
+        named = {"model": spec, "position_encoding": trained["position_encoding"]}
+        for evaluation, other in zip(trained["evaluations"], first["evaluations"]):
+            perplexities, others = _perplexities(evaluation), _perplexities(other)
+            change = compare(perplexities, others).interval
+            curves.append(
+                {"model": spec, **evaluation}
+                | interval_of_perplexity(perplexities.values()).figures("perplexity")
+                | {name: math.exp(bound) for name, bound in change.figures("ratio").items()}
+            )
+        rows.append(
+            {**named, **{k: v for k, v in curves[-1].items() if not k.startswith("loss_")}}
+            | {name: trained[name] for name in ("new_parameters", "seconds_per_update")}
+        )
+        losses += [
+            {"model": spec, "update": update, "loss": loss}
+            for update, loss in enumerate(trained["training_losses"], start=1)
+        ]
+    data = {
+        "model": str(args.folder),
+        "train": str(args.train),
+        "valid": str(args.valid),
+        "tokens_per_update": args.length,
+        "lr": args.lr,
+        "precision": "autocast to bfloat16" if args.bf16 else "float32",
+        "fairseq_posenc": __version__,
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+    }
+    figures = {"models": rows, "curves": curves, "training": losses}
+    return Record("continued", figures, data, seed=args.seed, command=own_command())
+
+
+def _perplexities(evaluation: Row) -> dict[int, float]:
+    """Read the perplexity of each block."""
+    losses = [value for name, value in evaluation.items() if name.startswith("loss_")]
+    return {number: math.exp(loss) for number, loss in enumerate(losses)}
+
+
+def _keep(model: PreTrainedModel, source: Path, folder: Path) -> None:
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+
+
+def _collect_inputs(args: argparse.Namespace, spec: str) -> Inputs:
+    names = ("every", "length", "blocks", "lr", "seed", "bf16")
+    return {
+        "weights": [checksum(path) for path in sorted(args.folder.glob("*.safetensors"))],
+        "texts": [checksum(args.train), checksum(args.valid)],
+        "spec": spec,
+        **{name: getattr(args, name) for name in names},
+    }
+
+
+def main() -> None:
+    """Train with each spec; write the record after each."""
+    args = parse_args(sys.argv[1:])
+    outputs: dict[str, Outputs] = {}
+    with lock_folder(args.out.with_suffix("")):
+        for spec in args.specs:
+            folder = args.out.with_suffix("") / name_folder(spec)
+            stage = Stage(folder, _collect_inputs(args, spec), args.updates)
+            outputs[spec] = stage.do(partial(train, args, spec, folder), keep_unfinished=True)
+            build_record(args, outputs).write(args.out)
+
+
+if __name__ == "__main__":
+    exit_on_error(main)

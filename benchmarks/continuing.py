@@ -1,0 +1,112 @@
+"""Short trainings of models of transformers, which continue where they were stopped."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from fairseq_posenc.files import written_whole
+from fairseq_posenc.workbench.results.record import Row
+from fairseq_posenc.workbench.running.progress import say
+
+STATE = "state.pt"
+WARM_UP = 10  # updates of a rising learning rate, which then stays: trainings can be prolonged
+CLIP = 1.0  # largest norm of the gradient
+
+
+def name_folder(spec: str) -> str:
+    """Name a folder after a spec, in letters that need no quoting in a shell."""
+    return re.sub(r"[^\w.+=]+", "-", spec).strip("-")
+
+
+class Training:
+    """A model, its optimizer and what was measured so far; in a folder.
+
+    Args:
+        model: on its device; AdamW trains all of it, without weight decay.
+        lr: learning rate after the warm-up.
+        folder: for the state, which a training begun earlier is continued from.
+    """
+
+    def __init__(self, model: PreTrainedModel, lr: float, folder: Path) -> None:
+        self.model = model
+        self.folder = folder
+        self.updates = 0
+        self.losses: list[float] = []  # of the batch of each update, before it
+        self.evaluations: list[Row] = []
+        self.seconds = 0.0  # processor time of all updates
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self._optimizer, lambda update: min(1.0, (update + 1) / WARM_UP)
+        )
+        if (folder / STATE).exists():
+            self._load()
+
+    def run(
+        self,
+        goal: int,
+        every: int,
+        compute_loss: Callable[[int], Tensor],
+        evaluate: Callable[[], Row],
+    ) -> None:
+        """Train up to a number of updates; evaluate and save before the first and after some.
+
+        Args:
+            goal: updates in all, those made earlier included.
+            every: updates between two evaluations.
+            compute_loss: reads the batch of an update, by its number from 0.
+            evaluate: measures the model, in evaluation mode and without gradients.
+        """
+        while True:
+            if self.updates % every == 0 or self.updates == goal:
+                self._evaluate_once(evaluate)
+            if self.updates >= goal:
+                return
+            began = time.process_time()
+            self.model.train()
+            loss = compute_loss(self.updates)
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+            self._optimizer.step()
+            self._schedule.step()
+            self._optimizer.zero_grad()
+            self.seconds += time.process_time() - began
+            self.losses.append(loss.item())
+            self.updates += 1
+
+    def _evaluate_once(self, evaluate: Callable[[], Row]) -> None:
+        if any(row["updates"] == self.updates for row in self.evaluations):
+            return
+        self.model.eval()
+        with torch.no_grad():
+            row: Row = {"updates": self.updates, **evaluate()}
+        self.evaluations.append(row)
+        say(f"{self.folder.name}: {row}")
+        self._save()
+
+    def _save(self) -> None:
+        content = {
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "evaluations": self.evaluations,
+            "losses": self.losses,
+            "seconds": self.seconds,
+        }
+        with written_whole(self.folder / STATE) as new:
+            torch.save(content, new)
+
+    def _load(self) -> None:
+        content: dict[str, Any] = torch.load(self.folder / STATE, weights_only=True)
+        self.model.load_state_dict(content["model"])
+        self._optimizer.load_state_dict(content["optimizer"])
+        self._schedule.load_state_dict(content["schedule"])
+        self.evaluations, self.losses = content["evaluations"], content["losses"]
+        self.seconds, self.updates = content["seconds"], len(content["losses"])
