@@ -38,7 +38,7 @@ from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.running.stages import Inputs, Outputs, Stage
-from measuring.commands import exit_on_error, new_parser, own_command
+from measuring.commands import existing_file, exit_on_error, new_parser, own_command
 
 MODEL = "model"  # folder of the trained model, below that of its training
 
@@ -49,8 +49,14 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("folder", type=Path, help="a causal language model of transformers, with its tokenizer")
     add("--specs", nargs="+", required=True, metavar="SPEC", help="the first is compared with")
-    add("--train", type=Path, required=True, metavar="FILE", help="text to train on")
-    add("--valid", type=Path, required=True, metavar="FILE", help="text of the perplexities")
+    add("--train", type=existing_file, required=True, metavar="FILE", help="text to train on")
+    add(
+        "--valid",
+        type=existing_file,
+        required=True,
+        metavar="FILE",
+        help="text of the perplexities",
+    )
     options.add_count(parser, "--updates", "of each training", 100)
     options.add_count(parser, "--every", "updates between two evaluations", 25)
     options.add_count(parser, "--length", "tokens of an update, a row", 1024)
@@ -80,7 +86,8 @@ def train(args: argparse.Namespace, spec: str, folder: Path) -> Outputs:
     stream = hf_model.read_text(args.valid, args.folder)
     if not rows or len(stream) < args.length:
         raise UserError(f"--length {args.length}: a text is shorter")
-    windows = [*spread_windows(len(stream), *[args.length] * 3, args.blocks)]
+    sizes = args.length, args.length, args.length  # every token of a block is predicted
+    windows = [*spread_windows(len(stream), *sizes, args.blocks)]
 
     def compute_loss(update: int) -> Tensor:
         ids = rows[update % len(rows)][None]

@@ -48,7 +48,7 @@ from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.running.progress import format_time, say
 from fairseq_posenc.workbench.running.stages import Inputs, Outputs, Stage
-from measuring.commands import exit_on_error, new_parser, own_command
+from measuring.commands import existing_file, exit_on_error, new_parser, own_command
 
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 CITIES = ("Oslo", "Cairo", "Lima", "Tokyo", "Rome", "Delhi", "Paris", "Boston", "Sydney", "Berlin")
@@ -75,7 +75,13 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     named = "folders of transformers, to be read with other positions (with @SPEC)"
     add("models", nargs="+", metavar=FORM.partition(" ")[0] + "[@SPEC]", help=named)
-    add("--text", type=Path, required=True, metavar="FILE", help="what hides the keys, in UTF-8")
+    add(
+        "--text",
+        type=existing_file,
+        required=True,
+        metavar="FILE",
+        help="what hides the keys, in UTF-8",
+    )
     options.add_lengths(parser, "tokens of a text", "2048,4096,8192")
     add("--texts", type=int, default=10, help="texts of each length (default: 10)")
     options.add_computing(parser)

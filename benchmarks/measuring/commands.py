@@ -30,6 +30,17 @@ def new_parser(description: str | None) -> argparse.ArgumentParser:
     )
 
 
+def existing_file(text: str) -> Path:
+    """Parse the path of a file.
+
+    Raises:
+        ArgumentTypeError: there is no such file.
+    """
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"{text}: no such file")
+    return Path(text)
+
+
 def add_common(parser: argparse.ArgumentParser, encodings: list[str]) -> None:
     """Add the options that all benchmarks have."""
     add = parser.add_argument

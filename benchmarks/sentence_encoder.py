@@ -1,0 +1,230 @@
+"""A sentence encoder is given other positions, and learns its own sentences' vectors again.
+
+    python benchmarks/sentence_encoder.py FOLDER --specs own none alibi --sts dev.tsv \
+        --qnli dev.tsv --distil train.tsv --updates 100 --out encoder.json
+
+Two figures, before training and after some of it: Spearman's correlation of cosines with the
+scores of STS-B, and on QNLI for each question whether its sentence is the nearest of all (recall at
+1). In training the model with new positions learns the vectors that the folder's model gives the
+sentences of STS-B's training set: no labels are read. The same command continues after a stop, and
+with more --updates it continues what is done. Encoders need transformers 5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from scipy import stats
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel
+
+from continuing import Training, name_folder
+from fairseq_posenc.hf import read_positions, set_positions
+from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.results.intervals import LEVEL, interval
+from fairseq_posenc.workbench.results.record import Record, Row
+from fairseq_posenc.workbench.running import options
+from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.running.locks import lock_folder
+from fairseq_posenc.workbench.running.stages import Inputs, Outputs, Stage
+from measuring.commands import existing_file, exit_on_error, new_parser, own_command
+
+BATCH = 64  # sentences
+RESAMPLES = 1000  # of the pairs of STS-B, for the interval of the correlation
+Correlated = tuple[Tensor, Tensor]  # cosines and scores of pairs
+
+
+class Sentences(NamedTuple):
+    """What is measured."""
+
+    first: Sequence[str]  # of STS-B's pairs
+    second: Sequence[str]
+    scores: Sequence[float]  # how similar people find them
+    questions: Sequence[str]  # of QNLI
+    answers: Sequence[str]  # the sentence that answers each
+
+
+class Encoder(NamedTuple):
+    """A model and its tokenizer, which make a vector of a sentence."""
+
+    model: PreTrainedModel
+    tokenizer: Any
+
+    def __call__(self, sentences: Sequence[str]) -> Tensor:
+        """Compute vectors of length 1, ``(B, D)``: means over tokens."""
+        read = self.tokenizer([*sentences], padding=True, truncation=True, return_tensors="pt")
+        hidden = self.model(**read).last_hidden_state  # [B, T, D]
+        kept = read["attention_mask"][..., None]
+        return F.normalize((hidden * kept).sum(1) / kept.sum(1))
+
+    @torch.no_grad()
+    def encode(self, sentences: Sequence[str]) -> Tensor:
+        """Compute the vectors of many sentences, ``(N, D)``, those of similar lengths at a time."""
+        order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
+        parts = [self([sentences[n] for n in order[a : a + BATCH]]) for a in batches(len(order))]
+        return torch.cat(parts)[torch.tensor(order).argsort()]
+
+
+def batches(count: int) -> range:
+    """Number the first sentence of each batch."""
+    return range(0, count, BATCH)
+
+
+def parse_args(words: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = new_parser(__doc__)
+    add = parser.add_argument
+    add("folder", type=Path, help="an encoder of transformers, with its tokenizer")
+    add("--specs", nargs="+", required=True, metavar="SPEC", help="the first is compared with")
+    add("--sts", type=existing_file, required=True, metavar="FILE", help="STS-B's dev.tsv")
+    add("--qnli", type=existing_file, required=True, metavar="FILE", help="QNLI's dev.tsv, or .gz")
+    add("--distil", type=existing_file, required=True, metavar="FILE", help="STS-B's train.tsv")
+    options.add_count(parser, "--questions", "of QNLI", 1000)
+    add("--updates", type=int, default=100, help="of 64 sentences; 0 for none (default: 100)")
+    options.add_count(parser, "--every", "updates between two evaluations", 50)
+    add("--lr", type=float, default=5e-4, help="learning rate (default: %(default)s)")
+    add("--seed", type=int, default=1, help="of the order and new parameters (default: 1)")
+    add("--out", type=Path, required=True, metavar="FILE", help="the record; models lie beside it")
+    return parser.parse_args(words)
+
+
+def read_table(path: Path) -> Iterator[dict[str, str]]:
+    """Read the rows of one of GLUE's files."""
+    with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as file:
+        # GLUE's quotation marks are part of its sentences.
+        yield from csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+
+
+def read_sentences(args: argparse.Namespace) -> Sentences:
+    """Read what is measured: pairs of STS-B, and questions of QNLI with different answers."""
+    pairs = [*read_table(args.sts)]
+    answered: dict[str, str] = {}  # answer -> question
+    for row in read_table(args.qnli):
+        if row["label"] == "entailment" and len(answered) < args.questions:
+            answered.setdefault(row["sentence"], row["question"])
+    return Sentences(
+        [row["sentence1"] for row in pairs],
+        [row["sentence2"] for row in pairs],
+        [float(row["score"]) for row in pairs],
+        [*answered.values()],
+        [*answered],
+    )
+
+
+def measure(encoder: Encoder, sentences: Sentences) -> Row:
+    """Measure an encoder; its correlation with an interval over resampled pairs."""
+    cosines = (encoder.encode(sentences.first) * encoder.encode(sentences.second)).sum(1)
+    scores = torch.tensor(sentences.scores)
+    nearest = (encoder.encode(sentences.questions) @ encoder.encode(sentences.answers).T).argmax(1)
+    right = (nearest == torch.arange(len(nearest))).double()
+    resampled = [spearman(cosines[chosen], scores[chosen]) for chosen in resamples(len(scores))]
+    low, high = torch.tensor(resampled).quantile(torch.tensor([1 - LEVEL, 1 + LEVEL]) / 2).tolist()
+    return {
+        "spearman": spearman(cosines, scores),
+        "spearman_low": low,
+        "spearman_high": high,
+        **interval(right.tolist()).figures("recall"),
+    }
+
+
+def spearman(cosines: Tensor, scores: Tensor) -> float:
+    """Compute Spearman's rank correlation."""
+    return float(stats.spearmanr(cosines, scores).statistic)
+
+
+def resamples(count: int) -> Iterator[Tensor]:
+    """Draw pairs with replacement, the same ones for every model."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(RESAMPLES):
+        yield torch.randint(count, (count,), generator=generator)
+
+
+def distil(args: argparse.Namespace, spec: str, folder: Path) -> Outputs:
+    """Give the encoder other positions, and teach it the vectors of the encoder as it was."""
+    torch.manual_seed(args.seed)
+    tokenizer = AutoTokenizer.from_pretrained(args.folder)
+    teacher = Encoder(AutoModel.from_pretrained(args.folder).eval(), tokenizer)
+    model = AutoModel.from_pretrained(args.folder)
+    student = Encoder(set_positions(model, spec), tokenizer)
+    rows = [*read_table(args.distil)]
+    texts = [*dict.fromkeys(row[name] for row in rows for name in ("sentence1", "sentence2"))]
+    random.Random(args.seed).shuffle(texts)
+    measured = read_sentences(args)
+
+    def compute_loss(update: int) -> Tensor:
+        begin = update * BATCH % len(texts)
+        batch = texts[begin : begin + BATCH]
+        wanted = teacher.encode(batch)
+        return 1 - (student(batch) * wanted).sum(1).mean()
+
+    training = Training(model, args.lr, folder)
+    training.run(args.updates, args.every, compute_loss, lambda: measure(student, measured))
+    return {
+        "position_encoding": read_positions(model),
+        "seconds_per_update": training.seconds / max(1, training.updates),
+        "evaluations": training.evaluations,
+    }
+
+
+def build_record(args: argparse.Namespace, outputs: Mapping[str, Outputs]) -> Record:
+    """Collect the figures of all models: after the last update first, then the curves."""
+    curves = [
+        {"model": spec, "position_encoding": figures["position_encoding"], **row}
+        for spec, figures in outputs.items()
+        for row in figures["evaluations"]
+    ]
+    last: dict[str, Row] = {row["model"]: row for row in curves}
+    rows = [
+        {**row, "seconds_per_update": outputs[spec]["seconds_per_update"]}
+        for spec, row in last.items()
+    ]
+    data = {
+        "model": str(args.folder),
+        "sts": str(args.sts),
+        "qnli": str(args.qnli),
+        "distil": str(args.distil),
+        "sentences_per_update": BATCH,
+        "lr": args.lr,
+        "fairseq_posenc": __version__,
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+    }
+    figures = {"models": rows, "curves": curves}
+    return Record("encoder", figures, data, seed=args.seed, command=own_command())
+
+
+def _collect_inputs(args: argparse.Namespace, spec: str) -> Inputs:
+    files = [*sorted(args.folder.glob("*.safetensors")), args.sts, args.qnli, args.distil]
+    names = ("questions", "every", "lr", "seed")
+    return {
+        "files": [checksum(path) for path in files],
+        "spec": spec,
+        **{name: getattr(args, name) for name in names},
+    }
+
+
+def main() -> None:
+    """Measure and train with each spec; write the record after each."""
+    args = parse_args(sys.argv[1:])
+    outputs: dict[str, Outputs] = {}
+    with lock_folder(args.out.with_suffix("")):
+        for spec in args.specs:
+            folder = args.out.with_suffix("") / name_folder(spec)
+            stage = Stage(folder, _collect_inputs(args, spec), args.updates)
+            outputs[spec] = stage.do(partial(distil, args, spec, folder), keep_unfinished=True)
+            build_record(args, outputs).write(args.out)
+
+
+if __name__ == "__main__":
+    exit_on_error(main)
