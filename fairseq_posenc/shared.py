@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq_posenc.backends.forward_cache import PerForwardCache, is_reentrant_recomputation
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Encoding, Encodings
-from fairseq_posenc.encodings.locality import Locality
+from fairseq_posenc.encodings.locality import Locality, NeededKeys
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
@@ -140,6 +140,11 @@ class Shared(NamedTuple):
         if self.recompute_terms is not None and is_reentrant_recomputation():
             return self.recompute_terms()
         return self.terms
+
+    def needed_keys(self) -> NeededKeys:
+        """Find the keys that later queries may see, once for all layers."""
+        limits, cache = self.locality, self.cache
+        return cache.get("needed", limits, limits.needed_keys) if cache else limits.needed_keys()
 
     def rotate_last(self, count: int) -> Rotation | None:
         """Compute the rotation of the last tokens: of keys that are kept without theirs."""

@@ -18,15 +18,17 @@ from tests.helpers.tiny_models import needs_causal
 LENGTHS = (1, 2, 3, 7, 20, 56)
 BATCHES = (1, 3)
 WINDOWS = ["rope+window(size=4)", "alibi+window(size=20)", "3*rope+window(size=30),none"]
+WINDOWS += ["t5+window(size=20,first=3)", "cope+window(size=4,first=2)"]
 SPECS = [
     *registry.names(),
     *(f"rope+{name}" for name in registry.companion_names()),
     *("learned+m4m(reset=true)", "rope(layout=half)+shaw", "m4m(max_distance=4)", *WINDOWS),
     *("rope+ssmax+documents", "sentence_learned+documents", "alibi+randomized"),
+    *("m4m+window(size=6,first=1)+documents", "rope+ssmax+window(size=30,first=4)"),
 ]
 CHOSEN = [
     *("rope", "xpos", "t5", "fire", "cope", "fox", "deberta_v2", "learned+m4m(reset=true)"),
-    *("rope+ssmax", "sentence_learned+documents", "alibi+randomized", WINDOWS[2]),
+    *("rope+ssmax", "sentence_learned+documents", "alibi+randomized", *WINDOWS[2:], *SPECS[-2:]),
 ]
 DYNAMIC = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
 
@@ -79,8 +81,8 @@ def test_an_exported_layer_takes_any_length_and_batch(spec, traced):
 @pytest.mark.parametrize(
     "spec",
     some_of(
-        ["learned+m4m", "rope+window(size=4)"],
-        ["none", "rope+alibi", "learned+m4m", "rope+window(size=4)"],
+        ["learned+m4m", "rope+window(size=4)", WINDOWS[3]],
+        ["none", "rope+alibi", "learned+m4m", "rope+window(size=4)", WINDOWS[3]],
     ),
 )
 def test_a_layer_is_one_graph_when_compiled(spec):
@@ -93,7 +95,7 @@ def test_a_layer_is_one_graph_when_compiled(spec):
 @pytest.mark.parametrize(
     "spec",
     some_of(
-        ["learned+m4m", "rope+ssmax", WINDOWS[1]],
+        ["learned+m4m", "rope+ssmax", WINDOWS[1], WINDOWS[3]],
         ["rope", "t5", "learned+m4m", "deberta_v2", "rope+ssmax", *WINDOWS],
     ),
 )

@@ -55,11 +55,13 @@ class Mask(NamedTuple):
 
     def without_first_keys(self, count: int) -> Mask:
         """Leave out the first keys, of which a cache has dropped ``count``."""
-        if not count:
-            return self
+        return self.select_keys(slice(count, None)) if count else self
+
+    def select_keys(self, places: slice | Tensor) -> Mask:
+        """Leave out all keys but those at ``places``, which end with the queries' keys."""
 
         def rest(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x[:, count:]
+            return None if x is None else x[:, places]
 
         segments, first_keys = map(rest, (self.locality.segments, self.locality.first_keys))
         limits = self.locality._replace(segments=segments, first_keys=first_keys)
@@ -103,6 +105,27 @@ class Mask(NamedTuple):
             low = low.maximum(here)
         return low, high
 
+    def first_key_ranges(
+        self, tgt_len: int, src_len: int, device: torch.device
+    ) -> tuple[Tensor, Tensor] | None:
+        """Compute the first and last of :attr:`Locality.first_keys` that each query may see.
+
+        ``(B or 1, T)`` each, the first one after the last one for a query that sees none of them.
+        None where :meth:`visible_ranges` cannot tell the keys of a segment.
+        """
+        first_keys = self.locality.first_keys
+        assert first_keys is not None
+        limits = self.locality._replace(window=None, first_keys=None)
+        ranges = self._replace(locality=limits).visible_ranges(tgt_len, src_len, device)
+        if ranges is None:
+            return None
+        keys = torch.arange(src_len, device=device)
+        later = torch.where(first_keys, keys, src_len).flip(1).cummin(1).values.flip(1)
+        earlier = torch.where(first_keys, keys, -1).cummax(1).values  # [B or 1, S]
+        rows = max(len(first_keys), len(ranges[0]))
+        later, earlier, low, high = (x.expand(rows, -1) for x in (later, earlier, *ranges))
+        return later.gather(1, low), earlier.gather(1, high)
+
     def count_visible(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
         """Count the keys that each query may see, ``(B or 1, T)``."""
         deps = (*self[:3], *self.locality, tgt_len, src_len, device)
@@ -113,17 +136,26 @@ class Mask(NamedTuple):
         return compute() if self.cache is None else self.cache.get(key, deps, compute)
 
     def _count(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
-        ranges = self.visible_ranges(tgt_len, src_len, device)
+        first_keys = self.locality.first_keys
+        near = self._replace(locality=self.locality._replace(first_keys=None))
+        ranges = near.visible_ranges(tgt_len, src_len, device)
         if self.pairs is not None or ranges is None:
             forbidden = self.forbidden(tgt_len, src_len, device)
             assert forbidden is not None
             return (~forbidden).sum(-1)[:, 0].expand(-1, tgt_len)
-        low, high = ranges
-        if self.key_padding is None:
-            return high - low + 1
-        low, high = (bound.expand(self.key_padding.size(0), -1) for bound in ranges)  # [B, T]
-        real_before = F.pad((~self.key_padding).cumsum(1), (1, 0))  # [B, S + 1]
-        return real_before.gather(1, high + 1) - real_before.gather(1, low)
+        padding = self.key_padding
+        if padding is None and first_keys is None:
+            return ranges[1] - ranges[0] + 1
+        if padding is None:
+            padding = torch.zeros(1, src_len, dtype=torch.bool, device=device)
+        counts = _count_marked(~padding, *ranges)
+        if first_keys is None:
+            return counts
+        wide = near._replace(locality=near.locality._replace(window=None))
+        all_ranges = wide.visible_ranges(tgt_len, src_len, device)
+        assert all_ranges is not None, "a window only narrows them"
+        first_keys = first_keys & ~padding
+        return counts + _count_marked(first_keys, *all_ranges) - _count_marked(first_keys, *ranges)
 
     def _combine(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         parts = []
@@ -152,3 +184,10 @@ class Mask(NamedTuple):
             return None
         forbidden = reduce(or_, parts)
         return forbidden if forbidden.dim() == 4 else forbidden[None, None]  # [1, 1, T, S]
+
+
+def _count_marked(marks: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Count the marks, ``(B or 1, S)`` of bool, from ``low`` to ``high``, ``(B or 1, T)``."""
+    (rows,) = torch.broadcast_shapes(marks.shape[:1], low.shape[:1])
+    before = F.pad(marks.cumsum(1), (1, 0)).expand(rows, -1)  # [B or 1, S + 1]
+    return before.gather(1, high.expand(rows, -1) + 1) - before.gather(1, low.expand(rows, -1))

@@ -38,7 +38,11 @@ class Window(Encoding):
 
     def locality(self, positions: Positions) -> Locality:
         """Limit the distance of keys. Padding lies outside of sentences and moves no token."""
-        first_keys = None if self.first is None else positions.ids < self.first  # [B or 1, S]
+        if self.first is None:
+            return Locality(window=self.size)
+        first_keys = positions.ids < self.first  # [B or 1, S]
+        if (padding := positions.padding) is not None:
+            first_keys = first_keys & ~padding
         return Locality(window=self.size, first_keys=first_keys)
 
 

@@ -6,7 +6,20 @@ from functools import reduce
 from operator import and_
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+
+class NeededKeys(NamedTuple):
+    """The keys that later queries of a causal model may see, for a cache that keeps no others.
+
+    Attributes:
+        last: how many of the last ones; None for all.
+        first: the places of further keys, int64 ``(n,)`` on the CPU; None for none.
+    """
+
+    last: int | None
+    first: Tensor | None = None
 
 
 class Locality(NamedTuple):
@@ -39,11 +52,29 @@ class Locality(NamedTuple):
             return None
         return self.window // 2 if direction == "both" else self.window - 1
 
-    def needed_keys(self) -> int | None:
-        """Count the keys that later queries of a causal model may see; None for all."""
-        window = self.window if self.first_keys is None else None
-        known = [size for size in (window, self.longest) if size is not None]
-        return min(known) - 1 if known else None
+    def needed_keys(self, past: int | None = None) -> NeededKeys:
+        """Find the keys that the queries after ``past`` tokens of a causal model may see.
+
+        The first keys are those of the segments of these queries, known or (after the last token)
+        to come: they continue the last segment, or begin a new one. A graph needs all keys, as the
+        number of first keys depends on padding.
+
+        Args:
+            past: a number of tokens; by default all.
+        """
+        known = [size for size in (self.window, self.longest) if size is not None]
+        last = min(known) - 1 if known else None
+        if self.first_keys is None or last is None:
+            return NeededKeys(last)
+        if torch.compiler.is_compiling():
+            return NeededKeys(None)
+        marks = self.first_keys[:, :past]  # [B or 1, S]
+        if self.segments is not None:
+            queries = self.segments[:, -1:] if past is None else self.segments[:, past:]
+            same = self.segments[:, :past, None].eq(queries[:, None]).any(2)  # [B or 1, S]
+            marks = marks & same
+        # The last key stays in any case: sums of decay go on from it.
+        return NeededKeys(max(last, 1), marks.any(0).nonzero()[:, 0].cpu())
 
     def __and__(self, other: Locality) -> Locality:
         """Limit the keys by both."""

@@ -233,17 +233,41 @@ class Terms(NamedTuple):
         """Leave out the first keys, of which a cache has dropped ``count``."""
         if not count:
             return self
+        return self._select_by_key(slice(count, None)).without_first_distances(count)
+
+    def select_keys(self, places: Tensor, tgt_len: int, src_len: int) -> Terms:
+        """Leave out all keys but those at ``places``, ascending, int64 ``(K,)``.
+
+        Args:
+            places: among the S keys. The last are those of the queries; before a gap lie T - 1 keys
+                that are hidden (see :meth:`~fairseq_posenc.modules.cache.Kept.with_gaps`).
+            tgt_len: T.
+            src_len: S.
+        """
+        later = torch.arange(src_len, src_len + tgt_len - 1, device=places.device)
+        rows = torch.cat([places, later])  # of tables with a row for each distance
+        left: dict[str, Any] = {}
+        for name, term, table in self.given():
+            if term.rows is None:
+                continue
+            number, distinct = src_len + tgt_len - 1, rows
+            if (runs := self.runs.get(name)) is not None:
+                number, distinct = runs.rows, runs.find(rows - (src_len - 1))
+            kept, reset = table.split([number, table.size(term.rows) - number], term.rows)
+            left[name] = torch.cat([kept.index_select(term.rows, distinct), reset], term.rows)
+        return self._select_by_key(places)._replace(**left, runs={})
+
+    def _select_by_key(self, places: slice | Tensor) -> Terms:
+        """Select keys in what has a number for each of them."""
         left: dict[str, Any] = {
-            name: tensor.narrow(-1, count, tensor.size(-1) - count)
-            for name, term, tensor in self.given()
-            if term.rows is None
+            name: tensor[..., places] for name, term, tensor in self.given() if term.rows is None
         }
         if self.first is not None:
-            left["first"] = self.first[:, count:]
+            left["first"] = self.first[:, places]
         for name in ("decay", "later_decay"):
             if (by_key := getattr(self, name)) is not None:
-                left[name] = by_key[:, :, count:]
-        return self._replace(**left).without_first_distances(count)
+                left[name] = by_key[:, :, places]
+        return self._replace(**left)
 
     def without_first_distances(self, count: int) -> Terms:
         """Leave out the ``count`` lowest distances: the rows that only these need."""

@@ -193,12 +193,13 @@ class AttentionPositions(AttentionCore, nn.Module):
         """Refuse a cache of a fixed size, and one that forgets keys which the spec needs."""
         positions = shared.positions
         src_len, needed = positions.tokens.size(1), shared.locality.needed_keys()
+        window = needed.last if needed.first is None else None
         if keys > src_len:
             raise UserError(
                 f"the cache holds {keys} keys for {src_len} tokens: caches of a fixed size work "
                 "only with encodings that are rotations; leave out cache_implementation"
             )
-        least = src_len if needed is None else min(src_len, needed + positions.tgt_len)
+        least = src_len if window is None else min(src_len, window + positions.tgt_len)
         if keys < least:
             raise UserError(
                 f"the cache has kept {keys} keys, but this layer's positions need {least}: make "

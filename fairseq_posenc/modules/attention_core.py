@@ -13,7 +13,7 @@ from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.modules.cache import KeyValueCache
+from fairseq_posenc.modules.cache import Kept, KeyValueCache
 from fairseq_posenc.positions import Span
 from fairseq_posenc.shared import Shared
 
@@ -91,21 +91,29 @@ class AttentionCore:
         if inputs is not None:
             past = None if cache is None else cache.past_decay(key)
             decay = self.encodings.decay(inputs, positions, past)
+        tgt_len, src_len = query.size(2), positions.tokens.size(1)
+        kept = Kept(key, value, decay)
         if cache is not None:
-            needed = shared.locality.needed_keys()
-            key, value, decay = cache.extend(key, value, decay, needed)
-        src_len = positions.tokens.size(1)
-        dropped = src_len - key.size(2)  # keys that the cache no longer has: no query sees them
+            kept = cache.extend(key, value, decay, shared.needed_keys())
+            kept = kept.with_gaps(tgt_len, src_len)
         if terms is None:
-            terms = self.terms(Span.from_lengths(query.size(2), src_len, query.device), shared)
+            terms = self.terms(Span.from_lengths(tgt_len, src_len, query.device), shared)
         if mask is None:
             mask = shared.mask(self.direction)
+        dropped = src_len - kept.key.size(
+            2
+        )  # keys that the cache no longer has: no query sees them
+        if kept.places is None:
+            terms, mask = terms.without_first_keys(dropped), mask.without_first_keys(dropped)
+        else:
+            places = kept.places.to(query.device)
+            terms, mask = terms.select_keys(places, tgt_len, src_len), mask.select_keys(places)
         return AttentionCall(
             query,
-            self.repeat_heads(key),
-            self.repeat_heads(value),
-            terms.without_first_keys(dropped).with_decay(decay, self.num_heads),
-            mask.without_first_keys(dropped),
+            self.repeat_heads(kept.key),
+            self.repeat_heads(kept.value),
+            terms.with_decay(kept.decay, self.num_heads),
+            mask,
             dropout,
             need_weights,
         )

@@ -2,12 +2,79 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from fairseq_posenc.encodings.locality import NeededKeys
 from fairseq_posenc.errors import UserError
+
+
+class Kept(NamedTuple):
+    """The keys of a step, in a layout that all hosts share.
+
+    Attributes:
+        key: rotated, ``(B, H, K, D)``.
+        value: beside it.
+        decay: ``(B, G, K, 2)``; None where there are no gates.
+        places: the place of each key among all tokens, ascending, int64 ``(K,)`` on the CPU; None
+            where they are the last K tokens.
+    """
+
+    key: Tensor
+    value: Tensor
+    decay: Tensor | None = None
+    places: Tensor | None = None
+
+    def append(self, key: Tensor, value: Tensor, decay: Tensor | None, tokens: int) -> Kept:
+        """Append new tokens, the last of ``tokens``; ``decay`` is already that of all keys."""
+        places = self.places
+        if places is not None:
+            places = torch.cat([places, torch.arange(tokens - key.size(2), tokens)])
+        keys = torch.cat([self.key, key], dim=2)  # [B, H, K, D]
+        return Kept(keys, torch.cat([self.value, value], dim=2), decay, places)
+
+    def select(self, needed: NeededKeys, tokens: int) -> Kept:
+        """Select the keys that later queries need, of those up to the last of ``tokens``."""
+        count, last = self.key.size(2), needed.last
+        if last is None or (self.places is None and count <= last):
+            return self
+        if needed.first is None and self.places is None:
+            # Cloned, because a slice would keep the whole tensor in memory.
+            return self._map(lambda x: x[:, :, count - last :].clone(), None)
+        places = torch.arange(tokens - count, tokens) if self.places is None else self.places
+        stays = places >= tokens - last
+        if needed.first is not None:
+            stays = stays | torch.isin(places, needed.first)
+        places, index = places[stays], stays.nonzero()[:, 0].to(self.key.device)
+        is_last = not len(places) or int(places[0]) == tokens - len(places)
+        return self._map(lambda x: x.index_select(2, index), None if is_last else places)
+
+    def with_gaps(self, queries: int, tokens: int) -> Kept:
+        """Put T - 1 keys of zeros, which the window hides, at the beginning of each gap.
+
+        In a table by distance each query's rows begin one row earlier than those of the query
+        before. So T queries need T - 1 rows beyond those of the keys before a gap, and these keys
+        make room for them: keys ``ab....gh`` of T = 3 become ``ab00gh``.
+        """
+        if self.places is None or queries == 1:
+            return self
+        places = (self.places[:, None] + torch.arange(queries)).unique()
+        places = places[places < tokens]
+        index = torch.searchsorted(places, self.places).to(self.key.device)
+
+        def spread(x: Tensor) -> Tensor:
+            zeros = x.new_zeros(*x.shape[:2], len(places), x.size(3))
+            return zeros.index_copy(2, index, x)
+
+        return self._map(spread, places)
+
+    def _map(self, change: Callable[[Tensor], Tensor], places: Tensor | None) -> Kept:
+        """Change keys, values and decay in the same way."""
+        decay = None if self.decay is None else change(self.decay)
+        return Kept(change(self.key), change(self.value), decay, places)
 
 
 class KeyValueCache(Protocol):
@@ -20,21 +87,17 @@ class KeyValueCache(Protocol):
             key: keys of the new tokens, ``(B, H, T, D)``.
         """
 
-    def extend(
-        self, key: Tensor, value: Tensor, decay: Tensor | None, needed: int | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def extend(self, key: Tensor, value: Tensor, decay: Tensor | None, needed: NeededKeys) -> Kept:
         """Append the keys and values of new tokens to those of earlier tokens.
 
         Args:
             key: rotated keys of the new tokens, ``(B, H, T, D)``.
             value: their values, ``(B, H, T, D)``.
-            decay: decay of all tokens, ``(B, G, S, 2)``.
-            needed: number of keys that queries of later steps may see, None for all; older keys
-                are dropped.
+            decay: decay of the kept and the new tokens, ``(B, G, K, 2)``.
+            needed: the keys that queries of later steps may see; the others are dropped.
 
         Returns:
-            Keys and values that the new queries may see, ``(B, H, S, D)``, and the decay of all
-            tokens.
+            Keys, values and decay that the new queries may see.
         """
 
 
@@ -46,8 +109,8 @@ class Cache:
     """
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
-        # `key` (rotated) and `value`, both (B, H, S, D). Self-attention adds `tokens`, the number
-        # of tokens read, and `decay`, (B, G, S, 2); attention to a source adds `source`.
+        # `key` (rotated) and `value`, both (B, H, S, D). Self-attention adds the other fields of
+        # `Kept` and `tokens`, the number of tokens read; attention to a source adds `source`.
         self.state = {} if state is None else state
 
     @classmethod
@@ -63,13 +126,18 @@ class Cache:
         """The number of tokens read, including those whose keys were dropped."""
         return self.state.get("tokens", 0)
 
+    def list_places(self) -> Tensor:
+        """List the places of the kept keys among all tokens, int64 ``(K,)``."""
+        places: Tensor | None = self.state.get("places")
+        if places is None:
+            places = torch.arange(self.tokens - self.state["key"].size(2), self.tokens)
+        return places
+
     def past_decay(self, key: Tensor) -> Tensor | None:
         """See :class:`KeyValueCache`."""
         return self.state.get("decay")
 
-    def extend(
-        self, key: Tensor, value: Tensor, decay: Tensor | None, needed: int | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def extend(self, key: Tensor, value: Tensor, decay: Tensor | None, needed: NeededKeys) -> Kept:
         """See :class:`KeyValueCache`.
 
         Raises:
@@ -78,19 +146,17 @@ class Cache:
         if self.state and ("decay" in self.state) != (decay is not None):
             raise UserError("the cache is of a layer with other encodings: give each its own")
         tokens = self.tokens + key.size(2)
+        now = Kept(key, value, decay)
         if self.state:
-            key = torch.cat([self.state["key"], key], dim=2)  # [B, H, S, D]
-            value = torch.cat([self.state["value"], value], dim=2)
-        first = 0 if needed is None else max(key.size(2) - needed, 0)
-        # Cloned, because a slice would keep the whole tensor in memory.
-        kept = [x[:, :, first:].clone() if first else x for x in (key, value)]
-        self.state.update(key=kept[0], value=kept[1], tokens=tokens)
-        if decay is not None:
-            self.state["decay"] = decay[:, :, -kept[0].size(2) :]
-        return key, value, decay
+            past = Kept(self.state["key"], self.state["value"], None, self.state.get("places"))
+            now = past.append(key, value, decay, tokens)
+        later = now.select(needed, tokens)._asdict()
+        self.state.clear()  # it may be the caller's
+        self.state.update({name: x for name, x in later.items() if x is not None}, tokens=tokens)
+        return now
 
     def reorder(self, rows: Tensor) -> None:
         """Select rows of the batch, ``(new batch,)``, as beam search does after each step."""
         for name, kept in self.state.items():
-            if isinstance(kept, Tensor):
+            if isinstance(kept, Tensor) and name != "places":  # the same in all rows
                 self.state[name] = kept.index_select(0, rows)

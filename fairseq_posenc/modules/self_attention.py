@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.backends import attend
@@ -124,10 +125,15 @@ class SelfAttention(AttentionCore, nn.Module):
             )
         if not cache:
             return
-        needed = shared.locality.needed_keys()
+        needed = shared.locality.needed_keys(past)
         batch, heads, length = cache.state["key"].shape[:3]  # rotated keys may be wider than values
         width = cache.state["value"].size(3)
-        expected = (value.size(0), value.size(1), past if needed is None else min(past, needed))
+        needed_length = past if needed.last is None else min(past, needed.last)
+        if needed.first is not None:
+            # After beams were reordered, first keys of rows that are gone may be there, too.
+            lacking = ~torch.isin(needed.first, cache.list_places())
+            needed_length = max(length + int(lacking.sum()), needed_length)
+        expected = value.size(0), value.size(1), needed_length
         if (batch, heads, length, width) != (*expected, value.size(3)):
             raise UserError(
                 f"the cache has a batch size of {batch} and {length} keys of {heads} heads of "

@@ -111,7 +111,8 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
                 static_kv=False,
             )
             # Outside a stack, later steps count their positions from the cached keys: keep all.
-            cache = IncrementalCache(buffer, padding, keeps_all=current_context() is None)
+            tokens = shared.positions.tokens.size(1)
+            cache = IncrementalCache(buffer, padding, tokens, keeps_all=current_context() is None)
         drops = self.dropout_module.training or self.dropout_module.apply_during_inference
         call = self.make_call(
             *self.project(query),

@@ -8,11 +8,12 @@ are computed for the queries of the next steps.
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fairseq_posenc.encodings.locality import NeededKeys
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.modules.cache import Kept
 from fairseq_posenc.positions import Positions, Span
 
 STEPS = 32  # terms are computed for a multiple of this many keys
@@ -24,37 +25,43 @@ class IncrementalCache:
     Args:
         buffer: the layer's buffer in fairseq's incremental state; changed in place.
         padding: True for padding, for all tokens, ``(B, S)``.
+        tokens: number of all tokens, S.
         keeps_all: whether to keep keys that no later query sees.
     """
 
     def __init__(
-        self, buffer: dict[str, Tensor | None], padding: Tensor | None, keeps_all: bool
+        self, buffer: dict[str, Tensor | None], padding: Tensor | None, tokens: int, keeps_all: bool
     ) -> None:
         self.buffer = buffer
         self.padding = padding
+        self.tokens = tokens
         self.keeps_all = keeps_all
 
     def past_decay(self, key: Tensor) -> Tensor | None:
         """See :class:`~fairseq_posenc.modules.cache.KeyValueCache`."""
         return self.buffer.get("prev_decay")
 
-    def extend(
-        self, key: Tensor, value: Tensor, decay: Tensor | None, needed: int | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def extend(self, key: Tensor, value: Tensor, decay: Tensor | None, needed: NeededKeys) -> Kept:
         """See :class:`~fairseq_posenc.modules.cache.KeyValueCache`."""
         past_key, past_value = self.buffer.get("prev_key"), self.buffer.get("prev_value")
+        now = Kept(key, value, decay)
         if past_key is not None and past_value is not None:
-            key = torch.cat([past_key, key], dim=2)  # [B, H, S, D]
-            value = torch.cat([past_value, value], dim=2)
-        first = 0 if needed is None or self.keeps_all else max(key.size(2) - needed, 0)
+            places = self.buffer.get("prev_places")
+            past = Kept(past_key, past_value, None, None if places is None else places[0].cpu())
+            now = past.append(key, value, decay, self.tokens)
+        later = now if self.keeps_all else now.select(needed, self.tokens)
+        places = later.places
+        if places is not None:  # a row for each beam, as fairseq reorders rows
+            places = places.to(key.device).expand(key.size(0), -1)
         self.buffer.update(
-            prev_key=key[:, :, first:],
-            prev_value=value[:, :, first:],
+            prev_key=later.key,
+            prev_value=later.value,
             prev_key_padding_mask=self.padding,
+            prev_places=places,
         )
-        if decay is not None:
-            self.buffer["prev_decay"] = decay[:, :, first - key.size(2) :]
-        return key, value, decay
+        if later.decay is not None:
+            self.buffer["prev_decay"] = later.decay
+        return now
 
 
 def compute_step_span(positions: Positions, limit: int) -> Span:

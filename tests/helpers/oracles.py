@@ -511,18 +511,22 @@ def cope(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = z_ij + (1 - f) q_i.E[floor p] + f q_i.E[ceil p] (Golovneva et al. 2024, section 4).
 
     z_ij = q_i.k_j / sqrt(d), p = min(sum_{t=j..i} sigmoid(z_it), P - 1), f = p - floor p. A key
-    after the query, which no causal model sees, has p = 0. params: "table" [P, d].
+    after the query, which no causal model sees, has p = 0. Keys that a query does not see, between
+    the first ones and its window, count nothing. params: "table" [P, d]; options: "visible" [T, S]
+    of bool, by default all.
     """
     heads, tgt_len, head_dim = q.shape
     src_len = k.shape[1]
     table = params["table"]
+    visible = options.get("visible", torch.ones(tgt_len, src_len, dtype=torch.bool))
     scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
     for h in range(heads):
         for n in range(tgt_len):
             i = src_len - tgt_len + n
             z = [dot(q[h, n], k[h, j]) / math.sqrt(head_dim) for j in range(src_len)]
             for j in range(src_len):
-                p = sum((torch.sigmoid(z[t]) for t in range(j, i + 1)), 0 * z[j])
+                counted = [t for t in range(j, i + 1) if visible[n, t]]
+                p = sum((torch.sigmoid(z[t]) for t in counted), 0 * z[j])
                 p = torch.minimum(p, torch.full_like(p, len(table) - 1))
                 low = math.floor(float(p.detach()))
                 f = p - low

@@ -15,6 +15,9 @@ from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.modules.cache import Cache
+from tests.helpers import oracles
+from tests.helpers.formulas import awake
 from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import (
     COMPOSITIONS,
@@ -78,7 +81,7 @@ def test_equals_the_formula_with_padding_on_either_side(spec, monkeypatch):
     # Every encoding meets all limits and all directions, and over all encodings these all pairs.
     ways, first_way = directions(spec), WITHOUT_VALUES.index(spec)
     for number, (limits, backend) in enumerate(cases, first_way):
-        if (spec, limits) == ("cope", FIRST):  # it counts visible keys; the formula, all
+        if (spec, limits) == ("cope", FIRST):  # it counts visible keys: the next test
             continue
         direction = ways[number % len(ways)]
         attention = make(f"{spec}+{limits}", direction, backend)
@@ -90,6 +93,24 @@ def test_equals_the_formula_with_padding_on_either_side(spec, monkeypatch):
             theirs = attend_by_formula(attention, spec, *by_formula[b], allowed)
             torch.testing.assert_close(ours[real, b], theirs, rtol=1e-5, atol=1e-5)
         assert ours.isfinite().all()
+
+
+@pytest.mark.parametrize("limits", [FIRST, "window(size=1,first=3)", "window(size=5)"])
+def test_cope_counts_the_keys_that_a_query_sees(limits):
+    """The keys between the first ones and the window, which caches drop, count nothing."""
+    attention = make(f"cope+{limits}", "lr")
+    x = torch.randn(LENGTH, 2, 16, dtype=torch.float64)
+    padding = torch.zeros(2, LENGTH, dtype=torch.bool)
+    padding[1, :3] = True
+    ours, _ = attention(x, x, x, key_padding_mask=padding)
+    table = attention.encodings.cope.table.detach().double()
+    for b in range(2):
+        real = ~padding[b]
+        allowed = visible(limits, "lr", int(real.sum()))
+        query, key, value = (y[0] for y in attention.project(x[real, b : b + 1]))
+        scores = oracles.cope(query, key, {"table": table}, {"visible": allowed})
+        theirs = attend_by_formula(attention, "cope", scores, value, allowed)
+        torch.testing.assert_close(ours[real, b], theirs, rtol=1e-11, atol=1e-11)
 
 
 RUNS = ["m4m(max_distance=2)", "deberta_v2(buckets=4)", "shaw_values(max_distance=1)"]
@@ -171,8 +192,14 @@ def test_of_two_windows_the_first_keys_of_both_are_visible():
     assert both.window == 3
     assert torch.equal(both.first_keys, marks[0])
     assert (ours & Locality(window=5)).first_keys is None
-    assert ours.needed_keys() is None
-    assert Locality(window=3, first_keys=marks[0], longest=4).needed_keys() == 3
+    assert ours.needed_keys().last == 2
+    assert ours.needed_keys().first.tolist() == [0, 1]
+    assert theirs.needed_keys(past=4)[1].tolist() == [0, 1, 2, 3]
+    assert Locality(window=5, longest=4).needed_keys() == (3, None)
+    segments = torch.tensor([[0, 0, 0, 0, 0, 0, 0, 1, 1]])
+    other = ours._replace(segments=segments)  # the first keys were those of another segment
+    assert other.needed_keys()[1].tolist() == []
+    assert other.needed_keys(past=6)[1].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(("spec", "window"), product_of(["none", "m4m", "t5"], [3, 40]))
@@ -220,7 +247,10 @@ def test_blocks_leave_out_hidden_keys(direction, monkeypatch):
     )
     query = torch.randn(1, 1, 4096, 8)
     chunks = torch.arange(4096)[None] // 256
-    for locality in (Locality(), Locality(window=256), Locality(segments=chunks)):
+    first_keys = torch.arange(4096)[None] < 4
+    beside = Locality(window=256, first_keys=first_keys)
+    limits = [Locality(window=256), Locality(segments=chunks), beside]
+    for locality in (Locality(), *limits, beside._replace(segments=chunks // 6)):
         mask = Mask(direction, locality=locality)
         blocked.attend(AttentionCall(query, query, query, Terms(), mask))
     whole, *limited = pairs
@@ -246,6 +276,54 @@ def test_a_call_with_a_window_holds_its_blocks_only_where_one_without_does(
     vectors = 5 * query.nbytes  # queries, keys, values, output, and tables by distance
     assert sum(found.values()) <= held * 2**20 + vectors
     assert bool(held) == (sum(found.values()) > vectors)
+
+
+@pytest.mark.parametrize("direction", ["both", "lr", "rl"])
+@pytest.mark.parametrize("spec", ["none+sink", "m4m", "fox+ssmax", "shaw_values+alibi"])
+def test_blocks_leave_out_the_keys_between_the_first_ones_and_the_window(spec, direction):
+    """Several blocks share a softmax, dropout, a sink, temperatures and sums of gradients."""
+    if direction != "lr" and needs_causal(spec):
+        direction = "lr"
+    length, limits = 700, "window(size=30,first=3)"
+    positions = awake(StackPositions(f"{spec}+{limits}", 16, 2, length, direction == "lr")).double()
+    layers = [
+        SelfAttention(positions, direction=direction, backend=name).double()
+        for name in ("reference", "blocked")
+    ]
+    layers[1].load_state_dict(awake(layers[0]).state_dict())
+    padding = torch.zeros(2, length, dtype=torch.bool)
+    padding[0, -40:], padding[1, :50] = True, True
+    inputs, results = torch.randn(2, length, 16, dtype=torch.float64), []
+    for layer in layers:
+        x = inputs.clone().requires_grad_()
+        positions.zero_grad()
+        embedded, shared = positions(x, padding)
+        out, _ = layer(embedded, shared)
+        (out * torch.linspace(-1, 1, 16, dtype=torch.float64)).sum().backward()
+        parameters = [*layer.parameters(), *positions.parameters()]
+        results.append([out, x.grad, *(p.grad.clone() for p in parameters if p.grad is not None)])
+    call = layer.make_call(*layer.project(embedded), shared, embedded)
+    geometry = blocked.Geometry.from_call(call.query, length, call.mask, call.terms)
+    assert {len(strip) for _, strips in geometry.split_chunks() for strip in strips} >= (
+        {1} if direction == "rl" else {1, 2}
+    )
+    for expected, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("direction", ["both", "lr", "rl"])
+def test_visible_keys_are_counted_as_a_loop_does(direction):
+    padding = torch.zeros(3, 20, dtype=torch.bool)
+    padding[1, :3], padding[2, -4:] = True, True
+    ids = (~padding).cumsum(1) - 1
+    first_keys = (ids < 2) & ~padding
+    segments = ids.clamp(min=0) // 9
+    for hidden, chunks in itertools.product((None, padding), (None, segments)):
+        limits = Locality(window=5, segments=chunks, first_keys=first_keys)
+        mask = Mask(direction, hidden, locality=limits)
+        expected = (~mask.forbidden(20, 20, padding.device)).sum(-1).squeeze(1)
+        counted = mask.count_visible(20, 20, padding.device)
+        assert torch.equal(counted.expand(3, -1), expected.expand(3, -1))
 
 
 def test_sentences_leave_out_keys_that_only_others_see():
@@ -280,9 +358,74 @@ def test_decoding_equals_the_full_pass(spec, limits, family):
     # The layers with limits have kept what later queries will see, the others everything.
     own = [key for key, x in state.items() if isinstance(x, dict) and "prev_key" in x]
     lengths = {state[key]["prev_key"].size(2) for key in own}
-    # Beside the first tokens all keys are kept: of rows padded on the left, they are in places of
-    # their own.
-    assert lengths - {source.size(1)} == ({8} if "first" in limits else {2, 8})
+    assert lengths - {source.size(1)} == ({4, 8} if "first" in limits else {2, 8})
+
+
+STEPS = [slice(0, 12), *(slice(i, i + 1) for i in range(12, 17)), slice(17, 20), slice(20, 30)]
+# Of every kind of term: none, by distance whole, in runs and by pair, rotations, decay, counts.
+KINDS = ["none", "rope", "xpos", "t5", "m4m", "m4m(max_distance=2)", "shaw_values", "fire"]
+KINDS += ["tupe+reset", "deberta_v2(buckets=4)", "fox", "pope", "cope", "none+ssmax"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "limits", "kept"),
+    product_of(
+        some_of(KINDS, [spec for spec in SPECS if "documents" not in spec]),
+        [
+            ("window(size=4,first=2)", 3 * 2 + 3),
+            ("window(size=1,first=3)", 3 * 3 + 1),
+            ("window(size=5,first=2)+chunk(size=7)", 4),
+            ("window(size=9,first=3)+chunk(size=4)", 3),
+        ],
+    ),
+)
+def test_a_cache_keeps_the_first_keys_and_those_of_the_window(spec, limits, kept):
+    """Steps of one and of several tokens, rows padded on the left, in the places of a full pass."""
+    positions = awake(StackPositions(f"{spec}+{limits}", 16, 2, 40, causal=True)).double().eval()
+    layer = awake(SelfAttention(positions, backend="reference")).double().eval()
+    x = torch.randn(3, 30, 16, dtype=torch.float64)
+    padding = torch.zeros(3, 30, dtype=torch.bool)
+    padding[1, :3], padding[2, :9] = True, True
+    full = layer(*positions(x, padding))[0]
+    cache: dict = {}
+    for step in STEPS:
+        embedded, shared = positions(x[:, step], padding[:, : step.stop], past=step.start)
+        attended = layer(embedded, shared, cache)[0]
+        real = ~padding[:, step]
+        torch.testing.assert_close(attended[real], full[:, step][real], rtol=1e-11, atol=1e-11)
+    assert cache["key"].size(2) == cache["value"].size(2) <= kept
+
+
+@pytest.mark.parametrize("spec", ["m4m", "fox", "rope+t5"])
+def test_a_cache_forgets_the_first_keys_of_earlier_documents(spec):
+    """Rows whose documents begin in different places, reordered as beams are."""
+    ids = torch.stack([torch.arange(30) // size for size in (11, 17, 30)])
+    spec = f"{spec}+window(size=3,first=2)+documents"
+    positions = awake(StackPositions(spec, 16, 2, 40, causal=True)).double().eval()
+    layer = awake(SelfAttention(positions)).double().eval()
+    x = torch.randn(3, 30, 16, dtype=torch.float64)
+    cache, lengths = Cache(), set()
+    for step in STEPS:
+        known = slice(0, step.stop)
+        full = layer(*positions(x[:, known], document_ids=ids[:, known]))[0]
+        given = {"past": step.start, "document_ids": ids[:, known]}
+        attended = layer(*positions(x[:, step], **given), cache)[0]
+        torch.testing.assert_close(attended, full[:, step], rtol=1e-11, atol=1e-11)
+        order = torch.tensor([2, 0, 1] if step.start else [0, 2, 1])
+        cache.reorder(order)
+        x, ids = x[order], ids[order]
+        lengths.add(cache.state["key"].size(2))
+    assert max(lengths) <= 3 * 2 + 2
+
+
+def test_a_cache_without_the_first_keys_is_refused():
+    positions = StackPositions("rope+window(size=3,first=2)", 16, 2, 40, causal=True)
+    layer, cache = SelfAttention(positions), Cache()
+    x = torch.randn(1, 12, 16)
+    layer(*positions(x[:, :11]), cache)
+    other = torch.arange(12).roll(5)[None]  # the caller's ids say that other tokens were first
+    with pytest.raises(UserError, match=r"1 and 4 keys of 2 heads.*need 1, 6, 2 and 8: give each"):
+        layer(*positions(x[:, 11:], past=11, position_ids=other), cache)
 
 
 @pytest.mark.parametrize("family", ["masked_lm", "causal_lm", "translation"])

@@ -10,7 +10,8 @@ a chunk, M queries and W keys of a block.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 
 from fairseq_posenc.backends.base import refuse_second_order
 from fairseq_posenc.backends.blocked import dropout
-from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Rule
+from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Rule, Strip
 from fairseq_posenc.backends.blocked.operands import Operands, reverse_queries
 from fairseq_posenc.backends.blocked.scores import BlockState, Scores
 from fairseq_posenc.backends.blocked.skew import QUERY_SIDE
@@ -38,15 +39,16 @@ class BlockedAttention(torch.autograd.Function):
         gathered = given.query.new_empty(queries, batch, heads, width)  # [T, B, H, D]
         gathered = gathered.permute(1, 2, 0, 3)  # [B, H, T, D]
         saved: list[Any] = []  # tensors or None
-        for chunk, blocks in geometry.split_chunks():
+        for chunk, strips in geometry.split_chunks():
             target = chunk.select(gathered)  # [c, T, D]
-            for block, scores, values in _visit_blocks(geometry, rule, chunk, blocks, given):
-                state = scores.compute_weights(block)
+            for visit in _visit_blocks(geometry, rule, chunk, strips, given, iter(())):
+                block, is_first, _, values, state = visit
                 assert state.weights is not None
                 kept = state.weights  # negative where dropped
                 if rule.dropout:  # in place, unless they are to be saved
                     kept = kept.clamp(min=0) if rule.saves_weights else writable(kept).clamp_(min=0)
-                target[:, block.queries] = values.sum_by_weights(kept)
+                target_rows, sums = target[:, block.queries], values.sum_by_weights(kept)
+                target_rows.copy_(sums) if is_first else target_rows.add_(sums)
                 if rule.saves:
                     saved += state.select_saved(rule)
         attended = _finish_attended(geometry, rule, given, gathered)
@@ -104,11 +106,12 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
     if rule.dropout:
         grad.mul_(dropout.compute_kept_factor(rule.dropout))
     totals = given.make_zeros(ctx.needs_input_grad[2:])
-    for chunk, blocks in geometry.split_chunks():
+    for chunk, strips in geometry.split_chunks():
         chunk_totals = totals.select_chunk(chunk)
         chunk_grad, chunk_mean = chunk.select(grad), chunk.select(means)  # [c, T, D], [c, T, 1]
-        for block, scores, values in _visit_blocks(geometry, rule, chunk, blocks, given):
-            state = scores.compute_weights(block, next(states, None))
+        for visit in _visit_blocks(geometry, rule, chunk, strips, given, states):
+            block, is_first, scores, values, state = visit
+            del visit
             assert state.weights is not None
             weights = kept = state.weights
             if rule.dropout:
@@ -119,7 +122,7 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
             # Of the softmax: weights * (their gradient - its mean), where it was not dropped.
             score_grad.mul_(kept).addcmul_(weights, mean, value=-1)  # [c, M, W]
             if chunk_totals.sink is not None:
-                sink_weights = 1 - weights.sum(-1)  # [c, M]
+                sink_weights = int(is_first) - weights.sum(-1)  # of its part, [c, M]
                 sink_grad = (sink_weights * mean[..., 0]).sum(1, keepdim=True)
                 chunk_totals.sink.sub_(sink_grad)
             del weights, kept  # their memory is needed
@@ -129,17 +132,37 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
     return totals
 
 
+class _Visit(NamedTuple):
+    """A block, with the objects that compute its gradients and output, and its weights."""
+
+    block: Block
+    is_first: bool  # of the blocks with its queries
+    scores: Scores
+    values: Values
+    state: BlockState
+
+
 def _visit_blocks(
-    geometry: Geometry, rule: Rule, chunk: Chunk, blocks: list[Block], given: Operands
-) -> Iterator[tuple[Block, Scores, Values]]:
-    """Yield the blocks of a chunk, each with the objects that compute its weights and output."""
+    geometry: Geometry,
+    rule: Rule,
+    chunk: Chunk,
+    strips: list[Strip],
+    given: Operands,
+    saved: Iterator[BlockState],
+) -> Iterator[_Visit]:
+    """Yield the blocks of a chunk, whose states may have been saved."""
     operands = given.select_chunk(chunk)
     scores = Scores(geometry, rule, chunk, operands)
-    for block in blocks:
-        lines = band = None
-        if operands.value_table is not None:
-            lines, band = scores.locate_reset(block), scores.band("value_table", block, QUERY_SIDE)
-        yield block, scores, Values(block, operands, lines, band)
+    for strip in strips:
+        states = scores.compute_weights(strip, list(islice(saved, len(strip))))
+        for block in strip:
+            lines = band = None
+            if operands.value_table is not None:
+                lines = scores.locate_reset(block)
+                band = scores.band("value_table", block, QUERY_SIDE)
+            values = Values(block, operands, lines, band)
+            # A state is not kept here: its memory is needed.
+            yield _Visit(block, block is strip[0], scores, values, states.pop(0))
 
 
 def _split_saved(saved: list[Tensor | None]) -> Iterator[BlockState]:

@@ -10,6 +10,7 @@ or keys of a tile.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ MAX_QUERIES = 512  # the most queries of a block
 PAIRS_PER_THREAD = 2**19  # pairs of a block on a CPU, for each thread of torch
 PAIRS_ON_GPU = 2**27  # pairs of a block on a GPU
 MIN_QUERIES = 64  # queries of a block where a window or segments leave each query few keys
+MIN_GAP = 128  # hidden keys between the first ones and a window from which on they are left out
 # Sentences are computed one by one if their blocks then have less than this share of the pairs.
 SEPARATE_BELOW = 0.8
 
@@ -81,15 +83,48 @@ class Block(NamedTuple):
         return slice(lowest, lowest + sum(self.shape) - 1)
 
 
+# Blocks of the same queries, which share a softmax; two where their keys have a gap.
+Strip = tuple[Block, ...]
+
+
 class VisibleKeys(NamedTuple):
     """The first and the last key that each of T queries sees, in a window or its segment."""
 
     first: list[int]
     last: list[int]
+    # the same of the first keys, which no window hides; first is above last where there are none
+    first_keys: VisibleKeys | None = None
+
+    @classmethod
+    def from_tensors(cls, *bounds: Tensor) -> VisibleKeys:
+        """Make it from the fields, ``(T,)`` each; those of the first keys follow."""
+        first, last = (x.tolist() for x in bounds[:2])
+        return cls(first, last, cls.from_tensors(*bounds[2:]) if bounds[2:] else None)
+
+    def split_keys(self, first: int, last: int, tile: int) -> list[slice]:
+        """Split the keys that any of the queries ``first`` to ``last`` sees where a gap is.
+
+        Bounds are whole tiles.
+        """
+        low, high = self.first[first], self.last[last] + 1
+        parts = [(low, high)]
+        if (marked := self.first_keys) is not None:
+            begin = min(marked.first[first : last + 1])
+            end = max(marked.last[first : last + 1]) + 1
+            parts = [(begin, min(end, low)), (low, high), (max(begin, high), end)]
+        keys: list[slice] = []
+        for start, stop in parts:
+            if start >= stop:
+                continue
+            start, stop = start // tile * tile, -(-stop // tile) * tile
+            if keys and start - keys[-1].stop < MIN_GAP:
+                start = keys.pop().start
+            keys.append(slice(start, stop))
+        return keys
 
     def widths(self) -> list[int]:
         """Count the keys from the first to the last of each query."""
-        return [last - first + 1 for first, last in zip(*self)]
+        return [last - first + 1 for first, last in zip(self.first, self.last)]
 
 
 class Geometry(NamedTuple):
@@ -143,13 +178,15 @@ class Geometry(NamedTuple):
         )
         if ranges is None:
             return geometry
-        first, last = ranges  # [B or 1, T] each
-        together = geometry._replace(
-            visible=(VisibleKeys(first.amin(0).tolist(), last.amax(0).tolist()),)
-        )
-        if len(first) == 1:
+        reduced = (x.amax(0) if n % 2 else x.amin(0) for n, x in enumerate(ranges))
+        together = geometry._replace(visible=(VisibleKeys.from_tensors(*reduced),))
+        rows = max(map(len, ranges))
+        if rows == 1:
             return together
-        separate = geometry._replace(visible=tuple(map(VisibleKeys, first.tolist(), last.tolist())))
+        by_row = zip(*(x.expand(rows, -1) for x in ranges))  # [T] each
+        separate = geometry._replace(
+            visible=tuple(VisibleKeys.from_tensors(*bounds) for bounds in by_row)
+        )
         return separate if separate.pairs < SEPARATE_BELOW * together.pairs else together
 
     @property
@@ -168,42 +205,41 @@ class Geometry(NamedTuple):
         return sum(
             (chunk.batch.stop - chunk.batch.start)
             * (chunk.heads.stop - chunk.heads.start)
-            * sum(queries * keys for queries, keys in (block.shape for block in blocks))
-            for chunk, blocks in self.split_chunks()
+            * sum(math.prod(block.shape) for strip in strips for block in strip)
+            for chunk, strips in self.split_chunks()
         )
 
-    def split_chunks(self) -> Iterator[tuple[Chunk, list[Block]]]:
+    def split_chunks(self) -> Iterator[tuple[Chunk, list[Strip]]]:
         """Yield sentences and heads to compute together, and the blocks that hold their pairs."""
         separate = len(self.visible) > 1
         for number, visible in enumerate(self.visible or (None,)):
             begin, end = (number, number + 1) if separate else (0, self.batch)
             sentences, heads, queries = self._choose_sizes(end - begin, visible)
-            blocks = list(self._split_blocks(queries, visible))
+            strips = list(self._split_strips(queries, visible))
             for b in range(begin, end, sentences):
                 for h in range(0, self.heads, heads):
                     yield (
                         Chunk(
                             slice(b, min(b + sentences, end)), slice(h, min(h + heads, self.heads))
                         ),
-                        blocks,
+                        strips,
                     )
 
-    def _split_blocks(self, queries: int, visible: VisibleKeys | None) -> Iterator[Block]:
-        """Yield blocks of so many queries, with the keys that any of them sees."""
+    def _split_strips(self, queries: int, visible: VisibleKeys | None) -> Iterator[Strip]:
+        """Yield the blocks of so many queries, with the keys that any of them sees."""
         tgt_len, src_len = self.padded
         for start in range(0, tgt_len, queries):
             end = min(start + queries, tgt_len)
-            low, high = 0, src_len
             if visible is not None:
                 # The first and the last query of the block, counted from the front.
                 first, last = (max(self.tgt_len - index, 0) for index in (end, start + 1))
-                low, high = visible.first[first], visible.last[last] + 1
-            elif self.direction == "lr":
-                high = max(self.src_len - start, 1)
-            elif self.direction == "rl":
-                low = max(self.src_len - end, 0)
-            low, high = low // self.tile * self.tile, -(-high // self.tile) * self.tile
-            yield Block(slice(start, end), slice(low, high))
+                parts = visible.split_keys(first, last, self.tile)
+            else:
+                low = max(self.src_len - end, 0) if self.direction == "rl" else 0
+                high = max(self.src_len - start, 1) if self.direction == "lr" else src_len
+                low, high = low // self.tile * self.tile, -(-high // self.tile) * self.tile
+                parts = [slice(low, high)]
+            yield tuple(Block(slice(start, end), keys) for keys in parts)
 
     def _choose_sizes(self, batch: int, visible: VisibleKeys | None) -> tuple[int, int, int]:
         """Choose the numbers of sentences and heads of a chunk, and of queries of its blocks."""
@@ -224,9 +260,17 @@ class Geometry(NamedTuple):
 
 def _read_ranges(
     mask: Mask, tgt_len: int, src_len: int, device: torch.device
-) -> tuple[Tensor, Tensor] | None:
-    """Compute the first and the last key that each query sees, ``(B or 1, T)``, on the CPU."""
-    # A window depends on lengths alone: computed on the CPU, it does not wait for a GPU.
-    place = torch.device("cpu") if mask.locality.segments is None else device
-    ranges = mask.visible_ranges(tgt_len, src_len, place)
-    return ranges and (ranges[0].cpu(), ranges[1].cpu())
+) -> list[Tensor] | None:
+    """Compute the bounds of the keys that each query sees, ``(B or 1, T)`` each, on the CPU.
+
+    They are the fields of :class:`VisibleKeys`; None where they cannot be told.
+    """
+    limits = mask.locality
+    if limits.segments is None and limits.first_keys is None:
+        # A window depends on lengths alone: computed on the CPU, it does not wait for a GPU.
+        device = torch.device("cpu")
+    near = mask._replace(locality=limits._replace(first_keys=None))
+    ranges = [near.visible_ranges(tgt_len, src_len, device)]
+    if limits.first_keys is not None:
+        ranges.append(mask.first_key_ranges(tgt_len, src_len, device))
+    return [x.cpu() for bounds in ranges for x in bounds or ()] or None

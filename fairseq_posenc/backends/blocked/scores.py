@@ -22,13 +22,14 @@ or keys of a tile.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.blocked import dropout
-from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Rule
+from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Rule, Strip
 from fairseq_posenc.backends.blocked.operands import FORBIDDEN, Operands
 from fairseq_posenc.backends.blocked.reset import (
     ROW_OF_FIRST_KEY,
@@ -123,20 +124,49 @@ class Scores:
     def __init__(self, geometry: Geometry, rule: Rule, chunk: Chunk, operands: Operands) -> None:
         self.geometry, self.rule, self.chunk, self.operands = geometry, rule, chunk, operands
 
-    def compute_weights(self, block: Block, saved: BlockState | None = None) -> BlockState:
-        """Compute a block's weights, from its saved tensors if there are any."""
-        state = saved or BlockState()
-        if self.operands.gain is not None:
-            state = state._replace(gain=view_by_distance(self.operands.gain, block))
-        if state.weights is not None:
-            return state
-        state = self._compute_parts(block, state)
-        weights, scores = self._compute_softmax(block, state)
+    def compute_weights(self, strip: Strip, saved: Sequence[BlockState]) -> list[BlockState]:
+        """Compute the weights of blocks that share a softmax, from what was saved of them."""
+        states, scores = [], []
+        for block, state in zip(strip, saved or [BlockState() for _ in strip]):
+            if self.operands.gain is not None:
+                state = state._replace(gain=view_by_distance(self.operands.gain, block))
+            if state.weights is None:
+                state = self._compute_parts(block, state)
+                masked, unscaled = self._compute_scores(block, state)
+                scores.append(masked)
+                state = state._replace(scores=unscaled)
+            states.append(state)
+        if not scores:
+            return states
+        weights = self._compute_softmax(scores)
+        return [
+            state._replace(weights=self._drop(block, weights.pop(0)))
+            for block, state in zip(strip, states)
+        ]
+
+    def _compute_softmax(self, scores: list[Tensor]) -> list[Tensor]:
+        """Turn the scores of blocks into weights, ``(c, M, W)`` each; empties the list."""
+        widths = [x.size(2) for x in scores]
+        sink = self.operands.sink
+        if sink is not None:
+            # It takes part in the softmax like one more key, and is cut off again.
+            scores.append(sink[:, :, None].expand(-1, scores[0].size(1), -1))  # [c, M, 1]
+        together = scores[0] if len(scores) == 1 else torch.cat(scores, -1)
+        scores.clear()  # their memory is needed
+        weights = together.softmax(-1)
+        return (
+            [weights]
+            if weights.size(2) == widths[0]
+            else list(weights[..., : sum(widths)].split(widths, -1))
+        )
+
+    def _drop(self, block: Block, weights: Tensor) -> Tensor:
+        """Mark the weights that dropout drops, ``(c, M, W)``."""
         query_seeds, key_seeds = self.operands.query_seeds, self.operands.key_seeds
-        if query_seeds is not None and key_seeds is not None:
-            seeds = query_seeds[:, :, block.queries].transpose(0, 1), key_seeds[:, block.keys]
-            weights = dropout.mark_dropped(weights, self.rule.dropout, *seeds)
-        return state._replace(weights=weights, scores=scores)
+        if query_seeds is None or key_seeds is None:
+            return weights
+        seeds = query_seeds[:, :, block.queries].transpose(0, 1), key_seeds[:, block.keys]
+        return dropout.mark_dropped(weights, self.rule.dropout, *seeds)
 
     def band(self, name: str, block: Block, side: int) -> Band | Spread:
         """Prepare the products of one side of a block with a table's rows."""
@@ -310,8 +340,8 @@ class Scores:
             content = writable(query @ key.transpose(1, 2))  # [c, M, W]
         return BlockState(content, state.gain, query_term, key_term)
 
-    def _compute_softmax(self, block: Block, parts: BlockState) -> tuple[Tensor, Tensor | None]:
-        """Compute the weights, and the scores before the temperature (None without one)."""
+    def _compute_scores(self, block: Block, parts: BlockState) -> tuple[Tensor, Tensor | None]:
+        """Compute the masked scores, and those before the temperature (None without one)."""
         given, product, lines = self.operands, self.rule.product, self.locate_reset(block)
         # Computed before combine(), which overwrites the content of a sum.
         reset = () if lines is None else self._compute_reset_parts(block, parts, lines)
@@ -343,11 +373,7 @@ class Scores:
             scores.masked_fill_(differs, FORBIDDEN)  # [c, M, W]
         if given.masked is not None:
             self.chunk.split_sentences(scores).add_(block.select_pairs(given.masked))
-        if given.sink is None:
-            return scores.softmax(-1), unscaled
-        # The sink takes part in the softmax like one more key, and is cut off again.
-        column = given.sink[:, :, None].expand(-1, scores.size(1), -1)  # [c, M, 1]
-        return torch.cat([scores, column], -1).softmax(-1)[..., :-1], unscaled
+        return scores, unscaled
 
 
 def _subtract(query_sums: Tensor, key_sums: Tensor, dtype: torch.dtype) -> Tensor:

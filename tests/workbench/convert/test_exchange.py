@@ -43,6 +43,7 @@ HARD = [
     ("causal_lm", "rope+window(size=4),none+ssmax", {}),
     ("masked_lm", "t5+window(size=5)+sink,m4m", {}),
     ("causal_lm", "alibi+fox+chunk(size=6)", {}),
+    ("causal_lm", "m4m+window(size=4,first=2),none", {}),
 ]
 # A GPT-NeoX of transformers computes these.
 ROTATIONS = [
@@ -156,6 +157,7 @@ def test_the_comparison_would_notice(monkeypatch, capsys):
             *("fox", "fox+sink,rope+window(size=4)", "cope", "rope+ssmax"),
             *("fox+window(size=5)", "t5+chunk(size=6),alibi+window(size=3)"),
             *("cope+window(size=4)", "rope+logn(length=4)+window(size=1)"),
+            "fox+window(size=3,first=2),rope+window(size=4)",
         ],
         [1, 4],
     ),

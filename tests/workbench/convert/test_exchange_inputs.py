@@ -22,6 +22,7 @@ OF_VECTORS = [
 CACHED = [
     *("xpos+alibi", "rope+sink(value=0.5)", "rope+window(size=4),none+ssmax", "fox", "cope"),
     *("alibi+chunk(size=3)", "learned+rope+randomized(limit=60)", "m4m+logn(length=4)"),
+    "t5+window(size=3,first=2)",
 ]
 
 

@@ -62,7 +62,7 @@ GRAPHS: list[tuple[str, str, dict[str, str]]] = [
     ("masked_lm", "rope(scaling=yarn:4)+m4(reset=true)", {"attention_directions": "lr,rl"}),
     ("translation", "rope(layout=half)+t5", {}),
     ("masked_lm", "t5+window(size=5)+sink,fox", {}),
-    ("masked_lm", "rope+window(size=14),none+ssmax", {}),
+    ("masked_lm", "rope+window(size=14,first=3),none+ssmax", {}),
     ("masked_lm", "m4m+chunk(size=6)", {}),
 ]
 

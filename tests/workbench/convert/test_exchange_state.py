@@ -233,7 +233,7 @@ def draw_batch(rows, length, side):
 @pytest.mark.parametrize(
     ("head", "spec"),
     [
-        ("masked_lm", "rope+window(size=14),none+ssmax"),
+        ("masked_lm", "rope+window(size=14,first=3),none+ssmax"),
         ("causal_lm", "rope(scaling=dynamic:2)+chunk(size=6)"),
     ],
 )

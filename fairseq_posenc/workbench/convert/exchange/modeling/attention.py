@@ -11,7 +11,9 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from fairseq_posenc.backends import reference, sdpa
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.encodings.base import Encodings
+from fairseq_posenc.encodings.locality import NeededKeys
 from fairseq_posenc.modules.attention_core import AttentionCore
+from fairseq_posenc.modules.cache import Kept
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.workbench.convert.exchange.modeling.configuration import StackConfig
 
@@ -48,14 +50,14 @@ class LayerCache:
         return bits.view(torch.promote_types(keys.dtype, torch.float32))
 
     def extend(
-        self, key: Tensor, value: Tensor, decay: Optional[Tensor], needed: Optional[int]
-    ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+        self, key: Tensor, value: Tensor, decay: Optional[Tensor], needed: NeededKeys
+    ) -> Kept:
         """See :class:`~fairseq_posenc.modules.cache.KeyValueCache`; ``needed`` is not used."""
         if decay is None:
-            return *self.cache.update(key, value, self.layer), None  # [B, H, S, D]
+            return Kept(*self.cache.update(key, value, self.layer))  # [B, H, S, D]
         bits = decay[:, :, -key.size(2) :].detach().view(key.dtype)  # 2 float32, as key.dtype
         keys, value = self.cache.update(torch.cat([key, bits], -1), value, self.layer)
-        return keys[..., : key.size(-1)], value, decay
+        return Kept(keys[..., : key.size(-1)], value, decay)
 
 
 class Attention(AttentionCore, nn.Module):
