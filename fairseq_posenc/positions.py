@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fairseq_posenc.errors import UserError
 
+FAR = 2**62  # farther than any tokens are
 _PADDING, _END = 1, 2  # symbols, as in fairseq's dictionaries, where only their places are known
 
 
@@ -18,11 +19,21 @@ class Span(NamedTuple):
 
     Queries are the last ``tgt_len`` of ``src_len`` positions, in training as in step-by-step
     decoding, so distances run from ``-(src_len - 1)`` to ``tgt_len - 1``.
+
+    Attributes:
+        low: the lowest distance.
+        high: the highest.
+        device: of tables.
+        ids: ``(B or 1, S)``, of the keys, if distances are differences of these in place of
+            places. They may then be any.
+        tgt_len: T, beside ids.
     """
 
     low: int
     high: int
     device: torch.device
+    ids: Tensor | None = None
+    tgt_len: int = 0
 
     @classmethod
     def from_lengths(cls, tgt_len: int, src_len: int, device: torch.device) -> Span:
@@ -32,6 +43,11 @@ class Span(NamedTuple):
     def distances(self) -> Tensor:
         """List the distances as an int64 tensor ``(R,)``."""
         return torch.arange(self.low, self.high + 1, device=self.device)
+
+    def differences(self) -> Tensor:
+        """Subtract the ids of queries from those of keys, ``(B or 1, T, S)``."""
+        assert self.ids is not None
+        return self.ids[:, None] - self.ids[:, self.ids.size(1) - self.tgt_len :, None]
 
 
 def syncs(device: torch.device) -> bool:
@@ -69,6 +85,8 @@ class Positions(NamedTuple):
             a row has several; ``ids`` are then counted in the document.
         drawn: for each of ``ids`` the number that tables and rotations take in its place.
         counted: whether ``ids`` count the tokens; a caller's own may repeat.
+        consecutive: whether ``ids`` grow by one from token to token of a document, so that
+            distances are those of places.
     """
 
     tokens: Tensor
@@ -83,6 +101,7 @@ class Positions(NamedTuple):
     document_starts: Tensor | None = None
     drawn: Tensor | None = None
     counted: bool = True
+    consecutive: bool = True
 
     @classmethod
     def from_tokens(
@@ -154,6 +173,54 @@ class Positions(NamedTuple):
             begins = begins & F.pad(begins, (1, 0))[:, :-1]
         return self.begin_documents(begins if causal else F.pad(begins, (1, 0))[:, :-1])
 
+    def replace_ids(self, ids: Tensor, name: str = "position_ids") -> Positions:
+        """Replace the position of each token by a caller's ids, ``(B or 1, S)``.
+
+        Args:
+            ids: whole numbers, or real ones.
+            name: of the ids, for errors.
+
+        Raises:
+            UserError: an id is below 0.
+        """
+        ids = ids.float() if ids.is_floating_point() else ids.long()
+        if self.padded:
+            ids = ids.masked_fill(self.tokens.eq(self.padding_idx), 0)  # [B, S]
+        longest, consecutive = 0, False
+        # Elsewhere the check of a table finds ids that are too large.
+        if may_sync(ids.device, decoding=self.tgt_len < ids.size(1)) and ids.numel():
+            follow = self._follow_places(ids).all()
+            least, most, consecutive = torch.stack([*ids.aminmax(), follow.to(ids.dtype)]).tolist()
+            if least < 0:
+                raise UserError(f"{name}: {least} is below 0; positions count from 0")
+            longest = int(most) + 1
+        # Ids do not follow from the places of tokens, as with padding on the left.
+        return self._replace(
+            ids=ids,
+            left_padded=True,
+            first=self.is_first(),
+            drawn=None,
+            longest=longest,
+            counted=False,
+            consecutive=bool(consecutive),
+        )
+
+    def _follow_places(self, ids: Tensor) -> Tensor:
+        """Check which ids ``(B or 1, S)`` grow as places do, from the document's first token on."""
+        places = torch.arange(ids.size(1), device=ids.device).expand_as(ids)
+        first = self.is_first()
+        places, ids, first = torch.broadcast_tensors(places, ids, first)  # [B or 1, S]
+        start = torch.where(first, places, 0).cummax(1).values
+        grows = (ids - ids.gather(1, start)).eq(places - start)
+        return grows if self.padding is None else grows | self.padding
+
+    def span(self) -> Span:
+        """Span the distances of the queries to all keys."""
+        span = Span.from_lengths(self.tgt_len, self.tokens.size(1), self.tokens.device)
+        if self.consecutive:
+            return span
+        return span._replace(low=-FAR, high=FAR, ids=self.ids, tgt_len=self.tgt_len)
+
     def begin_documents(self, begins: Tensor) -> Positions:
         """Restart positions at tokens, ``(B, S)`` of bool, that begin a document."""
         real = self.tokens.ne(self.padding_idx)
@@ -202,6 +269,19 @@ class Positions(NamedTuple):
                 f"positions of {name!r}: raise max_positions (of a translation model "
                 "max_source_positions, max_target_positions) before training, or shorten the input"
             )
+
+    def count_ids(self) -> int:
+        """Count the positions up to the largest id, which waits for a GPU if not known yet.
+
+        Raises:
+            UserError: a graph is made, in which ids have no values.
+        """
+        if torch.compiler.is_compiling():
+            raise UserError(
+                "transformer_xl: it has a row for each distance between position_ids, which a "
+                "graph does not know: leave them out, or compile another encoding"
+            )
+        return self.longest or int(self.ids.max()) + 1
 
     def sentence_ids(self) -> Tensor:
         """Number tokens from 1 in each sentence, ``(B, S)``.

@@ -28,6 +28,7 @@ class Shared(NamedTuple):
         rotation: of the queries and keys of the last T tokens, or None.
         source: of the source's keys, for rotary encoder-decoder attention.
         source_ids: the positions of these keys, ``(B or 1, S)``.
+        source_counted: whether these count the tokens.
         locality: of the keys that a query may see.
         span: of the terms, where they have room for later steps of decoding.
         cache: of values that the first layer computes for all.
@@ -49,6 +50,7 @@ class Shared(NamedTuple):
     rotate_ids: Callable[[Tensor], Rotation | None] | None = None
     stack: object = None
     source_ids: Tensor | None = None
+    source_counted: bool = True
 
     @classmethod
     def compute(
@@ -67,8 +69,7 @@ class Shared(NamedTuple):
             compute_terms: of an encoding and its name; by default those of the tokens.
         """
         positions = encodings.number(positions)
-        tokens = positions.tokens
-        now = Span.from_lengths(positions.tgt_len, tokens.size(1), tokens.device)
+        now = positions.span()
         named = encodings.as_dict()
         ids = positions.queries(positions.places)
         rotations = {name: encoding.rotation(ids) for name, encoding in named.items()}
@@ -154,10 +155,12 @@ class Shared(NamedTuple):
         compute = partial(self.rotate_ids, places[:, places.size(1) - count :])
         return self.cache.get("last", (places, count), compute) if self.cache else compute()
 
-    def with_source(self, encodings: Encodings, ids: Tensor) -> Shared:
+    def with_source(self, encodings: Encodings, ids: Tensor, counted: bool = True) -> Shared:
         """Add the rotation of the source's keys at positions ``ids``, ``(B or 1, S)``."""
         states = [
-            state._replace(source=encodings.rotation(ids, kind), source_ids=ids)
+            state._replace(
+                source=encodings.rotation(ids, kind), source_ids=ids, source_counted=counted
+            )
             for kind, state in enumerate(self.kinds or (self,))
         ]
         return self._replace(kinds=tuple(states)) if self.kinds else states[0]

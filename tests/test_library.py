@@ -348,8 +348,6 @@ def test_position_ids_that_do_not_fit_are_refused():
     embeddings, ids = torch.randn(2, 5, 16), torch.arange(5)[None]
     with pytest.raises(UserError, match=r"position_ids \(1, 4\) must be \(2 or 1, 5\)"):
         StackPositions("rope", 16, 2)(embeddings, position_ids=ids[:, 1:])
-    with pytest.raises(UserError, match="alibi acts on distances between tokens"):
-        StackPositions("rope+alibi", 16, 2, causal=True)(embeddings, position_ids=ids)
     with pytest.raises(UserError, match="13 tokens is longer than the 12 positions"):
         StackPositions("learned", 16, 2, max_positions=12)(embeddings, position_ids=ids + 8)
 

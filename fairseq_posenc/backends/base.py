@@ -15,6 +15,9 @@ from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 
+# Why a backend whose tables lie in the order of tokens cannot compute a call.
+NOT_BY_PLACE = "position_ids do not grow by one along the tokens, by whose places it finds rows"
+
 
 class CallFeatures(NamedTuple):
     """The features of a call that the choice of a backend depends on, beside the terms."""

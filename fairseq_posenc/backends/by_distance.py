@@ -5,11 +5,14 @@ B batch, H heads, T queries, S keys, R = T + S - 1 distances, G tables: one for 
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Span
@@ -38,6 +41,25 @@ def expand_by_distance(
         return pairs[None]
     first_query, first_key = table[:, -2:, None, None].unbind(1)  # each [G, 1, 1]
     return insert_reset(pairs[None], first_query, first_key, first)
+
+
+def expand_term(terms: Terms, name: str, tgt_len: int, src_len: int, mask: Mask) -> Tensor:
+    """Look up a table's number for each query and key, ``(1 or B, G, T, S)``.
+
+    Args:
+        terms: that have the table.
+        name: ``gain`` or ``bias``.
+        tgt_len: T.
+        src_len: S.
+        mask: of the forward pass, in whose cache indices are kept for all layers.
+    """
+    runs = terms.runs.get(name)
+    if runs is not None and runs.span.ids is not None:
+        table = at_least_fp32(getattr(terms, name))
+        index = row_index(terms, name, tgt_len, src_len, table.device, mask)
+        return table[:, index].transpose(0, 1)
+    table = at_least_fp32(getattr(terms.expanded(name), name))
+    return expand_by_distance(table, tgt_len, src_len, terms.first)
 
 
 def relative_shift(products: Tensor, others: int) -> Tensor:
@@ -93,15 +115,20 @@ def row_index(
         mask: of the forward pass, in whose cache the index is kept for all layers.
     """
     runs = terms.runs.get(name)
-    deps = (runs, terms.first, tgt_len, src_len, device)
-    key = "rows" if runs is None else f"rows of {name}"  # tables may have different runs
-    return mask.cached(key, deps, lambda: _row_index(*deps))
+    index = partial(_row_index, runs, terms.first, tgt_len, src_len, device)
+    deps = (terms.first, tgt_len, src_len, device)
+    if runs is None:
+        return mask.cached("rows", deps, index)
+    # Tables may have different runs.
+    return mask.cached(f"rows of {name}", (*deps, runs.starts, *runs.span), index)
 
 
 def _row_index(
     runs: Runs | None, first: Tensor | None, tgt_len: int, src_len: int, device: torch.device
 ) -> Tensor:
     span = Span.from_lengths(tgt_len, src_len, device)
+    if runs is not None and runs.span.ids is not None:
+        return runs.find_pairs(first)
     if runs is None:
         rows, index = tgt_len + src_len - 1, torch.arange(tgt_len + src_len - 1, device=device)
     else:

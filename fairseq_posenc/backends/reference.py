@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scale
 from fairseq_posenc.backends.by_distance import (
-    expand_by_distance,
+    expand_term,
     gather_rows,
     insert_reset,
     pad_rows,
@@ -63,13 +63,13 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tenso
     """
     assert terms.content_rows is None, "a layer projects them first"
     query, key = at_least_fp32(query), at_least_fp32(key)
-    sizes = query.size(2), key.size(2), terms.first
+    sizes = query.size(2), key.size(2)
     if query.size(2) == 1:
         combined, table_terms = _compute_single_query_terms(query, key, terms, mask)
     else:
         combined, table_terms = _compute_many_query_terms(query, key, terms, mask)
     if terms.gain is not None:
-        combined = combined * _expand(terms, "gain", *sizes)
+        combined = combined * expand_term(terms, "gain", *sizes, mask)
     scale = score_scale(terms, query.size(-1))
     counted = None
     if terms.counted_table is not None:
@@ -80,7 +80,11 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tenso
     if counted is not None:
         combined = combined + counted
     if terms.bias is not None:
-        made = mask.cached("bias", (terms.bias, *sizes), lambda: _expand(terms, "bias", *sizes))
+        made = mask.cached(
+            "bias",
+            (terms.bias, terms.first, *sizes),
+            lambda: expand_term(terms, "bias", *sizes, mask),
+        )
         combined = combined + made
     if terms.pair_bias is not None:
         combined = combined + at_least_fp32(terms.pair_bias)
@@ -89,12 +93,6 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tenso
         combined = combined + decay.to(combined.dtype)
     temperature = call.temperature()
     return combined if temperature is None else combined * temperature[..., None]
-
-
-def _expand(terms: Terms, name: str, tgt_len: int, src_len: int, first: Tensor | None) -> Tensor:
-    """Look up a table's number for each query and key, ``(1 or B, G, T, S)``."""
-    table = getattr(terms.expanded(name), name)
-    return expand_by_distance(at_least_fp32(table), tgt_len, src_len, first)
 
 
 def _count_positions(query: Tensor, content: Tensor, table: Tensor, mask: Mask) -> Tensor:
@@ -255,10 +253,10 @@ def _select_single_query_rows(name: str, terms: Terms, src_len: int) -> Tensor:
     table = getattr(terms, name)
     if name in terms.runs:
         index = row_index(terms._replace(first=None), name, 1, src_len, table.device, _ALL)
-        rows = table[:, index[0, 0]]  # [G, S, D]
+        rows = table[:, index[:, 0]].transpose(0, 1)  # [1 or B, G, S, D]
     else:
-        rows = table[:, :src_len]
-    rows, table = at_least_fp32(rows)[None, :, None], at_least_fp32(table)[None, :, None]
+        rows = table[None, :, :src_len]
+    rows, table = at_least_fp32(rows).unsqueeze(2), at_least_fp32(table)[None, :, None]
     if terms.first is not None:
         rows = insert_reset(rows, table[..., -2:-1, :], table[..., -1:, :], terms.first)
     return rows.squeeze(2)  # [1 or B, G, S, D]

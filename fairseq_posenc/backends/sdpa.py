@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scale
-from fairseq_posenc.backends.by_distance import expand_by_distance
+from fairseq_posenc.backends.by_distance import expand_term
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
@@ -156,15 +156,16 @@ def _sum_biases(terms: Terms, mask: Mask, tgt_len: int, src_len: int) -> tuple[T
 
     Also returns the mask that is left: a direction depends on distance, and is cheaper there.
     """
-    bias = terms.expanded("bias").bias
-    if bias is None:
+    if terms.bias is None:
         return terms.pair_bias, mask
-    table = at_least_fp32(bias)
     limits = mask.locality
-    by_distance = limits.segments is None and limits.first_keys is None
+    by_distance = limits.segments is None and limits.first_keys is None and not terms.by_ids
     if terms.first is None and not mask.may_hide_all and by_distance:
-        span = Span.from_lengths(tgt_len, src_len, table.device)
+        terms = terms.expanded("bias")
+        assert terms.bias is not None
+        span = Span.from_lengths(tgt_len, src_len, terms.bias.device)
         hidden = mask.hides_distances(span.distances())  # [R]
-        table, mask = table.masked_fill(hidden, -torch.inf), Mask()
-    bias = expand_by_distance(table, tgt_len, src_len, terms.first)
+        hiding = at_least_fp32(terms.bias).masked_fill(hidden, -torch.inf)
+        terms, mask = terms._replace(bias=hiding), Mask()
+    bias = expand_term(terms, "bias", tgt_len, src_len, mask)
     return bias if terms.pair_bias is None else bias + terms.pair_bias, mask

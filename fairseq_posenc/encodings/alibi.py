@@ -33,6 +33,7 @@ class Alibi(Encoding):
     """
 
     acts_on = "scores"
+    takes_ids = "real"
     shared = True
 
     def __init__(
@@ -49,14 +50,17 @@ class Alibi(Encoding):
         self.scale_factor = scale_factor
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Compute the penalties as bias in float32, ``(H, R)``."""
+        """Compute the penalties as bias in float32, ``(H, R)``, or by pair."""
         if positions.drawn is not None:
             return self._penalise_drawn_positions(positions.drawn)
-        distances = span.distances().float()
-        slopes = make_constant(head_slopes(self.dims.num_heads), span.device)[:, None]  # [H, 1]
+        return Terms.by_distance(span, self._penalise, self.scale_factor)
+
+    def _penalise(self, distances: Tensor) -> Tensor:
+        """Compute the penalty of each head at distances ``(...)``, ``(H, ...)`` in float32."""
+        heads = make_constant(head_slopes(self.dims.num_heads), distances.device)
+        slopes = heads.view(-1, *[1] * distances.dim())  # [H, ...]
         later = slopes.flip(0) if self.mode == "asymmetric" else slopes
-        bias = -torch.where(distances > 0, later, slopes) * distances.abs()  # [H, R]
-        return Terms(bias=bias, scale_factor=self.scale_factor)
+        return -torch.where(distances > 0, later, slopes) * distances.abs().float()
 
     def _penalise_drawn_positions(self, drawn: Tensor) -> Terms:
         """Penalise the distances of positions ``(B or 1, S)``, as what is forgotten from each."""

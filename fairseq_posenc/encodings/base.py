@@ -98,6 +98,8 @@ class Encoding(nn.Module):
     shared: ClassVar[bool] = False  # True: one module for all layers, else one for each layer
     whole_stack: ClassVar[bool] = False  # True: holds for all layers, in whichever it is written
     lifts: ClassVar[bool] = False  # True: its rotation makes queries and keys wider
+    # The positions that a caller may give: whole numbers, or real ones as well; or it reads none.
+    takes_ids: ClassVar[Literal["whole", "real", "unread"]] = "whole"
     causal_only: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
     cost: ClassVar[Cost] = Cost()  # cost in a layer, beyond that of its terms
 

@@ -27,6 +27,7 @@ class Fire(Encoding):
     """
 
     acts_on = "scores"
+    takes_ids = "real"
     causal_only = "it counts how far back a key lies"
     cost = Cost("", "", "64 h n^2 + 96 n^2", "32 n^2")
 

@@ -26,6 +26,7 @@ class Fox(Encoding):
     """
 
     acts_on = "scores"
+    takes_ids = "unread"
     cost = Cost("2 h n C + 2 h n^2", "h n^2")
 
     def __init__(self, dims: Dims, *, start: float = 5.0) -> None:

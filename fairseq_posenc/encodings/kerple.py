@@ -1,7 +1,7 @@
 """Kernelised distances (KERPLE, logarithmic)."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.terms import Terms
@@ -29,6 +29,7 @@ class Kerple(Encoding):
     """
 
     acts_on = "scores"
+    takes_ids = "real"
 
     def __init__(self, dims: Dims, *, scale_factor: float = 1.0) -> None:
         super().__init__(dims)
@@ -42,7 +43,14 @@ class Kerple(Encoding):
         nn.init.uniform_(self.r2, 0, 1)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Compute the penalties as bias, ``(H, R)``, in float32 at least."""
-        r1, r2 = (r.clamp(min=SMALLEST)[:, None] for r in (self.r1, self.r2))  # each [H, 1]
-        distances = span.distances().abs().to(torch.promote_types(r1.dtype, torch.float32))
-        return Terms(bias=-r1 * torch.log1p(r2 * distances), scale_factor=self.scale_factor)
+        """Compute the penalties as bias, ``(H, R)``, or by pair, in float32 at least."""
+        return Terms.by_distance(span, self._penalise, self.scale_factor)
+
+    def _penalise(self, distances: Tensor) -> Tensor:
+        """Compute the penalty of each head at distances ``(...)``, ``(H, ...)``."""
+        distances = distances.abs().to(torch.promote_types(self.r1.dtype, torch.float32))
+        r1, r2 = (
+            r.clamp(min=SMALLEST).view(-1, *[1] * distances.dim())  # [H, ...]
+            for r in (self.r1, self.r2)
+        )
+        return -r1 * torch.log1p(r2 * distances)

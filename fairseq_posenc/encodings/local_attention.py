@@ -99,6 +99,7 @@ class Documents(Encoding):
     """
 
     acts_on = "mask"
+    takes_ids = "unread"
     shared = True
     whole_stack = True
 

@@ -21,3 +21,4 @@ class NoEncoding(Encoding):
     """
 
     acts_on = "input"
+    takes_ids = "unread"

@@ -59,6 +59,7 @@ class Pope(Encoding):
     """
 
     acts_on = "rotation"
+    takes_ids = "real"
     lifts = True
     cost = Cost("8 n C + 2 h n^2 d", "6 n C")
 

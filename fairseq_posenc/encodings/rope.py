@@ -38,6 +38,7 @@ class Rope(Encoding):
     """
 
     acts_on = "rotation"
+    takes_ids = "real"
     shared = True
     cost = Cost("6 n C", "2 n C")
     frequencies: Tensor  # the angle per position of each pair, `(rotated / 2,)`, in float32

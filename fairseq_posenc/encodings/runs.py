@@ -53,7 +53,7 @@ class Runs(NamedTuple):
         """Whether each distance of the span has a row to itself; a graph cannot know."""
         if torch.compiler.is_compiling():
             return False
-        return len(self.starts) == self.span.high - self.span.low
+        return len(self.starts) == self.span.high - self.span.low and self.span.ids is None
 
     def representatives(self) -> Tensor:
         """List a distance of each row, int64 ``(rows,)``."""
@@ -69,6 +69,18 @@ class Runs(NamedTuple):
             return distances.clamp(before, self.starts[-1]) - before
         starts = make_constant(self.starts, distances.device, torch.long)
         return torch.bucketize(distances, starts, right=True)
+
+    def find_pairs(self, first: Tensor | None) -> Tensor:
+        """Find the row of each query and key by the ids of the span, ``(B or 1, T, S)``.
+
+        Args:
+            first: of :class:`~fairseq_posenc.encodings.terms.Terms`; its two rows are the last.
+        """
+        rows = self.find(self.span.differences())
+        if first is None:
+            return rows
+        queries = first[:, first.size(1) - self.span.tgt_len :, None]
+        return torch.where(queries, self.rows, torch.where(first[:, None], self.rows + 1, rows))
 
     def expand(self, table: Tensor, dim: int) -> Tensor:
         """Repeat rows along their runs: a row for each distance of the span.
@@ -96,8 +108,18 @@ class Runs(NamedTuple):
             return False
         return self.span.low < self.starts[0] and self.starts[-1] <= self.span.high
 
+    def select_keys(self, places: slice | Tensor) -> Runs:
+        """Leave out all keys but those at ``places`` from the ids of the span."""
+        assert self.span.ids is not None
+        return self._replace(span=self.span._replace(ids=self.span.ids[:, places]))
+
     def without_first(self, count: int) -> tuple[int, Runs]:
-        """Leave out the ``count`` lowest distances; also counts the rows that only they need."""
+        """Leave out the ``count`` lowest distances; also counts the rows that only they need.
+
+        These are the distances of the first keys; by ids, such keys need no certain rows.
+        """
+        if self.span.ids is not None:
+            return 0, self.select_keys(slice(count, None))
         span = self.span._replace(low=self.span.low + count)
         kept, runs = Runs.select(self.starts, span)
         return kept.start or 0, runs

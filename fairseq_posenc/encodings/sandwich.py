@@ -3,6 +3,7 @@
 import math
 
 import torch
+from torch import Tensor
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.precision import make_constant
@@ -41,14 +42,18 @@ class Sandwich(Encoding):
         self.scale_factor = scale_factor
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Compute the dot products as bias in float32, ``(H, R)``."""
+        """Compute the dot products as bias in float32, ``(H, R)``, or by pair."""
+        return Terms.by_distance(span, self._multiply, self.scale_factor)
+
+    def _multiply(self, distances: Tensor) -> Tensor:
+        """Compute the dot products of each head at distances ``(...)``, ``(H, ...)``."""
         half = self.width // 2
         # Turns per position in whole units of 2^-40: their multiples are exact, and the rest after
         # whole turns is a small angle, so no float64 is needed.
         turns = [10000.0 ** -(step / half) / (2 * math.pi) for step in range(1, half + 1)]
-        units = make_constant([round(x * 2**40) for x in turns], span.device, torch.long)
-        rest = (span.distances()[:, None] * units).bitwise_and(2**40 - 1)  # [R, w/2]
+        units = make_constant([round(x * 2**40) for x in turns], distances.device, torch.long)
+        rest = (distances[..., None] * units).bitwise_and(2**40 - 1)  # [..., w/2]
         angles = rest.float() * (2 * math.pi / 2**40)
-        heads = torch.arange(1, self.dims.num_heads + 1, device=span.device)[:, None]
-        bias = (angles.cos().sum(-1) - half) * self.dims.num_heads / (8 * heads)  # [H, R]
-        return Terms(bias=bias, scale_factor=self.scale_factor)
+        heads = torch.arange(1, self.dims.num_heads + 1, device=distances.device)
+        heads = heads.view(-1, *[1] * distances.dim())  # [H, ...]
+        return (angles.cos().sum(-1) - half) * self.dims.num_heads / (8 * heads)

@@ -29,6 +29,7 @@ class Sink(Encoding):
     """
 
     acts_on = "softmax"
+    takes_ids = "unread"
 
     def __init__(self, dims: Dims, *, value: Optional[Signed] = None) -> None:
         super().__init__(dims)

@@ -35,6 +35,7 @@ class Sinusoidal(Encoding):
     """
 
     acts_on = "input"
+    takes_ids = "real"
     cost = Cost("n C", "n C")
 
     def __init__(
@@ -54,7 +55,8 @@ class Sinusoidal(Encoding):
         """Compute the vectors of the queries' positions in float32, ``(B or 1, T, C)``."""
         ids = positions.queries(positions.places)
         before = positions.padding_idx + 1 if self.layout == "fairseq" else 0
-        if ids.size(0) == 1 or ids.size(1) == 1 or positions.drawn is not None:
+        is_counted = positions.counted and positions.drawn is None
+        if ids.size(0) == 1 or ids.size(1) == 1 or not is_counted:
             return self.scale * self.vectors(ids + before)
         rows = torch.arange(positions.longest, device=ids.device)
         return F.embedding(ids, self.scale * self.vectors(rows + before))

@@ -16,6 +16,7 @@ class Temperature(Encoding, ABC):
     """A factor of all scores of a query, by its position; without parameters."""
 
     acts_on = "softmax"
+    takes_ids = "real"
     shared = True
 
     @abstractmethod
@@ -166,6 +167,7 @@ class Ssmax(Encoding):
     """
 
     acts_on = "softmax"
+    takes_ids = "unread"
 
     def __init__(self, dims: Dims) -> None:
         super().__init__(dims)

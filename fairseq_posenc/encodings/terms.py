@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Span
 
 
 class Cost(NamedTuple):
@@ -133,6 +134,22 @@ class Terms(NamedTuple):
     sink: Tensor | None = None
     runs: Mapping[str, Runs] = {}
 
+    @classmethod
+    def by_distance(
+        cls, span: Span, bias: Callable[[Tensor], Tensor], scale_factor: float
+    ) -> Terms:
+        """Add a function of the distance to the scores.
+
+        Args:
+            span: of the distances.
+            bias: ``(H, ...)`` at distances ``(...)``.
+            scale_factor: see :class:`Terms`.
+        """
+        if span.ids is None:
+            return cls(bias=bias(span.distances()), scale_factor=scale_factor)  # [H, R]
+        pairs = bias(span.differences()).transpose(0, 1)  # [B or 1, H, T, S]
+        return cls(pair_bias=pairs, scale_factor=scale_factor)
+
     def given(self, *places: str) -> Iterator[tuple[str, Term, Tensor]]:
         """Yield name, description and tensor of the described terms that are not None.
 
@@ -165,6 +182,11 @@ class Terms(NamedTuple):
         """Whether anything differs from plain attention by a table or bias."""
         return self.product or any(self.given())
 
+    @property
+    def by_ids(self) -> bool:
+        """Whether tables are looked up by differences of ids, which places do not tell."""
+        return any(runs.span.ids is not None for runs in self.runs.values())
+
     def __or__(self, other: Terms) -> Terms:
         """Combine the terms of two encodings; refuse incompatible ones."""
         if (self.first is None) != (other.first is None) and self.changes and other.changes:
@@ -187,6 +209,8 @@ class Terms(NamedTuple):
     def expanded(self, *names: str) -> Terms:
         """Repeat rows along their runs, to a row for each distance.
 
+        Where distances are differences of ids, a bias becomes that of pairs; others stay.
+
         Args:
             *names: of tables; by default all.
         """
@@ -194,13 +218,21 @@ class Terms(NamedTuple):
         tables: dict[str, Any] = {}
         made: dict[tuple[int, int], Tensor] = {}  # two tables that are the same stay so
         for name in names or self.runs:
-            table, shared = getattr(self, name), runs.pop(name, None)
+            table, shared = getattr(self, name), runs.get(name)
             dim = TERMS[name].rows
-            if table is not None and shared is not None and dim is not None:
+            if table is None or shared is None or dim is None:
+                continue
+            if shared.span.ids is None:
+                del runs[name]
                 key = id(table), id(shared)
                 if key not in made:
                     made[key] = shared.expand(table, dim)
                 tables[name] = made[key]
+            elif name == "bias":
+                del runs[name]
+                pairs = table[:, shared.find_pairs(self.first)].transpose(0, 1)  # [B or 1, G, T, S]
+                tables["bias"] = None
+                tables["pair_bias"] = pairs if self.pair_bias is None else self.pair_bias + pairs
         return self._replace(**tables, runs=runs)
 
     def projected(
@@ -247,15 +279,20 @@ class Terms(NamedTuple):
         later = torch.arange(src_len, src_len + tgt_len - 1, device=places.device)
         rows = torch.cat([places, later])  # of tables with a row for each distance
         left: dict[str, Any] = {}
+        by_ids = {
+            name: runs.select_keys(places)
+            for name, runs in self.runs.items()
+            if runs.span.ids is not None
+        }
         for name, term, table in self.given():
-            if term.rows is None:
+            if term.rows is None or name in by_ids:
                 continue
             number, distinct = src_len + tgt_len - 1, rows
             if (runs := self.runs.get(name)) is not None:
                 number, distinct = runs.rows, runs.find(rows - (src_len - 1))
             kept, reset = table.split([number, table.size(term.rows) - number], term.rows)
             left[name] = torch.cat([kept.index_select(term.rows, distinct), reset], term.rows)
-        return self._select_by_key(places)._replace(**left, runs={})
+        return self._select_by_key(places)._replace(**left, runs=by_ids)
 
     def _select_by_key(self, places: slice | Tensor) -> Terms:
         """Select keys in what has a number for each of them."""

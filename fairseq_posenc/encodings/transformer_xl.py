@@ -41,14 +41,17 @@ class TransformerXL(Encoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute W s as query table, u as the key table's only row, and v.(W s) as bias."""
+        if span.ids is not None:
+            reach = positions.count_ids() - 1
+            span = span._replace(low=-reach, high=reach)
         sinusoids = self.sinusoids.vectors(-span.distances()).type_as(self.projection)  # [R, C]
         rows = (sinusoids @ self.projection.T).unflatten(-1, self.u.shape)  # [R, H, D]
         rows = rows.transpose(0, 1)  # [H, R, D]
         bias = (rows * self.v[:, None]).sum(-1) * self.dims.scale(self.scale_factor)  # [H, R]
-        return Terms(
-            query_table=rows,
-            key_table=self.u[:, None],
-            bias=bias,
-            scale_factor=self.scale_factor,
-            runs={"key_table": Runs((), span)},  # one row, u, for every distance
+        terms = Terms(query_table=rows, bias=bias, scale_factor=self.scale_factor)
+        if span.ids is not None:
+            terms = terms.with_runs(Runs(range(span.low + 1, span.high + 1), span))
+        # One row, u, for every distance.
+        return terms._replace(
+            key_table=self.u[:, None], runs={**terms.runs, "key_table": Runs((), span)}
         )

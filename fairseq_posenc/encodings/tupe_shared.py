@@ -83,7 +83,9 @@ class TupeShared(Encoding):
             return self._terms(span, positions)
 
     def _terms(self, span: Span, positions: Positions) -> Terms:
-        queries, keys = self._project(positions.tokens.size(1) + 1)  # no row beyond is asked for
+        # No row beyond is asked for, unless by a caller's ids.
+        tokens = positions.tokens.size(1) if positions.counted else self.dims.max_positions
+        queries, keys = self._project(tokens + 1)
         scale = self.dims.scale(self.scale_factor)
         key_rows = positions.common_ids().clamp(max=self.dims.max_positions - 1) + 1
         at_queries = queries[:, positions.queries(key_rows)].transpose(0, 1)  # [B or 1, H, T, D]

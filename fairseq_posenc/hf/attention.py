@@ -18,7 +18,6 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.families import Family
 from fairseq_posenc.modules.attention_core import AttentionCore
-from fairseq_posenc.positions import Span
 from fairseq_posenc.shared import Shared
 
 NAME = "fairseq_posenc"  # of the attention function in transformers
@@ -159,9 +158,8 @@ class AttentionPositions(AttentionCore, nn.Module):
         """Make the call of a backend; see :meth:`forward`."""
         shared = shared.of_kind(self.kind)
         self._check_cache(shared, key.size(2))
-        src_len = shared.positions.tokens.size(1)
-        span = Span.from_lengths(query.size(2), src_len, query.device)
-        terms = shared.layer_terms() | self.encodings.terms(span, shared.positions)
+        positions = shared.positions
+        terms = shared.layer_terms() | self.encodings.terms(positions.span(), positions)
         terms = self._scale_terms(self._project_terms(attention, terms), scale)
         return self.make_call(
             query,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache, PretrainedConfig
 
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
@@ -27,6 +28,7 @@ from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import may_sync, syncs
 from fairseq_posenc.registry import get
 
+GIVEN = "fairseq_posenc_position_ids"  # attribute of a cache: those of its tokens, `(B or 1, S)`
 CACHES = ("cache", "past_key_values")  # the keyword of transformers 5, and of 4
 
 
@@ -114,7 +116,7 @@ class HookedPositions(RecordedPositions, StackPositions):
             return (), named
         batch, tgt_len = embeddings.shape[:2]
         padding = self._read_padding(named, batch, past + tgt_len)
-        ids, documents = self._read_ids(named, padding, past, embeddings)
+        ids, documents = self._read_ids(named, padding, past, embeddings, stack.config)
         scale = stack.inner_scale
         embeddings, shared = self(
             embeddings * scale, padding, past, position_ids=ids, document_ids=documents
@@ -224,12 +226,17 @@ class HookedPositions(RecordedPositions, StackPositions):
         return mask.eq(0)
 
     def _read_ids(
-        self, named: dict[str, Any], padding: Tensor | None, past: int, embeddings: Tensor
+        self,
+        named: dict[str, Any],
+        padding: Tensor | None,
+        past: int,
+        embeddings: Tensor,
+        config: PretrainedConfig,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Read position ids that differ from the count of tokens, and the documents they mean.
 
         Returns:
-            position ids, ``(B or 1, T)``, and the number of each token's document, ``(B, S)``;
+            position ids, ``(B or 1, S)``, and the number of each token's document, ``(B, S)``;
             each may be None.
         """
         tgt_len = embeddings.size(1)
@@ -241,28 +248,56 @@ class HookedPositions(RecordedPositions, StackPositions):
             return None, documents
         if documents is not None:
             raise UserError(f"document_ids: {self.assembly.spec} must have +documents")
-        decodes_unseen = past > 0 and syncs(embeddings.device)  # the first pass was checked
-        if ids is None or decodes_unseen or not may_sync(embeddings.device):
+        cache = self._find_cache(named)
+        earlier: Tensor | None = getattr(cache, GIVEN, None)
+        if ids is None:
+            if earlier is not None:
+                raise UserError(
+                    "the tokens in the cache had position_ids: give those of the new ones"
+                )
             return None, None
-        counted = torch.arange(past, past + tgt_len, device=ids.device).unsqueeze(0)  # [1, T]
-        real = torch.ones_like(counted, dtype=torch.bool)
+        tokens = torch.zeros(1, past + tgt_len, dtype=torch.bool, device=ids.device)
+        counted = ((~(tokens if padding is None else padding)).cumsum(1) - 1).clamp(min=0)  # [B, S]
+        if earlier is None and not self._differ(ids, counted, padding, past):
+            return None, None
+        before = counted[:, :past] if earlier is None else earlier[:, :past]
+        rows = max(before.size(0), ids.size(0))
+        ids = torch.cat([before.expand(rows, -1), ids.expand(rows, -1)], 1)  # [B or 1, S]
+        if self.reads_all_ids and self.assembly.dims.causal:
+            self._keep_ids(ids, named, cache, config)
+        return ids, None
+
+    def _differ(self, ids: Tensor, counted: Tensor, padding: Tensor | None, past: int) -> bool:
+        """Check whether new tokens' ids, ``(B or 1, T)``, are others than their count.
+
+        Raises:
+            UserError: they start again.
+        """
+        if not may_sync(ids.device):  # in a graph
+            return True
+        if past > 0 and syncs(ids.device):  # the first pass was checked
+            return False
+        differs = ids.ne(counted[:, past:])
         if padding is not None:
-            counted = (padding.eq(0).cumsum(1) - 1)[:, past:]  # [B, T]
-            real = ~padding[:, past:]
-        differs = ids.ne(counted) & real
-        if not bool(differs.any()):
-            return None, None
-        if bool((ids.diff(dim=1) < 0).any()) and padding is None:
+            differs = differs & ~padding[:, past:]
+        elif bool((ids.diff(dim=1) < 0).any()):
             raise UserError(
                 f"position_ids start again, as in a packed batch: add +documents to "
                 f"{self.assembly.spec}, so that attention stays inside each document"
             )
-        if past:
-            raise UserError(
-                "position_ids that do not count the tokens work only without a cache: leave them "
-                "out, or pass use_cache=False"
-            )
-        return ids, None
+        return bool(differs.any())
+
+    def _keep_ids(
+        self, ids: Tensor, named: dict[str, Any], cache: Any, config: PretrainedConfig
+    ) -> None:
+        """Keep the ids of all tokens with the cache of their keys, for the steps to come."""
+        uses_cache = named.get("use_cache")
+        if cache is None and (config.use_cache if uses_cache is None else uses_cache):
+            if config.is_encoder_decoder:
+                raise UserError("position_ids that do not count the tokens: pass use_cache=False")
+            cache = named["past_key_values"] = DynamicCache(config=config)
+        if cache is not None:
+            setattr(cache, GIVEN, ids)
 
     def _number_documents(
         self,

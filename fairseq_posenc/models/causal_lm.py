@@ -16,6 +16,7 @@ import torch
 from fairseq import utils
 from fairseq.models import ARCH_CONFIG_REGISTRY, register_model
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
+from torch import Tensor
 
 from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
@@ -130,6 +131,30 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
         check_document_ends(decoder.assembly.spec, task)
         log_encodings(decoder=decoder)
         return model
+
+    def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Run fairseq's language model.
+
+        Args:
+            src_tokens: ``[B, T]``.
+            *args: of fairseq's model.
+            **kwargs: of fairseq's model; ``position_ids`` ``[B or 1, T]``, in place of the count of
+                tokens.
+
+        Raises:
+            UserError: ids that do not fit, or beside an incremental state.
+        """
+        ids = kwargs.pop("position_ids", None)
+        if ids is None:
+            return super().forward(src_tokens, *args, **kwargs)
+        if kwargs.get("incremental_state") is not None:
+            raise UserError(
+                "position_ids: fairseq decodes with positions that it counts; leave them out, or "
+                "read the whole text at once"
+            )
+        decoder: Any = self.decoder
+        with decoder.place(src_tokens, ids):
+            return super().forward(src_tokens, *args, **kwargs)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
         """Add the row for ``<s>`` (``--add-bos-token``) to position tables that lack it."""

@@ -21,7 +21,6 @@ from fairseq_posenc.host.processes import check_parsed
 from fairseq_posenc.host.training_data import check_document_ends
 from fairseq_posenc.models.decbert import DECBERT
 from fairseq_posenc.transformer.dropout import RetainedDropout
-from fairseq_posenc.transformer.forward_context import set_context
 from fairseq_posenc.transformer.options import add_position_args, build_stack_config, log_encodings
 from fairseq_posenc.transformer.stacks import PositionalEncoder
 
@@ -134,14 +133,18 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
             *args: passed on to fairseq's model.
             span_scores: whether to return the scores of each token as the first and as the last of
                 an answer, each ``[B, T]`` in float32.
-            **kwargs: passed on to fairseq's model, except ``target_tokens``, ``[B, T]``: with
+            **kwargs: passed on to fairseq's model, except ``position_ids``, ``[B or 1, T]``, in
+                place of the count of tokens, and ``target_tokens``, ``[B, T]``: with
                 ``--include-target-tokens``, the tokens before masking. Positions are computed with
                 their ``</s>`` restored, so that a masked ``</s>`` still ends its sentence.
         """
-        if (targets := kwargs.pop("target_tokens", None)) is not None:
+        targets, ids = kwargs.pop("target_tokens", None), kwargs.pop("position_ids", None)
+        if targets is not None or ids is not None:
             stack: Any = self.encoder.sentence_encoder  # type: ignore[union-attr]
-            unmasked = src_tokens.masked_fill(targets.eq(stack.eos_idx), stack.eos_idx)  # [B, T]
-            with set_context(stack.compute_shared(unmasked, unmasked.size(1))):
+            unmasked = src_tokens
+            if targets is not None:
+                unmasked = src_tokens.masked_fill(targets.eq(stack.eos_idx), stack.eos_idx)
+            with stack.place(unmasked, ids):
                 return self(src_tokens, *args, span_scores=span_scores, **kwargs)
         if not span_scores:
             return super().forward(src_tokens, *args, **kwargs)

@@ -97,12 +97,11 @@ class AttentionCore:
             kept = cache.extend(key, value, decay, shared.needed_keys())
             kept = kept.with_gaps(tgt_len, src_len)
         if terms is None:
-            terms = self.terms(Span.from_lengths(tgt_len, src_len, query.device), shared)
+            terms = self.terms(positions.span(), shared)
         if mask is None:
             mask = shared.mask(self.direction)
-        dropped = src_len - kept.key.size(
-            2
-        )  # keys that the cache no longer has: no query sees them
+        # No query sees the keys that the cache no longer has.
+        dropped = src_len - kept.key.size(2)
         if kept.places is None:
             terms, mask = terms.without_first_keys(dropped), mask.without_first_keys(dropped)
         else:

@@ -110,7 +110,8 @@ class Cache:
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
         # `key` (rotated) and `value`, both (B, H, S, D). Self-attention adds the other fields of
-        # `Kept` and `tokens`, the number of tokens read; attention to a source adds `source`.
+        # `Kept`, `tokens`, the number of tokens read, and `ids`, (B, S), the positions that a
+        # caller gave them; attention to a source adds `source`.
         self.state = {} if state is None else state
 
     @classmethod
@@ -125,6 +126,11 @@ class Cache:
     def tokens(self) -> int:
         """The number of tokens read, including those whose keys were dropped."""
         return self.state.get("tokens", 0)
+
+    @property
+    def ids(self) -> Tensor | None:
+        """The positions that a caller gave to all tokens that were read, ``(B, S)``, or None."""
+        return self.state.get("ids")
 
     def list_places(self) -> Tensor:
         """List the places of the kept keys among all tokens, int64 ``(K,)``."""

@@ -132,7 +132,7 @@ class CrossAttention(AttentionCore, nn.Module):
                 f"the positions were computed for source_length={length}, but the source has "
                 f"{src_len} tokens"
             )
-        if padding is None or not may_sync(padding.device):
+        if padding is None or not shared.source_counted or not may_sync(padding.device):
             return
         moved = ((~padding).cumsum(1) - 1).ne(shared.source_ids)  # positions by this mask differ
         if bool((moved & ~padding).any()):

@@ -9,7 +9,6 @@ from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.stack_positions import StackPositions
-from fairseq_posenc.positions import Span
 from fairseq_posenc.registry import get
 from fairseq_posenc.shared import Shared
 
@@ -94,7 +93,5 @@ class LayerPositions(nn.Module):
     def _compute_terms(self, shared: Shared) -> Terms:
         shared.check_stack(self.stack)
         positions = shared.positions
-        span = Span.from_lengths(
-            positions.tgt_len, positions.tokens.size(1), positions.tokens.device
-        )
-        return shared.of_kind(self.kind).layer_terms() | self.encodings.terms(span, positions)
+        terms = self.encodings.terms(positions.span(), positions)
+        return shared.of_kind(self.kind).layer_terms() | terms

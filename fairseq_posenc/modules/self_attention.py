@@ -102,6 +102,8 @@ class SelfAttention(AttentionCore, nn.Module):
         call = self.make_call(
             query, key, value, shared, x, cache, dropout=dropout, need_weights=need_weights
         )
+        if cache is not None and not shared.positions.counted:
+            cache.state["ids"] = shared.positions.ids.expand(x.size(0), -1)
         attended, weights = attend(*call, requested=self.backend)
         return self.merge_heads(attended), weights
 
@@ -125,6 +127,8 @@ class SelfAttention(AttentionCore, nn.Module):
             )
         if not cache:
             return
+        if cache.ids is not None and shared.positions.counted:
+            raise UserError("the tokens in the cache had position_ids: give those of the new ones")
         needed = shared.locality.needed_keys(past)
         batch, heads, length = cache.state["key"].shape[:3]  # rotated keys may be wider than values
         width = cache.state["value"].size(3)

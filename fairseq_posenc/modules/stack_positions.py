@@ -7,10 +7,11 @@ from torch.nn import functional as F
 from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.modules.cache import Cache
 from fairseq_posenc.positions import Positions, may_sync
 from fairseq_posenc.registry import get
 from fairseq_posenc.shared import Shared
-from fairseq_posenc.specs import parse
+from fairseq_posenc.specs import Spec, parse
 
 
 class StackPositions(nn.Module):
@@ -48,9 +49,17 @@ class StackPositions(nn.Module):
         )
         limits = self.assembly.limits()
         # These encodings measure distances between places in a row, padding included.
-        self.counts_places = tables or limits.window is not None
-        # Which keys are visible depends on the positions of all tokens, earlier ones included.
-        self.reads_all_ids = limits.segments is not None or limits.first_keys is not None
+        self.has_tables, self.has_window = tables, limits.window is not None
+        encodings = [get(item.name) for item in self.assembly.spec.items]
+        # Distances and visible keys depend on the positions of all tokens, earlier ones included.
+        self.reads_all_ids = (
+            limits.segments is not None
+            or limits.first_keys is not None
+            or any(
+                encoding.acts_on == "scores" and encoding.takes_ids != "unread"
+                for encoding in encodings
+            )
+        )
         self.input = self.assembly.build_input()
         self.shared = self.assembly.build_stack()
 
@@ -58,11 +67,12 @@ class StackPositions(nn.Module):
         self,
         embeddings: Tensor,
         key_padding_mask: Tensor | None = None,
-        past: int = 0,
+        past: int | Cache = 0,
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         source_length: int | None = None,
         source_padding_mask: Tensor | None = None,
+        source_position_ids: Tensor | None = None,
     ) -> tuple[Tensor, Shared]:
         """Add the input encoding to embeddings, and compute the state that every layer takes.
 
@@ -70,24 +80,29 @@ class StackPositions(nn.Module):
             embeddings: token embeddings, ``(batch, tgt_len, embed_dim)``.
             key_padding_mask: True for padding, on either side, ``(batch, past + tgt_len)``; it
                 never shifts a position.
-            past: number of earlier tokens, whose keys and values are in the caches.
+            past: number of earlier tokens, whose keys and values are in the caches; or the cache
+                of a layer, which also knows their ``position_ids``.
             position_ids: positions of these tokens, ``(batch or 1, tgt_len)``, or of all tokens,
-                ``(batch or 1, past + tgt_len)``, which ``chunk`` needs; by default tokens are
-                counted from 0.
+                ``(batch or 1, past + tgt_len)``, which encodings of the scores need; by default
+                tokens are counted from 0. The distance of a key is its position minus that of the
+                query. Directions and windows follow the order of the tokens. Real numbers are
+                rounded to float32.
             document_ids: for a spec with ``documents``, the number of each token's document,
                 ``(batch, past + tgt_len)``.
             source_length: number of tokens in an encoder's output, for a :class:`CrossAttention`
-                that rotates its keys; they are counted from 0.
+                that rotates its keys; by default they are counted from 0.
             source_padding_mask: True for padding of the source, ``(batch, source_length)``; needed
                 if it is padded on the left, so that padding shifts no position.
+            source_position_ids: positions of the source's tokens, ``(batch or 1, source_length)``.
 
         Returns:
             The embeddings with the input encoding, and the position state of this forward pass.
 
         Raises:
-            UserError: a shape or a type is wrong; ``position_ids`` are given for encodings of the
-                scores; or only one of ``document_ids`` and the encoding ``documents`` is given.
+            UserError: a shape or a type is wrong; an encoding cannot take the ``position_ids``; or
+                only one of ``document_ids`` and the encoding ``documents`` is given.
         """
+        past, past_ids = (past.tokens, past.ids) if isinstance(past, Cache) else (past, None)
         check_embeddings("embeddings", embeddings, self.assembly.dims.embed_dim)
         if not isinstance(past, (int, torch.SymInt)) or past < 0:
             raise UserError(
@@ -97,11 +112,13 @@ class StackPositions(nn.Module):
         positions = positions_from_padding(
             batch, past + tgt_len, tgt_len, key_padding_mask, embeddings.device
         )
-        if key_padding_mask is not None and document_ids is None:
-            self._refuse_gaps(key_padding_mask)
         positions = self._split_documents(positions, document_ids)
         if position_ids is not None:
-            positions = self._replace_ids(positions, position_ids)
+            positions = self._replace_ids(positions, position_ids, past_ids)
+        elif past_ids is not None:
+            raise UserError("the tokens in the cache had position_ids: give those of the new ones")
+        if key_padding_mask is not None and document_ids is None:
+            self._refuse_gaps(key_padding_mask, positions)
         positions = self.shared.number(positions)
         for encoding in self.input.as_list() if self.input is not None else ():
             vectors = encoding.embed(positions)
@@ -109,13 +126,18 @@ class StackPositions(nn.Module):
                 embeddings = embeddings + vectors.type_as(embeddings)
         shared = Shared.compute(self.shared, positions).of_stack(self.assembly)
         if source_length is not None:
-            ids = self._number_source(batch, source_length, source_padding_mask, embeddings.device)
-            shared = shared.with_source(self.shared, ids)
+            source = self._number_source(
+                batch, source_length, source_padding_mask, source_position_ids, embeddings.device
+            )
+            shared = shared.with_source(self.shared, source.ids, source.counted)
+        elif source_position_ids is not None:
+            raise UserError("source_position_ids: also give source_length")
         return embeddings, shared
 
-    def _refuse_gaps(self, padding: Tensor) -> None:
-        """Refuse padding between tokens if distances include it (:attr:`counts_places`)."""
-        if not self.counts_places or not may_sync(padding.device, decoding=True):
+    def _refuse_gaps(self, padding: Tensor, positions: Positions) -> None:
+        """Refuse padding between tokens if distances between places include it."""
+        counts_places = self.has_window or (self.has_tables and positions.consecutive)
+        if not counts_places or not may_sync(padding.device, decoding=True):
             return
         # A token after padding, or the first in its row; True at most once in a row.
         begins = ~padding & F.pad(padding, (1, 0), value=True)[:, :-1]  # [B, S]
@@ -126,12 +148,21 @@ class StackPositions(nn.Module):
             )
 
     def _number_source(
-        self, batch: int, length: int, padding: Tensor | None, device: torch.device
-    ) -> Tensor:
-        """Number the tokens of a source, ``(batch or 1, length)``."""
+        self,
+        batch: int,
+        length: int,
+        padding: Tensor | None,
+        ids: Tensor | None,
+        device: torch.device,
+    ) -> Positions:
+        """Number the tokens of a source, by their count or a caller's ids."""
         if not isinstance(length, (int, torch.SymInt)) or length < 1:
             raise UserError(f"source_length={length} must be a whole number of at least 1")
-        return positions_from_padding(batch, length, length, padding, device).ids
+        positions = positions_from_padding(batch, length, length, padding, device)
+        if ids is None:
+            return positions
+        check_position_ids("source_position_ids", ids, self.assembly.spec, batch, (length,))
+        return positions.replace_ids(ids, "source_position_ids")
 
     def _split_documents(self, positions: Positions, ids: Tensor | None) -> Positions:
         """Restart positions where the number of the document changes."""
@@ -153,35 +184,19 @@ class StackPositions(nn.Module):
         check_integers("document_ids", ids)
         return positions.begin_documents(ids.ne(F.pad(ids, (1, 0))[:, :-1]))
 
-    def _replace_ids(self, positions: Positions, ids: Tensor) -> Positions:
+    def _replace_ids(self, positions: Positions, ids: Tensor, past_ids: Tensor | None) -> Positions:
         """Replace the position of each token by a caller's ids."""
-        check_integers("position_ids", ids)
         (batch, src_len), tgt_len = positions.tokens.shape, positions.tgt_len
-        if ids.dim() != 2 or ids.size(0) not in (1, batch) or ids.size(1) not in (tgt_len, src_len):
-            lengths = f"{tgt_len}" if tgt_len == src_len else f"{tgt_len} or {src_len}"
-            raise UserError(f"position_ids {tuple(ids.shape)} must be ({batch} or 1, {lengths})")
+        lengths = (tgt_len,) if tgt_len == src_len else (tgt_len, src_len)
+        check_position_ids("position_ids", ids, self.assembly.spec, batch, lengths)
+        if past_ids is not None and ids.size(1) < src_len:
+            ids = torch.cat([past_ids, ids.expand(past_ids.size(0), -1)], 1)
         if ids.size(1) < src_len and self.reads_all_ids:
             raise UserError(
                 f"position_ids {tuple(ids.shape)}: {self.assembly.spec} also needs those of the "
-                f"earlier tokens, ({batch} or 1, {src_len})"
+                f"earlier tokens, ({batch} or 1, {src_len}); or pass a layer's cache as past"
             )
-        for item in self.assembly.spec.items:
-            if get(item.name).acts_on == "scores":
-                raise UserError(
-                    f"position_ids: {item.name} acts on distances between tokens, which "
-                    "position_ids do not change; leave them out"
-                )
-        ids, longest = ids.long(), 0
-        # If we may not sync with the device, the tables' bounds check catches ids that are too
-        # large.
-        if may_sync(ids.device) and ids.numel():
-            least, most = torch.stack(ids.aminmax()).tolist()
-            if least < 0:
-                raise UserError(f"position_ids: {least} is below 0; positions count from 0")
-            longest = most + 1
-        ids = F.pad(ids, (src_len - ids.size(1), 0))
-        # As with padding on the left, ids do not follow from places.
-        return positions._replace(ids=ids, left_padded=True, longest=longest, counted=False)
+        return positions.replace_ids(F.pad(ids, (src_len - ids.size(1), 0)))
 
 
 def check_embeddings(name: str, x: Tensor, width: int) -> None:
@@ -209,6 +224,25 @@ def check_mask(name: str, mask: Tensor | None, batch: int, src_len: int) -> None
             f"{name} {tuple(mask.shape)} must be ({batch}, {src_len}): the batch, and all tokens, "
             "those in a cache included"
         )
+
+
+def check_position_ids(
+    name: str, ids: Tensor, spec: Spec, batch: int, lengths: tuple[int, ...]
+) -> None:
+    """Refuse ids of a type that an encoding of the spec cannot take, or of another shape."""
+    check_tensor(name, ids)
+    if ids.is_floating_point():
+        for item in spec.items:
+            if get(item.name).takes_ids == "whole":
+                raise UserError(
+                    f"{name} must be whole numbers (torch.long) for {item.name}, not "
+                    f"{_name_type(ids)}"
+                )
+    else:
+        check_integers(name, ids)
+    if ids.dim() != 2 or ids.size(0) not in (1, batch) or ids.size(1) not in lengths:
+        allowed = " or ".join(map(str, lengths))
+        raise UserError(f"{name} {tuple(ids.shape)} must be ({batch} or 1, {allowed})")
 
 
 def check_tensor(name: str, x: object) -> None:

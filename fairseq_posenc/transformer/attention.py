@@ -137,7 +137,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         positions, span = shared.positions, shared.span
         src_len = positions.tokens.size(1)
         if span is None:  # nothing is kept for later steps
-            return self.terms(Span.from_lengths(tgt_len, src_len, positions.tokens.device), shared)
+            return self.terms(positions.span(), shared)
         key = self._get_full_incremental_state_key("terms")
 
         def compute(span: Span) -> Terms:

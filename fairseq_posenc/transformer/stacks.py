@@ -7,6 +7,7 @@ A stack computes what its layers share once per forward pass. Layers never see t
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from copy import copy
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, WeightSettings, format_directions
+from fairseq_posenc.modules.stack_positions import check_position_ids
 from fairseq_posenc.positions import Positions, Span, may_sync
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import IncrementalState
@@ -126,8 +128,27 @@ class _PositionalStack:
             if isinstance(module, Encoding):
                 module.trained_at(length)
 
+    def place(self, tokens: Tensor, ids: Tensor | None) -> AbstractContextManager[None]:
+        """Set the positions of a forward pass from what a caller knows, as a context.
+
+        Args:
+            tokens: ``(B, S)``, by whose padding and ends tokens are counted.
+            ids: ``(B or 1, S)``, in place of their count.
+
+        Raises:
+            UserError: ids of another shape, or that an encoding cannot take.
+        """
+        batch, length = tokens.shape
+        if ids is not None:
+            check_position_ids("position_ids", ids, self.assembly.spec, batch, (length,))
+        return set_context(self.compute_shared(tokens, length, ids=ids))
+
     def compute_shared(
-        self, tokens: Tensor, tgt_len: int, state: IncrementalState = None
+        self,
+        tokens: Tensor,
+        tgt_len: int,
+        state: IncrementalState = None,
+        ids: Tensor | None = None,
     ) -> Shared:
         """Compute the position state of a forward pass, once for all of its layers.
 
@@ -135,9 +156,12 @@ class _PositionalStack:
             tokens: ``(B, S)``, the whole prefix when decoding.
             tgt_len: T, the number of queries, which are the last tokens.
             state: fairseq's incremental state, when decoding.
+            ids: the positions of the tokens, ``(B or 1, S)``, in place of their count.
         """
         inspect = may_sync(tokens.device, decoding=state is not None)
         positions = Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len, inspect)
+        if ids is not None:
+            positions = self.encodings.number(positions).replace_ids(ids)
         positions = self.encodings.number(positions)
         if self.resets:
             positions = positions._replace(first=positions.is_first())
@@ -235,7 +259,9 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         if incremental_state is not None:
             self._check_step(prev_output_tokens, incremental_state)
             tgt_len = 1
-        shared = self.compute_shared(prev_output_tokens, tgt_len, incremental_state)
+        shared = current_context()  # a caller may have given positions
+        if shared is None or incremental_state is not None:
+            shared = self.compute_shared(prev_output_tokens, tgt_len, incremental_state)
         if (
             self.rotates_source
             and encoder_out is not None

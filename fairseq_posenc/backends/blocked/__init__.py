@@ -12,7 +12,12 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scale
+from fairseq_posenc.backends.base import (
+    NOT_BY_PLACE,
+    AttentionCall,
+    CallFeatures,
+    score_scale,
+)
 from fairseq_posenc.backends.blocked.dropout import draw_seeds
 from fairseq_posenc.backends.blocked.function import BlockedAttention
 from fairseq_posenc.backends.blocked.geometry import Geometry, Rule
@@ -50,6 +55,8 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
         return "it does not keep the attention weights"
     if terms.first is not None and call.documents:
         return "it resets one first token in a row, and each document has one"
+    if terms.by_ids:
+        return NOT_BY_PLACE
     if terms.counted_table is not None:
         return "counted positions depend on all scores of a query"
     if terms.channel_gain is not None and call.tgt_len > 1:

@@ -93,6 +93,10 @@ def _select_sentence(call: AttentionCall, index: int) -> AttentionCall:
         key=call.key[index : index + 1],
         value=call.value[index : index + 1],
         terms=terms._replace(
+            runs={
+                name: runs._replace(span=runs.span._replace(ids=row(runs.span.ids)))
+                for name, runs in terms.runs.items()
+            },
             pair_bias=row(terms.pair_bias),
             first=row(terms.first),
             temperature=row(terms.temperature),

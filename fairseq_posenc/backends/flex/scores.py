@@ -21,6 +21,7 @@ from fairseq_posenc.backends.flex.sizes import index_or_zero, mark_batch_dynamic
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.positions import Span
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -34,6 +35,11 @@ class _VisibleRows(NamedTuple):
     number: int  # visible rows
     size: int  # rows of the padded tables, with the reset's two at their end
     reset: bool  # whether the tables have those
+
+    @classmethod
+    def lay_out(cls, first: int, number: int, reset: bool) -> _VisibleRows:
+        """Round the size up to lengths that kernels are compiled for."""
+        return cls(first, number, round_length(max(number, 2)) + 2 * reset, reset)
 
     def select(self, table: Tensor) -> Tensor:
         """Select the visible rows of a table, ``(G, R, ...)``, and pad them to the size."""
@@ -52,11 +58,23 @@ def _find_visible_rows(terms: Terms, tgt_len: int, src_len: int, mask: Mask) -> 
     reach = src_len if reach is None else reach
     lowest = 0 if mask.direction == "rl" else max(-reach, 1 - src_len)
     highest = 0 if mask.direction == "lr" else min(reach, tgt_len - 1)
-    number, reset = highest - lowest + 1, terms.first is not None
     # The tables of the terms begin at the distance 1 - S.
-    return _VisibleRows(
-        lowest + src_len - 1, number, round_length(max(number, 2)) + 2 * reset, reset
-    )
+    return _VisibleRows.lay_out(lowest + src_len - 1, highest - lowest + 1, terms.first is not None)
+
+
+def _place_ids(terms: Terms) -> tuple[Terms, int, int]:
+    """Give tables that ids look up a span, as if by places: of all distances that have rows.
+
+    Returns:
+        The terms, and the lowest and the highest of these distances.
+    """
+    starts = [runs.starts for runs in terms.runs.values() if runs.starts]
+    low, high = min(x[0] for x in starts) - 1, max(x[-1] for x in starts)
+    runs = {
+        name: runs._replace(span=Span(low, high, runs.span.device))
+        for name, runs in terms.runs.items()
+    }
+    return terms._replace(runs=runs), low, high
 
 
 class _Products(NamedTuple):
@@ -80,9 +98,7 @@ def _multiply_rows(
     places = None
     if runs is not None:  # each distinct row is multiplied once
         places = runs.find(runs.span.distances())[rows.first : rows.first + rows.number]
-        distinct = _VisibleRows(
-            0, runs.rows, round_length(max(runs.rows, 2)) + 2 * rows.reset, rows.reset
-        )
+        distinct = _VisibleRows.lay_out(0, runs.rows, rows.reset)
         gap = places.new_zeros(rows.size - 2 * rows.reset - rows.number)
         resets = torch.arange(distinct.size - 2 * rows.reset, distinct.size, device=x.device)
         places, rows = torch.cat([places, gap, resets]), distinct
@@ -123,9 +139,18 @@ def build_score_mod(
     """
     queries = tgt_len if query is None else query.size(2)
     keys = src_len if key is None else key.size(2)
-    rows = _find_visible_rows(terms, tgt_len, src_len, mask)
+    ids = next((runs.span.ids for runs in terms.runs.values()), None)
+    if ids is None:
+        rows = _find_visible_rows(terms, tgt_len, src_len, mask)
+        lowest = 1 - tgt_len + rows.first
+    else:
+        terms, lowest, highest = _place_ids(terms)
+        rows = _VisibleRows.lay_out(0, highest - lowest + 1, terms.first is not None)
+        id_query = F.pad(ids[:, src_len - tgt_len :], (0, queries - tgt_len))
+        id_key = F.pad(ids, (0, keys - src_len))
+        mark_batch_dynamic(id_query, id_key)
     # What differs from call to call is a tensor: a number would be compiled into the kernel.
-    shift = torch.tensor(tgt_len - 1 - rows.first, device=device)
+    shift = torch.tensor(-lowest, device=device)
     last_row = torch.tensor(rows.number - 1, device=device)
     scale = 1.0 if query is None else score_scale(terms, query.size(-1))
     terms = terms.expanded("gain", "bias")
@@ -159,7 +184,11 @@ def build_score_mod(
         return sum(_look_up(c, b, h, i) - _look_up(c, b, h, j) for c in parts)
 
     def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        row = (j - i + shift).clamp(min=0).minimum(last_row)  # of hidden pairs too
+        distance = j - i
+        if ids is not None:
+            b_key = index_or_zero(ids, 0, b)
+            distance = id_key[b_key, j] - id_query[b_key, i]
+        row = (distance + shift).clamp(min=0).minimum(last_row)  # of hidden pairs too
         if first is not None:  # where the first token meets itself, the query's row counts
             row = torch.where(first_key[index_or_zero(first, 0, b), j], rows.size - 1, row)
             row = torch.where(first_query[index_or_zero(first, 0, b), i], rows.size - 2, row)
