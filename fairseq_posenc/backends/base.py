@@ -41,12 +41,20 @@ class AttentionCall(NamedTuple):
     """The arguments of attention, for every backend."""
 
     query: Tensor  # `(B, H, T, D)`, unscaled; the last T of S positions
-    key: Tensor  # `(B, H, S, D)`
-    value: Tensor  # `(B, H, S, D)`
+    key: Tensor  # `(B, H, S, D)`, or of fewer heads, one for each group of the queries'
+    value: Tensor  # shaped as the keys
     terms: Terms  # the position encodings' terms, added to the scores
     mask: Mask = Mask()  # which keys a query may see. A query that may see none gets zeros
     dropout: float = 0.0  # probability of dropping a weight; 0 outside training
     need_weights: bool = False  # also return the weights before dropout
+
+    def with_all_heads(self) -> AttentionCall:
+        """Repeat the heads of keys and values, to one for each of the queries'."""
+        groups = self.query.size(1) // self.key.size(1)
+        if groups == 1:
+            return self
+        key, value = (x.repeat_interleave(groups, 1) for x in (self.key, self.value))
+        return self._replace(key=key, value=value)
 
     def temperature(self) -> Tensor | None:
         """Compute the factor of all scores of each query, ``(B or 1, G, T)``, or None for 1."""

@@ -39,7 +39,7 @@ class BenchmarkRecord(NamedTuple):
 
     backend: str  # `triton` or `flex`
     chip: str  # compute capability, such as `sm_90`
-    # names of the fields of `Terms` that were given, and `product` if they were multiplied
+    # names of the fields of `Terms` that were given, `product` if they were multiplied, `softcap`
     terms: frozenset[str]
     dropout: bool  # whether attention dropout was on
     shortest: int  # smallest number of keys for which the record holds
@@ -224,7 +224,8 @@ def _find_recorded(terms: Terms, call: CallFeatures, chip: str) -> tuple[str, st
 
 def _list_terms(terms: Terms) -> list[str]:
     """List the names of the terms that are given."""
-    return [name for name, x in zip(terms._fields, terms) if isinstance(x, Tensor)]
+    given = [name for name, x in zip(terms._fields, terms) if isinstance(x, Tensor)]
+    return given if terms.softcap is None else [*given, "softcap"]
 
 
 def _log_once(plan: Plan, terms: Terms, call: CallFeatures) -> None:

@@ -43,6 +43,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
+    call = call.with_all_heads()
     query, key, value, terms, mask, dropout, need_weights = call
     # Scores and softmax in float32 at least: the product of three terms overflows fp16.
     if torch.is_autocast_enabled(query.device.type):
@@ -91,8 +92,11 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tenso
     call = AttentionCall(query, key, key, terms, mask)
     if (decay := _expand_decay(call)) is not None:
         combined = combined + decay.to(combined.dtype)
-    temperature = call.temperature()
-    return combined if temperature is None else combined * temperature[..., None]
+    if (temperature := call.temperature()) is not None:
+        combined = combined * temperature[..., None]
+    if terms.softcap is not None:
+        combined = terms.softcap * torch.tanh(combined / terms.softcap)
+    return combined
 
 
 def _count_positions(query: Tensor, content: Tensor, table: Tensor, mask: Mask) -> Tensor:

@@ -16,6 +16,7 @@ from fairseq_posenc.backends.by_distance import expand_term
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.exporting import is_exporting
 from fairseq_posenc.positions import Span
 
 
@@ -28,6 +29,8 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why torch's fused attention cannot compute such terms; empty if it can."""
     if call.need_weights:
         return "it does not return the attention weights"
+    if terms.softcap is not None:
+        return "torch's attention does not cap the scores"
     if not terms.content_only:
         return "the scores are more than a dot product and a bias"
     if terms.has_temperature and (terms.bias is not None or terms.pair_bias is not None):
@@ -39,6 +42,8 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
+    if not _takes_groups(call):
+        call = call.with_all_heads()
     query, key, value, terms, mask, dropout, _ = call
     tgt_len, src_len, head_dim = query.size(2), key.size(2), value.size(-1)
     earlier, later = call.decay()  # `refuses` lets only one of them through
@@ -67,6 +72,14 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     with torch.autocast(query.device.type, enabled=False):
         attended = _attend(query, key, value, prepared, terms, dropout)
         return attended[..., :head_dim].to(call.value.dtype), None
+
+
+def _takes_groups(call: AttentionCall) -> bool:
+    """Check whether torch's kernels read keys of fewer heads without copies of them.
+
+    On a GPU those that take a mask or a bias do not. Decay differs from head to head.
+    """
+    return call.query.device.type == "cpu" and call.terms.decay is None and not is_exporting()
 
 
 def _append_decay(
@@ -147,7 +160,10 @@ def _attend(
 ) -> Tensor:
     bias, causal, fully_masked = prepared
     scale = score_scale(terms, query.size(-1))
-    attended = F.scaled_dot_product_attention(query, key, value, bias, dropout, causal, scale=scale)
+    grouped = query.size(1) != key.size(1)
+    attended = F.scaled_dot_product_attention(
+        query, key, value, bias, dropout, causal, scale=scale, enable_gqa=grouped
+    )
     return attended if fully_masked is None else attended.masked_fill(fully_masked, 0.0)
 
 

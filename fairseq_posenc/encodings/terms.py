@@ -6,8 +6,8 @@ With q_i and k_j the (rotated) query and key and r = j - i their distance, the s
                     +  bias_r  +  bias_ij  +  c_i - c_j)
 
 where combine is a sum or a product, scale = 1 / sqrt(scale_factor * head_dim), c is the decay of
-the tokens, and tau_i is the query's temperature, 1 by default. A sink is one more score in the
-softmax, with a value of zeros.
+the tokens, and tau_i is the query's temperature, 1 by default. A cap C turns e_ij into
+C * tanh(e_ij / C). A sink is one more score in the softmax, with a value of zeros.
 
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
@@ -112,6 +112,7 @@ class Terms(NamedTuple):
         log_visible: ``(G,)``; the scores of a query are also multiplied by this times the logarithm
             of the number of keys that the query may see.
         sink: ``(G,)``, a score that takes part in the softmax, and whose weight is dropped.
+        softcap: C, the limit of the scores.
         runs: by name of a table, which distances share its rows.
     """
 
@@ -132,6 +133,7 @@ class Terms(NamedTuple):
     counted_table: Tensor | None = None
     log_visible: Tensor | None = None
     sink: Tensor | None = None
+    softcap: float | None = None
     runs: Mapping[str, Runs] = {}
 
     @classmethod
@@ -164,13 +166,18 @@ class Terms(NamedTuple):
     @property
     def content_only(self) -> bool:
         """Whether attention is a plain scaled dot product, with or without a bias."""
-        others = self.product or self.counted_table is not None
-        return not others and not any(self.given("content", "table", "values"))
+        others = self.counted_table is not None or self.softcap is not None
+        return not (self.product or others) and not any(self.given("content", "table", "values"))
 
     @property
     def has_temperature(self) -> bool:
         """Whether all scores of a query are multiplied by a number of its own."""
         return self.temperature is not None or self.log_visible is not None
+
+    @property
+    def changes_softmax(self) -> bool:
+        """Whether scores are multiplied or capped, or one more takes part in the softmax."""
+        return self.has_temperature or self.softcap is not None or self.sink is not None
 
     @property
     def multiplies(self) -> bool:

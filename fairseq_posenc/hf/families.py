@@ -119,7 +119,8 @@ class Stack(NamedTuple):
     def attends_plainly(self) -> bool:
         """Whether the model's own attention adds nothing to rotated products and a causal mask."""
         windows = [getattr(x, "sliding_window", None) for x in (self.config, *self.attentions)]
-        return not (self.family.bias or self.family.sinks or any(windows))
+        cap = getattr(self.config, "attn_logit_softcapping", None)
+        return not (self.family.bias or self.family.sinks or cap or any(windows))
 
     def dims(self, max_positions: int) -> Dims:
         """Describe the sizes of the stack."""
@@ -249,9 +250,9 @@ _BART = Family(stacks=("encoder", "decoder"), table="embed_positions", since=5)
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(
         (
-            *("apertus", "arcee", "cwm", "flex_olmo", "gemma", "glm4_moe", "granite"),
+            *("apertus", "arcee", "cwm", "flex_olmo", "gemma", "gemma2", "glm4_moe", "granite"),
             *("hunyuan_v1_dense", "llama", "ministral", "mistral", "mixtral", "olmo", "olmo2"),
-            *("phi", "qwen2", "qwen3", "qwen3_moe", "seed_oss", "starcoder2"),
+            *("phi", "qwen2", "qwen3", "qwen3_moe", "seed_oss", "starcoder2", "vaultgemma"),
         ),
         _ROTARY,
     ),
@@ -316,11 +317,6 @@ def find_family(model: PreTrainedModel) -> Family:
     name = next((name for name in types if name in FAMILIES), None)
     if name is None:
         read_positions(model)  # refuses by name what no model like this can have
-        if getattr(model.config, "attn_logit_softcapping", None):
-            raise UserError(
-                f"models of type {model.config.model_type!r} cap their scores (softcap), which no "
-                "encoding here does"
-            )
         raise UserError(
             f"models of type {model.config.model_type!r} cannot be given other positions; known: "
             f"{', '.join(sorted(FAMILIES))}"

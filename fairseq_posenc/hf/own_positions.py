@@ -286,6 +286,8 @@ def _read_softmax(config: Config, index: int) -> list[str]:
     """Write what changes the scores of a layer by position alone, or adds to the softmax."""
     if config.model_type == "gpt_oss":
         return ["sink"]
+    if config.model_type in ("gemma2", "vaultgemma") and config.attn_logit_softcapping:
+        return [f"softcap(cap={config.attn_logit_softcapping})"]
     if config.model_type == "llama4_text" and config.attn_temperature_tuning:
         factor = f"llama4(beta={config.attn_scale},length={int(config.floor_scale)})"
         return [] if config.no_rope_layers[index] else [factor]

@@ -49,7 +49,7 @@ class AttentionCore:
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project tokens to queries, keys and values, each ``(B, H, T, D)``.
 
-        Keys and values may have fewer heads (see :meth:`repeat_heads`).
+        Keys and values may have fewer heads, one for each group of the queries'.
         """
         query, key, value = (
             self.split_heads(projection(x))
@@ -109,8 +109,8 @@ class AttentionCore:
             terms, mask = terms.select_keys(places, tgt_len, src_len), mask.select_keys(places)
         return AttentionCall(
             query,
-            self.repeat_heads(kept.key),
-            self.repeat_heads(kept.value),
+            kept.key,
+            kept.value,
             terms.with_decay(kept.decay, self.num_heads),
             mask,
             dropout,
@@ -163,7 +163,6 @@ class AttentionCore:
         need_weights: bool = False,
     ) -> AttentionCall:
         """Make the arguments of a backend for attention to a source with padding ``(B, S)``."""
-        key, value = self.repeat_heads(key), self.repeat_heads(value)
         mask = Mask(key_padding=padding)
         return AttentionCall(query, key, value, Terms(), mask, dropout, need_weights)
 

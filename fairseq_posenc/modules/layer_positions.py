@@ -45,11 +45,10 @@ class LayerPositions(nn.Module):
         spec = positions.assembly.spec
         self.stack, self.kind = positions.assembly, spec.layer_kind(layer)
         terms = positions.assembly.check("auto")[self.kind]
-        changes_softmax = terms.has_temperature or terms.sink is not None
         has_vectors = any(terms.given("table", "values")) or terms.channel_gain is not None
         reads_tokens = terms.decay is not None or terms.counted_table is not None
         lifts = any(get(item.name).lifts for item in spec.layer_kinds[self.kind])
-        if terms.product or has_vectors or changes_softmax or reads_tokens or lifts:
+        if terms.product or has_vectors or terms.changes_softmax or reads_tokens or lifts:
             raise UserError(
                 f"{spec}: its scores are more than a rotated dot product, a factor and a bias for "
                 "each distance: use SelfAttention"

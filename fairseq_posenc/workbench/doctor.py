@@ -121,7 +121,8 @@ def _check_user_dir() -> Finding:
     return Finding("--user-dir", None, f"{PACKAGE}; after `make install`, its name will do")
 
 
-SOFTMAX_SPECS = ("ssmax", "logn(length=2)", "sink")  # with the self-test's 6 tokens each matters
+# With the self-test's 6 tokens each matters.
+SOFTMAX_SPECS = ("ssmax", "logn(length=2)", "sink", "softcap(cap=1)")
 
 
 def self_test() -> Finding:

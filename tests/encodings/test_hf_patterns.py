@@ -58,6 +58,17 @@ def gpt_oss():
     return f"{rope}+window(size=6),{rope}", model
 
 
+def gemma2():
+    more = {"sliding_window": 6, "head_dim": 8, "query_pre_attn_scalar": 8}
+    config = transformers.Gemma2Config(**{**SIZES, **more}, attn_logit_softcapping=0.5)
+    model = transformers.Gemma2Model(config)
+    for layer in model.layers:  # scores beyond the cap
+        for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            torch.nn.init.normal_(projection.weight, std=0.3)
+    spec = "rope(layout=half)+softcap(cap=0.5)"
+    return f"{spec}+window(size=6),{spec}", model
+
+
 def modernbert():
     sizes = {name: x for name, x in SIZES.items() if name != "num_key_value_heads"}
     config = transformers.ModernBertConfig(**sizes, local_attention=8, reference_compile=False)
@@ -71,6 +82,7 @@ MODELS = {
     "mistral": mistral,
     "llama4": llama4,
     "gpt_oss": gpt_oss,
+    "gemma2": gemma2,
 }
 
 

@@ -92,6 +92,19 @@ class TinyModel(NamedTuple):
 
 MODELS: dict[str, TinyModel] = {
     "llama": TinyModel("LlamaForCausalLM", "LlamaConfig", _GATED, "rope(layout=half)"),
+    "gemma2": TinyModel(
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        {
+            **_GATED,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 10,
+            "sliding_window": 4,
+            "attn_logit_softcapping": 1.5,
+            "attn_implementation": "eager",  # sdpa leaves the cap out
+        },
+        "rope(layout=half)+window(size=4)+softcap(cap=1.5),rope(layout=half)+softcap(cap=1.5)",
+    ),
     "gemma3": TinyModel(
         "Gemma3ForCausalLM",
         "Gemma3TextConfig",

@@ -41,7 +41,9 @@ FRACTIONS = {  # of a head that their configurations rotate by default
 
 def build(kind):
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**SIZES)).eval()
+    config = CONFIG_MAPPING[kind](**SIZES)
+    # transformers' sdpa leaves the cap of scores out.
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     redraw(model)
     ids = torch.randint(3, SYMBOLS, (2, 12))
     return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -83,7 +85,6 @@ def test_rotations_by_the_models_code_are_those_of_the_library(kind, monkeypatch
         ("deepseek_v3", r"latent attention \(MLA\)"),
         ("qwen3_next", "linear_attention"),
         ("bloom", "'bloom'"),
-        ("gemma2", "softcap"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(kind, words):

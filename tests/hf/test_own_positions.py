@@ -62,7 +62,12 @@ STATED: list[tuple[str, dict[str, Any], str, int]] = [
     ("qwen2", {"sliding_window": 16}, HALF, 32768),
     ("qwen3", {}, HALF, 32768),
     ("gemma", {}, HALF, 8192),
-    ("gemma2", {"sliding_window": 16}, f"{HALF}+window(size=16),{HALF}", 8192),
+    (
+        "gemma2",
+        {"sliding_window": 16},
+        f"{HALF}+softcap+window(size=16),{HALF}+softcap",
+        8192,
+    ),
     (
         "gemma3_text",
         {"sliding_window": 16, "num_hidden_layers": 8},

@@ -1,16 +1,18 @@
-"""Temperatures and sinks: what they make of the softmax, on every backend and in every family."""
+"""Temperatures, caps and sinks: the softmax that they make, on every backend, in every family."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 
 import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 from fairseq_posenc.api import LayerPositions, PositionEncoding, SelfAttention, StackPositions
-from fairseq_posenc.backends import check, flex
+from fairseq_posenc.backends import check, flex, triton
+from fairseq_posenc.backends.base import CallFeatures
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import companion_names
@@ -41,6 +43,8 @@ OF_SOFTMAX = [
     "ssmax+sink",
     "ssmax+window(size=4)",
     "llama4(length=3)+sink+chunk(size=5)",
+    "softcap(cap=0.7)",
+    "llama4(length=3)+softcap(cap=0.4)+sink(value=0.3)+window(size=6)",
 ]
 FEW = ["none", "rope", "t5", "m4m", "deberta", "tupe+reset", "m2"]
 
@@ -73,7 +77,11 @@ def softmax(spec: str, scores: torch.Tensor, layer, direction: str) -> torch.Ten
             sink = float(layer["sink"].score[h] if fixed is None else fixed)
         for i, row in enumerate(rows):
             tau = temperature(spec, i, sum(seen_by[i]), factor)
-            powers = [math.exp(tau * s) if seen else 0.0 for s, seen in zip(row, seen_by[i])]
+            scored = [tau * s for s in row]
+            if "softcap" in layer:
+                cap = layer["softcap"].cap
+                scored = [cap * math.tanh(s / cap) for s in scored]
+            powers = [math.exp(s) if seen else 0.0 for s, seen in zip(scored, seen_by[i])]
             total = sum(powers) + math.exp(sink)
             weights += [power / total for power in powers]
     return torch.tensor(weights, dtype=scores.dtype).view_as(scores)
@@ -111,7 +119,8 @@ def test_equals_the_formula_on_every_backend(spec, softmax_spec, monkeypatch):
     monkeypatch.setattr(flex, "_compile_attention", lambda: flex_attention)
     monkeypatch.setattr(flex, "refuses", lambda terms, call: "")  # float64, uncompiled
     backends = ["reference", "blocked", "flex"]
-    if spec in ("none", "rope") or (spec in ("t5", "tupe+reset") and softmax_spec == "sink"):
+    is_plain = spec in ("none", "rope") and "softcap" not in softmax_spec
+    if is_plain or (spec in ("t5", "tupe+reset") and softmax_spec == "sink"):
         backends.append("sdpa")  # which refuses the others
     # Each of the encodings, and each of the softmaxes, has every direction with some of the others.
     direction = ("both", "lr", "rl")[(FEW.index(spec) + OF_SOFTMAX.index(softmax_spec)) % 3]
@@ -122,7 +131,7 @@ def test_equals_the_formula_on_every_backend(spec, softmax_spec, monkeypatch):
 
 @pytest.mark.parametrize("spec", some_of([spec for spec in SPECS if "(" not in spec], SPECS))
 def test_equals_the_formula_with_every_encoding(spec):
-    softmax_spec = ("ssmax+sink", "logn(length=5)")[SPECS.index(spec) % 2]
+    softmax_spec = ("ssmax+sink", "logn(length=5)", "softcap(cap=0.7)")[SPECS.index(spec) % 3]
     causal = needs_causal(spec)
     direction = "lr" if causal else "both"
     (ours,), expected = attended(f"{spec}+{softmax_spec}", ["auto"], causal, direction)
@@ -152,6 +161,23 @@ def test_gradients_on_every_backend_are_those_of_the_equation(spec, softmax_spec
             continue
         for ours, theirs in zip(found, expected):
             torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+
+
+def test_a_cap_has_gradients_of_second_order():
+    layer = awake(PositionEncoding("t5+softcap(cap=0.7)", WIDTH, HEADS, 20, True)).double()
+    torch.manual_seed(3)
+    inputs = [torch.randn(1, HEADS, 4, 8, dtype=torch.float64).requires_grad_() for _ in range(3)]
+    attend = partial(layer.attend, backend="reference")
+    assert torch.autograd.gradgradcheck(attend, inputs)
+
+
+def test_a_cap_bounds_the_odds_of_two_keys():
+    layer = PositionEncoding("none+softcap(cap=2)", WIDTH, HEADS)
+    query, key = torch.ones(1, HEADS, 2, 8), torch.ones(1, HEADS, 2, 8)
+    key[:, :, 1] = -1
+    value = torch.eye(2).expand(1, HEADS, 2, 2)
+    weights = layer.attend(1e6 * query, key, value, backend="reference")[0, 0, 0]
+    assert float(weights[0] / weights[1]) == pytest.approx(math.exp(4), rel=1e-5)
 
 
 def test_dropout_acts_on_what_the_sink_has_left():
@@ -233,6 +259,7 @@ def test_a_fixed_sink_has_no_parameters_and_a_trained_one_a_number_for_each_head
         ("sink+sink(value=0)", "sink is named twice"),
         ("logn+llama4", "two encodings both bring a temperature to the scores"),
         ("llama4(beta=0)", "beta must be a finite number above 0, not 0"),
+        ("softcap(cap=-1)", "cap must be a finite number above 0, not -1"),
     ],
 )
 def test_what_cannot_be_is_one_line(spec, message):
@@ -245,11 +272,16 @@ def test_what_backends_and_parts_cannot_do_is_one_line():
         check("sdpa", Terms(bias=torch.ones(1, 1), log_visible=torch.ones(2)), 8)
     with pytest.raises(UserError, match="triton cannot compute this"):
         check("triton", Terms(sink=torch.ones(2)), 8)
+    assert "no cap" in triton.refuses(Terms(softcap=50.0), CallFeatures("cuda"))
+    with pytest.raises(UserError, match="sdpa cannot compute this: torch's attention does not cap"):
+        check("sdpa", Terms(softcap=50.0), 8)
     with pytest.raises(UserError, match="use SelfAttention"):
         LayerPositions(StackPositions("rope+ssmax", WIDTH, HEADS))
+    with pytest.raises(UserError, match="use SelfAttention"):
+        LayerPositions(StackPositions("rope+softcap", WIDTH, HEADS))
 
 
-@pytest.mark.parametrize("softmax_spec", ["ssmax", "sink", "logn"])
+@pytest.mark.parametrize("softmax_spec", ["ssmax", "sink", "logn", "softcap"])
 def test_another_softmax_is_not_taken_for_the_trained_one(softmax_spec):
     trained = make_model("causal_lm", position_encoding=f"rope+{softmax_spec}")
     with pytest.raises(UserError, match=f"rope\\+{softmax_spec}, the model has rope"):

@@ -66,6 +66,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
+    call = call.with_all_heads()
     query, key, value, terms, mask, dropout, _ = call
     terms = terms.expanded("gain", "bias")
     if query.size(2) == 1 or not query.numel():
@@ -111,7 +112,8 @@ def _prepare_operands(
         **by_name,
     )
     starts = {name: runs.starts for name, runs in terms.runs.items()}
-    return Rule(terms.product, scale, dropout, saves=False, starts=starts), operands
+    rule = Rule(terms.product, scale, dropout, saves=False, starts=starts, softcap=terms.softcap)
+    return rule, operands
 
 
 def _fold_scale(terms: Terms, scale: float) -> tuple[Terms, float]:
@@ -132,7 +134,9 @@ def _count_saved_bytes(geometry: Geometry, rule: Rule, operands: Operands) -> in
 
     So a window never makes a call hold more: one that computes its blocks again does so with it.
     """
-    # Of a product the content, then a term for each table; of a sum the weights, then the content.
-    saved = [operands.query_table, operands.key_table] if rule.product else [operands.gain]
+    # Of a product the content, then a term for each table; of a sum the weights, then the content
+    # of a gain, and what is capped.
+    tables = [operands.query_table, operands.key_table]
+    saved = tables if rule.product else [operands.gain, rule.softcap]
     numbers = 1 + sum(x is not None for x in saved)
     return numbers * geometry._replace(visible=()).pairs * operands.query.element_size()

@@ -126,8 +126,9 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
                 sink_grad = (sink_weights * mean[..., 0]).sum(1, keepdim=True)
                 chunk_totals.sink.sub_(sink_grad)
             del weights, kept  # their memory is needed
+            scores.uncap_gradient(state, score_grad)
             scores.add_temperature_gradient(block, state, score_grad, chunk_totals)
-            state = state._replace(weights=None, scores=None)
+            state = state._replace(weights=None, scores=None, capped=None)
             scores.add_gradients(block, state, score_grad, chunk_totals)
     return totals
 

@@ -39,6 +39,7 @@ class Rule(NamedTuple):
     saves: bool  # save the blocks' tensors for the backward pass, which else computes them again
     # by name of a table, the first distance of each row but the first (see `Runs`)
     starts: Mapping[str, Sequence[int]]
+    softcap: float | None  # limit of the scores
 
     @property
     def saves_weights(self) -> bool:

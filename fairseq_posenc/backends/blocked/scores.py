@@ -68,6 +68,7 @@ class BlockState(NamedTuple):
     key_term: Tensor | SpreadProducts | None = None
     weights: Tensor | None = None  # after the softmax; dropped ones are negative
     scores: Tensor | None = None  # before a temperature multiplies them; never saved
+    capped: Tensor | None = None  # tanh(score / cap); of a product never saved
 
     def select_saved(self, rule: Rule) -> BlockState:
         """Select the tensors for a backward pass.
@@ -78,7 +79,7 @@ class BlockState(NamedTuple):
             terms = (x if isinstance(x, Tensor) else None for x in (self.query_term, self.key_term))
             return BlockState(self.content, None, *terms)
         content = None if self.gain is None else self.content
-        return BlockState(content, weights=self.weights)
+        return BlockState(content, weights=self.weights, capped=self.capped)
 
     def combine(self, product: bool) -> Tensor:
         """Combine the fields: their product, or content * gain + query term + key term."""
@@ -116,8 +117,8 @@ class Scores:
     """Computes the attention weights of a chunk, and adds up the gradients of its operands.
 
     The backward pass of a block calls ``compute_weights``, computes the softmax's gradient itself
-    (:mod:`~fairseq_posenc.backends.blocked.function`), and then calls ``add_temperature_gradient``
-    and ``add_gradients``. Values and their table are elsewhere
+    (:mod:`~fairseq_posenc.backends.blocked.function`), and then calls ``uncap_gradient``,
+    ``add_temperature_gradient`` and ``add_gradients``. Values and their table are elsewhere
     (:mod:`~fairseq_posenc.backends.blocked.values`).
     """
 
@@ -132,9 +133,8 @@ class Scores:
                 state = state._replace(gain=view_by_distance(self.operands.gain, block))
             if state.weights is None:
                 state = self._compute_parts(block, state)
-                masked, unscaled = self._compute_scores(block, state)
+                masked, state = self._compute_scores(block, state)
                 scores.append(masked)
-                state = state._replace(scores=unscaled)
             states.append(state)
         if not scores:
             return states
@@ -206,6 +206,11 @@ class Scores:
         if lines is not None:
             self._add_reset_gradients(block, lines, reset_parts, grad, totals)
         self._add_table_gradients(block, state, grad, totals)
+
+    def uncap_gradient(self, state: BlockState, grad: Tensor) -> None:
+        """Turn the gradient of capped scores, in place, into that of the scores before the cap."""
+        if state.capped is not None:  # the derivative of C tanh(e / C) is 1 - tanh(e / C)^2
+            grad.addcmul_(grad * state.capped, state.capped, value=-1)
 
     def add_temperature_gradient(
         self, block: Block, state: BlockState, grad: Tensor, totals: Operands
@@ -340,8 +345,8 @@ class Scores:
             content = writable(query @ key.transpose(1, 2))  # [c, M, W]
         return BlockState(content, state.gain, query_term, key_term)
 
-    def _compute_scores(self, block: Block, parts: BlockState) -> tuple[Tensor, Tensor | None]:
-        """Compute the masked scores, and those before the temperature (None without one)."""
+    def _compute_scores(self, block: Block, parts: BlockState) -> tuple[Tensor, BlockState]:
+        """Compute the masked scores, and what their gradient needs, beside the parts."""
         given, product, lines = self.operands, self.rule.product, self.locate_reset(block)
         # Computed before combine(), which overwrites the content of a sum.
         reset = () if lines is None else self._compute_reset_parts(block, parts, lines)
@@ -359,9 +364,12 @@ class Scores:
             self.chunk.split_sentences(scores).add_(block.select_pairs(given.pair_bias))
         if (decay := self._compute_decay(block)) is not None:
             scores.add_(decay)  # [c, M, W]
-        unscaled = None
+        unscaled = capped = None
         if given.temperature is not None:
             unscaled, scores = scores, scores * given.temperature[:, block.queries, None]
+        if (softcap := self.rule.softcap) is not None:
+            capped = scores.div(softcap).tanh_()
+            scores = capped * softcap
         if given.distance_bias is not None:
             scores.add_(view_by_distance(given.distance_bias, block))
         if given.window_bias is not None and given.first_keys is not None:
@@ -373,7 +381,7 @@ class Scores:
             scores.masked_fill_(differs, FORBIDDEN)  # [c, M, W]
         if given.masked is not None:
             self.chunk.split_sentences(scores).add_(block.select_pairs(given.masked))
-        return scores, unscaled
+        return scores, parts._replace(scores=unscaled, capped=capped)
 
 
 def _subtract(query_sums: Tensor, key_sums: Tensor, dtype: torch.dtype) -> Tensor:

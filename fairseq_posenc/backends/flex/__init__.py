@@ -53,6 +53,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
+    call = call.with_all_heads()
     query, key, value, terms, mask, *_ = call
     if query.device.type == "cpu" and query.size(0) > 1:  # there its code for a batch is broken
         rows = [attend(_select_sentence(call, b))[0] for b in range(query.size(0))]

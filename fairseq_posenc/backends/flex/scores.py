@@ -1,7 +1,7 @@
 """The scores of encodings as a function of a pair of tokens: FlexAttention's ``score_mod``.
 
-It serves tables by distance, gain, biases, reset, temperature and decay; values and sinks are the
-backend's. Reset: pairs of the first token have two table rows of their own, one where it is the
+It serves tables by distance, gain, biases, reset, temperature, cap and decay; values and sinks are
+the backend's. Reset: pairs of the first token have two table rows of their own, one where it is the
 query and one where it is the key, in place of those of their distances.
 
 B batch, H heads, T queries, S keys, D head size, G tables (1 for all heads, or H), R distances.
@@ -158,7 +158,7 @@ def build_score_mod(
     by_key = _multiply_rows(key, terms, "key_table", rows, scale)
     gain = None if terms.gain is None else rows.select(terms.gain)
     bias = None if terms.bias is None else rows.select(terms.bias)
-    pair_bias, first = terms.pair_bias, terms.first
+    pair_bias, first, softcap = terms.pair_bias, terms.first, terms.softcap
     if pair_bias is not None:
         pair_bias = F.pad(at_least_fp32(pair_bias), (0, keys - src_len, 0, queries - tgt_len))
     if first is not None:
@@ -211,6 +211,8 @@ def build_score_mod(
             )
         elif (only := earlier or later) is not None:
             score = score + compute_decay(only, b, h, i, j)
-        return score if temperature is None else score * _look_up(temperature, b, h, i)
+        if temperature is not None:
+            score = score * _look_up(temperature, b, h, i)
+        return score if softcap is None else softcap * torch.tanh(score / softcap)
 
     return modify

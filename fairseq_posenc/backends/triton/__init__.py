@@ -49,10 +49,9 @@ def unavailable() -> str:
 def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why these kernels cannot compute such a call; empty if they can."""
     wide = call.head_dim > WIDEST_HEAD
-    softmax = terms.has_temperature or terms.sink is not None
     by_pair = "a bias for each pair of tokens is not a function of their distance"
     reasons = {
-        "these kernels know no temperature and no sink": softmax,
+        "these kernels know no temperature, no cap and no sink": terms.changes_softmax,
         "these kernels do not forget": terms.decay is not None,
         "it does not keep the attention weights": call.need_weights,
         f"it runs on a GPU, not on {call.device}": call.device != "cuda" and not is_interpreted(),
@@ -71,7 +70,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
-    value = call.value
+    call, value = call.with_all_heads(), call.value
     call = call._replace(
         query=call.query.type_as(value),
         key=call.key.type_as(value),

@@ -37,6 +37,7 @@ _WITHOUT_FIELD = {
     "temperature": "a temperature",
     "log_visible": "a temperature",
     "sink": "a sink",
+    "softcap": "a cap of the scores",
 }
 _ONLY_ONE = "and CTranslate2 reads one of them"
 
