@@ -9,9 +9,9 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from fairseq_posenc import registry, specs
-from fairseq_posenc.api import PositionEncoding
+from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.assembly import build_encodings
-from fairseq_posenc.backends import BACKENDS
+from fairseq_posenc.backends import BACKENDS, blocked, reference, sdpa
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures
 from fairseq_posenc.backends.by_distance import expand_by_distance
 from fairseq_posenc.backends.mask import DIRECTIONS, Mask
@@ -119,3 +119,16 @@ def test_a_bias_by_distance_is_not_compiled_anew_for_each_length():
         index = torch.arange(length) - torch.arange(length)[:, None] + length - 1
         assert torch.equal(pairs(table, torch.empty(length)), table[:, index])
     assert counter.frame_count <= 2  # the second length makes it dynamic
+
+
+@pytest.mark.parametrize("spec", ["none", "alibi", "t5+sink", "fox", "rope+window(size=5)"])
+def test_keys_of_fewer_heads_are_those_of_the_repeated_ones(spec):
+    torch.manual_seed(2)
+    positions = StackPositions(spec, 32, 4, 20, causal=True).double()
+    layer = SelfAttention(positions, num_key_value_heads=2).double()
+    x, shared = positions(torch.randn(2, 9, 32, dtype=torch.float64))
+    call = layer.make_call(*layer.project(x), shared, x)
+    assert call.key.size(1) == 2
+    whole, _ = reference.attend(call.with_all_heads())
+    for backend in (sdpa, blocked, reference):
+        torch.testing.assert_close(backend.attend(call)[0], whole, rtol=1e-9, atol=1e-12)
