@@ -24,7 +24,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
-from continuing import Training, name_folder
+from continuing import STATE, Training, name_folder
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.saving import load_model
@@ -36,8 +36,8 @@ from fairseq_posenc.workbench.results.intervals import interval_of_perplexity
 from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.running.jobs import HERE, Inputs, Outputs, Place, Step
 from fairseq_posenc.workbench.running.locks import lock_folder
-from fairseq_posenc.workbench.running.stages import Inputs, Outputs, Stage
 from measuring.commands import existing_file, exit_on_error, new_parser, own_command
 
 MODEL = "model"  # folder of the trained model, below that of its training
@@ -75,7 +75,7 @@ def draw_rows(tokens: Tensor, length: int, seed: int) -> list[Tensor]:
     return rows
 
 
-def train(args: argparse.Namespace, spec: str, folder: Path) -> Outputs:
+def train(args: argparse.Namespace, spec: str, folder: Path, place: Place = HERE) -> Outputs:
     """Train the model with the positions of a spec; return figures and curves."""
     torch.manual_seed(args.seed)
     model = load_model(args.folder, dtype=torch.float32)
@@ -181,8 +181,9 @@ def main() -> None:
     with lock_folder(args.out.with_suffix("")):
         for spec in args.specs:
             folder = args.out.with_suffix("") / name_folder(spec)
-            stage = Stage(folder, _collect_inputs(args, spec), args.updates)
-            outputs[spec] = stage.do(partial(train, args, spec, folder), keep_unfinished=True)
+            inputs, work = _collect_inputs(args, spec), partial(train, args, spec, folder)
+            step = Step(folder, inputs, work, args.updates, (folder / STATE).exists)
+            outputs[spec] = step.do()
             build_record(args, outputs).write(args.out)
 
 

@@ -45,9 +45,9 @@ from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import Computing
 from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.running.jobs import HERE, Inputs, Outputs, Place, Step
 from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.running.progress import format_time, say
-from fairseq_posenc.workbench.running.stages import Inputs, Outputs, Stage
 from measuring.commands import existing_file, exit_on_error, new_parser, own_command
 
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -164,8 +164,9 @@ def measure(args: argparse.Namespace, lengths: Sequence[int]) -> list[Row]:
     rows: list[Row] = []
     for length, number, checkpoint in product(lengths, range(args.texts), named):
         place = args.out.with_suffix("") / checkpoint.name / f"{length}-{number}"
-        stage = Stage(place, _collect_inputs(checkpoint, args, length, number))
-        outputs = stage.do(partial(_ask_once, load, checkpoint, args, length, number))
+        inputs = _collect_inputs(checkpoint, args, length, number)
+        work = partial(_ask_once, load, checkpoint, args, length, number)
+        outputs = Step(place, inputs, work).do()
         for depth, right, log_probability in zip(DEPTHS, *outputs.values()):
             rows.append(
                 {"model": checkpoint.name, "override": checkpoint.spec_override}
@@ -181,6 +182,7 @@ def _ask_once(
     args: argparse.Namespace,
     length: int,
     number: int,
+    place: Place = HERE,
 ) -> Outputs:
     tokens = hf_model.read_text(args.text, checkpoint.path).targets
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.path)

@@ -29,15 +29,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
-from continuing import Training, name_folder
+from continuing import STATE, Training, name_folder
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.results.intervals import LEVEL, interval
 from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.running.jobs import HERE, Inputs, Outputs, Place, Step
 from fairseq_posenc.workbench.running.locks import lock_folder
-from fairseq_posenc.workbench.running.stages import Inputs, Outputs, Stage
 from measuring.commands import existing_file, exit_on_error, new_parser, own_command
 
 BATCH = 64  # sentences
@@ -150,7 +150,7 @@ def resamples(count: int) -> Iterator[Tensor]:
         yield torch.randint(count, (count,), generator=generator)
 
 
-def distil(args: argparse.Namespace, spec: str, folder: Path) -> Outputs:
+def distil(args: argparse.Namespace, spec: str, folder: Path, place: Place = HERE) -> Outputs:
     """Give the encoder other positions, and teach it the vectors of the encoder as it was."""
     torch.manual_seed(args.seed)
     tokenizer = AutoTokenizer.from_pretrained(args.folder)
@@ -221,8 +221,9 @@ def main() -> None:
     with lock_folder(args.out.with_suffix("")):
         for spec in args.specs:
             folder = args.out.with_suffix("") / name_folder(spec)
-            stage = Stage(folder, _collect_inputs(args, spec), args.updates)
-            outputs[spec] = stage.do(partial(distil, args, spec, folder), keep_unfinished=True)
+            inputs, work = _collect_inputs(args, spec), partial(distil, args, spec, folder)
+            step = Step(folder, inputs, work, args.updates, (folder / STATE).exists)
+            outputs[spec] = step.do()
             build_record(args, outputs).write(args.out)
 
 

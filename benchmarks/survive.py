@@ -29,8 +29,8 @@ from typing import Any
 import torch
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.results.markdown import table
-from fairseq_posenc.workbench.running.stages import write_whole
 from measuring import commands
 from measuring.contenders import Contender, backend_names, contenders
 from measuring.families import FAMILIES, Case, build_trainer

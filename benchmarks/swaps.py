@@ -24,13 +24,12 @@ from fairseq_posenc.workbench.experiments.text_experiment import (
     TextExperiment,
     TextSettings,
 )
-from fairseq_posenc.workbench.experiments.trials import Trial
 from fairseq_posenc.workbench.experiments.variants import Run, Variant, parse_variants
 from fairseq_posenc.workbench.results.record import read
+from fairseq_posenc.workbench.running.jobs import Job, Outputs
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import add_seeds, parse_around_dashes
 from fairseq_posenc.workbench.running.programs import run_logged
-from fairseq_posenc.workbench.running.stages import Outputs
 from measuring.commands import exit_on_error, new_parser, own_command
 
 
@@ -66,7 +65,7 @@ class Swaps(TextExperiment):
         updates = next(row["updates"] for row in rows if row["model"] == name)
         return {"source": name, "source_updates": updates}
 
-    def trial(self, run: Run) -> Trial:
+    def job(self, run: Run) -> Job:
         """Change the positions of the source's model, and build the training."""
         settings, start = self.settings, self.settings.start(run)
         trained = Run(settings.source, run.seed, settings.source_lr)
@@ -75,8 +74,8 @@ class Swaps(TextExperiment):
             start.parent.mkdir(parents=True, exist_ok=True)
             command = ["fairseq-posenc", "swap", "--checkpoint", str(source), "--out", str(start)]
             command += ["--seed", str(run.seed), *run.variant.options]
-            run_logged(command, start.with_suffix(".swap.log"), self._lock)
-        return super().trial(run)
+            run_logged(command, start.with_suffix(".swap.log"), self._place.lock)
+        return super().job(run)
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:

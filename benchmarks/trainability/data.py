@@ -16,7 +16,7 @@ from fairseq_posenc.workbench.experiments.corpus import (
     write_pieces,
 )
 from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment, TextSettings
-from fairseq_posenc.workbench.running.stages import Stage
+from fairseq_posenc.workbench.running.jobs import Step
 
 VOCABULARY = {"text": 512, "translation": 2000}
 
@@ -31,9 +31,9 @@ def prepare(out: Path, files: dict[str, Path], lock: int) -> tuple[dict[str, Pat
     folders = dict.fromkeys(("masked LM", "causal LM"), settings.data())
     if files:
         inputs = {"vocabulary": VOCABULARY["translation"], **{k: str(v) for k, v in files.items()}}
-        parallel = Stage(out / "parallel", inputs)
-        facts["translation"] = parallel.do(lambda: make_translation(parallel.folder, files))
-        folders["translation"] = parallel.folder / "binary"
+        folder = out / "parallel"
+        facts["translation"] = Step(folder, inputs, lambda _: make_translation(folder, files)).do()
+        folders["translation"] = folder / "binary"
     return folders, facts
 
 

@@ -24,8 +24,8 @@ from torch import nn
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.workbench.experiments.text_experiment import LEARNING_RATE, TRAIN_OPTIONS
 from fairseq_posenc.workbench.experiments.variants import MASKED
+from fairseq_posenc.workbench.running.jobs import Step
 from fairseq_posenc.workbench.running.logs import parse_line
-from fairseq_posenc.workbench.running.stages import Stage
 
 NEVER = "1000000000"
 VALIDATE_EVERY = 50
@@ -187,5 +187,5 @@ class Store:
         data = self._data[run.family]
         command = [run.start, *run.command(data)]
         name = hashlib.sha256(json.dumps(command).encode()).hexdigest()[:16]
-        stage = Stage(self._out / name, {"command": command})
-        return stage.do(lambda: {**run._asdict(), **train(run, data)})
+        inputs, result = {"command": command}, lambda _: {**run._asdict(), **train(run, data)}
+        return Step(self._out / name, inputs, result).do()

@@ -21,8 +21,8 @@ from fairseq_posenc.workbench.running.executor import run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum, read_json
 from fairseq_posenc.workbench.running.folders import MANIFEST, Folder, saved_progress
+from fairseq_posenc.workbench.running.jobs import Job, Step
 from fairseq_posenc.workbench.running.progress import format_counts, say
-from fairseq_posenc.workbench.running.stages import Job
 from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder, warn_of_unknown
 from fairseq_posenc.workbench.tokens.tokenizer import Symbols
 
@@ -129,13 +129,14 @@ class Binarizer:
 
     def _build_job(self) -> Job:
         folder = self._settings.folder
-        return Job(
-            label=str(folder.relative_to(self._settings.out)),
-            folder=folder,
+        step = Step(
+            folder,
+            {},
             work=lambda place: self.run(),
-            is_done=(folder / MANIFEST).exists,
             progress=lambda: saved_progress(folder),
+            result=MANIFEST,
         )
+        return Job(str(folder.relative_to(self._settings.out)), folder, (step,))
 
     def _write_counts(self) -> None:
         """Write the number of occurrences of each symbol in a shard."""

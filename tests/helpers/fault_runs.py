@@ -26,8 +26,8 @@ from typing import Any
 
 from fairseq_posenc.checkpoints.recovery import LAST, _read, newest_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import is_torn
+from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.results.markdown import table
-from fairseq_posenc.workbench.running.stages import write_whole
 from tests.helpers import fault_jobs as disturbed
 from tests.helpers import programs
 from tests.helpers.fault_injection import (

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.jobs import Job, Step
 from fairseq_posenc.workbench.running.options import Parser, add_place, parse_place
-from fairseq_posenc.workbench.running.stages import Job
 from tests.helpers.waiting import free_ports, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -262,13 +262,10 @@ def counted(folder: Path) -> int:
 def counting(out: Path, name: str, steps: int, seconds: float) -> Job:
     """Return a job that takes a time and needs nothing but the standard library."""
     folder = out / name
-    return Job(
-        name,
-        folder,
-        work=lambda place: count(folder, steps, seconds),
-        is_done=lambda: counted(folder) == steps,
-        progress=lambda: counted(folder),
-    )
+
+    work = lambda place: count(folder, steps, seconds)  # noqa: E731
+    step = Step(folder, {}, work, steps, lambda: counted(folder), protected=True)
+    return Job(name, folder, (step,))
 
 
 def sweep(out: Path, steps: int, *options: str, items: int = 2, seconds: float = 0.2) -> list[str]:

@@ -12,14 +12,14 @@ from typing import Any, ClassVar, Generic, Optional, TypeVar
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.experiments import trials
+from fairseq_posenc.workbench.experiments import trainings
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate, aggregate
-from fairseq_posenc.workbench.experiments.trials import Trial
+from fairseq_posenc.workbench.experiments.trainings import Measurement, build_job
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, Run, Variant, refuse_directions
 from fairseq_posenc.workbench.running.executor import Here, Slurm, run_jobs
-from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
+from fairseq_posenc.workbench.running.jobs import Inputs, Job, Outputs, Place
+from fairseq_posenc.workbench.running.logs import TRAIN_LOG, Curve, read_curve_file
 from fairseq_posenc.workbench.running.options import build_settings, parse_place
-from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
 # An interval of epochs that never ends: validation and checkpoints go by updates.
 _NEVER = "1000000000"
@@ -78,7 +78,7 @@ class ExperimentSettings(ABC):
             UserError: an option has a wrong value.
         """
         shared = {
-            "jobs": args.jobs or trials.default_jobs(),
+            "jobs": args.jobs or trainings.default_jobs(),
             "cluster": parse_place(args),
             "train_args": tuple(args.after_dashes),  # the words after `--`
         }
@@ -165,15 +165,15 @@ class Experiment(ABC, Generic[AnySettings]):
     """Trainings that share their data and differ in variant, seed and case."""
 
     def __init__(self, settings: AnySettings, lock: int) -> None:
-        self.settings, self._lock = settings, lock
+        self.settings, self._place = settings, Place(lock)
 
     @abstractmethod
     def prepare(self) -> Outputs:
         """Make the data and return its figures."""
 
     @abstractmethod
-    def trial(self, run: Run) -> Trial:
-        """Build a training and its measurement; called when the data is there."""
+    def job(self, run: Run) -> Job:
+        """Build the job of a training and its measurement; called when the data is there."""
 
     def run(
         self, watch: Optional[Callable[[Callable[[], Results[AnySettings]]], None]] = None
@@ -186,41 +186,40 @@ class Experiment(ABC, Generic[AnySettings]):
             UserError: bad data, or a command that failed.
             RunError: trainings that failed on a cluster.
         """
-        data = self.prepare()
-        trial_of = {run: self.trial(run) for run in self.settings.runs}
+        settings, data = self.settings, self.prepare()
+        jobs = {run: self.job(run) for run in settings.runs}
 
         def read_results() -> Results[AnySettings]:
-            outcomes, begun = _read_outcomes(trial_of)
-            return Results(self.settings, outcomes, data, begun)
+            outcomes, begun = _read_outcomes(jobs)
+            return Results(settings, outcomes, data, begun)
 
         follow = (lambda: watch(read_results)) if watch else None
-        jobs, settings = [*map(trials.build_job, trial_of.values())], self.settings
         # The trainings of a seed are a wave: they end before cores are shared with the next.
-        here = Here(settings.jobs, self._lock, wave=len(jobs) // len(settings.seeds))
-        run_jobs(jobs, settings.out, settings.cluster or here, follow)
+        here = Here(settings.jobs, self._place.lock, wave=len(jobs) // len(settings.seeds))
+        run_jobs([*jobs.values()], settings.out, settings.cluster or here, follow)
         return read_results()
 
-    def _build_trial(self, run: Run, data: Stage) -> Trial:
-        """Build the trial of a run on data that a stage made."""
+    def _build_job(self, run: Run, data: Inputs, measurement: Optional[Measurement] = None) -> Job:
+        """Build the job of a run on data that was made from these inputs."""
         settings = self.settings
         inputs = {
-            "data": data.inputs,
+            "data": data,
             "options": settings.options(run),
             "seed": run.seed,
             "version": __version__,
         }
-        stage = Stage(settings.folder(run), inputs, settings.updates)
-        return Trial(settings.label(run), stage, settings.train_command(run))
+        made = settings.label(run), settings.folder(run), inputs, settings.updates
+        return build_job(*made, settings.train_command(run), measurement)
 
 
-def _read_outcomes(trial_of: Mapping[Run, Trial]) -> tuple[list[Outcome], dict[Run, Curve]]:
+def _read_outcomes(jobs: Mapping[Run, Job]) -> tuple[list[Outcome], dict[Run, Curve]]:
     """Read the outcomes of finished trainings, and the curves of those that have begun."""
     outcomes, begun = [], {}
-    for run, trial in trial_of.items():
-        figures, log = trials.read_figures(trial), trial.stage.folder / trials.LOG
+    for run, job in jobs.items():
+        figures, log = job.outputs, job.folder / TRAIN_LOG
         if figures is not None:
             seconds, diverged = figures.pop("seconds", math.nan), figures.pop("diverged", 0)
             outcomes.append(Outcome(run, figures, read_curve_file(log), seconds, diverged))
-        elif trial.stage.can_continue and log.is_file():
+        elif job.steps[0].can_continue and log.is_file():
             begun[run] = read_curve_file(log)
     return outcomes, begun

@@ -12,8 +12,8 @@ from fairseq_posenc.workbench.results.intervals import (
     average_lines,
     interval_of_perplexity,
 )
+from fairseq_posenc.workbench.running.jobs import Outputs
 from fairseq_posenc.workbench.running.logs import Curve
-from fairseq_posenc.workbench.running.stages import Outputs
 
 
 class Outcome(NamedTuple):

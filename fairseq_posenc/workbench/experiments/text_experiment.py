@@ -24,11 +24,11 @@ from fairseq_posenc.workbench.experiments.experiment import (
     ExperimentSettings,
     Results,
 )
-from fairseq_posenc.workbench.experiments.trials import Trial
+from fairseq_posenc.workbench.experiments.trainings import Measurement
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED, Run
+from fairseq_posenc.workbench.running.jobs import Job, Outputs, Place, Step
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
 # Small enough that two processor cores train a model in minutes, large enough that the loss
 # leaves the level of a bag of words. Dropout would only slow down runs that see each text a few
@@ -135,15 +135,15 @@ class TextExperiment(Experiment[TextSettings]):
     def prepare(self) -> Outputs:
         """Write the text, cut it into sentencepieces and binarize it; return its figures."""
         facts = self._write_text()
-        self._data.do(self._make_data)
+        self._data.do(self._place)
         pieces = [self._data.folder / f"{part}.pieces" for part in ("train", "valid")]
         return {**facts, "unigram_perplexity": corpus.unigram_perplexity(*pieces)}
 
-    def trial(self, run: Run) -> Trial:
+    def job(self, run: Run) -> Job:
         """Build a training; where another length is read, measured at that one as well."""
-        settings, trial = self.settings, self._build_trial(run, self._data)
+        settings = self.settings
         if settings.eval_length in (0, settings.trained):  # a training ends with a validation
-            return trial
+            return self._build_job(run, self._data.inputs)
         folder = settings.folder(run) / f"read-{settings.eval_length}"
         measure = [
             *("fairseq-posenc", "lm-length", "--data", str(settings.data())),
@@ -158,7 +158,7 @@ class TextExperiment(Experiment[TextSettings]):
             (row,) = record["figures"]["perplexity"]
             return {"perplexity": math.inf if row["perplexity"] is None else row["perplexity"]}
 
-        return trial._replace(measure=measure, parse_figures=read_perplexity)
+        return self._build_job(run, self._data.inputs, Measurement(measure, read_perplexity))
 
     @property
     def _text(self) -> Path:
@@ -173,8 +173,10 @@ class TextExperiment(Experiment[TextSettings]):
             text, origin = corpus.read_text(path), f"--text {path}"
             source = hashlib.sha256(text.encode("utf-8")).hexdigest()
         rules = [corpus.LEAST_WORDS, corpus.VALIDATION_SHARE, corpus.SPLIT_SEED]
-        stage = Stage(self._text, {"source": source, "rules": rules, "version": __version__})
-        facts = stage.do(lambda: corpus.write_corpus(text, origin, stage.folder))
+        inputs = {"source": source, "rules": rules, "version": __version__}
+        facts = Step(
+            self._text, inputs, lambda place: corpus.write_corpus(text, origin, self._text)
+        ).do()
         say(
             f"text: {facts['words']:,} words in {facts['documents']:,} documents, of which "
             f"{facts['valid_words']:,} words are kept for validation"
@@ -182,16 +184,16 @@ class TextExperiment(Experiment[TextSettings]):
         return facts
 
     @cached_property
-    def _data(self) -> Stage:
+    def _data(self) -> Step:
         texts = [(self._text / f"{part}.txt").read_bytes() for part in ("train", "valid")]
         inputs = {
             "text": [hashlib.sha256(text).hexdigest() for text in texts],
             "vocab_size": self.settings.vocab_size,
             "version": __version__,
         }
-        return Stage(self.settings.out / "data", inputs)
+        return Step(self.settings.out / "data", inputs, self._make_data)
 
-    def _make_data(self) -> Outputs:
+    def _make_data(self, place: Place) -> Outputs:
         vocab_size, binary = self.settings.vocab_size, self.settings.data()
         folder = self._data.folder
         say(f"text: learning {vocab_size:,} sentencepieces, then fairseq-preprocess")
@@ -207,5 +209,5 @@ class TextExperiment(Experiment[TextSettings]):
             *("--trainpref", str(folder / "train.pieces")),
             *("--validpref", str(folder / "valid.pieces")),
         ]
-        run_logged(command, folder / "preprocess.log", self._lock)
+        run_logged(command, folder / "preprocess.log", place.lock)
         return tokens

@@ -14,13 +14,12 @@ from fairseq_posenc.workbench.reports.checkpoint_facts import (
 )
 from fairseq_posenc.workbench.results.loss_stages import find_stages, smooth_losses
 from fairseq_posenc.workbench.results.record import Record, Row
-from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
-from fairseq_posenc.workbench.running.stages import read_inputs
+from fairseq_posenc.workbench.running.jobs import read_inputs
+from fairseq_posenc.workbench.running.logs import TRAIN_LOG, Curve, read_curve_file
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import Figure
 
 TRANSLATION = "translation/iwslt17"  # all translation models' recipe, as tables name it
-LOG = "train.log"  # the training scripts write it beside the checkpoints
 _STAGES = ("start ends", "plateau ends", "dive ends", "length of the plateau")
 _PERPLEXITY = "3.48"  # the models of DecBERT's figure 4 reach it; the task of that table
 _METRICS = {"BLEU-4 on pieces, 0 to 1": "bleu", "BLEU": "sacreBLEU", "chrF2": "chrF2"}
@@ -183,7 +182,7 @@ def _collect_figures(
     training: CheckpointFacts, has_log: bool
 ) -> tuple[dict[Figure, float], list[str]]:
     """Collect a training's figures, and notes on them."""
-    log = training.path.parent / LOG
+    log = training.path.parent / TRAIN_LOG
     curve = read_curve_file(log) if has_log and log.is_file() else Curve([], 0.0)
     if training.task == "translation":
         figures = _compute_translation_figures(curve, name_translation_test(training))

@@ -24,6 +24,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.running.devices import visible_gpus
 from fairseq_posenc.workbench.running.folders import read_object
+from fairseq_posenc.workbench.running.jobs import Job, Place
 from fairseq_posenc.workbench.running.locks import is_locked, lock_folder
 from fairseq_posenc.workbench.running.programs import (
     find_user_error,
@@ -31,7 +32,6 @@ from fairseq_posenc.workbench.running.programs import (
     run_parallel,
 )
 from fairseq_posenc.workbench.running.progress import bar, say
-from fairseq_posenc.workbench.running.stages import Job, Place
 
 _DONE = "DONE"  # its folder says so, whatever Slurm says
 _UNKNOWN = "ENDED"  # some minutes ago, so that Slurm has forgotten it
@@ -77,7 +77,7 @@ class Slurm(NamedTuple):
             SystemExit: after ``--detach``.
             KeyboardInterrupt: which leaves the jobs alone.
         """
-        if all(job.is_done() for job in jobs):
+        if all(job.is_done for job in jobs):
             return []
         queue = _Queue(out)
         with lock_folder(queue.folder, "jobs of"):
@@ -146,9 +146,9 @@ class Here(NamedTuple):
             environment = free.pop()
             locked = lock_folder(job.folder, "run") if self.lock is None else nullcontext(self.lock)
             try:
-                if not job.is_done():
+                if not job.is_done:
                     with locked as lock:
-                        job.work(Place(lock, report, environment))
+                        job.run(Place(lock, report, environment))
                 elif not job.updates:  # of which the bar tells
                     say(f"{job.label}: done before")
             except UserError as error:
@@ -297,7 +297,7 @@ class _Queue:
         return str(job.folder.relative_to(self._out))
 
     def _find_state(self, job: Job, states: dict[str, str]) -> str:
-        if job.is_done():
+        if job.is_done:
             return _DONE
         return states.get(self._ids.get(self._name_job(job), ""), _UNKNOWN)
 
@@ -324,8 +324,8 @@ class _SlurmJob:
         while is_locked(self._lock) and time.monotonic() < until:
             time.sleep(_SHORTEST)
         with lock_folder(self._lock, "job of") as lock:
-            if not self._job.is_done():
-                self._job.work(Place(lock, _say_text, {}))
+            if not self._job.is_done:
+                self._job.run(Place(lock, _say_text, {}))
 
     def checkpoint(self) -> Any:
         """Build the job that continues: the same, because a job continues by itself.
@@ -338,7 +338,7 @@ class _SlurmJob:
         from submitit.helpers import DelayedSubmission
 
         if _ask_time_left() < self._notice + _EARLY:
-            reached = self._job.progress()
+            reached = self._job.progress
             if reached == self._reached:
                 raise UserError("came no further in all its time; give it more, with time=")
             self._reached = reached

@@ -24,7 +24,7 @@ _CHECKSUM = re.compile(r"[0-9a-f]{64}")
 class Folder:
     """An output folder that is filled as ``NAME.partial``, and renamed when it is complete.
 
-    Unlike a :class:`~fairseq_posenc.workbench.running.stages.Stage`, which replaces its folder when
+    Unlike a :class:`~fairseq_posenc.workbench.running.jobs.Step`, which replaces its folder when
     its inputs change, this never replaces data.
 
     Args:
@@ -127,9 +127,7 @@ class Folder:
     def _empty(self) -> None:
         """Delete what a killed run left in the partial folder, its progress first."""
         (self.partial / _PROGRESS).unlink(missing_ok=True)
-        for left in self.partial.iterdir():
-            if left.name != LOCK:
-                left.unlink() if left.is_symlink() or left.is_file() else shutil.rmtree(left)
+        empty_folder(self.partial)
 
     def _lock(self) -> AbstractContextManager[int]:
         if self.partial.is_symlink():
@@ -147,6 +145,13 @@ class Folder:
                 f"--out {where}: was made with other {'; other '.join(differences)}; name another "
                 "folder, or delete that one"
             )
+
+
+def empty_folder(folder: Path) -> None:
+    """Delete what lies in a folder, but for its lock."""
+    for left in folder.iterdir() if folder.is_dir() else ():
+        if left.name != LOCK:
+            left.unlink() if left.is_symlink() or left.is_file() else shutil.rmtree(left)
 
 
 def saved_progress(folder: Path) -> Any:

@@ -32,6 +32,7 @@ _MACHINE_FACTS = re.compile(
     r"|writing took (?P<checkpoint_seconds>[\d.]+) seconds"
 )
 
+TRAIN_LOG = "train.log"  # the log of a training, beside its checkpoints
 _MOST_UPDATES = 10**15
 
 

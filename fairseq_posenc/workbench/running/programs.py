@@ -101,7 +101,7 @@ def run_watched(
 def run_logged(
     command: Sequence[str],
     log: Path,
-    lock: int,
+    lock: Optional[int],
     on_line: Callable[[str], None] = lambda line: None,
     environment: Optional[Mapping[str, str]] = None,
 ) -> None:
@@ -148,8 +148,8 @@ def run_parallel(
     watch: Optional[Callable[[], None]] = None,
     wave: Optional[int] = None,
     on_end: Callable[[Result], object] = lambda result: None,
-) -> list[Result]:
-    """Call functions that start programs, in threads; return their results in order.
+) -> None:
+    """Call functions that start programs, in threads.
 
     Ctrl-C, or the first function that fails, ends the programs of all and is raised.
 
@@ -162,11 +162,9 @@ def run_parallel(
         on_end: called with each result, in the order in which they come.
     """
     if jobs == 1 and not watch:  # in this thread, so that Ctrl-C ends whatever it does
-        results = []
         for call in calls:
-            results.append(call())
-            on_end(results[-1])
-        return results
+            on_end(call())
+        return
     wave = wave or len(calls) or 1
     futures: list[Future[Result]] = []
     running: set[Future[Result]] = set()
@@ -191,7 +189,6 @@ def run_parallel(
         finally:
             while wait(running, _MOMENT).not_done:  # one may have been about to start another
                 _end_all_programs()
-    return [future.result() for future in futures]
 
 
 def _end_all_programs() -> None:

@@ -14,8 +14,8 @@ from fairseq_posenc.workbench.loading.dictionaries import infer_languages, open_
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running.executor import Here, Slurm, run_jobs
 from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.running.jobs import Place, Step
 from fairseq_posenc.workbench.running.options import is_folder_name, parse_named, split_trainings
-from fairseq_posenc.workbench.running.stages import Job, Outputs, Place, Stage
 from fairseq_posenc.workbench.tokens.files import read_lines
 from fairseq_posenc.workbench.translation.average import average_checkpoints, last_checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import (
@@ -158,7 +158,7 @@ def evaluate(request: BleuRequest, out: Path) -> Record:
     generations = {
         system: _build_generation(system, model, request, out) for system, model in models.items()
     }
-    jobs = [_build_job(generation, request.searches) for generation in generations.values()]
+    jobs = [generation.build_job(request.searches) for generation in generations.values()]
     run_jobs(jobs, out, request.cluster or Here())
     rows: list[Row] = []
     compared: dict[str, list[list[str]]] = {}  # all trainings of each system, by the last search
@@ -255,23 +255,9 @@ def _build_generation(
         target = folder / "average" / f"checkpoint_average_{len(checkpoints)}.pt"
         inputs = {"of": [checksum(path) for path in checkpoints], "version": __version__}
 
-        def average() -> Outputs:
+        def average(place: Place) -> None:
             average_checkpoints(model.checkpoints, target)
-            return {}
 
-        Stage(target.parent, inputs).do(average)
+        Step(target.parent, inputs, average).do()
         checkpoints = [target]
     return Generation(system.label, checkpoints, model.data, request.options, folder)
-
-
-def _build_job(generation: Generation, searches: list[Search]) -> Job:
-    """Build the job of translating with a model, for this machine or a cluster."""
-
-    def work(place: Place) -> None:
-        for search in searches:
-            generation.run(search, place.lock)
-
-    def count_left() -> int:
-        return sum(map(generation.count_left, searches))
-
-    return Job(generation.label, generation.folder, work, lambda: not count_left(), count_left)

@@ -14,9 +14,9 @@ from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.host import USER_DIR
+from fairseq_posenc.workbench.running.jobs import Inputs, Job, Place, Step
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Inputs, Outputs, Stage
 from fairseq_posenc.workbench.tokens.files import read_lines
 from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin
 
@@ -80,20 +80,10 @@ class Generation:
             "version": __version__,
         }
 
-    def run(self, search: Search, lock: int) -> None:
-        """Translate the parts of the test set that are not in the folder.
-
-        ``fairseq-generate`` keeps the open file ``lock`` open while it lives.
-
-        Raises:
-            RunError: ``fairseq-generate`` failed.
-        """
-        for shard, stage in enumerate(self._stages(search)):
-            stage.do(partial(self._translate, search, shard, stage.folder, lock))
-
-    def count_left(self, search: Search) -> int:
-        """Count the parts that are not translated."""
-        return sum(stage.outputs is None for stage in self._stages(search))
+    def build_job(self, searches: Sequence[Search]) -> Job:
+        """Build the job of translating, with a step for each part of the test set."""
+        steps = (step for search in searches for step in self._build_steps(search))
+        return Job(self.label, self.folder, tuple(steps))
 
     def join(self, search: Search) -> tuple[str, list[str]]:
         """Join the parts to a file of plain text, in the order of the test set.
@@ -105,8 +95,8 @@ class Generation:
             UserError: ``fairseq-generate`` left out a sentence.
         """
         hypotheses: dict[int, str] = {}
-        for stage in self._stages(search):
-            hypotheses |= read_hypotheses(stage.folder / f"generate-{self._options.subset}.txt")
+        for step in self._build_steps(search):
+            hypotheses |= read_hypotheses(step.folder / f"generate-{self._options.subset}.txt")
         for number in range(self._sentences):
             if number not in hypotheses:
                 raise UserError(f"{self.folder}: fairseq-generate left out sentence {number + 1}")
@@ -115,20 +105,20 @@ class Generation:
         write_whole(path, "".join(f"{line}\n" for line in lines))
         return str(path), lines
 
-    def _stages(self, search: Search) -> list[Stage]:
+    def _build_steps(self, search: Search) -> list[Step]:
         folder = self.folder / search.file_name
         return [
-            Stage(
+            Step(
                 folder / f"part-{shard + 1}",
                 {**self._inputs, "search": list(search), "shard": [shard, self._shards]},
+                partial(self._translate, search, shard, folder / f"part-{shard + 1}"),
             )
             for shard in range(self._shards)
         ]
 
-    def _translate(self, search: Search, shard: int, folder: Path, lock: int) -> Outputs:
+    def _translate(self, search: Search, shard: int, folder: Path, place: Place) -> None:
         say(f"{self.label}, {search.name}: part {shard + 1} of {self._shards}")
-        run_logged(self._build_command(search, shard, folder), folder / "generate.log", lock)
-        return {}
+        run_logged(self._build_command(search, shard, folder), folder / "generate.log", place.lock)
 
     def _build_command(self, search: Search, shard: int, folder: Path) -> list[str]:
         """Build the command that translates one part."""

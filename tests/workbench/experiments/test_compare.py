@@ -30,12 +30,11 @@ from fairseq_posenc.workbench.experiments.compare.record import (
 )
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, aggregate
 from fairseq_posenc.workbench.experiments.text_experiment import TextResults, TextSettings
-from fairseq_posenc.workbench.experiments.trials import LOG
 from fairseq_posenc.workbench.experiments.variants import Run, parse_variants
 from fairseq_posenc.workbench.results import pictures, record
 from fairseq_posenc.workbench.running import logs as curves
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
-from fairseq_posenc.workbench.running.logs import Curve, Entry
+from fairseq_posenc.workbench.running.logs import TRAIN_LOG, Curve, Entry
 from fairseq_posenc.workbench.running.options import Parser, parse_around_dashes
 from fairseq_posenc.workbench.running.progress import format_time
 from tests.helpers.commands import halting
@@ -768,7 +767,7 @@ def test_compare_is_interrupted_and_continued(tmp_path: Path) -> None:
     assert re.search(r"\| `none` \| 0 \| 0.003 \| 1 \| [\d.]+ \|", text)
     assert re.search(r"\| `decbert_diff` \| 1,024 \| 0.003 \| 1 \| [\d.]+ \|", text)
     for folder in folders.values():
-        curve = curves.read_curve_file(folder / LOG)
+        curve = curves.read_curve_file(folder / TRAIN_LOG)
         assert [updates for updates, _ in curve.points] == list(range(4, 41, 4))
 
     third = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)

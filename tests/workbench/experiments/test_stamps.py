@@ -1,4 +1,4 @@
-"""Stages of compare, choose and probe: folders and stamps, so that run folders of before go on."""
+"""Steps of compare, choose and probe: folders and stamps, so that run folders of before go on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.experiments.probe import data, experiment
-from fairseq_posenc.workbench.running.stages import Stage
+from fairseq_posenc.workbench.running.jobs import HERE, Place, Step
 from tests.workbench.experiments.test_compare import small_text
 
 GOLDEN = Path(__file__).with_name("stamps.json")
@@ -33,14 +33,14 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_folders_and_stamps_are_those_of_the_last_version(name, tmp_path, monkeypatch):
-    stages: dict[str, Any] = {}
+    steps: dict[str, Any] = {}
 
-    def do(stage: Stage, work: Any, keep_unfinished: bool = False) -> Any:
-        folder = stage.folder
-        stages.setdefault(folder.as_posix(), {"inputs": stage.inputs, "goal": stage.max_updates})
+    def do(step: Step, place: Place = HERE) -> Any:
+        folder = step.folder
+        steps.setdefault(folder.as_posix(), {"inputs": step.inputs, "goal": step.goal})
         folder.mkdir(parents=True, exist_ok=True)
         if folder.name == "text" or folder.parent.name == "rounds":
-            facts = work()
+            facts = step.work(place)
         elif folder.name == "data":
             facts = {"train_tokens": 9, "valid_tokens": 9}
             for part in ("train", "valid"):
@@ -52,14 +52,14 @@ def test_folders_and_stamps_are_those_of_the_last_version(name, tmp_path, monkey
             (folder / "train.log").write_text(
                 '| valid | {"valid_loss": "5", "num_updates": "40"}\n'
             )
-        stage._write(facts)
+        step._write(facts)
         return facts
 
-    monkeypatch.setattr(Stage, "do", do)
+    monkeypatch.setattr(Step, "do", do)
     monkeypatch.setattr(data, "EXAMPLES", {"train": 3, "valid": 2})  # fewer are written
     assert experiment.EXAMPLES != data.EXAMPLES  # which the stamps have
     monkeypatch.chdir(tmp_path)
     small_text(tmp_path / "my.txt")
     assert main([name.partition("-")[0], *CALLS[name], "--seeds", "1,7", "--out", "run"]) == 0
-    found = json.loads(json.dumps(stages).replace(f'"{__version__}"', '"VERSION"'))
+    found = json.loads(json.dumps(steps).replace(f'"{__version__}"', '"VERSION"'))
     assert found == json.loads(GOLDEN.read_text("utf-8"))[name]

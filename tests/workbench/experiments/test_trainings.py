@@ -11,21 +11,12 @@ from pathlib import Path
 import pytest
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments import trials
+from fairseq_posenc.workbench.experiments import trainings
 from fairseq_posenc.workbench.running import devices, programs
 from fairseq_posenc.workbench.running.programs import run_logged, run_parallel
 from tests.helpers.waiting import wait_until
 
 PYTHON = Path(sys.executable).name
-
-
-def test_results_come_in_the_order_of_the_works():
-    def work(seconds: float) -> float:
-        time.sleep(seconds)
-        return seconds
-
-    waits = [0.2, 0.0, 0.1]
-    assert run_parallel([lambda s=s: work(s) for s in waits], 3) == waits
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -100,7 +91,7 @@ def test_a_command_can_be_given_variables(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("device", "jobs"), [("cpu", 3), ("cuda", 1)])
 def test_a_job_for_each_core_or_for_the_gpu(device, jobs, monkeypatch):
-    monkeypatch.setattr(trials, "choose_device", lambda: device)
-    monkeypatch.setattr(trials, "cores", lambda: 3)
-    assert trials.default_jobs() == jobs
+    monkeypatch.setattr(trainings, "choose_device", lambda: device)
+    monkeypatch.setattr(trainings, "cores", lambda: 3)
+    assert trainings.default_jobs() == jobs
     assert devices.cores() >= 1

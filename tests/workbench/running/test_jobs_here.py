@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +14,15 @@ import pytest
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.workbench.running import executor
 from fairseq_posenc.workbench.running.executor import Here, run_jobs
+from fairseq_posenc.workbench.running.jobs import Job, Place, Step, Work
 from fairseq_posenc.workbench.running.locks import is_locked, lock_folder
 from fairseq_posenc.workbench.running.programs import run_logged
-from fairseq_posenc.workbench.running.stages import Job, Place
 from tests.helpers.waiting import wait_until
 
 
-def job(out: Path, name: str, work: Callable[[Place], object], updates: int = 0) -> Job:
-    """Build a job that is done once it has a file."""
-    folder = out / name
-
-    def work_and_note(place: Place) -> None:
-        work(place)
-        folder.mkdir(exist_ok=True)
-        (folder / "done").touch()
-
-    return Job(name, folder, work_and_note, (folder / "done").exists, lambda: None, updates)
+def job(out: Path, name: str, work: Work, updates: int = 0) -> Job:
+    """Build a job of a step."""
+    return Job(name, out / name, (Step(out / name, {}, work, progress=lambda: 0),), updates)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +58,7 @@ def test_one_that_fails_ends_all_or_is_told_with_the_others(tmp_path, capsys, at
         Here(at_a_time).run(jobs, tmp_path)
     failures = Here(at_a_time, keep_going=True).run(jobs, tmp_path)
     assert failures == ["p0: is wrong"]
-    assert jobs[1].is_done()
+    assert jobs[1].is_done
     assert "of 2 runs ended] p0: is wrong: \nthe end of its log\n" in capsys.readouterr().err
     with pytest.raises(RunError, match=r"^1 of 2 runs failed; the same command tries .*: p0: is w"):
         run_jobs(jobs, tmp_path, Here(at_a_time, keep_going=True))
@@ -116,7 +108,7 @@ def test_each_folder_is_locked_unless_the_command_has_locked_all(tmp_path):
     with lock_folder(tmp_path / "a"), pytest.raises(UserError, match=r"^run .*/a: process \d+"):
         Here().run(jobs, tmp_path)
     Here().run(jobs, tmp_path)
-    (tmp_path / "a" / "done").unlink()
+    (tmp_path / "a" / "stamp.json").unlink()
     with lock_folder(tmp_path) as lock:
         Here(lock=lock).run(jobs, tmp_path)
     assert locked == [True, False]

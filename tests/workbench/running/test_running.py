@@ -21,69 +21,90 @@ from fairseq_posenc import files
 from fairseq_posenc.checkpoints.error_messages import find_message
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading import checkpoints
-from fairseq_posenc.workbench.running import locks, options, programs, progress, stages
+from fairseq_posenc.workbench.running import jobs, locks, options, programs, progress
 from fairseq_posenc.workbench.running.devices import Computing, choose_device, hydra_words
 from fairseq_posenc.workbench.running.folders import Folder
 from tests.helpers.waiting import is_running, wait_until
 
 
-class TestStages:
+class TestSteps:
     @staticmethod
     def run(
-        folder: Path, inputs: dict, max_updates: int = 0, **options: bool
+        folder: Path, inputs: dict, goal: int = 0, continues: bool = False
     ) -> tuple[list[str], dict]:
-        """Do a stage that adds a line to a file; return whether it ran, and its outputs."""
-        step = stages.Stage(folder, inputs, max_updates)
+        """Do a step that adds a line to a file; return whether it ran, and its outputs."""
         ran = []
 
-        def work() -> dict:
+        def work(place: jobs.Place) -> dict:
             with open(folder / "made", "a") as made:
                 made.write("x")
             ran.append((folder / "made").read_text())
             return {"made": len(ran[0])}
 
-        return ran, step.do(work, **options)
+        progress = (folder / "made").exists if continues else None
+        return ran, jobs.Step(folder, inputs, work, goal, progress).do()
 
     def test_done_once(self, tmp_path: Path) -> None:
         assert self.run(tmp_path / "s", {"a": (1, 2)}) == (["x"], {"made": 1})
         assert self.run(tmp_path / "s", {"a": (1, 2)}) == ([], {"made": 1})
 
     def test_changed_inputs_start_afresh(self, tmp_path: Path) -> None:
-        self.run(tmp_path / "s", {"a": 1}, keep_unfinished=True)
-        ran, _ = self.run(tmp_path / "s", {"a": 2}, keep_unfinished=True)
+        self.run(tmp_path / "s", {"a": 1}, continues=True)
+        ran, _ = self.run(tmp_path / "s", {"a": 2}, continues=True)
         assert ran == ["x"]
 
-    @pytest.mark.parametrize(("keep", "left"), [(True, "xx"), (False, "x")])
+    @pytest.mark.parametrize(("continues", "left"), [(True, "xx"), (False, "x")])
     def test_interrupted_work_is_kept_if_it_can_be_continued(
-        self, tmp_path: Path, keep: bool, left: str
+        self, tmp_path: Path, continues: bool, left: str
     ) -> None:
-        step = stages.Stage(tmp_path / "s", {"a": 1})
-
-        def stop() -> dict:
+        def stop(place: jobs.Place) -> dict:
             (step.folder / "made").write_text("x")
             raise KeyboardInterrupt
 
+        step = jobs.Step(tmp_path / "s", {"a": 1}, stop)
         with pytest.raises(KeyboardInterrupt):
-            step.do(stop)
+            step.do()
         assert step.outputs is None
-        assert self.run(tmp_path / "s", {"a": 1}, keep_unfinished=keep)[0] == [left]
+        assert self.run(tmp_path / "s", {"a": 1}, continues=continues)[0] == [left]
 
     def test_longer_run_continues_and_shorter_starts_afresh(self, tmp_path: Path) -> None:
-        self.run(tmp_path / "s", {}, max_updates=10)
-        assert self.run(tmp_path / "s", {}, max_updates=20, keep_unfinished=True)[0] == ["xx"]
-        assert self.run(tmp_path / "s", {}, max_updates=15, keep_unfinished=True)[0] == ["x"]
+        self.run(tmp_path / "s", {}, 10)
+        assert self.run(tmp_path / "s", {}, 20, continues=True)[0] == ["xx"]
+        assert self.run(tmp_path / "s", {}, 15, continues=True)[0] == ["x"]
 
     def test_other_work_is_refused_once_it_has_begun(self, tmp_path: Path) -> None:
-        stage, other = (stages.Stage(tmp_path, {"lr": [1, n], "same": 0}) for n in (2, 3))
-        stage.refuse_others(lambda: True)
-        stage.claim()
-        stage.refuse_others(lambda: True)
-        other.refuse_others(lambda: False)
-        with pytest.raises(UserError, match=r"other settings \(lr: \[2\], not \[3\]\); choose"):
-            other.refuse_others(lambda: True)
+        made = tmp_path / "made"
+
+        def step(number: int) -> jobs.Step:
+            inputs, work = {"lr": [1, number], "same": 0}, lambda place: {"lr": number}
+            return jobs.Step(tmp_path, inputs, work, progress=made.exists, protected=True)
+
+        step(2).do()
+        assert step(3).do() == {"lr": 3}  # nothing had been made
+        made.touch()
+        step(3).refuse_others()
+        with pytest.raises(UserError, match=r"other settings \(lr: \[3\], not \[2\]\); choose"):
+            step(2).do()
+        assert made.exists()
         (tmp_path / "stamp.json").write_text("{")
         with pytest.raises(UserError, match=r"stamp.json: cannot be read"):
-            stage.refuse_others(lambda: True)
+            step(3).do()
+
+    def test_a_job_is_done_with_its_last_step_and_has_what_came_out_of_all(self, tmp_path) -> None:
+        done: list[str] = []
+
+        def step(name: str) -> jobs.Step:
+            def work(place: jobs.Place) -> dict:
+                done.append(name)
+                return {name: len(done)}
+
+            return jobs.Step(tmp_path / name, {}, work)
+
+        job = jobs.Job("both", tmp_path, (step("a"), step("b")))
+        job.steps[0].do()
+        assert (job.is_done, job.outputs, job.progress) == (False, None, [True, False])
+        job.run(jobs.HERE)
+        assert (done, job.outputs, job.progress) == (["a", "b"], {"a": 1, "b": 2}, [True, True])
 
     @pytest.mark.parametrize("stamp", ["", "{", "[]", '{"inputs": {"a": 2}}'])
     def test_damaged_stamp_counts_as_not_done(self, tmp_path: Path, stamp: str) -> None:

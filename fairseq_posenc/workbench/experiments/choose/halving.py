@@ -26,8 +26,8 @@ from fairseq_posenc.workbench.experiments.ranks import estimate_updates, meaning
 from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment, TextSettings
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.running.jobs import Outputs, Step
 from fairseq_posenc.workbench.running.progress import format_time, say
-from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
 _FIRST = 20  # updates that measure the speed; they are the beginning of the first round
 # a round must train this many times longer than the one before to be worth its start-up
@@ -156,8 +156,9 @@ class Halving:
             "version": __version__,
         }
         say(f"round {number}: {len(variants)} encodings, to update {updates:,}")
-        done = Stage(settings.out / "rounds" / str(number), inputs)
-        facts = done.do(lambda: self._train(replace(settings, updates=updates)))
+        longer = replace(settings, updates=updates)
+        rounds = settings.out / "rounds"
+        facts = Step(rounds / str(number), inputs, lambda place: self._train(longer)).do()
         models = _rank(settings, facts)
         return Round(before, updates, facts["seconds"], models, self._measure_unigram())
 

@@ -14,7 +14,7 @@ from fairseq_posenc.workbench.experiments.text_experiment import (
     TextExperiment,
     TextSettings,
 )
-from fairseq_posenc.workbench.experiments.trials import default_jobs
+from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt

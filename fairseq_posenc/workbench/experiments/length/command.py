@@ -7,6 +7,7 @@ Models are checkpoints of fairseq, which read ``--data``, or folders of transfor
 from __future__ import annotations
 
 import argparse
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from fairseq_posenc.workbench.experiments.length.checkpoint import (
     NamedCheckpoint,
     parse_checkpoints,
 )
-from fairseq_posenc.workbench.experiments.length.scoring import Evaluation
+from fairseq_posenc.workbench.experiments.length.scoring import Scoring
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running import options
@@ -27,9 +28,9 @@ from fairseq_posenc.workbench.running.devices import PLAIN, Computing, choose_de
 from fairseq_posenc.workbench.running.executor import Here, run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.running.jobs import Inputs
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Inputs, Job, Place
 
 REPORT, FIGURES, PICTURE = "lm-length.md", "lm-length.json", "lm-length.png"
 
@@ -92,9 +93,10 @@ def run(args: argparse.Namespace) -> int:
         choose_device(args.device, args.fp16)
     checkpoints = parse_checkpoints(args.models)
     _check_text(checkpoints, args)
-    tokens = _read_stream(checkpoints[0], args)
+    stream = args.data, args.split, args.text
+    tokens = _read_stream(checkpoints[0], *stream)
     for named in checkpoints[1:] if args.text else ():
-        if not torch.equal(_read_stream(named, args).targets, tokens.targets):
+        if not torch.equal(_read_stream(named, *stream).targets, tokens.targets):
             raise UserError(
                 f"{checkpoints[0].name} and {named.name} cut the text into other tokens, so their "
                 "perplexities by token cannot be compared: score them one by one"
@@ -116,15 +118,24 @@ def run(args: argparse.Namespace) -> int:
         if args.windows:
             scored = f"{args.windows} windows of which are scored for each figure"
         say(f"{len(tokens):,} tokens of {text}, {scored}")
-        sizes = args.lengths, strides, args.max_tokens, args.windows
-        evaluations = [
-            Evaluation(args.out / named.name, _collect_inputs(named, args), *sizes)
+        how = args.device, args.fp16, args.bf16
+        scorings = [
+            Scoring(
+                args.out / named.name,
+                _collect_inputs(named, args),
+                partial(_open, named, stream, how, longest),
+                args.lengths,
+                strides,
+                args.max_tokens,
+                args.windows,
+            )
             for named in checkpoints
         ]
-        jobs = [_build_job(*pair, args) for pair in zip(checkpoints, evaluations)]
+        jobs = [scoring.build_job() for scoring in scorings]
         run_jobs(jobs, args.out, cluster or Here())
         rows = [
-            row._replace(scores=evaluation.read()) for row, evaluation in zip(rows, evaluations)
+            row._replace(scores=scoring.read(job))
+            for row, scoring, job in zip(rows, scorings, jobs)
         ]
         results = report.LengthResults(text, len(tokens), args.stride, rows, args.windows)
         record = report.build_record(results)
@@ -176,33 +187,29 @@ def load_model(
     return fairseq_model.load(named, data, how)
 
 
-def _read_stream(named: NamedCheckpoint, args: argparse.Namespace) -> Stream:
+def _read_stream(
+    named: NamedCheckpoint, data: Path | None, split: str, text: Path | None
+) -> Stream:
     # Either host may be absent.
-    if args.text:
+    if text:
         from fairseq_posenc.workbench.experiments.length import hf_model
 
-        return hf_model.read_text(args.text, named.path)
+        return hf_model.read_text(text, named.path)
     from fairseq_posenc.workbench.experiments.length import fairseq_model
 
-    dictionary = fairseq_model.read_dictionary(args.data)
-    return fairseq_model.read_stream(args.data, args.split, dictionary)
+    assert data is not None, "checked by the command"
+    return fairseq_model.read_stream(data, split, fairseq_model.read_dictionary(data))
 
 
-def _build_job(named: NamedCheckpoint, evaluation: Evaluation, args: argparse.Namespace) -> Job:
-    """Build the job of scoring with a model, here or on a cluster."""
-
-    def work(place: Place) -> None:
-        how = Computing.chosen(args.device, args.fp16, args.bf16)
-        loaded = load_model(named, args.data, how, longest=args.lengths[-1])
-        evaluation.compute(loaded, _read_stream(named, args))
-
-    return Job(
-        named.name,
-        evaluation.folder,
-        work,
-        is_done=lambda: not evaluation.count_left(),
-        progress=evaluation.count_left,
-    )
+@lru_cache(1)  # for all scores of a model
+def _open(
+    named: NamedCheckpoint,
+    stream: tuple[Path | None, str, Path | None],
+    how: tuple[str | None, bool, bool],
+    longest: int,
+) -> tuple[LoadedModel, Stream]:
+    loaded = load_model(named, stream[0], Computing.chosen(*how), longest)
+    return loaded, _read_stream(named, *stream)
 
 
 def _collect_inputs(named: NamedCheckpoint, args: argparse.Namespace) -> Inputs:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -22,8 +23,8 @@ from fairseq_posenc.workbench.experiments.length.stream import (
     cut_windows,
     spread_windows,
 )
+from fairseq_posenc.workbench.running.jobs import Inputs, Job, Outputs, Place, Step
 from fairseq_posenc.workbench.running.progress import bar, format_time, say
-from fairseq_posenc.workbench.running.stages import Inputs, Outputs, Stage
 
 _MOST_BITS = 1000.0  # 2 to this power is still a number
 
@@ -46,54 +47,52 @@ class Score(NamedTuple):
         return None if self.loss is None else 2.0**self.loss
 
 
-class Evaluation(NamedTuple):
-    """The scores of a model, each computed once and kept in a folder of its own."""
+Scores = dict[str, dict[int, Score]]  # of a model, by mode and context length
 
-    folder: Path  # where their folders lie; messages call the model by its name
+
+class Scoring(NamedTuple):
+    """What a model is scored at, and how it is opened."""
+
+    folder: Path  # of the model, whose name messages have
     inputs: Inputs  # what the scores depend on, without their lengths
+    open: Callable[[], tuple[LoadedModel, Stream]]  # opens the model and the text
     lengths: Sequence[int]  # context lengths
     # the stride of each mode; None for that of the length, so that nothing overlaps
     strides: Mapping[str, int | None]
     max_tokens: int  # tokens to read in a batch
     spread: int | None = None  # how many windows are spread over the stream; None reads all of it
 
-    def stages(self) -> Iterator[tuple[str, int, Stage]]:
-        """Yield mode, context length and stage of each score."""
-        for mode, stride in self.strides.items():
-            for length in self.lengths:
-                inputs = {**self.inputs, "sizes": (length, stride or length, self.max_tokens)}
-                if self.spread is not None:
-                    inputs["windows"] = self.spread, self.lengths[-1]
-                yield mode, length, Stage(self.folder / f"{mode}-{length}", inputs)
+    def build_job(self) -> Job:
+        """Build the job of the model, with a step for each score."""
+        steps = []
+        for mode, length in product(self.strides, self.lengths):
+            stride = self.strides[mode] or length
+            inputs = {**self.inputs, "sizes": (length, stride, self.max_tokens)}
+            if self.spread is not None:
+                inputs["windows"] = self.spread, self.lengths[-1]
+            measure = partial(self._measure, mode, length, stride)
+            steps.append(Step(self.folder / f"{mode}-{length}", inputs, measure))
+        return Job(self.folder.name, self.folder, tuple(steps))
 
-    def count_left(self) -> int:
-        """Count the scores that are not there."""
-        return sum(stage.outputs is None for _, _, stage in self.stages())
-
-    def compute(self, loaded: LoadedModel, stream: Stream) -> None:
-        """Compute the scores that are not there."""
-        for mode, length, stage in self.stages():
-            name = f"{self.folder.name}, {mode}, {length:,}"
-            stage.do(partial(_measure, name, loaded, stream, stage.inputs))
-
-    def read(self) -> dict[str, dict[int, Score]]:
-        """Read the scores of each mode, by length; all are there."""
-        scores: dict[str, dict[int, Score]] = {mode: {} for mode in self.strides}
-        for mode, length, stage in self.stages():
-            scores[mode][length] = Score(**(stage.outputs or {}))
+    def read(self, job: Job) -> Scores:
+        """Read the scores of a job that is done."""
+        scores: Scores = {mode: {} for mode in self.strides}
+        for (mode, length), step in zip(product(self.strides, self.lengths), job.steps):
+            scores[mode][length] = Score(**(step.outputs or {}))
         return scores
 
-
-def _measure(name: str, loaded: LoadedModel, stream: Stream, inputs: Inputs) -> Outputs:
-    length, stride, max_tokens = inputs["sizes"]
-    spread = inputs.get("windows")
-    with bar(name, spread[0] * stride if spread else len(stream), " tokens") as shown:
-        score = score_stream(loaded, stream, length, stride, max_tokens, shown.update, spread)
-    figure = f"no figure: {score.refusal}"
-    if score.perplexity is not None:
-        figure = f"perplexity {score.perplexity:,.2f} of {score.tokens:,} tokens"
-    say(f"{name}: {figure} ({format_time(score.seconds)})")
-    return score._asdict()
+    def _measure(self, mode: str, length: int, stride: int, place: Place) -> Outputs:
+        loaded, stream = self.open()
+        name = f"{self.folder.name}, {mode}, {length:,}"
+        spread = None if self.spread is None else (self.spread, self.lengths[-1])
+        with bar(name, spread[0] * stride if spread else len(stream), " tokens") as shown:
+            sizes = length, stride, self.max_tokens
+            score = score_stream(loaded, stream, *sizes, shown.update, spread)
+        figure = f"no figure: {score.refusal}"
+        if score.perplexity is not None:
+            figure = f"perplexity {score.perplexity:,.2f} of {score.tokens:,} tokens"
+        say(f"{name}: {figure} ({format_time(score.seconds)})")
+        return score._asdict()
 
 
 def score_stream(

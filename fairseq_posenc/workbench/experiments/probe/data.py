@@ -13,7 +13,7 @@ from fairseq.data.indexed_dataset import data_file_path, index_file_path, make_b
 from fairseq_posenc.tasks.answers import ASKS, BLANK
 from fairseq_posenc.workbench.experiments.probe.tasks.base import Example, Task
 from fairseq_posenc.workbench.experiments.variants import BOTH, MASKED
-from fairseq_posenc.workbench.running.stages import Outputs
+from fairseq_posenc.workbench.running.jobs import Outputs
 
 QUESTION, ANSWER = "question", "answer"  # fairseq's two languages, with an encoder
 DATA_SEED = 1

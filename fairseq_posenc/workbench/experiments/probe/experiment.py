@@ -13,10 +13,10 @@ from fairseq_posenc.workbench.experiments.probe import data, tasks
 from fairseq_posenc.workbench.experiments.probe.data import DATA_SEED, EXAMPLES, TEST_EXAMPLES
 from fairseq_posenc.workbench.experiments.probe.settings import KEEP_ALL, TASKS, TaskSettings
 from fairseq_posenc.workbench.experiments.probe.tasks.base import Task
-from fairseq_posenc.workbench.experiments.trials import Trial
+from fairseq_posenc.workbench.experiments.trainings import Measurement
 from fairseq_posenc.workbench.experiments.variants import Run
+from fairseq_posenc.workbench.running.jobs import Job, Outputs, Step
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Outputs, Stage
 
 _ACCURACY = re.compile(r'"length-(\d+)(?:-depth-([\d.]+))?_exact": "?([\d.]+)')
 
@@ -29,35 +29,42 @@ class TaskExperiment(Experiment[TaskSettings]):
         settings = self.settings
         say(f"data: {', '.join(task.name for task in settings.tasks)}")
         for task in settings.tasks:
-            self._write(task, *self._stages(task.name))
+            for step in self._build_steps(task):
+                step.do()
         return {}
 
-    def _write(self, task: Task, train: Stage, test: Stage) -> None:
-        settings, family = self.settings, self.settings.family
-        train.do(lambda: data.write_train_splits(task, family, settings.trained, train.folder))
-        test.do(lambda: data.write_test_splits(task, family, settings.lengths, test.folder))
-
-    def trial(self, run: Run) -> Trial:
+    def job(self, run: Run) -> Job:
         """Build a training on one task, and its test at all lengths."""
-        settings, (train, test) = self.settings, self._stages(run.case)
-        splits = ",".join(data.name_test_splits(tasks.get(run.case), settings.lengths))
+        settings, task = self.settings, tasks.get(run.case)
+        train, test = self._build_steps(task)
+        splits = ",".join(data.name_test_splits(task, settings.lengths))
         options = (
             f"{TASKS[settings.family]} --valid-subset {splits} {KEEP_ALL} --log-format json "
             "--num-workers 0 --distributed-world-size 1"
         )
         model = str(settings.folder(run) / LAST)
         measure = ["fairseq-validate", str(test.folder), "--path", model, *options.split()]
-        return self._build_trial(run, train)._replace(
-            measure=measure, parse_figures=parse_accuracies
-        )
+        return self._build_job(run, train.inputs, Measurement(measure, parse_accuracies))
 
-    def _stages(self, task: str) -> tuple[Stage, Stage]:
-        """Build the stages that write the data of training and of test."""
-        settings, folder = self.settings, self.settings.task_data(task)
-        common = dict(task=task, family=settings.family, seed=DATA_SEED, version=__version__)
-        train = {**common, "longest": settings.trained, "examples": EXAMPLES}
-        test = {**common, "lengths": settings.lengths, "examples": TEST_EXAMPLES}
-        return Stage(folder / "train", train), Stage(folder / "read", test)
+    def _build_steps(self, task: Task) -> tuple[Step, Step]:
+        """Build the steps that write the data of training and of test."""
+        settings, folder = self.settings, self.settings.task_data(task.name)
+        family, longest, lengths = settings.family, settings.trained, settings.lengths
+        common = dict(task=task.name, family=family, seed=DATA_SEED, version=__version__)
+        train = {**common, "longest": longest, "examples": EXAMPLES}
+        test = {**common, "lengths": lengths, "examples": TEST_EXAMPLES}
+        return (
+            Step(
+                folder / "train",
+                train,
+                lambda _: data.write_train_splits(task, family, longest, folder / "train"),
+            ),
+            Step(
+                folder / "read",
+                test,
+                lambda _: data.write_test_splits(task, family, lengths, folder / "read"),
+            ),
+        )
 
 
 def parse_accuracies(lines: list[str]) -> Outputs:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.experiments.experiment import Results
@@ -185,7 +186,10 @@ def build_record(results: TaskResults) -> Record:
     ]
     depths = [
         {
-            **{"model": variant.name, "task": task, "length": length, "depth": depth},
+            "model": variant.name,
+            "task": task,
+            "length": length,
+            "depth": depth,
             **share_at_depth(results, task, variant, length, depth).figures("exact"),
         }
         for task in tasks_with_depths(results)
@@ -199,25 +203,14 @@ def build_record(results: TaskResults) -> Record:
     ]
     trainings = [
         {
-            **{
-                "model": outcome.run.variant.name,
-                "task": outcome.run.case,
-                "seed": outcome.run.seed,
-            },
+            **_name_training(outcome),
             **{f"length_{n}": outcome.figures.get(str(n), 0.0) for n in settings.lengths},
             "seconds": outcome.seconds,
         }
         for outcome in results.outcomes
     ]
     curves = [
-        {
-            **{
-                "model": outcome.run.variant.name,
-                "task": outcome.run.case,
-                "seed": outcome.run.seed,
-            },
-            **{"updates": updates, "exact": exact},
-        }
+        {**_name_training(outcome), "updates": updates, "exact": exact}
         for outcome in results.outcomes
         for updates, exact in learning_curve(outcome)
     ]
@@ -228,3 +221,8 @@ def build_record(results: TaskResults) -> Record:
     if depths:
         figures["depths"] = depths
     return Record("probe", figures, data, command=own_command())
+
+
+def _name_training(outcome: Outcome) -> dict[str, Any]:
+    run = outcome.run
+    return {"model": run.variant.name, "task": run.case, "seed": run.seed}

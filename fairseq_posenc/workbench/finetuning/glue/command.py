@@ -91,12 +91,11 @@ def run(args: argparse.Namespace) -> int:
             print(f"# {run.label}: {run.max_update:,} updates\n{shlex.join(run.command)}")
         return 0
     known = claim_runs(runs, out)
-    waiting = [run for run in runs if not run.is_finished(out)]
+    waiting = [job for job in (build_job(run, out) for run in runs) if not job.is_done]
     say(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before; results: {out}")
     where = cluster or Here(args.jobs or len(visible_gpus()) or 1, keep_going=True)
-    jobs = [build_job(run, out) for run in waiting]
     with signals_as_keyboard_interrupt():
-        failures = where.run(jobs, out) if jobs else []
+        failures = where.run(waiting, out) if waiting else []
     record = write_results(known, out, pretrained, name)
     raise_if_failed(failures, len(runs))
     print(record.text() if args.json else format_report(record))

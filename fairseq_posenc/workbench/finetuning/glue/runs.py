@@ -22,8 +22,8 @@ from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.running.files import shipped
 from fairseq_posenc.workbench.running.host import USER_DIR
+from fairseq_posenc.workbench.running.jobs import STAMP, Step, Work, read_inputs
 from fairseq_posenc.workbench.running.locks import lock_folder
-from fairseq_posenc.workbench.running.stages import STAMP, Stage, read_inputs
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.composing import compose_file, config_name
 
@@ -65,6 +65,12 @@ class GlueRun(NamedTuple):
     def is_finished(self, out: Path) -> bool:
         """Check whether the run has its result."""
         return (self.folder(out) / RESULT).exists()
+
+    def step(self, out: Path, work: Work = lambda place: None) -> Step:
+        """Build the step that fills the run's folder."""
+        folder = self.folder(out)
+        reached = partial(count_updates, folder)
+        return Step(folder, self._asdict(), work, progress=reached, result=RESULT)
 
 
 class GlueRequest(NamedTuple):
@@ -227,19 +233,18 @@ def claim_runs(runs: Sequence[GlueRun], out: Path) -> list[GlueRun]:
     """
     known = {run.folder(out): run for run in list_runs(out, like=runs[0])}
     for run in runs:
-        folder = run.folder(out)
-        stage = Stage(folder, run._asdict())
-        stage.refuse_others(partial(has_begun, folder))
-        if not stage.is_claimed:
-            with lock_folder(folder, "run"):
-                stage.claim()
-        known[folder] = run
+        step = run.step(out)
+        step.refuse_others()
+        if not step.is_claimed:
+            with lock_folder(step.folder, "run"):
+                step.claim()
+        known[step.folder] = run
     return [known[folder] for folder in sorted(known)]
 
 
-def has_begun(folder: Path) -> bool:
-    """Check whether a run has a result or a checkpoint."""
-    return (folder / RESULT).exists() or updates_done(folder) > 0
+def count_updates(folder: Path) -> int:
+    """Count the updates in a run's checkpoints; 1 if it has its result alone, 0 if nothing."""
+    return updates_done(folder) or int((folder / RESULT).exists())
 
 
 def list_runs(out: Path, like: GlueRun) -> list[GlueRun]:
@@ -255,7 +260,7 @@ def list_runs(out: Path, like: GlueRun) -> list[GlueRun]:
         run = read_run(folder)
         names = ("protocol", "checkpoint", "modified")
         other = [name for name in names if getattr(run, name) != getattr(like, name)]
-        if other and has_begun(folder):
+        if other and count_updates(folder):
             raise UserError(
                 f"{folder} has a run with another {_NAMES.get(other[0], other[0])}; choose "
                 "another --out, or delete it"

@@ -35,11 +35,10 @@ from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.exit_codes import run_main, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import read_json
-from fairseq_posenc.workbench.running.logs import parse_line
+from fairseq_posenc.workbench.running.jobs import Job, Place
+from fairseq_posenc.workbench.running.logs import TRAIN_LOG, parse_line
 from fairseq_posenc.workbench.running.programs import run_logged
-from fairseq_posenc.workbench.running.stages import Job, Place
 
-LOG = "train.log"
 _THIS = "fairseq_posenc.workbench.finetuning.glue.worker"
 _SUFFIXES = ("_m", "_mm")  # metrics' suffixes for two development sets
 _BATCH = 32
@@ -50,24 +49,16 @@ _ON_CPU = ["common.cpu=true", "common.fp16=false"]
 
 def build_job(run: GlueRun, out: Path) -> Job:
     """Build the job of a run."""
-    folder = run.folder(out)
-    return Job(
-        run.label,
-        folder,
-        work=partial(_work, run, folder),
-        is_done=(folder / RESULT).exists,
-        progress=lambda: updates_done(folder),
-        updates=run.max_update,
-    )
+    step = run.step(out, partial(_work, run, run.folder(out)))
+    return Job(run.label, step.folder, (step,), run.max_update)
 
 
 def _work(run: GlueRun, folder: Path, place: Place) -> None:
     """Train and measure a run, as far as that is not done."""
-    log = folder / LOG
     if updates_done(folder) < run.max_update or not (folder / BEST).exists():
         _train(run, folder, place)
     measuring = [Path(sys.executable).name, "-m", _THIS, str(folder)]
-    run_logged(measuring, log, place.lock, environment=place.environment)
+    run_logged(measuring, folder / TRAIN_LOG, place.lock, environment=place.environment)
     figures = read_json(folder / RESULT)["metrics"]
     scores = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
     place.report(run.max_update, f"{run.label}: finished, {scores}")
@@ -100,7 +91,7 @@ def _train(run: GlueRun, folder: Path, place: Place) -> None:
         place.report(line.updates, f"{run.label}: {where}{score}")
 
     command = [*run.command, *machine, start]
-    run_logged(command, folder / LOG, place.lock, read, place.environment)
+    run_logged(command, folder / TRAIN_LOG, place.lock, read, place.environment)
 
 
 def evaluate(run: GlueRun, folder: Path) -> None:

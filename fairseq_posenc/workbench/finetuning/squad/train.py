@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, cast
 
@@ -22,19 +23,18 @@ from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.files import shipped
 from fairseq_posenc.workbench.running.host import USER_DIR
-from fairseq_posenc.workbench.running.logs import format_progress
+from fairseq_posenc.workbench.running.jobs import Job, Place, Step
+from fairseq_posenc.workbench.running.logs import TRAIN_LOG, format_progress
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Job, Stage
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.composing import compose_file
 
-WARM_UP = 0.06  # share of all updates (RoBERTa, arXiv:1907.11692, table 10)
 # Keeps hydra from writing a second log.
 _ONE_LOG = {
     "job_logging": {"handlers": {"file": {"delay": True}}, "root": {"handlers": ["console"]}}
 }
-CONFIG, LOG = "finetune.yaml", "train.log"
+CONFIG = "finetune.yaml"
 
 
 def find_recipe(data_bin: SquadDataBin) -> Path:
@@ -74,10 +74,10 @@ def compose(
         "hydra": {"run": {"dir": str(out.resolve())}, "output_subdir": None, **_ONE_LOG},
     }
     # Learning rates of encodings that diverge at the recipe's 3e-5.
-    rates = recipes.load()["finetuning"]["squad"]["m4m"]["lr_of"]
-    for name in {item.name for item in pretrained.spec.items}:
-        if name in rates:
-            local["optimization"] = {"lr": [rates[name]]}
+    recipe = recipes.load()["finetuning"]["squad"]["m4m"]
+    for item in pretrained.spec.items:
+        if item.name in recipe["lr_of"]:
+            local["optimization"] = {"lr": [recipe["lr_of"][item.name]]}
     try:
         given = _read_changes(changes)
         composed = compose_file(yaml_file)
@@ -90,7 +90,7 @@ def compose(
         config = OmegaConf.merge(config, given)
         assert isinstance(config, DictConfig)
         _check_lengths(config, pretrained, data_bin)
-        _count_updates(config, data_bin)
+        _count_updates(config, data_bin, recipe["not_given"]["warmup_ratio"])
     except UserError:
         raise
     except Exception as error:  # many types: of yaml, of omegaconf, of values of another type
@@ -140,7 +140,7 @@ def _share_batch(config: Any, gpus: int) -> None:
     config.optimization.update_freq = [batch // (gpus * per_gpu)]
 
 
-def _count_updates(config: Any, data_bin: SquadDataBin) -> None:
+def _count_updates(config: Any, data_bin: SquadDataBin, warmup_ratio: float) -> None:
     """Set the updates of all epochs and those of the warm-up, where they are not set."""
     optimization = config.optimization
     if OmegaConf.is_missing(optimization, "max_update"):
@@ -153,7 +153,7 @@ def _count_updates(config: Any, data_bin: SquadDataBin) -> None:
         batches = math.ceil(data_bin.train_windows / config.dataset.batch_size)
         optimization.max_update = math.ceil(batches / steps) * optimization.max_epoch
     if OmegaConf.is_missing(config.lr_scheduler, "warmup_updates"):
-        config.lr_scheduler.warmup_updates = round(WARM_UP * optimization.max_update)
+        config.lr_scheduler.warmup_updates = round(warmup_ratio * optimization.max_update)
 
 
 class FineTuning(NamedTuple):
@@ -184,31 +184,19 @@ class FineTuning(NamedTuple):
             UserError: wrong input.
         """
         # Compared as for one GPU, so that a training can be resumed on another machine.
-        inputs = OmegaConf.to_container(self.compose(gpus=1))
-        stage = Stage(self.out, cast("dict[str, Any]", inputs))
-        return Job(
-            label=str(self.out),
-            folder=self.out,
-            work=lambda place: self._train(stage, place.lock),
-            is_done=lambda: stage.outputs is not None,
-            progress=lambda: updates_done(self.out),
-        )
+        inputs = cast("dict[str, Any]", OmegaConf.to_container(self.compose(gpus=1)))
+        reached = partial(updates_done, self.out)
+        step = Step(self.out, inputs, self._train, progress=reached, protected=True)
+        return Job(str(self.out), self.out, (step,))
 
-    def _train(self, stage: Stage, lock: int) -> None:
-        """Train, or go on with it, on the devices of this machine.
-
-        Raises:
-            UserError: the folder has another fine-tuning, or the batch cannot be shared.
-            RunError: fairseq failed.
-        """
-        stage.refuse_others(lambda: updates_done(self.out) > 0)
+    def _train(self, place: Place) -> None:
+        """Train, or go on with it, on the devices of this machine."""
         config = self.compose(torch.cuda.device_count())
-        stage.claim()
         write_whole(self.out / CONFIG, f"# @package _group_\n{OmegaConf.to_yaml(config)}")
         ensure_last_checkpoint(self.out)
         where = ["--config-dir", str(self.out.resolve()), "--config-name", Path(CONFIG).stem]
-        run_logged(["fairseq-hydra-train", *where], self.out / LOG, lock, _print_progress)
-        stage.finish({})
+        command = ["fairseq-hydra-train", *where]
+        run_logged(command, self.out / TRAIN_LOG, place.lock, _print_progress)  # on all GPUs
 
 
 def _print_progress(line: str) -> None:

@@ -6,12 +6,14 @@ import argparse
 import os
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.executor import refuse_jobs, run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.logs import bits_to_nats
+from fairseq_posenc.workbench.running.jobs import Job, Place
+from fairseq_posenc.workbench.running.logs import TRAIN_LOG, bits_to_nats
 from fairseq_posenc.workbench.running.options import (
     add_computing,
     add_count,
@@ -21,11 +23,9 @@ from fairseq_posenc.workbench.running.options import (
     parse_place,
 )
 from fairseq_posenc.workbench.running.programs import run_logged, run_watched
-from fairseq_posenc.workbench.running.stages import Job, Place
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.train.runs import RecipeTraining, TrainingRun
 
-LOG = "train.log"
 _MORE = """
 Run the same command again to resume from the last checkpoint. Several GPUs run under torchrun; on
 several nodes, start the command on each of them.
@@ -89,10 +89,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{recipe.name} has no models to choose from: leave --model out")
     model = args.model or ("bert" if recipe.is_decbert else "")
     runs = RecipeTraining(recipe, args.encoding, args, model).runs
-    code = _run_all(runs, args)
-    if not (code or args.dry_run) and len(runs) > 1:
+    _run_all(runs, args)
+    if not args.dry_run and len(runs) > 1:
         _print_best(runs[0].folder.parent)
-    return code
+    return 0
 
 
 def _print_best(folder: Path) -> None:
@@ -123,20 +123,21 @@ def run_ablation(args: argparse.Namespace) -> int:
         directions = row.get("attention_directions", "both")
         model = recipes.find_model(directions) if recipe.is_decbert else ""
         runs += RecipeTraining(recipe, row["position_encoding"], args, model).runs
-    return _run_all(runs, args)
+    _run_all(runs, args)
+    return 0
 
 
-def _run_all(runs: list[TrainingRun], args: argparse.Namespace) -> int:
+def _run_all(runs: list[TrainingRun], args: argparse.Namespace) -> None:
     """Run the trainings that are left: as jobs of a cluster, or here until one fails.
 
-    Returns:
-        The exit code of the last training.
+    Raises:
+        SystemExit: with the exit code of a training here that failed.
     """
     cluster = parse_place(args)
     if args.dry_run:
         for training in runs:
             print(shlex.join(training.command()))
-        return 0
+        return
     if cluster and (args.nodes or args.head):
         raise UserError(
             "--on slurm submits one single-node job per training; for several nodes, use "
@@ -148,27 +149,28 @@ def _run_all(runs: list[TrainingRun], args: argparse.Namespace) -> int:
     with signals_as_keyboard_interrupt():
         if cluster:
             run_jobs([*map(_build_job, runs)], out, cluster)
-            return 0
+            return
         refuse_jobs(out)
         for training in runs:
-            if training.is_done():
+            if training.step().outputs is not None:
                 print(f"{training.folder}: the training is finished, and nothing was changed")
                 continue
-            if code := run_command(training.begin(), training.folder / LOG):
-                return code
-            training.finish()
-    return 0
+            log = training.folder / TRAIN_LOG
+            training.step(partial(_train_here, training.command(), log)).do()
 
 
-def _build_job(run: TrainingRun) -> Job:
-    """Build the job of a run, for a cluster."""
-    from fairseq_posenc.workbench.loading.checkpoints import updates_done  # imports torch
+def _train_here(command: Sequence[str], log: Path, place: Place) -> None:
+    if code := run_command(command, log):
+        raise SystemExit(code)
+
+
+def _build_job(training: TrainingRun) -> Job:
+    """Build the job of a training, for a cluster."""
 
     def work(place: Place) -> None:
-        run_logged(run.begin(), run.folder / LOG, place.lock)
-        run.finish()
+        run_logged(training.command(), training.folder / TRAIN_LOG, place.lock)
 
-    return Job(str(run.folder), run.folder, work, run.is_done, lambda: updates_done(run.folder))
+    return Job(str(training.folder), training.folder, (training.step(work),))
 
 
 def run_command(command: Sequence[str], log: Path) -> int:

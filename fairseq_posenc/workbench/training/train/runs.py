@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Optional
 from fairseq_posenc import specs
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.user_dir import USER_DIR
+from fairseq_posenc.workbench.running.jobs import Step, Work
 from fairseq_posenc.workbench.running.programs import find_command
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.stages import Stage
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import TRANSLATION, Recipe
 from fairseq_posenc.workbench.training.train.devices import Devices, choose_devices, share_batch
@@ -117,11 +117,6 @@ class TrainingRun(NamedTuple):
     seed: Optional[int]  # the random seed; None for fairseq's default
 
     @property
-    def stage(self) -> Stage:
-        """The folder's stamp: it continues with the same run only."""
-        return Stage(self.folder, self.training.identity._asdict())
-
-    @property
     def until(self) -> dict[str, str]:
         """The options that end a training, such as ``max_update``, with their values."""
         given = {**self.training.recipe.all_settings}
@@ -129,19 +124,17 @@ class TrainingRun(NamedTuple):
             given[option.lstrip("-").replace("-", "_")] = value
         return {name: str(given[name]) for name in _END_OPTIONS if name in given}
 
-    def is_done(self) -> bool:
-        """Whether it has run to its end, with the same options for the end."""
-        return (self.stage.outputs or {}).get("until") == self.until
-
-    def begin(self) -> list[str]:
-        """Claim the folder and build the command."""
-        command = self.command()
-        self.stage.claim()
-        return command
-
-    def finish(self) -> None:
-        """Note in the stamp that it has run to its end."""
-        self.stage.finish({"until": self.until})
+    def step(self, work: Work = lambda place: None) -> Step:
+        """Build the step that trains; it is done with the same options for the end only."""
+        last = self.folder / LAST
+        return Step(
+            self.folder,
+            self.training.identity._asdict(),
+            work,
+            goal=self.until,
+            progress=lambda: last.exists() and last.stat().st_mtime_ns,
+            protected=True,
+        )
 
     def command(self) -> list[str]:
         """Build the whole command, and print what the weights start from.
@@ -163,7 +156,7 @@ class TrainingRun(NamedTuple):
         """
         last, init = self.folder / LAST, self.training.args.init
         requested = self.training.passed.keys()
-        self.stage.refuse_others(last.exists)
+        self.step().refuse_others()
         if last.exists():
             if "--restore-file" in requested:
                 raise UserError(

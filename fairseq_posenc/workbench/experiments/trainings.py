@@ -1,0 +1,148 @@
+"""Jobs that train and measure a small model, many of them in parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fairseq_posenc.checkpoints.recovery import LAST, ensure_last_checkpoint
+from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
+from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.host.divergence import parse_stop_update
+from fairseq_posenc.position_parameters import is_position_parameter
+from fairseq_posenc.workbench.loading.checkpoints import updates_done
+from fairseq_posenc.workbench.running.devices import choose_device, cores
+from fairseq_posenc.workbench.running.host import USER_DIR
+from fairseq_posenc.workbench.running.jobs import Inputs, Job, Outputs, Place, Step
+from fairseq_posenc.workbench.running.logs import TRAIN_LOG, parse_line, read_curve_file
+from fairseq_posenc.workbench.running.programs import run_logged
+from fairseq_posenc.workbench.running.progress import say
+
+# A sum over several threads depends on their number: with one, a seed's figures are the same on any
+# number of cores. Small models train faster so, too, than one by one on all cores.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Measurement(NamedTuple):
+    """A command that measures a trained model."""
+
+    command: Sequence[str]
+    parse: Callable[[list[str]], Outputs]  # parses the lines that it prints into figures by name
+
+
+def default_jobs() -> int:
+    """Count the trainings to run at a time: one on a GPU, else one on each core."""
+    return 1 if choose_device() == "cuda" else cores()
+
+
+def build_job(
+    label: str,
+    folder: Path,
+    inputs: Inputs,
+    updates: int,
+    command: Sequence[str],
+    measurement: Measurement | None = None,
+) -> Job:
+    """Build the job of a training and of its measurement.
+
+    Its outputs are ``position_parameters``, ``seconds``, and what was measured. A training that
+    diverged has ``diverged`` alone, the update: it is an outcome too, and ends no other.
+
+    Args:
+        label: what messages call it.
+        folder: of checkpoints and log.
+        inputs: all that the training depends on.
+        updates: of the training; a longer one continues a shorter one.
+        command: of ``fairseq-train``, without ``--user-dir``.
+        measurement: measures the model, where the last validation of its training does not.
+    """
+
+    def train(place: Place) -> Outputs:
+        return _train(command, updates, folder, label, not measurement, place)
+
+    training = Step(folder, inputs, train, updates, lambda: updates_done(folder))
+    steps: tuple[Step, ...] = (training,)
+    if measurement:
+        inputs = {"model": training.inputs, "updates": updates, "command": [*measurement.command]}
+
+        def measure(place: Place) -> Outputs:
+            if "diverged" in (training.outputs or {}):
+                return {}
+            return _measure(measurement, folder / "measured" / "validate.log", label, place)
+
+        steps += (Step(folder / "measured", inputs, measure),)
+    return Job(label, folder, steps, updates)
+
+
+def _train(
+    command: Sequence[str], updates: int, folder: Path, label: str, is_all: bool, place: Place
+) -> Outputs:
+    log, done = folder / TRAIN_LOG, updates_done(folder)
+    if done == updates and not _has_last_validation(log, updates):
+        # Interrupted before its last validation was logged, which fairseq does not repeat.
+        for checkpoint in folder.glob("checkpoint*.pt"):
+            checkpoint.unlink()
+        done = 0
+    place.report(done, "")
+
+    def report(line: str) -> None:
+        if entry := parse_line(line):
+            place.report(entry.updates, "")
+
+    # With all updates done, only the stamp is missing: it was interrupted before writing it.
+    if done < updates:
+        where = f"to continue at update {done:,}" if done else f"for {updates:,} updates"
+        say(f"{label}: starting fairseq-train {where}")
+        ensure_last_checkpoint(folder)
+        try:
+            _run_command(command, log, place, report)
+        except RunError as error:
+            if not (update := parse_stop_update(str(error))):
+                raise
+            say(f"{label}: diverged at update {update:,}")
+            return {"diverged": update}
+        if not _has_last_validation(log, updates):
+            raise UserError(f"{command[0]} printed no last validation; see its log {log}")
+    if is_all:
+        say(f"{label}: done; perplexity {read_curve_file(log).entries[-1].perplexity:,.4g}")
+    return _read_checkpoint_figures(folder)
+
+
+def _measure(measurement: Measurement, log: Path, label: str, place: Place) -> Outputs:
+    lines: list[str] = []
+    _run_command(measurement.command, log, place, lines.append)
+    if not (figures := measurement.parse(lines)):
+        raise UserError(f"{measurement.command[0]} printed no figures; see its log {log}")
+    shown = ", ".join(f"{name} {value:,.4g}" for name, value in figures.items())
+    say(f"{label}: done; {shown}")
+    return figures
+
+
+def _run_command(
+    command: Sequence[str], log: Path, place: Place, on_line: Callable[[str], None]
+) -> None:
+    ours = command[0] == "fairseq-posenc"  # fairseq's commands have to find the package
+    words = command if ours else [*command, "--user-dir", str(USER_DIR)]
+    run_logged(words, log, place.lock, on_line, {**_ONE_THREAD, **place.environment})
+
+
+def _has_last_validation(log: Path, updates: int) -> bool:
+    """Whether a log has the validation at the end of a training."""
+    entries = read_curve_file(log).entries if log.is_file() else []
+    return bool(entries) and entries[-1].updates == updates
+
+
+def _read_checkpoint_figures(folder: Path) -> Outputs:
+    """Count the position parameters of a trained model, and read the seconds of its training.
+
+    The seconds are fairseq's own: training, validation and writing checkpoints, summed over all
+    parts of a continued training, without starting up.
+    """
+    ensure_last_checkpoint(folder)  # it may have been interrupted while fairseq copied it
+    with open_checkpoint(folder / LAST) as state:
+        sizes = {key: value.numel() for key, value in state["model"].items()}
+        return {
+            "position_parameters": sum(n for key, n in sizes.items() if is_position_parameter(key)),
+            "seconds": state["extra_state"]["previous_training_time"],
+        }
