@@ -111,8 +111,9 @@ class Assembly(NamedTuple):
         terms_of_kinds = []
         for layer in self.spec.layer_kinds:
             drafts = Encodings({str(n): self._build_draft(item) for n, item in enumerate(layer)})
-            decay = drafts.decay(torch.empty(1, 1, self.dims.embed_dim, device="meta"), token)
-            terms = drafts.terms(span, token).with_decay(decay, self.dims.num_heads)
+            x = torch.empty(1, 1, self.dims.embed_dim, device="meta")
+            terms = drafts.terms(span, token)
+            terms = drafts.read_inputs(terms, x, token, self.dims.num_heads)
             self._check_combination(layer, terms, token)
             in_layer = map(self._build_draft, (*self.spec.whole_stack, *layer))
             limits = reduce(and_, (draft.locality(token) for draft in in_layer), Locality())

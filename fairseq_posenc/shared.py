@@ -147,6 +147,15 @@ class Shared(NamedTuple):
         limits, cache = self.locality, self.cache
         return cache.get("needed", limits, limits.needed_keys) if cache else limits.needed_keys()
 
+    def layer_rotation(self) -> Rotation | None:
+        """Select the rotation for a layer; a trained one is computed again as terms are."""
+        rotation, positions = self.rotation, self.positions
+        if self.rotate_ids is None or rotation is None or not rotation.is_trained:
+            return rotation
+        if not is_reentrant_recomputation():
+            return rotation
+        return self.rotate_ids(positions.queries(positions.places))
+
     def rotate_last(self, count: int) -> Rotation | None:
         """Compute the rotation of the last tokens: of keys that are kept without theirs."""
         if self.rotate_ids is None:
@@ -168,9 +177,9 @@ class Shared(NamedTuple):
     def rotate(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Rotate query and key of the last T tokens, both ``(B, H, T, D)``."""
         self._refuse_kinds("rotate")
-        if self.rotation is None:
+        if (rotation := self.layer_rotation()) is None:
             return query, key
-        return self.rotation.rotate_queries(query), self.rotation.rotate_keys(key)
+        return rotation.rotate_queries(query), rotation.rotate_keys(key)
 
     def mask(self, direction: str) -> Mask:
         """Make the mask of a direction and the padding among the tokens."""

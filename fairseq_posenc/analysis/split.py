@@ -74,8 +74,9 @@ def split(
     """
     query, key = query.double(), key.double()
     exact: dict[str, Any] = {name: term.double() for name, _, term in terms.given()}
-    if terms.counted_table is not None:
-        exact["counted_table"] = terms.counted_table.double()
+    for name in ("counted_table", "states"):
+        if (tensor := getattr(terms, name)) is not None:
+            exact[name] = tensor.double()
     terms = terms._replace(**exact)
     bare = Terms(scale_factor=terms.scale_factor, first=terms.first, runs=terms.runs)
     scores = partial(reference.scores, mask=mask)
@@ -90,6 +91,9 @@ def split(
 
     given = {name: TERMS[name].enters for name, _, _ in terms.given()}
     biases = [alone(name) for name, enters in given.items() if enters == "bias"]
+    by_state = None if terms.state_table is None else alone("state_table", "states")
+    if terms.product and by_state is not None:  # no factor of the product
+        biases.append(by_state)
     position = torch.stack([torch.zeros_like(content), *biases]).sum(0)
     both = scores(query, key, terms) - content - position
     changing = [name for name, enters in given.items() if enters in ("content", "table")]
@@ -98,6 +102,8 @@ def split(
         factors = {name: alone(name) / scale for name in changing}
         return Split(content, position, both, {"content": rotated / scale, **factors}, True)
     details = {name: alone(name) for name in changing}
+    if by_state is not None:
+        details["state_table"] = by_state
     if rotation is not None:
         details["rotation"] = rotated - content
     if terms.decay is not None:

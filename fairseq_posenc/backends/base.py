@@ -65,6 +65,8 @@ class AttentionCall(NamedTuple):
         # The factor of a single visible key is 0, and its weight 1 all the same.
         logarithms = counts.clamp(min=1).to(at_least_fp32(self.query).dtype).log()[:, None]
         by_count = at_least_fp32(terms.log_visible)[None, :, None] * logarithms
+        if terms.visible_offset is not None:
+            by_count = by_count + at_least_fp32(terms.visible_offset)[None, :, None]
         return by_count if factors is None else factors * by_count
 
     def decay(self) -> tuple[Tensor | None, Tensor | None]:

@@ -183,7 +183,7 @@ def _rank_on_cpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
         return ["blocked", "sdpa", "reference"], "hidden keys are left out"
     if call.dropout:
         return ["blocked", "sdpa", "reference"], "torch's attention is slow to drop weights"
-    biases = [x for x in (terms.bias, terms.pair_bias) if x is not None]
+    biases = [bias for _, _, bias in terms.given("bias", "states")]
     if not biases:
         return ["sdpa", "reference"], "a plain dot product"
     learns = torch.is_grad_enabled() and any(bias.requires_grad for bias in biases)
@@ -194,7 +194,7 @@ def _rank_on_cpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
 
 def _rank_on_gpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
     """Rank backends, with the reason: compiled kernels only where a measurement says they win."""
-    if terms.content_only and terms.bias is None and terms.pair_bias is None:
+    if terms.content_only and not any(terms.given("bias", "states")):
         return ["sdpa", "reference"], "a plain dot product"
     if call.tgt_len == 1:
         return ["sdpa", "reference"], "a single query"

@@ -89,6 +89,8 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tenso
         combined = combined + made
     if terms.pair_bias is not None:
         combined = combined + at_least_fp32(terms.pair_bias)
+    if (products := multiply_states(terms, key.size(2), mask)) is not None:
+        combined = combined + products
     call = AttentionCall(query, key, key, terms, mask)
     if (decay := _expand_decay(call)) is not None:
         combined = combined + decay.to(combined.dtype)
@@ -97,6 +99,21 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tenso
     if terms.softcap is not None:
         combined = terms.softcap * torch.tanh(combined / terms.softcap)
     return combined
+
+
+def multiply_states(terms: Terms, src_len: int, mask: Mask = _ALL) -> Tensor | None:
+    """Multiply the states of queries with the rows of their table, ``(B, H, T, S)``, or None."""
+    table, states = terms.state_table, terms.states
+    if table is None:
+        return None
+    assert states is not None, "a layer projects its input to them"
+    states, tgt_len = at_least_fp32(states), states.size(2)
+    if "state_table" not in terms.runs:
+        if tgt_len == 1:
+            return _multiply_rows(states, table)
+        return relative_shift(_multiply_rows(states, pad_rows(table)), src_len)
+    index = row_index(terms, "state_table", tgt_len, src_len, table.device, mask)
+    return gather_rows(_multiply_rows(states, table), index)
 
 
 def _count_positions(query: Tensor, content: Tensor, table: Tensor, mask: Mask) -> Tensor:

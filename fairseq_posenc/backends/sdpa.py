@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scale
 from fairseq_posenc.backends.by_distance import expand_term
 from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.backends.reference import multiply_states
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.exporting import is_exporting
@@ -53,6 +54,11 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     temperature = call.temperature()
     if temperature is not None:
         query = (at_least_fp32(query) * temperature[..., None]).type_as(query)
+    if (products := multiply_states(terms, src_len, mask)) is not None:
+        if temperature is not None:
+            products = products * temperature[..., None]
+        pair_bias = products if terms.pair_bias is None else products + terms.pair_bias
+        terms = terms._replace(pair_bias=pair_bias, state_table=None, states=None)
     deps = (
         *(terms.bias, terms.pair_bias, terms.first, *mask[:3], *mask.locality),
         *(tgt_len, src_len, query.dtype, query.device),

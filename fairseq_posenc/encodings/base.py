@@ -7,7 +7,8 @@ computes attention: scores have one form, so the part of an encoding is data
 Shape legend, for all docstrings and for comments such as ``# [B, H, T, D]``:
     B batch, T queries, S keys, H heads, D head size, C model size,
     G groups of heads with a table of their own (1: all heads share it, or H),
-    R rows of a table: one for each distance of a :class:`~fairseq_posenc.positions.Span`.
+    R rows of a table: one for each distance of a :class:`~fairseq_posenc.positions.Span`,
+    W width of a state: of a second, narrow projection of a token.
 """
 
 from __future__ import annotations
@@ -169,6 +170,17 @@ class Encoding(nn.Module):
         """
         return None
 
+    def states(self, x: Tensor) -> Tensor | None:
+        """Project queries' tokens to what :attr:`Terms.state_table` is multiplied with, or None.
+
+        Args:
+            x: input of the layer, ``(B, T, C)``.
+
+        Returns:
+            ``(B, H, T, W)``.
+        """
+        return None
+
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the terms that are added to the scores, for the distances of ``span``.
 
@@ -194,6 +206,7 @@ class Encoding(nn.Module):
 
 ENCODINGS: dict[str, type[Encoding]] = {}  # name -> class; filled when their modules are imported
 EncodingClass = TypeVar("EncodingClass", bound=type[Encoding])
+Value = TypeVar("Value")
 
 
 def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
@@ -241,8 +254,7 @@ class Encodings(nn.ModuleDict):
     def rotation(self, ids: Tensor, kind: int = 0) -> Rotation | None:
         """Compute the rotation of a kind of layer (see :meth:`Encoding.rotation`), or None."""
         named = self.as_dict()
-        rotations = (named[name].rotation(ids) for name in self.kinds[kind])
-        return next((rotation for rotation in rotations if rotation is not None), None)
+        return _find_first(named[name].rotation(ids) for name in self.kinds[kind])
 
     def decay(self, x: Tensor, positions: Positions, past: Tensor | None = None) -> Tensor | None:
         """Add up the logarithms of forget gates over the tokens, or None where there are no gates.
@@ -256,8 +268,7 @@ class Encodings(nn.ModuleDict):
             ``(B, G, S, 2)``, two parts of each sum (see :func:`split_fixed`), where G is H, and 2 H
             in an encoder.
         """
-        all_gates = (encoding.forget_gates(x) for encoding in self.as_list())
-        gates = next((gates for gates in all_gates if gates is not None), None)
+        gates = _find_first(encoding.forget_gates(x) for encoding in self.as_list())
         if gates is None:
             return None
         logs = F.logsigmoid(at_least_fp32(gates)).transpose(1, 2)  # [B, G, T]
@@ -275,6 +286,22 @@ class Encodings(nn.ModuleDict):
             parts = split_fixed(fixed) + F.pad((sums - sums.detach())[..., None], (0, 1))
         return parts if past is None else torch.cat([past, parts], 2)
 
+    def states(self, x: Tensor) -> Tensor | None:
+        """Project the queries' tokens (see :meth:`Encoding.states`)."""
+        return _find_first(encoding.states(x) for encoding in self.as_list())
+
+    def read_inputs(self, terms: Terms, x: Tensor, positions: Positions, num_heads: int) -> Terms:
+        """Add to a layer's terms what is computed from its input: decay and states.
+
+        Args:
+            terms: of the layer.
+            x: input of the layer for all S tokens, ``(B, S, C)``.
+            positions: of the tokens.
+            num_heads: H.
+        """
+        terms = terms.with_decay(self.decay(x, positions), num_heads)
+        return terms._replace(states=self.states(x[:, x.size(1) - positions.tgt_len :]))
+
     def number(self, positions: Positions) -> Positions:
         """Number the tokens of a call (see :meth:`Encoding.number`)."""
         return reduce(
@@ -286,3 +313,8 @@ class Encodings(nn.ModuleDict):
         return reduce(
             or_, (encoding.terms(span, positions) for encoding in self.as_list()), Terms()
         )
+
+
+def _find_first(values: Iterable[Value | None]) -> Value | None:
+    """Find the first value that is not None."""
+    return next((value for value in values if value is not None), None)

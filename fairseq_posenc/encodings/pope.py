@@ -23,6 +23,11 @@ class PolarRotation(NamedTuple):
     angles: Tensor
     phases: Tensor
 
+    @property
+    def is_trained(self) -> bool:
+        """See :class:`~fairseq_posenc.encodings.rotation.Rotation`."""
+        return self.phases.requires_grad
+
     def rotate_queries(self, query: Tensor) -> Tensor:
         """Lift queries ``(B, H, T, D)`` to ``(B, H, T, 2 D)``."""
         # The scores of this width are divided by sqrt(2 d).

@@ -81,10 +81,14 @@ class Rope(Encoding):
 
     def rotation(self, ids: Tensor) -> PairRotation:
         """Compute the rotation at positions ``ids``, ``(B or 1, T)``, in float32."""
-        frequencies = self.frequencies.to(ids.device, non_blocking=True)
+        frequencies = self.angles_per_position().to(ids.device, non_blocking=True)
         angles = ids[:, None, :, None] * frequencies  # [B or 1, 1, T, rotated/2]
         gains = torch.full_like(angles, self.gain)
         return PairRotation(torch.polar(gains, angles), self.layout == "half")
+
+    def angles_per_position(self) -> Tensor:
+        """Select the angle by which each pair turns at a position, ``(rotated / 2,)``."""
+        return self.frequencies
 
     def order(self) -> Tensor:
         """Order a head's coordinates, ``(D,)``, by the pairs that are rotated."""

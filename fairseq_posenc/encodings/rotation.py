@@ -19,6 +19,10 @@ class Rotation(Protocol):
     def rotate_keys(self, key: Tensor) -> Tensor:
         """Map keys ``(B, H, T, D)``; see :meth:`rotate_queries`."""
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether gradients go back through it."""
+
 
 class PairRotation(NamedTuple):
     """A rotation of pairs of coordinates.
@@ -36,6 +40,11 @@ class PairRotation(NamedTuple):
     half: bool = False
     decay: Tensor | None = None
     decay_bits: float = 0.0
+
+    @property
+    def is_trained(self) -> bool:
+        """See :class:`Rotation`."""
+        return self.phases.requires_grad
 
     def rotate_queries(self, query: Tensor) -> Tensor:
         """See :class:`Rotation`.

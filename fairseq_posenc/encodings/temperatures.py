@@ -88,30 +88,38 @@ class Ministral3(Temperature):
 
 @register("logn")
 class Logn(Temperature):
-    """All scores of a query are multiplied by log(i + 1) / log(L) beyond the trained length.
+    """All scores of a query grow with the logarithm of its position beyond the trained length.
 
     Equation:
-        w_ij = softmax_j(tau_i * e_ij), tau_i = max(1, ln(i + 1) / ln L), where i counts real tokens
-        from 0 and L is the trained length.
+        w_ij = softmax_j(tau_i * e_ij), tau_i = 1 + a ln(max(1, (i + 1) / L)), where i counts real
+        tokens from 0 and L is the trained length. With a = 1 / ln L, as it is without ``factor``,
+        tau_i = max(1, ln(i + 1) / ln L).
     Shapes:
         no tensors.
     Parameters:
         0
     Source:
         Su (2021), "From the invariance of entropy to the scale of attention",
-        kexue.fm/archives/8823; the first Qwen models, ``use_logn_attn``.
+        kexue.fm/archives/8823; the first Qwen models, ``use_logn_attn``. Inkling has
+        ``logn(factor=0.1,length=N)``, its ``log_scaling_alpha`` and ``log_scaling_n_floor``.
     Differs:
         positions are those of each sentence, so padding changes nothing. ``length`` is by default
         the length that the weights were trained at.
     """
 
-    def __init__(self, dims: Dims, *, length: Optional[int] = None) -> None:
+    def __init__(
+        self, dims: Dims, *, factor: Optional[float] = None, length: Optional[int] = None
+    ) -> None:
         super().__init__(dims)
+        self.factor = factor
         self.length = length
 
     def factors(self, positions: Tensor) -> Tensor:
         """Compute the factors at positions ``(B or 1, T)``."""
-        length = max(self.length or self.dims.trained_length, 2)  # ln 1 is 0
+        length = self.length or self.dims.trained_length
+        if self.factor is not None:
+            return 1 + self.factor * ((positions + 1) / length).clamp(min=1.0).log()
+        length = max(length, 2)  # ln 1 is 0
         return ((positions + 1).log() / math.log(length)).clamp(min=1.0)
 
 
@@ -154,31 +162,39 @@ class Ssmax(Encoding):
 
     Equation:
         w_ij = softmax_j(s * ln(n_i) * e_ij), where n_i is the number of real keys that query i may
-        see, and s is trained for each head and layer.
+        see, and s is trained for each head and layer. With ``offset``, the factor is
+        s * ln(n_i) + b, where b is trained as well.
     Shapes:
         s ``(H,)`` in each layer; it starts at 1 / mean(ln n) over the trained length, so that
-        training begins as plain attention.
+        training begins as plain attention. With an offset b ``(H,)``, s starts at 0 and b at 1.
     Parameters:
-        m * h
+        m * h; 2 * m * h with an offset
     Source:
         Nakanishi (2025), "Scalable-Softmax Is Superior for Attention", arXiv:2501.19399, eq. 2.
+        The offset is that of Mistral Large 4.
     Differs:
-        keys hidden by padding, windows or documents are not counted.
+        keys hidden by padding, windows or documents are not counted; Mistral Large 4 counts all
+        earlier positions.
     """
 
     acts_on = "softmax"
     takes_ids = "unread"
 
-    def __init__(self, dims: Dims) -> None:
+    def __init__(self, dims: Dims, *, offset: bool = False) -> None:
         super().__init__(dims)
         self.factor = nn.Parameter(torch.empty(dims.num_heads))
+        self.offset = nn.Parameter(torch.empty(dims.num_heads)) if offset else None
 
     def reset_parameters(self) -> None:
-        """Start as plain attention at the trained length, on average over its queries."""
+        """Start as plain attention, without an offset on average over the trained length."""
+        if self.offset is not None:
+            nn.init.zeros_(self.factor)
+            nn.init.ones_(self.offset)
+            return
         length = max(self.dims.trained_length, 2)
         mean = math.lgamma(length + 1) / length if self.dims.causal else math.log(length)
         nn.init.constant_(self.factor, 1 / mean)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Bring the factor; the keys are counted where the mask is known."""
-        return Terms(log_visible=self.factor)
+        """Bring factor and offset; the keys are counted where the mask is known."""
+        return Terms(log_visible=self.factor, visible_offset=self.offset)

@@ -3,11 +3,12 @@
 With q_i and k_j the (rotated) query and key and r = j - i their distance, the score is::
 
     e_ij = tau_i * (scale * combine(gain_r * q_i.k_j,  q_i.Q_r,  k_j.K_r)
-                    +  bias_r  +  bias_ij  +  c_i - c_j)
+                    +  s_i.P_r  +  bias_r  +  bias_ij  +  c_i - c_j)
 
-where combine is a sum or a product, scale = 1 / sqrt(scale_factor * head_dim), c is the decay of
-the tokens, and tau_i is the query's temperature, 1 by default. A cap C turns e_ij into
-C * tanh(e_ij / C). A sink is one more score in the softmax, with a value of zeros.
+where combine is a sum or a product, scale = 1 / sqrt(scale_factor * head_dim), s is a second
+projection of the tokens (their states), c is the decay of the tokens, and tau_i is the query's
+temperature, 1 by default. A cap C turns e_ij into C * tanh(e_ij / C). A sink is one more score in
+the softmax, with a value of zeros.
 
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
@@ -50,12 +51,13 @@ class Term(NamedTuple):
         axes: its shape in letters of the legend; B may be 1 as well.
         enters: where in the equation: ``content``, it multiplies the content term; ``table``, it
             is a dot product of its own, added or multiplied; ``bias``, it is added after scaling;
-            ``values``, it is added to what is attended to.
+            ``states``, so are its products with states; ``values``, it is added to what is attended
+            to.
         cost: of what a layer does with it; ``{g}`` is h where each head has its own, else nothing.
     """
 
     axes: str
-    enters: Literal["content", "table", "bias", "values"]
+    enters: Literal["content", "table", "bias", "states", "values"]
     cost: Cost
 
     @property
@@ -66,7 +68,7 @@ class Term(NamedTuple):
     @property
     def has_vectors(self) -> bool:
         """Whether a row is a vector that a product with queries or keys takes, else a number."""
-        return self.axes[-1] in "DC"
+        return self.axes[-1] in "DCW"
 
     def per_head(self, tensor: Tensor) -> bool:
         """Check whether a tensor of this term differs from head to head."""
@@ -79,6 +81,7 @@ _CHANNEL_GAIN_COST = Cost("3 h n^2 d", "2 h n^2", "", "{g}n^2")
 _CONTENT_ROWS_COST = Cost("4 h n (2n-1) d + 2 h n^2", "2 h n (3n-1)", "4 (2n-1) C^2", "2 (2n-1) C")
 _VALUE_TABLE_COST = Cost("h n^2 + 2 h n (2n-1) d", "h n (2n-1)")
 _BIAS_COST = Cost("h n^2", "", "", "{g}n^2")
+_STATE_TABLE_COST = Cost("2 h n (2n-1) w + h n^2", "h n (3n-1)")
 
 
 class Terms(NamedTuple):
@@ -99,6 +102,7 @@ class Terms(NamedTuple):
         value_table: ``(G, R, D)``, added to the value that a query attends to at a distance.
         bias: ``(G, R)``, added after scaling.
         pair_bias: ``(B or 1, G, T, S)``, added after scaling.
+        state_table: ``(G, R, W)``, P, whose products with ``states`` are added after scaling.
         product: combine by product in place of the sum.
         scale_factor: c of the scale 1/sqrt(c * D); None leaves it to the others (1 if none says).
         first: ``(B or 1, S)`` of bool, the first real token of each row; None means no reset.
@@ -111,6 +115,8 @@ class Terms(NamedTuple):
             between the rows of the whole numbers around p. For causal directions.
         log_visible: ``(G,)``; the scores of a query are also multiplied by this times the logarithm
             of the number of keys that the query may see.
+        visible_offset: ``(G,)``, added to that factor.
+        states: ``(B, H, T, W)``, s, of the queries' tokens.
         sink: ``(G,)``, a score that takes part in the softmax, and whose weight is dropped.
         softcap: C, the limit of the scores.
         runs: by name of a table, which distances share its rows.
@@ -124,6 +130,7 @@ class Terms(NamedTuple):
     value_table: Annotated[Tensor | None, Term("GRD", "values", _VALUE_TABLE_COST)] = None
     bias: Annotated[Tensor | None, Term("GR", "bias", _BIAS_COST)] = None
     pair_bias: Annotated[Tensor | None, Term("BGTS", "bias", _BIAS_COST)] = None
+    state_table: Annotated[Tensor | None, Term("GRW", "states", _STATE_TABLE_COST)] = None
     product: bool = False
     scale_factor: float | None = None
     first: Tensor | None = None
@@ -132,6 +139,8 @@ class Terms(NamedTuple):
     temperature: Tensor | None = None
     counted_table: Tensor | None = None
     log_visible: Tensor | None = None
+    visible_offset: Tensor | None = None
+    states: Tensor | None = None
     sink: Tensor | None = None
     softcap: float | None = None
     runs: Mapping[str, Runs] = {}

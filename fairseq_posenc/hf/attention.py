@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.base import AttentionCall
+from fairseq_posenc.backends.forward_cache import is_reentrant_recomputation
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.rotation import PairRotation, Rotation
 from fairseq_posenc.encodings.terms import Terms
@@ -34,11 +36,22 @@ class PassState(NamedTuple):
             not.
         shared: of the stack; None where attention is the model's own.
         need_weights: whether the attention weights are asked for.
+        recompute_cosines: computes trained ones again, for a kind of layer, with a graph of their
+            own.
     """
 
     cosines: list[Cosines | None]
     shared: Shared | None = None
     need_weights: bool = False
+    recompute_cosines: Callable[[int], Cosines | None] | None = None
+
+    def layer_cosines(self, kind: int) -> Cosines | None:
+        """Select the cosines for a layer; see :meth:`Shared.layer_rotation`."""
+        cosines = self.cosines[kind]
+        is_trained = cosines is not None and cosines[0].requires_grad
+        if not is_trained or self.recompute_cosines is None or not is_reentrant_recomputation():
+            return cosines
+        return self.recompute_cosines(kind)
 
 
 def make_cosines(
@@ -103,7 +116,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         """Hand this layer's cosines and sines to its attention, as a hook before it runs."""
         state = named.get(STATE)
         if state is not None and self.is_rotated:
-            named["position_embeddings"] = state.cosines[self.kind]
+            named["position_embeddings"] = state.layer_cosines(self.kind)
         if state is not None and state.shared is None:  # transformers' own functions come next
             del named[STATE]
         return args, named

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,8 +105,10 @@ class HookedPositions(RecordedPositions, StackPositions):
         if self.is_native and self.input is None:
             ids = self._count_ids(named) if any(self.is_rotated) else None
             if ids is not None:
+                rotations, dtype = self._rotations(ids), stack.module.dtype
                 named[STATE] = PassState(
-                    self._make_cosines(self._rotations(ids), stack.module.dtype)
+                    [self._make_cosines(rotation, dtype) for rotation in rotations],
+                    recompute_cosines=partial(self._recompute_cosines, ids, dtype),
                 )
             return (), named
         past = self._count_past(named)
@@ -125,12 +128,12 @@ class HookedPositions(RecordedPositions, StackPositions):
             named["inputs_embeds"], named["input_ids"] = embeddings / scale, None
         self._give_token_types(named, batch, tgt_len, embeddings.device)
         weights = named.get("output_attentions")
+        dtype, places = stack.module.dtype, shared.positions.queries(shared.positions.places)
         named[STATE] = PassState(
-            self._make_cosines(
-                [state.rotation for state in shared.kinds or (shared,)], stack.module.dtype
-            ),
+            [self._make_cosines(state.rotation, dtype) for state in shared.kinds or (shared,)],
             None if self.is_native else shared,
             stack.config.output_attentions if weights is None else weights,
+            partial(self._recompute_cosines, places, dtype),
         )
         return (), named
 
@@ -156,13 +159,13 @@ class HookedPositions(RecordedPositions, StackPositions):
         """Compute the rotation of each kind of layer at positions ``(B or 1, T)``."""
         return [self.shared.rotation(ids, kind) for kind in range(len(self.shared.kinds))]
 
-    def _make_cosines(
-        self, rotations: list[Rotation | None], dtype: torch.dtype
-    ) -> list[Cosines | None]:
-        """Give the rotations of all kinds of layers the form that the model's code takes."""
-        return [
-            make_cosines(rotation, self.family.cosines, self.width, dtype) for rotation in rotations
-        ]
+    def _make_cosines(self, rotation: Rotation | None, dtype: torch.dtype) -> Cosines | None:
+        """Give the rotation of a kind of layers the form that the model's code takes."""
+        return make_cosines(rotation, self.family.cosines, self.width, dtype)
+
+    def _recompute_cosines(self, ids: Tensor, dtype: torch.dtype, kind: int) -> Cosines | None:
+        """Compute what a kind of layers rotates by again, at positions ``(B or 1, T)``."""
+        return self._make_cosines(self.shared.rotation(ids, kind), dtype)
 
     def _count_ids(self, named: dict[str, Any]) -> Tensor | None:
         """Count the new tokens as transformers does, but without padding: ``(B or 1, T)``."""

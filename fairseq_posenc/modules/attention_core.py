@@ -78,7 +78,8 @@ class AttentionCore:
                 keys unrotated passes those of earlier tokens, too, and no ``cache``.
             value: values of the same tokens as ``key``.
             shared: position state of the forward pass, for this kind of layer.
-            inputs: the layer's input, ``(B, T, C)``, which forget gates read; None for no gates.
+            inputs: the layer's input, ``(B, T, C)``, which forget gates and states are computed
+                from; None for neither.
             cache: the layer's cache, which is extended.
             mask: mask of all S keys; by default from the direction, and from ``shared``.
             terms: terms for all S keys; by default those of the stack and of this layer.
@@ -87,10 +88,11 @@ class AttentionCore:
         """
         positions = shared.positions
         query, key = self._rotate(query, key, shared)
-        decay = None
+        decay = states = None
         if inputs is not None:
             past = None if cache is None else cache.past_decay(key)
             decay = self.encodings.decay(inputs, positions, past)
+            states = self.encodings.states(inputs[:, inputs.size(1) - query.size(2) :])
         tgt_len, src_len = query.size(2), positions.tokens.size(1)
         kept = Kept(key, value, decay)
         if cache is not None:
@@ -111,7 +113,7 @@ class AttentionCore:
             query,
             kept.key,
             kept.value,
-            terms.with_decay(kept.decay, self.num_heads),
+            terms.with_decay(kept.decay, self.num_heads)._replace(states=states),
             mask,
             dropout,
             need_weights,
@@ -136,7 +138,7 @@ class AttentionCore:
         """
         positions = shared.positions
         if count is None:
-            stack, ids = shared.rotation, positions.queries(positions.places)
+            stack, ids = shared.layer_rotation(), positions.queries(positions.places)
         else:
             stack, ids = shared.rotate_last(count), positions.places[:, -count:]
         return stack or self.encodings.rotation(ids)

@@ -46,7 +46,8 @@ class LayerPositions(nn.Module):
         self.stack, self.kind = positions.assembly, spec.layer_kind(layer)
         terms = positions.assembly.check("auto")[self.kind]
         has_vectors = any(terms.given("table", "values")) or terms.channel_gain is not None
-        reads_tokens = terms.decay is not None or terms.counted_table is not None
+        of_tokens = terms.decay, terms.counted_table, terms.state_table
+        reads_tokens = any(term is not None for term in of_tokens)
         lifts = any(get(item.name).lifts for item in spec.layer_kinds[self.kind])
         if terms.product or has_vectors or terms.changes_softmax or reads_tokens or lifts:
             raise UserError(

@@ -91,8 +91,12 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
     if isinstance(attention, PositionalAttention):
         assert shared is not None, "a layer of a stack"
         span = Span.from_lengths(queries.size(0), keys.size(0), queries.device)
-        decay = attention.encodings.decay(queries.transpose(0, 1), shared.positions)
-        terms = attention.terms(span, shared).with_decay(decay, attention.num_heads)
+        terms = attention.encodings.read_inputs(
+            attention.terms(span, shared),
+            queries.transpose(0, 1),
+            shared.positions,
+            attention.num_heads,
+        )
         mask = shared.mask(attention.direction)
         return split(query, key, terms, attention.rotation(shared), mask=mask)
     if isinstance(attention, RotaryCrossAttention):

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from torch import nn
 
+from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.encodings.terms import TERMS
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.shared import Shared
@@ -57,6 +58,9 @@ def inject_context(
     shared = _context.shared.of_kind(cast(Any, layer).self_attn.kind)
     tensors = {f"shared_{name}": tensor for name, _, tensor in shared.terms.given()}
     bare = shared.terms._replace(**dict.fromkeys(TERMS))  # type: ignore[arg-type]
+    if isinstance(shared.rotation, PairRotation) and shared.rotation.is_trained:
+        tensors["shared_phases"] = shared.rotation.phases
+        shared = shared._replace(rotate_ids=None)
     return args, {**kwargs, "shared": shared._replace(terms=bare, recompute_terms=None), **tensors}
 
 
@@ -65,4 +69,9 @@ def collect_context(shared: Shared | None, kwargs: dict[str, Any]) -> Shared | N
     if shared is None:
         return None
     tensors = {name: kwargs.pop(f"shared_{name}", None) for name in TERMS}
-    return shared._replace(terms=shared.terms._replace(**tensors))
+    shared = shared._replace(terms=shared.terms._replace(**tensors))
+    phases = kwargs.pop("shared_phases", None)
+    if phases is None:
+        return shared
+    assert isinstance(shared.rotation, PairRotation)
+    return shared._replace(rotation=shared.rotation._replace(phases=phases))

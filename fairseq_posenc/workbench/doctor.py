@@ -122,7 +122,7 @@ def _check_user_dir() -> Finding:
 
 
 # With the self-test's 6 tokens each matters.
-SOFTMAX_SPECS = ("ssmax", "logn(length=2)", "sink", "softcap(cap=1)")
+SOFTMAX_SPECS = ("ssmax", "ssmax(offset=true)", "logn(length=2)", "sink", "softcap(cap=1)")
 
 
 def self_test() -> Finding:

@@ -15,7 +15,7 @@ from tests.helpers.tiny_models import COMPOSITIONS, REPRESENTATIVES, encoding_sp
 LENGTH = 6
 
 
-SPECS = [*encoding_specs("scores", "rotation"), *COMPOSITIONS, "none"]
+SPECS = [*encoding_specs("scores", "rotation"), *COMPOSITIONS, "m4m+inkling", "none"]
 
 
 def parts(spec: str, dtype: torch.dtype = torch.float64):
@@ -24,9 +24,8 @@ def parts(spec: str, dtype: torch.dtype = torch.float64):
     query, key = torch.randn(2, 1, 2, LENGTH, 8, dtype=dtype)
     span = Span.from_lengths(LENGTH, LENGTH, query.device)
     terms = built.terms(span, positions_of(LENGTH, LENGTH)).unprojected(2)
-    terms = terms.with_decay(
-        built.decay(INPUTS[None, :LENGTH].to(dtype), positions_of(LENGTH, LENGTH)), 2
-    )
+    inputs = INPUTS[None, :LENGTH].to(dtype)
+    terms = built.read_inputs(terms, inputs, positions_of(LENGTH, LENGTH), 2)
     rotation = built.rotation(torch.arange(LENGTH)[None])
     mask = Mask("lr" if "cope" in spec else "both")
     return split(query, key, terms, rotation, mask=mask), query, key, built
@@ -69,6 +68,14 @@ def test_a_bias_is_position_alone(spec):
     assert found.both.abs().max() < 1e-12
     zero = torch.zeros(2, LENGTH, 8, dtype=torch.float64)
     torch.testing.assert_close(found.position[0], their_scores(built, spec, zero, zero))
+
+
+def test_states_are_content_and_position():
+    found, _, _, built = parts("inkling")
+    assert not found.position.any()
+    no_content = torch.zeros(2, LENGTH, 8, dtype=torch.float64)
+    states = their_scores(built, "inkling", no_content, no_content)
+    torch.testing.assert_close(found.details["state_table"][0], states)
 
 
 @pytest.mark.parametrize("spec", ["m4", "deberta"])

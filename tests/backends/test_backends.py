@@ -48,6 +48,12 @@ def make_terms(rows: int = ROWS, dtype: torch.dtype = torch.float32) -> dict[str
         shape = (batch, groups, rows + 1 - T, T)
         return torch.randn(shape, dtype=dtype, requires_grad=True)
 
+    def states() -> torch.Tensor:
+        return torch.randn(B, H, rows + 1 - T, 3, dtype=dtype, requires_grad=True)
+
+    def state_rows(groups: int = 1) -> torch.Tensor:
+        return torch.randn(groups, rows, 3, dtype=dtype, requires_grad=True)
+
     first = torch.zeros(B, T, dtype=torch.bool)
     first[:2, 0] = True
     first[2, 2] = True
@@ -58,6 +64,19 @@ def make_terms(rows: int = ROWS, dtype: torch.dtype = torch.float32) -> dict[str
         "bias per head": Terms(bias=scalars(H)),
         "bias by pair": Terms(pair_bias=pairs(1, H)),
         "both biases": Terms(bias=scalars(), pair_bias=pairs(B, 1), scale_factor=2.0),
+        "states": Terms(state_table=state_rows(), states=states(), scale_factor=2.0),
+        "states per head": Terms(state_table=state_rows(H), states=states(), bias=scalars()),
+        "states and all": Terms(
+            gain=scalars(),
+            query_table=vectors(),
+            key_table=vectors(H),
+            state_table=state_rows(),
+            states=states(),
+            pair_bias=pairs(B, 1),
+        ),
+        "states beside a product": Terms(
+            query_table=vectors(), state_table=state_rows(), states=states(), product=True
+        ),
         "gain": Terms(gain=scalars()),
         "gain per head": Terms(gain=scalars(H)),
         "query table": Terms(query_table=vectors()),

@@ -42,6 +42,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "values": {"value_table": 1, "query_table": H},
     "values per head": {"value_table": H},
     "numbers": {"gain": H, "bias": 1},
+    "states": {"state_table": 1, "query_table": H},
+    "states beside a product": {"state_table": H, "query_table": 1, "product": True},
     "channels": {"channel_gain": 1},
 }
 
@@ -62,11 +64,16 @@ def first_tokens() -> torch.Tensor:
 
 def make_terms(form: str, starts: Sequence[int], tgt_len: int, reset: bool) -> tuple[Terms, Terms]:
     """Return terms of distinct rows, and those with each row repeated by a loop."""
+    if "state_table" in FORMS[form]:  # which has no rows of a reset
+        reset = False
     distances = range(1 - T, tgt_len)
     runs = Runs(starts, Span.from_lengths(tgt_len, T, CPU))
     bare = Terms(first=first_tokens() if reset else None)
     shared: dict[str, Any] = {}
     whole: dict[str, Any] = {}
+    if "state_table" in FORMS[form]:
+        states = torch.randn(B, H, tgt_len, D, dtype=torch.float64, requires_grad=True)
+        shared["states"] = whole["states"] = states
     for name, value in FORMS[form].items():
         if name not in TERMS:
             shared[name] = whole[name] = value
@@ -89,6 +96,7 @@ def assert_same(name: str, terms: Terms, whole: Terms, mask: Mask, tgt_len: int)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     weight = torch.randn_like(ours)
     tables = [x for _, _, x in terms.given()]
+    tables += [] if terms.states is None else [terms.states]
     for our, their in zip(
         torch.autograd.grad((ours * weight).sum(), [query, key, value, *tables]),
         torch.autograd.grad((theirs * weight).sum(), [query, key, value, *tables]),

@@ -10,7 +10,7 @@ import torch
 from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
-from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.encodings.terms import TERMS, Terms
 from tests.backends.test_backends import ROWS, B, D, H, T, inputs, leaves_of, make_terms, masks
 
 
@@ -44,10 +44,13 @@ def of_last_query(terms: Terms) -> Terms:
             return up_to_here
         return torch.cat([up_to_here, table[:, ROWS:]], dim=1)
 
-    by_distance = ["query_table", "key_table", "gain", "channel_gain", "value_table", "bias"]
+    by_distance = [name for name, term in TERMS.items() if "R" in term.axes[:2]]
     cut: dict[str, Any] = {name: rows(getattr(terms, name)) for name in by_distance}
-    pair_bias = None if terms.pair_bias is None else terms.pair_bias[:, :, -1:]
-    return terms._replace(pair_bias=pair_bias, **cut)
+    pair_bias, states = (
+        None if by_query is None else by_query[:, :, -1:]
+        for by_query in (terms.pair_bias, terms.states)
+    )
+    return terms._replace(pair_bias=pair_bias, states=states, **cut)
 
 
 @pytest.mark.parametrize("mask", ["lr", "lr, padded on the left", "both, padded on the right"])

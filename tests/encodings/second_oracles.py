@@ -98,6 +98,21 @@ def fox(state: State) -> Score:
     return score
 
 
+def inkling(state: State, extent: int) -> Score:
+    """Inkling (2026): a token's few numbers mix curves over the distance to earlier keys."""
+    weights, table = (state[f"encodings.inkling.{x}"] for x in ("projection.weight", "table"))
+
+    def score(head: Head, i: int, j: int) -> float:
+        rank = len(table[0])
+        mine = weights[head.number * rank : (head.number + 1) * rank]
+        mixture = [dot(w, head.x[i]) for w in mine]
+        place = extent - 1 - (i - j)  # the last row of a causal table is the query's own
+        curve = table[place] if 0 <= place < len(table) else [0.0] * rank
+        return product(head, i, j) + dot(mixture, curve)
+
+    return score
+
+
 def pope(state: State, base: float = 10000.0) -> Score:
     """Gopalakrishnan et al. (2025): lengths from the content, angles from the position."""
 

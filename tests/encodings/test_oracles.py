@@ -49,6 +49,9 @@ def example(
         params["u"], params["v"] = draw(HEADS, WIDTH), draw(HEADS, WIDTH)
     if name == "fox":
         params["gate"], params["gate.bias"] = draw(2 * HEADS, HEADS * WIDTH), draw(2 * HEADS)
+    if name == "inkling":
+        params["projection"] = draw(HEADS * 16, HEADS * WIDTH)
+        params["table"] = draw(2 * K - 1, 16)
     if name == "pope":
         params["delta"] = draw(HEADS, WIDTH) - 2
     if name == "cope":
@@ -72,6 +75,8 @@ def example(
         params["output_weight"], params["output_bias"] = draw(HEADS, 32), draw(HEADS)
         params["curvature"], params["length"] = draw(2).abs() + 0.1
     options = {"max_distance": 128 if name == "t5" else K, "reset": reset, "max_positions": 512}
+    if name == "inkling":
+        options.update(extent=K, inputs=draw(LENGTH, HEADS * WIDTH))
     return draw(HEADS, LENGTH, WIDTH), draw(HEADS, LENGTH, WIDTH), params, options
 
 
@@ -156,7 +161,7 @@ def test_each_head_reads_its_own_table(name):
     [
         (name, {"deberta": 3, "deberta_v2": 3, "tupe": 2, "tupe_shared": 2}.get(name, 1))
         for name in oracles.SCORES
-        if name not in ("fox", "pope", "cope")  # which have none
+        if name not in ("fox", "inkling", "pope", "cope")  # which have none
     ],
 )
 def test_scale_factor(name, default):
@@ -741,6 +746,7 @@ def test_parameter_counts_are_those_of_the_tensors(name, groups):
     _, _, params, _ = example(name, groups)
     layers = 1 if name in SHARED else 3
     sizes = {"m": 3, "n": LENGTH, "d": WIDTH, "D": HEADS * WIDTH, "h": HEADS, "positions": K}
+    sizes["extent"] = K
     ours = oracles.parameter_count(name, **sizes, max_distance=K, per_head=groups > 1)
     assert ours == layers * sum(value.numel() for value in params.values())
 
@@ -752,6 +758,31 @@ def test_fox_with_gates_of_one_value_is_alibi():
     gates = {"gate": torch.zeros_like(params["gate"]), "gate.bias": fixed.repeat(2)}
     alibi = oracles.alibi(q, k, {}, {**options, "mode": "symmetric"})
     assert_close(oracles.fox(q, k, gates, options), alibi)
+
+
+def test_inkling_is_shaw_where_states_are_queries():
+    q, k, params, options = example("inkling")
+    content = oracles.none(q, k, {}, {})
+    states = (options["inputs"] @ params["projection"].T).unflatten(-1, (HEADS, 16))
+    distances = torch.arange(LENGTH)[None] - torch.arange(LENGTH)[:, None]
+    rows = params["table"][(distances + K - 1).clamp(0, 2 * K - 2)]  # [LENGTH, LENGTH, 16]
+    rows[distances.abs() >= K] = 0
+    theirs = content + torch.einsum("ihw,ijw->hij", states, rows)
+    assert_close(oracles.inkling(q, k, params, options), theirs)
+    causal = oracles.inkling(q, k, {**params, "table": params["table"][:K]}, options)
+    assert_close(causal.tril(), theirs.tril())
+    assert_close(causal.triu(1), content.triu(1))
+
+
+def test_lerope_with_factors_of_1_is_rope_and_with_others_has_another_base():
+    q = draw(HEADS, LENGTH, WIDTH)
+    places = list(range(LENGTH))
+    still = torch.zeros(WIDTH // 2)
+    assert_close(oracles.lerope(q, places, {"alpha": still}), oracles.rope(q, places, {}))
+    # base^(-2t/d) exp(a_t) = other^(-2t/d) for a_t = 2t/d ln(base / other)
+    alpha = torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH * math.log(10000 / 50)
+    theirs = oracles.rope(q, places, {"base": 50})
+    assert_close(oracles.lerope(q, places, {"alpha": alpha}), theirs)
 
 
 def test_pope_is_a_product_of_lifted_vectors():

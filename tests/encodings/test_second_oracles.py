@@ -48,14 +48,26 @@ CASES = [
     Case("cope(positions=3)", oracles.cope, EXACT, (True,), PLAIN),
     Case("cope+window(size=4)", oracles.cope, EXACT, (True,), PLAIN, window=4),
     Case("cope+ssmax+sink", oracles.cope, EXACT, (True,), PLAIN),
+    Case("inkling", lambda state: oracles.inkling(state, N)),
+    Case("inkling(extent=4,rank=3)", lambda state: oracles.inkling(state, 4)),
+    Case("inkling+window(size=5)+sink", lambda state: oracles.inkling(state, N), window=5),
+    Case(
+        "inkling(rank=5)+logn(factor=0.7,length=3)",
+        lambda state: oracles.inkling(state, N),
+        FACTORS,
+        softmax={"factor": lambda head, i, keys: 1 + 0.7 * log(max(1, (i + 1) / 3))},
+    ),
     Case("pope", oracles.pope, ANGLES),
     Case("pope(base=50)+ssmax+sink", lambda state: oracles.pope(state, 50), ANGLES),
     Case("ssmax"),
+    Case("ssmax(offset=true)"),
+    Case("inkling+ssmax(offset=true)", lambda state: oracles.inkling(state, N)),
     Case("ssmax+sink+window(size=5)", window=5),
     Case("sink"),
     Case("sink(value=0)", softmax={"sinks": [0.0] * HEADS}),
     Case("sink(value=-1.5)", softmax={"sinks": [-1.5] * HEADS}),
     fixed("logn(length=4)", lambda i: max(1, log(i + 1) / log(4))),
+    fixed("logn(factor=0.3,length=4)", lambda i: 1 + 0.3 * log(max(1, (i + 1) / 4))),
     fixed("llama4(beta=0.7,length=3)", lambda i: 1 + 0.7 * log(1 + floor((i + 1) / 3))),
     fixed("ministral3(beta=0.7,length=3)", lambda i: 1 + 0.7 * log(1 + floor(i / 3))),
     fixed("drope(b=0.3)", lambda i: 1 + 0.3 * log(N / 16), 16),
@@ -116,7 +128,8 @@ def expected(case: Case, causal: bool, layer: Any, x: Tensor) -> list[Tensor]:
     sees = oracles.visible(len(x), causal, case.window)
     softmax = dict(case.softmax)
     if strength := state.get("encodings.ssmax.factor"):
-        softmax["factor"] = lambda head, i, keys: strength[head] * log(keys)
+        offset = state.get("encodings.ssmax.offset", [0.0] * HEADS)
+        softmax["factor"] = lambda head, i, keys: strength[head] * log(keys) + offset[head]
     if sinks := state.get("encodings.sink.score"):
         softmax["sinks"] = sinks
     found = oracles.layer(x.tolist(), state, HEADS, sees, case.score(state), **softmax)

@@ -17,7 +17,7 @@ from tests.helpers.tiny_models import needs_causal
 DIMS = Dims(embed_dim=16, num_heads=2, max_positions=20)
 PAD, EOS = 1, 2
 # Angles and fixed biases are computed in float32 by contract, whatever the model's precision.
-IN_FLOAT32 = {"rope", "xpos", "pope", "transformer_xl", "sandwich", "alibi"}
+IN_FLOAT32 = {"rope", "lerope", "xpos", "pope", "transformer_xl", "sandwich", "alibi"}
 # Inputs of a layer, for gates that depend on them.
 INPUTS = torch.randn(
     256, DIMS.embed_dim, dtype=torch.float64, generator=torch.Generator().manual_seed(5)
@@ -64,8 +64,8 @@ def our_scores(built, query, key):
         Span.from_lengths(tgt_len, src_len, query.device), positions_of(tgt_len, src_len)
     )
     terms = terms.unprojected(2)  # a layer would project content rows; here nothing does
-    decay = built.decay(INPUTS[None, :src_len].to(query.dtype), positions_of(src_len, src_len))
-    terms = terms.with_decay(decay, query.size(0))
+    inputs = INPUTS[None, :src_len].to(query.dtype)
+    terms = built.read_inputs(terms, inputs, positions_of(tgt_len, src_len), query.size(0))
     mask = Mask("lr" if any(each.causal_only for each in built.as_list()) else "both")
     return reference.scores(rotated_query, rotated_key, terms, mask)[0]
 
@@ -100,7 +100,8 @@ def their_scores(built, spec: str, query, key, inputs=INPUTS, **projections):
     parsed = specs.parse(spec).items
     for item in parsed:
         if registry.get(item.name).acts_on == "rotation" and item.name not in oracles.SCORES:
-            rotate, options = getattr(oracles, item.name), oracle_options(item)
+            rotate = getattr(oracles, item.name)
+            options = {**oracle_options(item), **oracle_params(built, item.name)}
             query = rotate(query, list(range(src_len - tgt_len, src_len)), options)
             key = rotate(key, list(range(src_len)), {**options, "keys": True})
     plain = oracles.none(query, key, {}, {})

@@ -488,6 +488,31 @@ def fox(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     return scores
 
 
+def inkling(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
+    """e_ij = q_i.k_j / sqrt(d) + (W_h x_i).p_r, p_r = 0 for r <= -E (Inkling, 2026).
+
+    r = j - i. params: "projection" W [heads * rank, C]; "table" [E, rank], p_r of r = 1 - E .. 0,
+    or [2 E - 1, rank], up to r = E - 1, beyond which p_r = 0, too. Options: "extent" E (1024, or
+    "max_positions" if that is less); "inputs", x of the last tokens [S, C] (zeros).
+    """
+    _, tgt_len, head_dim = q.shape
+    w, table = params["projection"], params["table"]
+    rank = table.shape[1]
+    extent = options.get("extent") or min(1024, options["max_positions"])
+    x = options.get("inputs")
+    if x is None:
+        x = torch.zeros(tgt_len, w.shape[1], dtype=torch.float64)
+    scores = zeros(q, k)
+    for h, n, i, j in pairs(q, k):
+        scores[h, n, j] = dot(q[h, n], k[h, j]) / math.sqrt(head_dim)
+        place = j - i + extent - 1
+        if 0 <= place < len(table):
+            for c in range(rank):
+                state = dot(w[h * rank + c], x[len(x) - tgt_len + n])
+                scores[h, n, j] = scores[h, n, j] + state * table[place, c]
+    return scores
+
+
 def pope(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = sum_t mu(q_it) mu(k_jt) cos((j - i) theta_t + delta_ht) / sqrt(d) (arXiv:2509.10534).
 
@@ -555,6 +580,7 @@ SCORES = {
     "fire": fire,
     "deberta_v2": deberta_v2,
     "fox": fox,
+    "inkling": inkling,
     "pope": pope,
     "cope": cope,
     "shaw_values": none,  # the scores stay as they are; see shaw_values below
@@ -703,6 +729,31 @@ def rope(x: Tensor, positions: list[int] | Tensor, options: dict) -> Tensor:
                 z = torch.complex(x[h, n, first], x[h, n, second]) * turn
                 rotated[h, n, first] = z.real
                 rotated[h, n, second] = z.imag
+    return rotated
+
+
+def lerope(x: Tensor, positions: list[int] | Tensor, options: dict) -> Tensor:
+    """Rotate x [heads, length, head_dim] as `rope`, with trained frequencies (Mistral Large 4).
+
+    Pair t turns by the angle position * frequency_t * exp(alpha_t). Options beside those of `rope`:
+    `alpha` [width / 2].
+    """
+    heads, length, head_dim = x.shape
+    width = rotated_width(head_dim, options)
+    alpha = options["alpha"].double()
+    rotated = x.clone()
+    for h in range(heads):
+        for n in range(length):
+            for t in range(width // 2):
+                first, second = rotation_pair(t, width, options)
+                frequency = rope_frequency(t, width, options) * torch.exp(alpha[t])
+                angle = int(positions[n]) * frequency
+                cos, sin = (
+                    rope_attention_factor(options) * f(angle) for f in (torch.cos, torch.sin)
+                )
+                a, b = x[h, n, first], x[h, n, second]
+                rotated[h, n, first] = a * cos - b * sin
+                rotated[h, n, second] = a * sin + b * cos
     return rotated
 
 
@@ -913,6 +964,7 @@ def parameter_count(name: str, m: int, n: int, d: int, D: int, h: int, **options
         "alibi": 0,
         "rope": 0,
         "xpos": 0,
+        "lerope": d // 2,
         "sandwich": 0,
         "learned": n * D,
         "sentence_learned": n * D,
@@ -933,6 +985,7 @@ def parameter_count(name: str, m: int, n: int, d: int, D: int, h: int, **options
         "fire": m * (2 * 32 + h * 32 + h + 2),
         "deberta_v2": 2 * 256 * D + 2 * D,
         "fox": 2 * m * h * (D + 1),  # of an encoder
+        "inkling": m * 16 * (h * D + 2 * options.get("extent", min(1024, n)) - 1),  # of an encoder
         "pope": m * h * d,
         "cope": m * options.get("positions", 64) * d,
     }

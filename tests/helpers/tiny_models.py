@@ -75,6 +75,8 @@ OPTION_VALUES = {
     "scale": ["0.03"],
     "start": ["1"],
     "positions": ["4"],
+    "rank": ["3"],
+    "extent": ["3"],
 }
 COMPOSITIONS = [
     "learned+m4m",
@@ -98,6 +100,7 @@ REPRESENTATIVES = [
     *("none", "learned", "sinusoidal(layout=fairseq)", "sentence_learned+m4", "learned+m4m"),
     *("rope", "xpos", "pope+fox", "rope+m4(reset=true)", "alibi", "t5", "fire", "sandwich", "cope"),
     *("shaw+shaw_values", "deberta_v2", "m3", "m4m", "tupe_shared(reset=true)"),
+    *("inkling(extent=3)", "lerope"),
     "t5,alibi+t5(num_buckets=16)",
 ]
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}

@@ -105,6 +105,8 @@ CASES = {
     "fire": Case("fire(threshold=4)", "progressive interpolation", causal=True, left=2),
     "sandwich": Case("sandwich(width=16)"),
     "fox": Case("fox", "both directions", left=2),
+    "inkling": Case("inkling(extent=3)", "nothing beyond the extent", causal=True, left=2),
+    "inkling_encoder": Case("inkling(extent=3,rank=2)", "rows for later keys as well", left=2),
     "pope": Case("pope", left=2),
     "cope": Case("cope(positions=4)", "as the causal mask counts", causal=True, left=2),
     "rope": Case("rope", left=2),
@@ -144,6 +146,14 @@ CASES = {
         src_len=40,
         max_positions=512,
     ),
+    "lerope": Case("lerope", "one set of frequencies for all heads", left=2),
+    "lerope_yarn": Case(
+        "lerope(layout=half,scaling=yarn:8:length=16:attention_factor=1)",
+        "scaled frequencies are multiplied",
+        tgt_len=2,
+        src_len=40,
+        max_positions=40,
+    ),
     "xpos": Case("xpos", "keys grow where queries decay", causal=True, left=2),
     "learned": Case("learned"),
     "sentence_learned": Case("sentence_learned", "from 1 in each sentence; <s> has 0"),
@@ -159,8 +169,7 @@ def arrays_of(case: Case) -> Arrays:
     torch.manual_seed(0)
     place = registry.get(case.item.name).acts_on
     built = make(case.spec, case.dims)
-    takes_none = place == "rotation" and case.item.name not in oracles.SCORES
-    params = {} if takes_none else oracle_params(built, case.item.name)
+    params = oracle_params(built, case.item.name)
     leaves = {f"param.{name}": x.detach().clone() for name, x in params.items()}
     if place == "input" and case.item.name != "none":
         fixed = {"tokens": torch.tensor(TOKENS)}
@@ -172,7 +181,7 @@ def arrays_of(case: Case) -> Arrays:
         if attends or name != "value":
             shape = (batch, case.heads, length, case.width)
             leaves[name] = torch.randn(shape, dtype=torch.float64)
-    if case.item.name == "fox":
+    if case.item.name in ("fox", "inkling"):
         width = case.dims.embed_dim
         leaves["inputs"] = torch.randn(batch, case.src_len, width, dtype=torch.float64)
     padding = torch.zeros(batch, case.src_len, dtype=torch.bool)
@@ -219,6 +228,7 @@ def _of_sentence(
     tgt_len, src_len = query.size(1), key.size(1)
     if registry.get(name).acts_on == "rotation" and name not in oracles.SCORES:
         rotate, places = getattr(oracles, name), list(range(src_len))
+        options = {**options, **params}
         query = rotate(query, places[-tgt_len:], options)
         key = rotate(key, places, {**options, "keys": True})
         name = "none"

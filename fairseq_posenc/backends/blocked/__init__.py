@@ -98,7 +98,7 @@ def _prepare_operands(
         batch, heads, (queries, keys) = geometry.batch, geometry.heads, geometry.padded
         by_name["query_seeds"] = draw_seeds(batch, heads, 2, queries, device=device)
         by_name["key_seeds"] = draw_seeds(batch, heads, keys, device=device)
-    first, pair_bias = terms.first, terms.pair_bias
+    first, pair_bias, states = terms.first, terms.pair_bias, terms.states
     operands = operands._replace(
         **lay_out_segments(geometry, mask),
         **lay_out_window(geometry, mask),
@@ -107,6 +107,9 @@ def _prepare_operands(
         pair_bias=None
         if pair_bias is None
         else reverse_queries(at_least_fp32(pair_bias), *geometry.missing),
+        states=None
+        if states is None
+        else reverse_queries(at_least_fp32(states), geometry.missing[0]),
         masked=build_mask_bias(mask, geometry, device),
         fully_masked=find_fully_masked(mask, geometry),
         **by_name,

@@ -30,7 +30,8 @@ from fairseq_posenc.encodings.terms import Terms
 FORBIDDEN = -1e38
 # Fields `(G, R, ...)`, cut by head alone.
 BY_DISTANCE = {
-    *("query_table", "key_table", "value_table", "query_places", "key_places", "value_places"),
+    *("query_table", "key_table", "value_table", "state_table"),
+    *("query_places", "key_places", "value_places", "state_places"),
     *("gain", "bias", "distance_bias", "window_bias", "is_later"),
 }
 # Fields `(B or 1, G, ...)`.
@@ -58,6 +59,9 @@ class Operands(NamedTuple):
     query_places: Tensor | None = None
     key_places: Tensor | None = None
     value_places: Tensor | None = None
+    state_table: Tensor | None = None  # `(G, R, W)`
+    state_places: Tensor | None = None
+    states: Tensor | None = None  # `(B, H, T, W)`
     gain: Tensor | None = None  # `(G, R)`
     bias: Tensor | None = None  # `(G, R)`
     distance_bias: Tensor | None = None  # -1e38 where direction or window hide, `(1, R)`

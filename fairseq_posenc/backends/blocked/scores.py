@@ -188,11 +188,18 @@ class Scores:
 
         Totals are None for operands that need no gradient.
         """
+        given = self.operands
         if totals.pair_bias is not None:
             total = block.select_pairs(totals.pair_bias)
             total += self.chunk.split_sentences(grad).sum_to_size(total.shape)
+        if given.states is not None:
+            band = self.band("state_table", block, QUERY_SIDE)
+            sums = band.sum_by_row(grad)
+            if totals.states is not None:
+                totals.states[:, block.queries].add_(band.sum_rows(sums))
+            band.add_table_gradient(totals.state_table, sums, given.states[:, block.queries])
         self._add_decay_gradients(block, grad, totals)
-        given, product, lines = self.operands, self.rule.product, self.locate_reset(block)
+        product, lines = self.rule.product, self.locate_reset(block)
         query, key = given.query[:, block.queries], given.key[:, block.keys]
         content_grad = state.compute_gradient("content", grad, product)  # [c, M, W]
         reset_parts = (BlockState(), BlockState())  # in a plain sum all gradients equal grad
@@ -362,6 +369,9 @@ class Scores:
             line.put(scores, line_scores)
         if given.pair_bias is not None:
             self.chunk.split_sentences(scores).add_(block.select_pairs(given.pair_bias))
+        if given.states is not None:
+            states = given.states[:, block.queries]  # [c, M, width of a state]
+            add_pairs(scores, self.band("state_table", block, QUERY_SIDE).multiply(states))
         if (decay := self._compute_decay(block)) is not None:
             scores.add_(decay)  # [c, M, W]
         unscaled = capped = None

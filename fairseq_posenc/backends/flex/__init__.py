@@ -101,6 +101,7 @@ def _select_sentence(call: AttentionCall, index: int) -> AttentionCall:
             pair_bias=row(terms.pair_bias),
             first=row(terms.first),
             temperature=row(terms.temperature),
+            states=row(terms.states),
             decay=row(terms.decay),
             later_decay=row(terms.later_decay),
         ),

@@ -156,6 +156,10 @@ def build_score_mod(
     terms = terms.expanded("gain", "bias")
     by_query = _multiply_rows(query, terms, "query_table", rows, scale)
     by_key = _multiply_rows(key, terms, "key_table", rows, scale)
+    states = terms.states
+    if states is not None:
+        states = F.pad(states, (0, 0, 0, queries - tgt_len))
+    by_state = _multiply_rows(states, terms, "state_table", rows, 1.0)
     gain = None if terms.gain is None else rows.select(terms.gain)
     bias = None if terms.bias is None else rows.select(terms.bias)
     pair_bias, first, softcap = terms.pair_bias, terms.first, terms.softcap
@@ -167,7 +171,8 @@ def build_score_mod(
         mark_batch_dynamic(first_query, first_key)
     if temperature is not None:
         temperature = F.pad(temperature, (0, queries - tgt_len))
-    mark_batch_dynamic(*(x and x.by_row for x in (by_query, by_key)), pair_bias, temperature)
+    products = (by_query, by_key, by_state)
+    mark_batch_dynamic(*(x and x.by_row for x in products), pair_bias, temperature)
     offset = torch.tensor(src_len - tgt_len, device=device)
     earlier, later = (
         # Its compiler takes no views of one tensor.
@@ -204,6 +209,8 @@ def build_score_mod(
             score = score + bias[index_or_zero(bias, 0, h), row]
         if pair_bias is not None:
             score = score + _look_up(pair_bias, b, h, i, j)
+        if by_state is not None:
+            score = score + by_state.look_up(b, h, i, row)
         if earlier is not None and later is not None:
             is_later = j > i + offset
             score = score + torch.where(

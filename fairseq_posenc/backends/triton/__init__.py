@@ -53,6 +53,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
     reasons = {
         "these kernels know no temperature, no cap and no sink": terms.changes_softmax,
         "these kernels do not forget": terms.decay is not None,
+        "these kernels know no states of tokens": terms.state_table is not None,
         "it does not keep the attention weights": call.need_weights,
         f"it runs on a GPU, not on {call.device}": call.device != "cuda" and not is_interpreted(),
         "its queries, keys and values have one width": call.lifted,

@@ -31,6 +31,7 @@ _WITHOUT_FIELD = {
     "key_table": "vectors that meet the keys",
     "gain": "factors of the dot product",
     "channel_gain": "factors of the dot product",
+    "state_table": "states of the tokens",
     "pair_bias": "a bias that is not a function of the distance alone",
     "product": "a product of scores",
     "first": "rows of their own for the first token",
@@ -170,7 +171,7 @@ def _build_attention(stack: Any, terms: Terms, rope: Optional[Rope]) -> MultiHea
     if rope is not None:
         # Factors by which scaling divides the frequencies, `(rotated / 2,)`; None if all are 1.
         exponents = torch.arange(0, rope.rotated, 2) / rope.rotated
-        factors = rope.base**-exponents / rope.frequencies
+        factors = rope.base**-exponents / rope.angles_per_position()
         if torch.allclose(factors, torch.ones(())):
             factors = None
         rotary = {

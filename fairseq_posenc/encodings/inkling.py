@@ -1,0 +1,65 @@
+"""Inkling: states of the queries' tokens choose among a few trained curves over the distance."""
+
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.runs import Runs
+from fairseq_posenc.encodings.terms import Cost, Terms
+from fairseq_posenc.positions import Positions, Span
+
+EXTENT = 1024  # of the released model
+
+
+@register("inkling")
+class Inkling(Encoding):
+    """A narrow projection of the query's token is multiplied with a trained vector of the distance.
+
+    Equation:
+        e_ij = q_i.k_j / sqrt(d) + s_i.p_r, where s_i = W_h x_i, x is the input of the layer, and
+        r = j - i. p_r is 0 from a distance of E on.
+    Shapes:
+        W ``(H * rank, C)`` and p ``(E, rank)`` in each layer; its heads share p. An encoder has
+        2E-1 rows, also for later keys.
+    Parameters:
+        m * rank * (h * C + E); in an encoder m * rank * (h * C + 2E-1)
+    Source:
+        Inkling (2026), ``r_proj``, ``d_rel`` (rank) and ``rel_extent`` (E) of
+        ``InklingAttention`` in Hugging Face's transformers. The model has no other positions. Its
+        full layers also have ``logn(factor=0.1,length=N)``, and those with a window an E as long.
+    Differs:
+        the model is causal, normalises queries and keys, and divides by d in place of its root. E
+        is by default 1024, or n where that is less.
+    """
+
+    acts_on = "scores"
+    cost = Cost("2 h n C w", "h n w")  # the states
+
+    def __init__(self, dims: Dims, *, rank: int = 16, extent: Optional[int] = None) -> None:
+        super().__init__(dims)
+        self.extent = min(EXTENT, dims.max_positions) if extent is None else extent
+        self.last = 0 if dims.causal else self.extent - 1  # the largest distance with a row
+        self.projection = nn.Linear(dims.embed_dim, dims.num_heads * rank, bias=False)
+        self.table = nn.Parameter(torch.empty(self.extent + self.last, rank))
+
+    def extend(self, name: str, weight: Tensor) -> Tensor:
+        """Extend a loaded table to this one's extent, with the zeros that stand for it there."""
+        missing = len(self.table) - len(weight)
+        if name != "table" or missing <= 0:
+            return weight
+        later = missing // 2 if self.last else 0
+        return nn.functional.pad(weight, (0, 0, missing - later, later))
+
+    def states(self, x: Tensor) -> Tensor:
+        """Project the input of the layer, ``(B, T, C)``, to states ``(B, H, T, rank)``."""
+        states: Tensor = self.projection(x)
+        return states.unflatten(-1, (self.dims.num_heads, -1)).transpose(1, 2)
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Select the rows, ``(1, R, rank)``, with one of zeros on either side."""
+        zeros = self.table.new_zeros(1, 1, self.table.size(1))
+        rows = torch.cat([zeros, self.table[None], zeros], 1)  # [1, E + 2, rank]
+        kept, runs = Runs.select(range(1 - self.extent, self.last + 2), span)
+        return Terms(state_table=rows[:, kept]).with_runs(runs)
