@@ -152,11 +152,13 @@ def _copy(module: nn.Module, trained: dict[str, Tensor]) -> None:
 
 def _refuse_unseen(spec: Spec, positions: HookedPositions) -> None:
     """Refuse encodings that need what transformers hands to no attention function."""
-    if any(terms.decay is not None for terms in positions.assembly.check("auto")):
-        raise UserError(
-            f"{spec}: its gates read the input of each layer, which transformers does not hand to "
-            "attention functions"
-        )
+    for terms in positions.assembly.check("auto"):
+        if terms.decay is not None or terms.states is not None:
+            what = "states" if terms.decay is None else "gates"
+            raise UserError(
+                f"{spec}: its {what} read the input of each layer, which transformers does not "
+                "hand to attention functions"
+            )
 
 
 def _refuse_other_width(spec: Spec, positions: HookedPositions, stack: Stack) -> None:

@@ -28,7 +28,7 @@ from tests.helpers.hf_models import (
 )
 from tests.helpers.products import product_of
 
-UNSEEN = {"fox"}  # reads what no attention function is given
+UNSEEN = {"fox", "inkling"}  # read what no attention function is given
 COMBINED = [
     "3*rope(layout=half),none",
     "rope+alibi",
@@ -114,6 +114,7 @@ def test_caches_forget_what_windows_hide():
     ("name", "spec", "words"),
     [
         ("llama", "fox", "gates read the input of each layer"),
+        ("llama", "inkling", "states read the input of each layer"),
         ("llama", "rope(cross_attention=true)", "cross_attention"),
         ("llama", "4*rope,none", "the stack has 4"),
         ("llama", "nonsense", "unknown position encoding"),
