@@ -20,6 +20,8 @@ demo: install ## compare five position encodings with three seeds each; the resu
 	$(BIN)/fairseq-posenc compare --out demo --open $(ARGS)
 
 test: install ## all tests
+	@echo "all tests: 10 to 30 minutes on two idle cores, with 6 GB of memory and 3 GB of room for temporary files"
+	@echo "(removed at the end); the fast ones alone: make test-unit. Chromium and Slurm are used where they are installed."
 	$(PYTEST) $(ARGS)
 
 test-unit: install ## the fast tests

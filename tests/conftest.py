@@ -18,7 +18,9 @@ from fairseq_posenc.workbench.running import host  # noqa: F401  (registers mode
 from tests.helpers import programs
 from tests.helpers.commands import new_directory
 from tests.helpers.fork_server import hasten_hydra
+from tests.helpers.session_folder import use_session_folder
 
+use_session_folder()
 if importlib.util.find_spec("triton") and not torch.cuda.is_available():
     # Triton's own functions, too, are for its interpreter only if they are defined under this; and
     # torch imports them in some tests.

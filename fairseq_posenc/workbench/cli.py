@@ -185,6 +185,7 @@ def _run(argv: Sequence[str] | None) -> int:
         rest = f"; after --: {command.after_dashes}" if command.after_dashes else ""
         subparser = subparsers.add_parser(name, description=command.help + rest)
         if name == chosen:
+            subparser.passes_on = "fairseq-train" if command.after_dashes else ""
             command.add_arguments(subparser)
             add_examples(subparser, EXAMPLES[name])
     if _COMPLETING in os.environ:

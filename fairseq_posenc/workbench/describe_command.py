@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import re
+from collections.abc import Mapping
 
 from fairseq_posenc import specs
 from fairseq_posenc.analysis import catalogue, costs
@@ -10,13 +12,32 @@ from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.decbert import DECBERT
+from fairseq_posenc.workbench.results import terminal
 
-_DECBERT = """{name}: an architecture, not an encoding: `learned` positions, and two first layers
+_DECBERT = """{name}: an architecture, not an encoding: learned positions, and two first layers
 that look one way each (DecBERT, Luo et al. 2022, arXiv:2204.08688)
 
 In fairseq-train  --arch {name}
 The same          --position-encoding learned --attention-directions {directions}
 The encoding      fairseq-posenc describe learned"""
+
+
+_WITH_LETTERS = ("Equation", "Shapes", "Parameters", "Operations", "Numbers held")
+_LETTERS = {
+    "q, k, v": "query, key and value of a head",
+    "h, H": "heads",
+    "d, D": "width of a head",
+    "C": "width of the model",
+    "n": "longest input in tokens",
+    "m": "layers",
+    "B": "sentences",
+    "T": "queries",
+    "S": "keys",
+    "R": "distances",
+    "G": "tables, 1 or one for each head",
+    "K": "the option max_distance",
+    "c": "the option scale_factor",
+}
 
 
 def add_describe_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,10 +58,24 @@ def run_describe(args: argparse.Namespace) -> int:
     rows["Operations"] = f"{beyond} {costs.describe_operations(args.name)}"
     rows["Numbers held"] = f"{beyond} {costs.describe_numbers(args.name)}"
     rows["At base size"] = f"{catalogue.count_at_base_size(args.name):,} parameters"
-    print(f"{args.name}: {described.summary}\n")
+    rows["Letters"] = _explain_letters(rows)
+    width = terminal.width()
+    print(f"{terminal.show(f'{args.name}: {described.summary}')}\n")
     for heading, value in rows.items():
-        print(f"{heading:<13} {value}")
+        begin, text = f"{heading:<13} ", terminal.strip_marks(value)
+        print(terminal.wrap(begin + text, width, " " * len(begin)))
     return 0
+
+
+def _explain_letters(rows: Mapping[str, str]) -> str:
+    """Say what the letters in an encoding's sections stand for."""
+    text = " ".join(rows[heading] for heading in _WITH_LETTERS)
+    used = set(re.findall(r"(?<![A-Za-z_'])[A-Za-z](?![A-Za-z_0-9'])", text))
+    return "; ".join(
+        f"{letters}: {meaning}"
+        for letters, meaning in _LETTERS.items()
+        if used & set(letters.split(", "))
+    )
 
 
 def add_count_arguments(parser: argparse.ArgumentParser) -> None:

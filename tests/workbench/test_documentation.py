@@ -122,13 +122,25 @@ def test_list_names_every_encoding(capsys):
 
 @pytest.mark.parametrize("name", [*registry.names(), *registry.companion_names()])
 def test_describe_says_everything(name, capsys):
+    """Without marks of a markup language, in lines that fit a terminal."""
     assert cli.main(["describe", name]) == 0
-    printed = capsys.readouterr().out
-    assert catalogue.parse_page(name).equation in printed
+    lines = capsys.readouterr().out
+    assert max(map(len, lines.splitlines())) <= 80
+    assert "`" not in lines
+    printed = " ".join(lines.split())
+    assert catalogue.parse_page(name).equation.replace("``", "") in printed
     assert "At base size" in printed
     assert "fairseq_posenc." not in printed
-    assert costs.describe_operations(name) in printed
-    assert costs.describe_numbers(name) in printed
+    assert costs.describe_operations(name).replace("``", "") in printed
+    assert costs.describe_numbers(name).replace("``", "") in printed
+
+
+def test_describe_explains_its_letters(capsys):
+    assert cli.main(["describe", "m4m"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    letters = ("h, H: heads", "G: tables, 1 or one for each head", "K: the option max_distance")
+    assert all(text in printed for text in letters)
+    assert "C: width of the model" not in printed
 
 
 def test_describe_knows_the_architectures_of_decbert(capsys):

@@ -154,6 +154,7 @@ OWN = {
         "checkpoints/a_base/my/m4m/checkpoint_last.pt": masked,
     },
     "plots.md": {"checkpoint_best.pt": translation.checkpoint},
+    "training.md": {"first/data/binary": FILES["data-bin/wiki"]},
     "compare.md": {name: FILES["rope.log"] for name in ("bert.log", "diff.log")}
     | {f"checkpoints/{name}/train.log": FILES["rope.log"] for name in ("bert", "diff")},
     "finetune.md": {"runs/squad20/dev": unanswered},

@@ -107,6 +107,26 @@ def write_corpus(text: Optional[str], origin: str, folder: Path) -> dict[str, An
     Raises:
         UserError: there are too few words.
     """
+    documents = _read_documents(text, origin)
+    words = sum(document.words for document in documents)
+    facts: dict[str, Any] = {"documents": len(documents), "words": words}
+    for name, part in zip(("train", "valid"), split_documents(documents)):
+        lines = [paragraph for document in part for paragraph in document.paragraphs]
+        (folder / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        facts[f"{name}_words"] = sum(document.words for document in part)
+    return facts
+
+
+def check_text(path: Path) -> None:
+    """Check that a file can be the text of an experiment.
+
+    Raises:
+        UserError: it cannot be read, is not UTF-8, or has too few words.
+    """
+    _read_documents(read_text(path), f"--text {path}")
+
+
+def _read_documents(text: Optional[str], origin: str) -> list[Document]:
     if text is None:
         documents = drop_repeats(read_python_documents(find_python_library()))
     else:
@@ -117,12 +137,7 @@ def write_corpus(text: Optional[str], origin: str, folder: Path) -> dict[str, An
             f"{origin}: too short, {words:,} words of the {LEAST_WORDS:,} that are needed (a "
             "repeated paragraph counts once); give a longer text with --text"
         )
-    facts: dict[str, Any] = {"documents": len(documents), "words": words}
-    for name, part in zip(("train", "valid"), split_documents(documents)):
-        lines = [paragraph for document in part for paragraph in document.paragraphs]
-        (folder / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        facts[f"{name}_words"] = sum(document.words for document in part)
-    return facts
+    return documents
 
 
 def split_paragraphs(text: str) -> list[str]:

@@ -149,6 +149,28 @@ def _belongs_to_row(run: OwnRun, row: dict[str, Any]) -> bool:
     return ours == papers and (run.directions is not None or "attention_directions" not in row)
 
 
+def explain_absence(run: OwnRun) -> str:
+    """Say why a run belongs to no row: what the tables of its recipe lack."""
+    tables = [paper for paper in reported().values() if paper.recipe == run.recipe]
+    if not tables:
+        return f"no table has the recipe {run.recipe}"
+    if run.encoding is None:
+        return "its positions are not known"
+    with_row = [
+        paper
+        for paper in tables
+        if any(
+            _belongs_to_row(run, {"recipe": run.recipe, **row, "released": None})
+            for row in paper.rows
+        )
+    ]
+    names = ", ".join(paper.id for paper in with_row or tables)
+    if not with_row:
+        return f"{names}: no row has {run.encoding} with its directions"
+    figures = ", ".join(format_figure(figure) for figure in run.figures) or "no figures"
+    return f"{names}: no column for {figures}"
+
+
 def build_report(
     tables: Sequence[PaperTable], others: Sequence[OwnRun], records: Mapping[Path, Record]
 ) -> dict[str, Any]:
@@ -165,7 +187,11 @@ def build_report(
             for table in tables
         ],
         "others": [
-            {**_describe_run(run), "figures": {format_figure(k): v for k, v in run.figures.items()}}
+            {
+                **_describe_run(run),
+                "figures": {format_figure(k): v for k, v in run.figures.items()},
+                "why": explain_absence(run),
+            }
             for run in others
         ],
         "records": [{"path": str(path), **record._asdict()} for path, record in records.items()],

@@ -8,7 +8,11 @@ from typing import Any
 
 from fairseq_posenc.workbench.reports.deviations import list_differences
 from fairseq_posenc.workbench.reports.own_runs import OwnRun
-from fairseq_posenc.workbench.reports.paper_tables import PaperTable, format_figure
+from fairseq_posenc.workbench.reports.paper_tables import (
+    PaperTable,
+    explain_absence,
+    format_figure,
+)
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.training import recipes
@@ -96,7 +100,7 @@ def _format_differences(table: PaperTable) -> str:
 
 
 def _format_unmatched_runs(runs: Sequence[OwnRun]) -> str:
-    lines = ["## Runs that belong to no row of the tables", ""]
+    lines = ["## Not in the papers' tables", ""]
     for run in runs:
         encoding = run.encoding or "positions not known"
         directions = "directions not known" if run.directions is None else run.directions
@@ -104,7 +108,8 @@ def _format_unmatched_runs(runs: Sequence[OwnRun]) -> str:
         figures = [f"{format_figure(key)} {value:.2f}" for key, value in run.figures.items()]
         lines.append(
             f"- {markdown.code(run.name)} ({markdown.escape(', '.join(facts))}): "
-            f"{markdown.escape(', '.join(figures) or 'no figures')}"
+            f"{markdown.escape(', '.join(figures) or 'no figures')}. "
+            f"Why: {markdown.escape(explain_absence(run))}."
         )
     return "\n".join(lines) if runs else ""
 

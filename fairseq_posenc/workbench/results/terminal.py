@@ -21,8 +21,22 @@ def show(report: str) -> str:
     Tables stay whole, also where they are wider; so do lines that begin with spaces, as commands
     do, because they may be copied.
     """
-    width = min(shutil.get_terminal_size().columns, _LONGEST)
-    return "\n".join(_format_blocks(report.splitlines(), width))
+    return "\n".join(_format_blocks(report.splitlines(), width()))
+
+
+def width() -> int:
+    """Return the columns to fill: those of the terminal, or fewer if it is very wide."""
+    return min(shutil.get_terminal_size().columns, _LONGEST)
+
+
+def wrap(text: str, columns: int, indent: str = "") -> str:
+    """Break a line at spaces; all but the first line begin with ``indent``.
+
+    Words that are longer than a line, such as paths, stay whole.
+    """
+    return textwrap.fill(
+        text, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def strip_marks(text: str) -> str:
@@ -31,7 +45,7 @@ def strip_marks(text: str) -> str:
     return text.replace("**", "").replace("`", "")
 
 
-def _format_blocks(lines: Sequence[str], width: int) -> Iterator[str]:
+def _format_blocks(lines: Sequence[str], columns: int) -> Iterator[str]:
     table: list[list[str]] = []
     for line in lines:
         if line.startswith("|"):
@@ -40,7 +54,12 @@ def _format_blocks(lines: Sequence[str], width: int) -> Iterator[str]:
         if table:
             yield from _align(table)
             table = []
-        yield from _wrap(line, width)
+        text = strip_marks(line)
+        yield (
+            text
+            if text.startswith(" ")
+            else wrap(text, columns, "  " if text.startswith("- ") else "")
+        )
     if table:
         yield from _align(table)
 
@@ -54,13 +73,3 @@ def _align(table: Sequence[Sequence[str]]) -> Iterator[str]:
             for cell, mark, width in zip(row, rule, widths)
         ]
         yield "  ".join(cells).rstrip()
-
-
-def _wrap(line: str, width: int) -> list[str]:
-    text = strip_marks(line)
-    if not text or text.startswith(" "):
-        return [text]
-    indent = "  " if text.startswith("- ") else ""
-    return textwrap.wrap(
-        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )

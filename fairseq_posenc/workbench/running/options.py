@@ -54,7 +54,10 @@ class Parser(ArgumentParser):
             else:
                 setattr(known, name, _check_path(value))
         if rest and not self._subparsers:
-            self.error(f"unrecognized arguments: {' '.join(rest)}")
+            unknown = " ".join(rest)
+            advice = f": options of {self.passes_on} come after two dashes, as in -- {unknown}"
+            passed = advice if self.passes_on and rest[0].startswith("-") else ""
+            self.error(f"unrecognized arguments: {unknown}{passed}")
         return known, rest
 
     def error(self, message: str) -> NoReturn:
@@ -72,6 +75,7 @@ class Parser(ArgumentParser):
             message = f"{message}; {advice}"
         raise UserError(f"{message} (see {self.prog} --help)")
 
+    passes_on = ""  # the program that gets the words after `--`
     _words: Sequence[str] = ()
 
 

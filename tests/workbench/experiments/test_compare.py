@@ -569,6 +569,18 @@ class TestReport:
         with pytest.raises(UserError, match=f"{lost}.*--overwrite"):
             refuse_to_lose_report(make_settings(tmp_path, **{"seeds": (1, 2, 3), **changes}))
 
+    def test_the_same_text_by_another_path_is_the_same(self, tmp_path: Path) -> None:
+        first, copy = tmp_path / "first.txt", tmp_path / "copy.txt"
+        first.write_text("a text")
+        copy.write_text("a text")
+        results = make_results(tmp_path, FOUR)
+        results = replace(results, settings=replace(results.settings, text=first))
+        build_record(results).write(tmp_path / RECORD)
+        refuse_to_lose_report(replace(results.settings, text=copy))
+        copy.write_text("another")
+        with pytest.raises(UserError, match=r"holds a report on text '.*first\.txt'"):
+            refuse_to_lose_report(replace(results.settings, text=copy))
+
     def test_while_the_run_goes_on_the_page_says_what_is_missing(self, tmp_path, monkeypatch):
         """Of m4m one training has begun and none is finished; learned lacks its last seed."""
         whole = make_results(tmp_path, FOUR)
@@ -705,9 +717,20 @@ class TestCommand:
             command.run(parse_args("--out", str(tmp_path / "out"), *words))
         assert not (tmp_path / "out").exists()
 
-    def test_missing_text(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="No such file"):
-            command.run(parse_args("--out", str(tmp_path / "o"), "--text", str(tmp_path / "t")))
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [(None, "No such file"), ("three short words", "too short, 3 words")],
+    )
+    def test_a_wrong_text_is_found_before_anything_is_promised_or_made(
+        self, content, message, tmp_path, capsys
+    ) -> None:
+        text, out = tmp_path / "text.txt", tmp_path / "out"
+        if content:
+            text.write_text(content)
+        with pytest.raises(UserError, match=message):
+            command.run(parse_args("--out", str(out), "--text", str(text)))
+        assert not out.exists()
+        assert not capsys.readouterr().err
 
     def test_train_args_win(self, tmp_path: Path) -> None:
         settings = make_settings(tmp_path, train_args=("--max-tokens", "99", "--encoder-layers=6"))

@@ -77,14 +77,21 @@ class Shown:
         return screen
 
 
-def show(folder: Path, *models: tuple[str, dict], words: list[str] = WORDS) -> Shown:
-    """Write the page of models with random weights, large enough for clear attention."""
+def show(
+    folder: Path, *models: tuple[str, dict], words: list[str] = WORDS, without: str = ""
+) -> Shown:
+    """Write the page of models with random weights, large enough for clear attention.
+
+    Parameters whose names have ``without`` in them are 0.
+    """
     watched, attention = [], []
     for family, options in models:
         torch.manual_seed(0)
         model = make_model(family, **options)
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             parameter.data += 0.3 * torch.randn_like(parameter)
+            if without and without in name:
+                parameter.data.zero_()
         opened, reading = watched_model(family, model, words)
         watched.append(inspect_model(opened, reading))
         attention.append(capture_attention(model, reading.run))
@@ -135,6 +142,18 @@ def test_it_opens_without_a_network_and_says_nothing(shown, screen):
     source = screen.locator("#source").inner_text()
     assert "fairseq-posenc inspect --text 'a <b>'" in source
     assert re.search(r"model\.pt, SHA-256 [0-9a-f]{64}", source)
+
+
+@pytest.mark.parametrize(
+    ("family", "without", "alike"),
+    [("masked_lm", "q_proj", True), ("causal_lm", "q_proj", True), ("masked_lm", "", False)],
+)
+def test_a_first_view_whose_weights_are_all_alike_says_so(family, without, alike, tmp_path, screen):
+    show(tmp_path, (family, {"position_encoding": "none"}), without=without)(screen)
+    said = screen.locator(".alike").inner_text()
+    assert said.startswith("The weights of every row are nearly alike") == alike
+    screen.get_by_text("score", exact=True).first.click()
+    assert screen.locator(".alike").inner_text() == ""
 
 
 def test_the_first_paint_of_a_large_page_takes_less_than_a_second(tmp_path, screen):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import statistics
 from argparse import Namespace
 from html.parser import HTMLParser
@@ -159,8 +160,15 @@ def test_rows_are_found_by_encoding_and_options(spec, rows, tmp_path, capsys):
 def test_what_fits_no_row_is_listed_with_its_figures(tmp_path, capsys):
     assert main(["report", str(squad(tmp_path / "mine.json", "rope"))]) == 0
     text = capsys.readouterr().out
-    assert "Runs that belong to no row" in text
+    assert "Not in the papers' tables" in text
     assert "`mine` (squad, a_small, rope, directions not known): SQuAD1.1 exact dev 80.25" in text
+    assert re.search(r"Why: A1, .*A4: no row has rope with its directions\.$", text, re.MULTILINE)
+
+
+def test_a_figure_that_no_table_has_is_why(tmp_path, capsys):
+    tasks = {"CoLA": [(3e-5, 1, {"matthews": 0.5})]}
+    (other,) = report(capsys, glue(tmp_path / "g.json", "m4", tasks=tasks))["others"]
+    assert other["why"] == "A1, A2, A3, A4: no column for CoLA matthews dev"
 
 
 def test_glue_and_squad_of_one_model_share_a_line(tmp_path, capsys):

@@ -16,7 +16,7 @@ from fairseq_posenc.workbench.experiments.choose.answer import (
     choose_candidates,
 )
 from fairseq_posenc.workbench.experiments.choose.halving import Halving
-from fairseq_posenc.workbench.experiments.corpus import read_text
+from fairseq_posenc.workbench.experiments.corpus import check_text
 from fairseq_posenc.workbench.experiments.text_experiment import TextSettings
 from fairseq_posenc.workbench.experiments.variants import BOTH, FAMILIES, MASKED, parse_variants
 from fairseq_posenc.workbench.results import terminal
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         print(show(answer_question(question)))
         return 0
     settings, budget = _build_settings(question, args), _parse_seconds(args.budget)
-    read_text(args.text)  # so that a wrong one is an error before anything is made
+    check_text(args.text)  # a wrong one is an error before anything is made
     with (
         signals_as_keyboard_interrupt(),
         lock_output_folder(settings.out, (report.REPORT, report.RECORD)) as lock,

@@ -8,6 +8,7 @@ from pathlib import Path
 from fairseq_posenc.workbench.experiments import variants
 from fairseq_posenc.workbench.experiments.compare import record, report
 from fairseq_posenc.workbench.experiments.compare.live import Live, announce
+from fairseq_posenc.workbench.experiments.corpus import check_text
 from fairseq_posenc.workbench.experiments.text_experiment import (
     LEARNING_RATE,
     TASKS,
@@ -72,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
         RunError: a fairseq command that failed.
     """
     settings = _build_settings(args)
+    if settings.text:
+        check_text(settings.text)  # a wrong one is an error before anything is made
     if not args.overwrite:
         record.refuse_to_lose_report(settings)
     with (

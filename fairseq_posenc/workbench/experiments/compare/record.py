@@ -10,6 +10,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.text_experiment import TextResults, TextSettings
 from fairseq_posenc.workbench.results.differences import compare_all
 from fairseq_posenc.workbench.results.record import Record, RecordError, Row, own_command, read
+from fairseq_posenc.workbench.running.files import checksum
 
 RECORD = "compare.json"
 
@@ -67,6 +68,7 @@ def _collect_shared(settings: TextSettings) -> dict[str, Any]:
     return {
         "family": settings.family,
         "text": str(settings.text) if settings.text else "the documentation inside Python",
+        "text_sha256": checksum(settings.text) if settings.text else None,
         "vocab_size": settings.vocab_size,
         "trained_length": settings.trained,
         "options": shlex.join(settings.train_args),
@@ -91,7 +93,11 @@ def refuse_to_lose_report(settings: TextSettings) -> None:
 
 
 def _list_lost_figures(old: Record, settings: TextSettings) -> Iterator[str]:
-    for name, value in _collect_shared(settings).items():
+    shared = _collect_shared(settings)
+    checksum_of_text = shared.pop("text_sha256")
+    if checksum_of_text and checksum_of_text == old.data.get("text_sha256"):
+        del shared["text"]  # the same text, by whatever path
+    for name, value in shared.items():
         if old.data.get(name, value) != value:
             yield f"{name.replace('_', ' ')} {old.data[name]!r}"
     for row in old.rows:

@@ -147,7 +147,9 @@ def _explain_figures(settings: TextSettings) -> str:
         "learning rates, a model is judged at the one with the lowest mean loss on this same "
         "text. Tokens per second is the median during training; time is that of a training with "
         "its validations, on one thread. Both are means over the seeds, and are worse if "
-        "trainings share a core or the machine has other work."
+        "trainings share a core or the machine has other work. The same command repeats its "
+        "figures on one machine; another make of processor rounds sums differently, which changes "
+        "them as another seed does."
     )
 
 

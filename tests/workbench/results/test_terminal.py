@@ -1,0 +1,34 @@
+"""Reports on a terminal: no marks, aligned columns, lines that fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from fairseq_posenc.workbench.results import markdown, terminal
+
+
+@pytest.fixture(autouse=True)
+def _columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+
+
+def test_a_table_is_aligned_and_has_no_bars():
+    rows = [("`m4m`", "8,128"), ("a|b", "1")]
+    shown = terminal.show(markdown.table(("encoding", "size"), rows))
+    assert shown.splitlines() == ["encoding   size", "m4m       8,128", "a|b           1"]
+
+
+def test_text_is_wrapped_and_its_marks_are_gone():
+    report = (
+        "**Ranks** of `rope` mean something, see [there](there.md), from here on.\n\n- `a`"
+        + " b" * 30
+    )
+    lines = terminal.show(report).splitlines()
+    assert lines[0].startswith("Ranks of rope mean something, see there,")
+    assert max(map(len, lines)) <= 40
+    assert lines[-1].startswith("  b")
+
+
+def test_commands_stay_whole():
+    command = "    fairseq-posenc choose " + "--text my.txt " * 5
+    assert terminal.show(f"Text.\n\n{command}").splitlines()[-1] == command
