@@ -90,6 +90,19 @@ class TestSteps:
         with pytest.raises(UserError, match=r"stamp.json: cannot be read"):
             step(3).do()
 
+    def test_a_file_that_the_work_writes_marks_its_end_without_a_stamp(self, tmp_path) -> None:
+        (tmp_path / "begun").touch()
+
+        def work(place: jobs.Place) -> None:
+            done.append((tmp_path / "begun").exists())
+            (tmp_path / "end").touch()
+
+        done: list[bool] = []
+        step = jobs.Step(tmp_path, {}, work, result="end")
+        assert (step.outputs, step.progress) == (None, False)
+        assert [step.do(), step.do(), step.outputs] == [{}, {}, {}]
+        assert (done, sorted(os.listdir(tmp_path))) == ([True], ["begun", "end"])
+
     def test_a_job_is_done_with_its_last_step_and_has_what_came_out_of_all(self, tmp_path) -> None:
         done: list[str] = []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -25,7 +24,11 @@ from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.jobs import STAMP, Step, Work, read_inputs
 from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes.composing import compose_file, config_name
+from fairseq_posenc.workbench.training.recipes.composing import (
+    compose_file,
+    config_name,
+    count_updates,
+)
 
 CONFIGS = shipped("finetune_configs") / "glue"
 RESULT = "result.json"  # written last
@@ -69,7 +72,7 @@ class GlueRun(NamedTuple):
     def step(self, out: Path, work: Work = lambda place: None) -> Step:
         """Build the step that fills the run's folder."""
         folder = self.folder(out)
-        reached = partial(count_updates, folder)
+        reached = partial(measure_progress, folder)
         return Step(folder, self._asdict(), work, progress=reached, result=RESULT)
 
 
@@ -123,9 +126,7 @@ def compose_task_config(
     recipe = recipes.load()["finetuning"]["glue"][protocol]
     paper = {**recipe["not_given"], **recipe["settings"]}
     paper |= recipe.get("per_task", {}).get(task.name, {})
-    max_update = cfg.optimization.max_update or (
-        cfg.optimization.max_epoch * _count_updates_per_epoch(cfg, examples)
-    )
+    max_update = cfg.optimization.max_update or count_updates(cfg, examples)
     warmup = cfg.lr_scheduler.warmup_updates or round(paper.get("warmup_ratio", 0) * max_update)
     return TaskConfig(
         name=path.stem,
@@ -136,12 +137,6 @@ def compose_task_config(
         rates=paper["lr"],
         seeds=paper["seeds"],
     )
-
-
-def _count_updates_per_epoch(cfg: Any, examples: int) -> int:
-    batches = math.ceil(examples / cfg.dataset.batch_size)
-    on_each = math.ceil(batches / cfg.distributed_training.distributed_world_size)
-    return math.ceil(on_each / cfg.optimization.update_freq[0])
 
 
 def _compose(path: Path, overrides: Sequence[str]) -> Any:
@@ -242,7 +237,7 @@ def claim_runs(runs: Sequence[GlueRun], out: Path) -> list[GlueRun]:
     return [known[folder] for folder in sorted(known)]
 
 
-def count_updates(folder: Path) -> int:
+def measure_progress(folder: Path) -> int:
     """Count the updates in a run's checkpoints; 1 if it has its result alone, 0 if nothing."""
     return updates_done(folder) or int((folder / RESULT).exists())
 
@@ -260,7 +255,7 @@ def list_runs(out: Path, like: GlueRun) -> list[GlueRun]:
         run = read_run(folder)
         names = ("protocol", "checkpoint", "modified")
         other = [name for name in names if getattr(run, name) != getattr(like, name)]
-        if other and count_updates(folder):
+        if other and measure_progress(folder):
             raise UserError(
                 f"{folder} has a run with another {_NAMES.get(other[0], other[0])}; choose "
                 "another --out, or delete it"

@@ -6,7 +6,6 @@ that was stopped.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from fairseq_posenc.workbench.running.logs import TRAIN_LOG, format_progress
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes.composing import compose_file
+from fairseq_posenc.workbench.training.recipes.composing import compose_file, count_updates
 
 # Keeps hydra from writing a second log.
 _ONE_LOG = {
@@ -90,7 +89,7 @@ def compose(
         config = OmegaConf.merge(config, given)
         assert isinstance(config, DictConfig)
         _check_lengths(config, pretrained, data_bin)
-        _count_updates(config, data_bin, recipe["not_given"]["warmup_ratio"])
+        _set_updates(config, data_bin, recipe["not_given"]["warmup_ratio"])
     except UserError:
         raise
     except Exception as error:  # many types: of yaml, of omegaconf, of values of another type
@@ -140,7 +139,7 @@ def _share_batch(config: Any, gpus: int) -> None:
     config.optimization.update_freq = [batch // (gpus * per_gpu)]
 
 
-def _count_updates(config: Any, data_bin: SquadDataBin, warmup_ratio: float) -> None:
+def _set_updates(config: Any, data_bin: SquadDataBin, warmup_ratio: float) -> None:
     """Set the updates of all epochs and those of the warm-up, where they are not set."""
     optimization = config.optimization
     if OmegaConf.is_missing(optimization, "max_update"):
@@ -149,9 +148,7 @@ def _count_updates(config: Any, data_bin: SquadDataBin, warmup_ratio: float) -> 
                 "--set dataset.max_tokens: the number of updates is then unknown; set "
                 "optimization.max_update too"
             )
-        steps = config.distributed_training.distributed_world_size * optimization.update_freq[0]
-        batches = math.ceil(data_bin.train_windows / config.dataset.batch_size)
-        optimization.max_update = math.ceil(batches / steps) * optimization.max_epoch
+        optimization.max_update = count_updates(config, data_bin.train_windows)
     if OmegaConf.is_missing(config.lr_scheduler, "warmup_updates"):
         config.lr_scheduler.warmup_updates = round(warmup_ratio * optimization.max_update)
 

@@ -5,9 +5,11 @@ Fine-tuning on GLUE and SQuAD starts from these files.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
@@ -39,6 +41,13 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
         warnings.simplefilter("ignore")  # hydra's, about how fairseq uses it
         with initialize_config_dir(str(path.parent.resolve()), **_HYDRA_VERSION):
             return compose(path.stem, list(overrides))
+
+
+def count_updates(config: Any, examples: int) -> int:
+    """Count the updates of all epochs of a fine-tuning, each of which reads every example once."""
+    batches = math.ceil(examples / config.dataset.batch_size)
+    steps = config.distributed_training.distributed_world_size * config.optimization.update_freq[0]
+    return math.ceil(batches / steps) * config.optimization.max_epoch
 
 
 def config_name(protocol: str, task: Task) -> str:
