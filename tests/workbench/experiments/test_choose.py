@@ -199,7 +199,7 @@ def test_candidates_are_trained_on_a_text_and_read_further(tmp_path):
     first = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
     rows = record.read(tmp_path / "out" / report.RECORD).rows
     assert [row["model"] for row in rows[:2]] == ["rope", "learned"]
-    assert "Measured: causal-lm models of 2 layers of width 16 on " in first.stdout
+    assert "Measured: causal-lm models of 2 layers of width 16 on" in first.stdout
     assert "cannot be read" in first.stdout
     assert first.stdout.startswith("No encoding is recommended. Ranks mean nothing yet: after")
     assert "fairseq-posenc train-recipe" not in first.stdout
