@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import tempfile
 from pathlib import Path
 
 import torch
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.folders import Folder
 
 CONFIG = "config.json"
 _FAIRSEQ_ONLY = ("arch", "position_encoding_decoder", "attention_directions", "extend")
@@ -48,15 +48,15 @@ def swap_folder(options: argparse.Namespace) -> list[str]:
     after = dict(model.named_parameters())
     fresh = [name for name in after if name not in parameters]
     gone = [name for name in parameters if name not in after]
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
-        written = Path(temporary) / "model"
-        model.save_pretrained(written)
+    output = Folder(out, {})
+    with output.create():
+        model.save_pretrained(output.partial)
         for file in source.iterdir():
             if file.is_file() and file.name not in _OF_MODEL and not file.name.endswith(_WEIGHTS):
-                shutil.copy2(file, written / file.name)
+                shutil.copy2(file, output.partial / file.name)
         if out.exists():
             shutil.rmtree(out)
-        written.rename(out)
+        output.publish()
     return [
         f"source: {source}: {type(model).__name__}, positions: {before}",
         f"kept bit for bit: the {len(after) - len(fresh)} tensors that are not positions",
