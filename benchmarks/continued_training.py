@@ -15,7 +15,7 @@ import argparse
 import math
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from fairseq_posenc.hf.saving import load_model
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length import hf_model
 from fairseq_posenc.workbench.experiments.length.stream import spread_windows
+from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.differences import compare
 from fairseq_posenc.workbench.results.intervals import interval_of_perplexity
 from fairseq_posenc.workbench.results.record import Record, Row
@@ -40,6 +41,7 @@ from fairseq_posenc.workbench.running.jobs import HERE, Inputs, Outputs, Place, 
 from fairseq_posenc.workbench.running.locks import lock_folder
 from measuring.commands import existing_file, exit_on_error, new_parser, own_command
 
+MARGIN = 1.05  # room above and below the lines of the picture
 MODEL = "model"  # folder of the trained model, below that of its training
 
 
@@ -153,6 +155,27 @@ def build_record(args: argparse.Namespace, outputs: Mapping[str, Outputs]) -> Re
     return Record("continued", figures, data, seed=args.seed, command=own_command())
 
 
+def draw(curves: Sequence[Row], path: Path) -> None:
+    """Draw perplexity over updates, a line for each spec, as PNG."""
+    specs = list(dict.fromkeys(row["model"] for row in curves))
+    styles = pictures.assign_styles(specs)
+    figure = pictures.new_figure(7.6, 4.4, dpi=110)
+    axes = figure.subplots()
+    values = [row["perplexity"] for row in curves]
+    pictures.style_values(axes, min(values) / MARGIN, max(values) * MARGIN, log=True)
+    ends = []
+    for spec in specs:
+        points = [(row["updates"], row["perplexity"]) for row in curves if row["model"] == spec]
+        axes.plot(*zip(*points), marker="o", markersize=3.5, linewidth=1.8, **styles[spec])
+        height = pictures.axes_height(axes, *points[-1])
+        text = f"{spec}  {points[-1][1]:,.1f}"
+        ends.append(pictures.LineEnd(text, height, styles[spec]["color"]))
+    pictures.label_ends(axes, ends, 0.06)
+    axes.set_xlabel("updates", color=pictures.GREY)
+    axes.set_ylabel("perplexity per token", color=pictures.GREY)
+    pictures.save(figure, path)
+
+
 def _perplexities(evaluation: Row) -> dict[int, float]:
     """Read the perplexity of each block."""
     losses = [value for name, value in evaluation.items() if name.startswith("loss_")]
@@ -175,7 +198,7 @@ def _collect_inputs(args: argparse.Namespace, spec: str) -> Inputs:
 
 
 def main() -> None:
-    """Train with each spec; write the record after each."""
+    """Train with each spec; write the record after each, and draw the curves."""
     args = parse_args(sys.argv[1:])
     outputs: dict[str, Outputs] = {}
     with lock_folder(args.out.with_suffix("")):
@@ -184,7 +207,10 @@ def main() -> None:
             inputs, work = _collect_inputs(args, spec), partial(train, args, spec, folder)
             step = Step(folder, inputs, work, args.updates, (folder / STATE).exists)
             outputs[spec] = step.do()
-            build_record(args, outputs).write(args.out)
+            record = build_record(args, outputs)
+            record.write(args.out)
+    if pictures.can_draw():
+        draw(record.figures["curves"], args.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from fairseq_posenc.workbench.experiments.length.checkpoint import (
     NamedCheckpoint,
     parse_checkpoints,
 )
+from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.differences import Scale, compare
 from fairseq_posenc.workbench.results.intervals import interval, interval_of_share
 from fairseq_posenc.workbench.results.record import Record, Row
@@ -85,7 +86,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     options.add_lengths(parser, "tokens of a text", "2048,4096,8192")
     add("--texts", type=int, default=10, help="texts of each length (default: 10)")
     options.add_computing(parser)
-    add("--out", type=Path, required=True, metavar="FILE", help="the record; stages lie beside it")
+    add("--out", type=Path, required=True, metavar="FILE", help="the record; answers lie beside it")
     return parser.parse_args(words)
 
 
@@ -220,6 +221,25 @@ def summarise(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     return by_length, by_depth
 
 
+def draw(by_depth: Sequence[Row], path: Path) -> None:
+    """Draw a map of depth and length for each model, of shares of right answers, as PNG."""
+    models = list(dict.fromkeys(row["model"] for row in by_depth))
+    lengths = list(dict.fromkeys(row["length"] for row in by_depth))
+    share = {(r["model"], r["length"], r["depth"]): r["right"] / r["of"] for r in by_depth}
+    figure = pictures.new_figure(2.6 * len(models) + 1.2, 2.8, dpi=110)
+    panels = figure.subplots(1, len(models), squeeze=False, sharey=True)[0]
+    for axes, model in zip(panels, models):
+        shares = [[share[model, length, depth] for length in lengths] for depth in DEPTHS]
+        image = axes.imshow(shares, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+        axes.set_title(model, loc="left", fontsize=11)
+        axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], fontsize=8)
+        axes.set_yticks(range(len(DEPTHS)), [f"{depth:.0%}" for depth in DEPTHS], fontsize=8)
+    figure.colorbar(image, ax=figure.axes, label="share of right answers", shrink=0.9)
+    figure.supxlabel("length of the text, in tokens", color=pictures.GREY)
+    figure.supylabel("depth of the key", color=pictures.GREY)
+    pictures.save(figure, path)
+
+
 def _average_texts(rows: Sequence[Row], model: str, length: int, column: str) -> dict[int, float]:
     """Average a column over the keys of each text."""
     by_text: dict[int, list[float]] = {}
@@ -243,7 +263,7 @@ def _collect_inputs(
 
 
 def main() -> None:
-    """Ask, and write the record."""
+    """Ask, write the record, and draw it."""
     args = parse_args(sys.argv[1:])
     with lock_folder(args.out.with_suffix("")):
         for count in range(1, len(args.lengths) + 1):  # a record after each length
@@ -258,6 +278,8 @@ def main() -> None:
             }
             figures = {"lengths": by_length, "depths": by_depth, "answers": rows}
             Record("needle", figures, data, command=own_command()).write(args.out)
+    if pictures.can_draw():
+        draw(by_depth, args.out.with_suffix(".png"))
     for row in by_length:
         shown = f"{row['share']:.2f}  {row['log_probability']:.2f}"
         say(f"{row['model']:<12} {row['length']:>7,}  {shown}")

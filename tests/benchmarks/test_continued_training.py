@@ -58,7 +58,9 @@ def start(place, tmp_path, monkeypatch):
     return call
 
 
-def test_perplexity_before_training_is_that_of_the_model_with_other_positions(place, start):
+def test_perplexity_before_training_is_that_of_the_model_with_other_positions(
+    place, start, tmp_path
+):
     record = start("own", "none", updates=4)
     curves = record.figures["curves"]
     assert [(row["model"], row["updates"]) for row in curves] == [
@@ -67,6 +69,7 @@ def test_perplexity_before_training_is_that_of_the_model_with_other_positions(pl
         ("none", 0),
         ("none", 4),
     ]
+    assert (tmp_path / "out.png").stat().st_size > 5000
     stream = hf_model.read_text(place / "valid.txt", place / "model")
     for row in curves:
         if row["updates"]:

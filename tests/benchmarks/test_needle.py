@@ -101,6 +101,7 @@ def test_the_record_has_every_cell_and_a_second_call_asks_nothing_again(place, m
         ("own", 900, 3),
         ("window", 900, 3),
     ]
+    assert (place / "out.png").stat().st_size > 5000
     answers = record.figures["answers"]
     assert len(answers) == 2 * 2 * 3 * len(needle.DEPTHS)
     assert {row["of"] for row in record.figures["depths"]} == {3}
