@@ -1,4 +1,4 @@
-"""The public classes for PyTorch models of any kind; they need no fairseq.
+"""Public classes for PyTorch models of any kind; they need no fairseq.
 
 For your own model, :class:`StackPositions` and a :class:`SelfAttention` in each layer:
 

@@ -1,3 +1,3 @@
-"""The one place that holds the version of this package."""
+"""Defines the version of the package; nothing else states it."""
 
 __version__ = "0.2.0"

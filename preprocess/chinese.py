@@ -1,4 +1,4 @@
-r"""Convert Chinese plain text to a fairseq data-bin; every character is a token.
+r"""Converts Chinese plain text to a fairseq data-bin; every character is a token.
 
 The dictionary is made from the training text, unless --dict names one. Text is not normalised.
 

@@ -1,4 +1,4 @@
-r"""GLUE's .tsv files to a data-bin for each task.
+r"""Converts GLUE's .tsv files to a data-bin for each task.
 
   fairseq-posenc preprocess glue glue_data/ --out data-bin/glue \
       --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt
@@ -154,6 +154,7 @@ def _write_majority_of_wnli(settings: GlueSettings) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Build the parser of the program."""
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add("raw", type=Path, help="folder with CoLA/train.tsv and so on; also .gz, .bz2, .xz, .zst")

@@ -1,6 +1,6 @@
-r"""Files with a JSON object a line (C4, the Pile, WikiExtractor --json) to a fairseq data-bin.
+r"""Converts lines of JSON (C4, the Pile, WikiExtractor --json) to a fairseq data-bin.
 
-One field of each object holds a document. Parquet files work the same: a row is an object.
+A line is an object; one of its fields holds a document. Rows of Parquet files work the same.
 
   fairseq-posenc preprocess json_lines --train c4/c4-train.*.json.gz --out data-bin/c4 \
       --valid c4/c4-validation.00000-of-00008.json.gz \

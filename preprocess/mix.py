@@ -1,4 +1,4 @@
-r"""Several corpora to one text: sampled to a size each, mixed, and with a part held out.
+r"""Mixes several corpora, sampled to a size each, to one text, and holds out a part.
 
 Each --corpus is a format (plain, json, wikipedia, wikitext), files or folders, and settings:
 size=64GiB samples documents up to this size, lines=158400000 up to this number of lines,
@@ -77,6 +77,7 @@ def _plan(corpora: list[tuple[CorpusRequest, list[Input]]], rules: MixtureRules)
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Build the parser of the program."""
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add(

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-r"""Convert the published files of SQuAD 1.1 or 2.0 to a folder to train on.
+r"""Converts the published files of SQuAD 1.1 or 2.0 to a folder to train on.
 
     fairseq-posenc preprocess squad --train train-v1.1.json --valid dev-v1.1.json \
         --out data-bin/squad11 --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt
@@ -111,6 +111,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Build the parser of the program."""
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add("--train", type=Path, required=True, help="train-v1.1.json or train-v2.0.json")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-r"""Parallel text to a fairseq data-bin: IWSLT 2017, Multi30k, or any files line by line.
+r"""Converts parallel text to a fairseq data-bin: IWSLT 2017, Multi30k, or files line by line.
 
   fairseq-posenc preprocess translation iwslt17 fr-en.tgz --out data-bin/iwslt17.fr-en
   fairseq-posenc preprocess translation multi30k multi30k/ --vocab-size 8000 --out data-bin/multi30k
@@ -78,6 +78,7 @@ def _add_sets(parser: argparse.ArgumentParser, **defaults: Optional[list[str]]) 
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that all kinds of corpora share."""
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder to make")
     add("--source-lang", default="fr", help="source language (default: fr)")

@@ -1,6 +1,6 @@
-r"""WikiExtractor's text files (AA/wiki_00 ...) to a fairseq data-bin.
+r"""Converts WikiExtractor's text files (AA/wiki_00 ...) to a fairseq data-bin.
 
-Each article stands between <doc ...> and </doc>; its title is its first line.
+Each article is between <doc ...> and </doc>; its first line is the title.
 
   python -m wikiextractor.WikiExtractor enwiki-latest-pages-articles.xml.bz2 -o extracts
   fairseq-posenc preprocess wikipedia --train extracts/ --out data-bin/wiki \

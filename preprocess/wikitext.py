@@ -1,4 +1,4 @@
-r"""WikiText-2 or WikiText-103 to a fairseq data-bin: train, valid and test.
+r"""Converts WikiText-2 or WikiText-103 to a fairseq data-bin: train, valid and test.
 
 A line is a paragraph, a heading between equal signs, or empty. By default all lines become items,
 the empty ones too, as in fairseq's recipes for its language models and RoBERTa. With --articles

@@ -78,6 +78,7 @@ def split(
         if (tensor := getattr(terms, name)) is not None:
             exact[name] = tensor.double()
     terms = terms._replace(**exact)
+    # Nothing that encodings add, only how scores are scaled and sentences are separated.
     bare = Terms(scale_factor=terms.scale_factor, first=terms.first, runs=terms.runs)
     scores = partial(reference.scores, mask=mask)
     content = scores(query, key, bare)
@@ -86,6 +87,7 @@ def split(
     rotated = scores(query, key, bare)
 
     def alone(*names: str) -> Tensor:
+        """Compute what some of the terms add to the scores of rotated queries and keys."""
         only = bare._replace(**{name: getattr(terms, name) for name in names})
         return scores(query, key, only) - rotated
 

@@ -1,1 +1,1 @@
-"""Start-up of fairseq's commands: guards against lost runs, and numpy's old names."""
+"""Prepares fairseq's commands at start-up: guards against lost runs, numpy's old names."""

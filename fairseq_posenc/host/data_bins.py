@@ -132,11 +132,12 @@ def _check(files: _Files) -> None:
 
 def _check_mapped(files: _Files, header: bytes) -> None:
     """Check the format ``mmap``, fairseq's default: sizes in tokens, and pointers in bytes."""
+    # The header has 26 bytes: 9 of magic (8 were read before), version (8), type (1), count (8).
     if len(header) < 18 or header[0]:
         files.refuse("it was not written to its end")
     version, code, count = struct.unpack("<QBQ", header[1:])
     size = _check_header(files, version, code)
-    files.check_index_size(26 + 12 * count, count)
+    files.check_index_size(26 + 12 * count, count)  # a size (4) and a pointer (8) per sentence
     sizes = _map(files.path, "<i4", 26, count)
     pointers = _map(files.path, "<i8", 26 + 4 * count, count)
     address = 0
@@ -152,6 +153,9 @@ def _check_mapped(files: _Files, header: bytes) -> None:
 
 def _check_legacy(files: _Files, header: bytes) -> None:
     """Check the format of ``--dataset-impl`` lazy and cached: offsets in tokens, and sizes."""
+    # The header has 48 bytes: magic, version, type, bytes of a token, count, number of sizes (8
+    # each). Three tables follow: the index of each sentence's size and the offset of its tokens
+    # (both count + 1), and the sizes.
     if len(header) < 40:
         files.refuse("it was not written to its end")
     version, code, size, count, dimensions = struct.unpack("<5Q", header)

@@ -103,6 +103,7 @@ class _CheckpointGuard(logging.Filter):
 
     def _check_message(self, message: str) -> None:
         """Check what the trainer is about to do: start afresh, write or read a checkpoint."""
+        # The path at the end of a message; empty for any other message.
         missing = message.partition("No existing checkpoint found ")[2]
         target = message.partition("Saving checkpoint to ")[2]
         source = message.partition("Preparing to load checkpoint ")[2]

@@ -147,7 +147,8 @@ class CrossAttention(AttentionCore, nn.Module):
         key = cache.state["key"]
         lengths = (key.size(0), key.size(2))
         same = source.dim() == 3 and source.shape[:2] == lengths
-        if same and not torch.compiler.is_compiling():  # a source with reordered rows is the same
+        # Another tensor may be the same source, perhaps with reordered rows: compare its keys.
+        if same and not torch.compiler.is_compiling():
             with torch.no_grad():
                 again, _ = self.project_source(source, shared)
             same = torch.allclose(again.float(), key.float(), rtol=1e-2, atol=1e-2)

@@ -135,7 +135,8 @@ class PositionEncoding(AttentionCore, StackPositions):
         content = content.to(parameter.device)
         embedded = self.embed(content.expand(-1, length, -1))  # [samples, length, embed_dim]
         heads = embedded.unflatten(-1, (dims.num_heads, -1)).transpose(1, 2)  # [B, H, T, D]
-        return self.scores(heads, heads, inputs=embedded)[:, :, reach].mean(0)
+        scores = self.scores(heads, heads, inputs=embedded)  # [B, H, T, T]
+        return scores[:, :, reach].mean(0)  # of the middle query, which has all distances
 
     def terms(self, span: Span, shared: Shared) -> Terms:
         """Combine the terms of the input's and the layer's encodings, without projections."""

@@ -107,7 +107,7 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
 
 @contextmanager
 def _forbid_fused_calls(model: nn.Module) -> Iterator[None]:
-    """Disable torch's fused calls in fairseq's own modules.
+    """Disable torch's fused calls in fairseq's modules while the block runs.
 
     A fused layer returns no weights, and fused attention only their mean over the heads.
     """

@@ -119,6 +119,7 @@ def _check_text(name: str, value: Any, optional: bool) -> None:
 
 
 def _parse_directions(text: str) -> tuple[str, ...]:
+    """Parse ``--attention-directions``, such as ``lr,rl``."""
     directions = tuple(part.strip() for part in text.split(",") if part.strip())
     for direction in directions:
         if direction not in DIRECTIONS:

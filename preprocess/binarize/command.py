@@ -128,6 +128,7 @@ class Binarizer:
         return folders
 
     def _build_job(self) -> Job:
+        """Build the job of a shard, which runs this binarizer."""
         folder = self._settings.folder
         step = Step(
             folder,

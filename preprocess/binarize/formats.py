@@ -53,8 +53,10 @@ class JsonField(NamedTuple):
             record = json.loads(line)
         except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"not a JSON object ({error})") from None
-        if self.where and str(_look_up(record, self.where[0])) != self.where[1]:
-            return ()
+        if self.where:
+            field, value = self.where
+            if str(_look_up(record, field)) != value:
+                return ()
         text = _look_up(record, self.field)
         if not isinstance(text, str):
             raise ValueError(f'not a JSON object with a text "{self.field}"')

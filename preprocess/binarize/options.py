@@ -101,6 +101,7 @@ class BinarizeSettings:
         return (self.words or self.characters) and not self.vocabulary.dict_txt
 
     def _check(self) -> None:
+        """Refuse options that are out of range or contradict each other."""
         if not 0 <= self.shard < self.num_shards:
             raise UserError(f"--shard {self.shard}: shards are numbered 0 to {self.num_shards - 1}")
         if self.longest_line is not None and self.longest_line < _SHORTEST_LIMIT:
@@ -164,6 +165,7 @@ def make_parser(description: str | None, *, characters: bool = False) -> argpars
 
 
 def _add_tokens(parser: argparse.ArgumentParser, characters: bool) -> None:
+    """Add the options of tokens and of a new dictionary."""
     group = parser.add_argument_group("tokens")
     add = group.add_argument
     parser.set_defaults(characters=characters, words=False, keep_spaces=False)
@@ -181,6 +183,7 @@ def _add_tokens(parser: argparse.ArgumentParser, characters: bool) -> None:
 
 
 def _add_lines(parser: argparse.ArgumentParser) -> None:
+    """Add the options of lines: sentences, empty, long and invalid ones."""
     lines = parser.add_argument_group("lines")
     add = lines.add_argument
     add("--sentences", action="store_true", help="split lines into sentences, by rules")

@@ -51,6 +51,7 @@ def split_sentences(line: str) -> Iterator[str]:
 
 
 def _ends_sentence(line: str, begin: int, match: regex.Match[str]) -> bool:
+    """Check whether punctuation ends the sentence that begins at ``begin``."""
     if match["ends"] != ".":
         return True
     # All abbreviations are shorter. Reading the whole line each time would take quadratic time.

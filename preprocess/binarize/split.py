@@ -104,6 +104,7 @@ class Split:
         state.place = mark.next
 
     def _append(self, items: Items) -> None:
+        """Append the items of a chunk, after an empty item if a document ended before them."""
         state = self._state
         state.counts.update(items.counts)
         state.document_ended |= items.begins_document
@@ -116,6 +117,7 @@ class Split:
         state.document_ended = items.ends_document
 
     def _report_invalid(self, items: Items, mark: Mark) -> None:
+        """Report the invalid lines of a chunk, or refuse them; also check its number of lines."""
         part = self._inputs[mark.place.part].part
         if items.counts["lines"] != mark.lines:
             raise RuntimeError(f"{part}: {items.counts['lines']} of {mark.lines} lines came back")
@@ -131,6 +133,7 @@ class Split:
         self._saved = time.monotonic()
 
     def _summarise(self) -> dict[str, Any]:
+        """Build the manifest's entry of the split, and check its counts."""
         counts, position = self._state.counts, self._store.position
         if (counts["items"], counts["tokens"]) != position:
             raise RuntimeError(f"{self._prefix}: {position} were written, but counted: {counts}")

@@ -101,6 +101,7 @@ def _find_column(header: Sequence[str], name: str, path: Path) -> int:
 
 
 def _check_label(label: str, task: Task, where: str) -> str:
+    """Check that a label is a class or a score of the task; return it without white space."""
     label = label.strip()
     if task.regression:
         try:

@@ -118,6 +118,7 @@ def read_iwslt(
 
 
 def _read_archive(path: Path) -> dict[str, bytes]:
+    """Read the files of a .tgz archive, by name without folders."""
     contents = {}
     try:
         with tarfile.open(path) as archive:
@@ -133,6 +134,7 @@ def _read_archive(path: Path) -> dict[str, bytes]:
 
 
 def _parse_talks(text: NumberedLines) -> _Talks:
+    """Separate the text of a train file from the lines about its talks."""
     lines: list[str] = []
     numbers, starts = [], []
     tags: Counter[str] = Counter()

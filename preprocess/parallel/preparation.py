@@ -183,6 +183,7 @@ class Preparation:
     def _write_split(
         self, name: str, split: ParallelSplit, encoders: tuple[SubwordEncoder, SubwordEncoder]
     ) -> dict[str, Any]:
+        """Write the pieces of a split, and the raw text of a test set; return the counts."""
         sides = [encoder.encode(side.lines) for encoder, side in zip(encoders, split.sides)]
         figures: dict[str, Any] = {"set": split.name, "read": len(sides[0])}
         if name == "train":
@@ -213,6 +214,7 @@ class Preparation:
             encoder.write_dictionary(self._text / f"dict.{language}.txt", chain(*text))
 
     def _binarize(self) -> None:
+        """Run ``fairseq-preprocess`` on the pieces of all splits."""
         source, target = self._languages
         target_dictionary = ["--tgtdict", str(self._text / f"dict.{target}.txt")]
         command = [

@@ -138,6 +138,7 @@ def read_files(
 
 
 def _read_side(prefix: str, language: str, inputs: dict[str, str]) -> NumberedLines:
+    """Read a file in one language, plain or compressed; add its checksum to ``inputs``."""
     plain, packed = Path(f"{prefix}.{language}"), Path(f"{prefix}.{language}.gz")
     existing = [path for path in (plain, packed) if path.exists()]
     if len(existing) > 1:

@@ -1,4 +1,4 @@
-"""Self-attention of a layer, and attention to an encoder's output."""
+"""Computes self-attention of a layer, and attention to an encoder's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base class of the models: stacks, and the methods that transformers calls."""
+"""Defines the base class of the models: stacks, and the methods that transformers calls."""
 
 from __future__ import annotations
 

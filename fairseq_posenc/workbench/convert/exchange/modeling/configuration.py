@@ -1,4 +1,4 @@
-"""The configuration of an exported model and of its stacks."""
+"""Defines the configuration of an exported model and of its stacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads and losses of the models."""
+"""Computes the scores of the models' heads, and their losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of a model's inputs: each mistake raises an error of one line that says what to do."""
+"""Checks a model's inputs: each mistake raises an error of one line that says what to do."""
 
 from __future__ import annotations
 

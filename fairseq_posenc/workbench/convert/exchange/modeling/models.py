@@ -1,4 +1,4 @@
-"""The models that ``AutoModelFor...`` loads; models with a decoder also have ``generate``."""
+"""Defines the models that ``AutoModelFor...`` loads; those with a decoder have ``generate``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers and stacks: fairseq's Transformer, with fairseq's names of parameters."""
+"""Defines layers and stacks: fairseq's Transformer, with fairseq's names of parameters."""
 
 from __future__ import annotations
 
