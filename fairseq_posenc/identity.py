@@ -163,10 +163,10 @@ def _decode_text(state: Tensor) -> str:
         # In a mixture of two models, each bit has the sign of the model with the larger share;
         # with the signs of the mixed bits changed, it is the other model's.
         texts = [_pack_bits(bits), _pack_bits(torch.where(mixed, -bits, bits))]
-        named = " and ".join(sorted(filter(None, map(_describe_text, texts))))
+        models = " and ".join(sorted(filter(None, map(_describe_text, texts))))
         raise UserError(
             "its weights are a mixture of models that were trained in different ways"
-            f"{named and ': '}{named}; average models of one kind"
+            f"{f': {models}' if models else ''}; average models of one kind"
         )
     return _pack_bits(bits)
 

@@ -65,6 +65,7 @@ def describe_damage(error: BaseException) -> str:
 
 
 def _runs_code(error: BaseException) -> bool:
+    """Check whether torch refused a file because it would run code."""
     return isinstance(error, pickle.UnpicklingError) and "Weights only load failed" in str(error)
 
 
@@ -83,26 +84,26 @@ def _describe_unreadable(error: BaseException) -> str | None:
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     for frame in reversed(frames):  # innermost first: _BUILDS calls _OPENS
-        place = _locate(frame)
-        if place in _READERS:
-            path = frame.f_locals.get(_READERS[place])
-            here = frame is frames[-1]
-            wrong = _describe_fault(error, opening=place[1] == _OPENS, here=here)
-            is_building = place[1] == _BUILDS and not _BUILDERS.isdisjoint(map(_locate, frames))
-            if wrong is None and is_building and isinstance(error, UNBUILDABLE):
-                wrong = f"no model can be built of its settings: {quote_error(error)}"
-            if wrong:
-                return f"{path}: {wrong}"
+        file, function = _locate(frame)
+        if variable := _READERS.get((file, function)):
+            path = frame.f_locals.get(variable)
+            raised_here = frame is frames[-1]
+            fault = _describe_fault(error, function == _OPENS, raised_here)
+            is_building = function == _BUILDS and not _BUILDERS.isdisjoint(map(_locate, frames))
+            if fault is None and is_building and isinstance(error, UNBUILDABLE):
+                fault = f"no model can be built of its settings: {quote_error(error)}"
+            if fault:
+                return f"{path}: {fault}"
     return describe_damage(error) if _runs_code(error) else None
 
 
-def _describe_fault(error: BaseException, opening: bool, here: bool) -> str | None:
+def _describe_fault(error: BaseException, opening: bool, raised_here: bool) -> str | None:
     """Describe the fault of a file by an error; None if the error may have another cause.
 
     Args:
         error: an error that was raised in a function of ``_READERS``, or in one that it called.
         opening: whether that function only opens the file.
-        here: whether that function raised the error itself.
+        raised_here: whether that function raised the error itself.
     """
     text = str(error)
     if text.startswith(_MISSING):
@@ -114,10 +115,10 @@ def _describe_fault(error: BaseException, opening: bool, here: bool) -> str | No
             "its optimizer's state is for other parameters than the model's: give the options of "
             "its training, or train on with --reset-optimizer"
         )
-    if here and isinstance(error, AssertionError) and "--reset-optimizer" in text:
+    if raised_here and isinstance(error, AssertionError) and "--reset-optimizer" in text:
         return shortened(text)  # another optimizer or criterion
     lacks = isinstance(error, (KeyError, TypeError, AttributeError)) or text.startswith(_BARE)
-    return describe_damage(error) if opening or (here and lacks) else None
+    return describe_damage(error) if opening or (raised_here and lacks) else None
 
 
 def quote_error(error: BaseException, first_sentence: bool = False) -> str:

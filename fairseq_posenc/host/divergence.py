@@ -75,11 +75,11 @@ def _describe_largest_score(trainer: Trainer, samples: list[Any]) -> str:
         stack, layer, head, _ = min(
             broken, key=lambda score: (score.stack == "decoder", score.layer)
         )
-        what = "the first attention score that is not finite is"
+        phrase = "the first attention score that is not finite is"
     else:
         stack, layer, head, score = max(largest, key=lambda score: score.score)
-        what = f"the largest attention score is {score:.3g},"
-    return f"{what} in {stack} layer {layer + 1}, head {head + 1} ({specs[stack]}); "
+        phrase = f"the largest attention score is {score:.3g},"
+    return f"{phrase} in {stack} layer {layer + 1}, head {head + 1} ({specs[stack]}); "
 
 
 def _measure_largest_scores(model: nn.Module, sentence: dict[str, Any]) -> Iterator[_LargestScore]:

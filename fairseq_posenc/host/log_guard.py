@@ -47,6 +47,7 @@ class _CheckpointGuard(logging.Filter):
         self._settings: DictConfig | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Check what a record announces; return whether to show it."""
         command = record.name.partition(f"{_CLI}.")[2]
         if isinstance(record.msg, DictConfig):
             # fairseq logs its configuration, not a copy, so changes here take effect. But

@@ -65,10 +65,10 @@ class IncrementalCache:
 
 
 def compute_step_span(positions: Positions, limit: int) -> Span:
-    """Compute the distances from the last query to all keys, and to those of the next steps.
+    """Compute the distances from the last query to all keys, with room for the next steps.
 
-    With 40 keys, the span serves up to 64; it does not pass ``limit``, where tables may end, before
-    the keys do.
+    For 40 keys the span has room for 64. As tables may end at ``limit``, there is no room beyond it
+    until there are more keys.
     """
     src_len = positions.tokens.size(1)
     keys = -(-src_len // STEPS) * STEPS  # rounded up
