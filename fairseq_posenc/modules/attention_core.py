@@ -49,7 +49,7 @@ class AttentionCore:
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project tokens to queries, keys and values, each ``(B, H, T, D)``.
 
-        Keys and values may have fewer heads, one for each group of the queries'.
+        Keys and values may have fewer heads, each for a group of the queries' heads.
         """
         query, key, value = (
             self.split_heads(projection(x))

@@ -13,14 +13,14 @@ from fairseq_posenc.errors import UserError
 
 
 class Kept(NamedTuple):
-    """The keys of a step, in a layout that all hosts share.
+    """The K keys and values that a cache keeps, in a layout that all hosts share.
 
     Attributes:
-        key: rotated, ``(B, H, K, D)``.
-        value: beside it.
-        decay: ``(B, G, K, 2)``; None where there are no gates.
-        places: the place of each key among all tokens, ascending, int64 ``(K,)`` on the CPU; None
-            where they are the last K tokens.
+        key: rotated keys, ``(B, H, K, D)``.
+        value: values, ``(B, H, K, D)``.
+        decay: decay of forget gates, ``(B, G, K, 2)``; None without gates.
+        places: the index of each key among all tokens, ascending, int64 ``(K,)`` on the CPU; None
+            if they are the last K tokens.
     """
 
     key: Tensor
@@ -29,7 +29,14 @@ class Kept(NamedTuple):
     places: Tensor | None = None
 
     def append(self, key: Tensor, value: Tensor, decay: Tensor | None, tokens: int) -> Kept:
-        """Append new tokens, the last of ``tokens``; ``decay`` is already that of all keys."""
+        """Append keys and values of new tokens.
+
+        Args:
+            key: rotated keys of the new tokens, ``(B, H, T, D)``.
+            value: their values, ``(B, H, T, D)``.
+            decay: decay of the kept and the new tokens, ``(B, G, K + T, 2)``, or None.
+            tokens: number of all tokens, with the new ones.
+        """
         places = self.places
         if places is not None:
             places = torch.cat([places, torch.arange(tokens - key.size(2), tokens)])
@@ -37,7 +44,7 @@ class Kept(NamedTuple):
         return Kept(keys, torch.cat([self.value, value], dim=2), decay, places)
 
     def select(self, needed: NeededKeys, tokens: int) -> Kept:
-        """Select the keys that later queries need, of those up to the last of ``tokens``."""
+        """Select the keys that later queries need; ``tokens`` is the number of all tokens."""
         count, last = self.key.size(2), needed.last
         if last is None or (self.places is None and count <= last):
             return self
@@ -53,11 +60,15 @@ class Kept(NamedTuple):
         return self._map(lambda x: x.index_select(2, index), None if is_last else places)
 
     def with_gaps(self, queries: int, tokens: int) -> Kept:
-        """Put T - 1 keys of zeros, which the window hides, at the beginning of each gap.
+        """Insert T - 1 keys of zeros at the beginning of each gap; no query sees them.
 
-        In a table by distance each query's rows begin one row earlier than those of the query
-        before. So T queries need T - 1 rows beyond those of the keys before a gap, and these keys
-        make room for them: keys ``ab....gh`` of T = 3 become ``ab00gh``.
+        In a table by distance, the rows of a query begin one row earlier than those of the query
+        before. So for T queries a gap needs room for T - 1 more rows, which these keys make: with
+        T = 3, keys at the places ``ab....gh`` become ``ab00gh``.
+
+        Args:
+            queries: T.
+            tokens: number of all tokens.
         """
         if self.places is None or queries == 1:
             return self

@@ -155,7 +155,7 @@ class StackPositions(nn.Module):
         ids: Tensor | None,
         device: torch.device,
     ) -> Positions:
-        """Number the tokens of a source, by their count or a caller's ids."""
+        """Number the tokens of a source, ``(batch or 1, length)``, or take a caller's ids."""
         if not isinstance(length, (int, torch.SymInt)) or length < 1:
             raise UserError(f"source_length={length} must be a whole number of at least 1")
         positions = positions_from_padding(batch, length, length, padding, device)
@@ -229,7 +229,15 @@ def check_mask(name: str, mask: Tensor | None, batch: int, src_len: int) -> None
 def check_position_ids(
     name: str, ids: Tensor, spec: Spec, batch: int, lengths: tuple[int, ...]
 ) -> None:
-    """Refuse ids of a type that an encoding of the spec cannot take, or of another shape."""
+    """Refuse position ids of a wrong shape, or of a type that an encoding cannot take.
+
+    Args:
+        name: of the argument, for messages.
+        ids: the position ids.
+        spec: the spec of the stack.
+        batch: number of sentences.
+        lengths: allowed numbers of ids for each sentence.
+    """
     check_tensor(name, ids)
     if ids.is_floating_point():
         for item in spec.items:

@@ -129,14 +129,14 @@ class _PositionalStack:
                 module.trained_at(length)
 
     def place(self, tokens: Tensor, ids: Tensor | None) -> AbstractContextManager[None]:
-        """Set the positions of a forward pass from what a caller knows, as a context.
+        """Set the positions of the forward passes in a ``with`` block.
 
         Args:
-            tokens: ``(B, S)``, by whose padding and ends tokens are counted.
-            ids: ``(B or 1, S)``, in place of their count.
+            tokens: the tokens, ``(B, S)``, whose padding and ends of sentences are read.
+            ids: position ids, ``(B or 1, S)``; by default tokens are counted.
 
         Raises:
-            UserError: ids of another shape, or that an encoding cannot take.
+            UserError: the ids have another shape, or an encoding cannot take them.
         """
         batch, length = tokens.shape
         if ids is not None:
@@ -156,7 +156,7 @@ class _PositionalStack:
             tokens: ``(B, S)``, the whole prefix when decoding.
             tgt_len: T, the number of queries, which are the last tokens.
             state: fairseq's incremental state, when decoding.
-            ids: the positions of the tokens, ``(B or 1, S)``, in place of their count.
+            ids: position ids, ``(B or 1, S)``; by default tokens are counted.
         """
         inspect = may_sync(tokens.device, decoding=state is not None)
         positions = Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len, inspect)
