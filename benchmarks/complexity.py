@@ -127,7 +127,8 @@ def count_costs(run: timing.Pass) -> dict[str, int]:
 def evaluate(formulas: str, size: Size) -> int:
     """Compute the value of what :mod:`fairseq_posenc.analysis.costs` describes in formulas."""
     n, h, d = size.length, size.heads, size.width
-    values = {"n": n, "h": h, "d": d, "C": h * d, "(2n-1)": 2 * n - 1, "(3n-1)": 3 * n - 1}
+    values = {"n": n, "h": h, "d": d, "C": h * d, "(2n-1)": 2 * n - 1}
+    values["u"] = 2 * n - 1  # a row for each distance
     values |= {f"{name}^2": values[name] ** 2 for name in "ndC"}
     products = (
         term.split()

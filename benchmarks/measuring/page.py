@@ -218,6 +218,21 @@ def backend_table(script: str, rows: Rows) -> str:
     return table(["encoding", "backend", *columns], cells, "llr")
 
 
+def repeated_rows_table(rows: Rows) -> str:
+    """Format the times of passes, with and without our positions."""
+    cells = [
+        [
+            row["pass"],
+            f"{row['length']:,}",
+            f"`{row['encoding']}`",
+            f"{row['seconds'] * 1e3:,.1f}",
+            f"{row['ratio']:.2f}",
+        ]
+        for row in rows
+    ]
+    return table(["pass", "n", "encoding or model", "ms", "time / `none`"], cells, "lrl")
+
+
 def serving_table(rows: Rows) -> str:
     """Format the speed of engines, and how equal what they find is to what fairseq finds."""
     sizes = [key.rpartition("_")[2] for key in rows[0] if key.startswith("ratio_")]
@@ -252,4 +267,5 @@ SECTIONS: dict[str, Callable[[Sequence[Result]], list[str]]] = {
     "train": lambda kept: [backend_table("train", result.rows) for result in kept],
     "serving": lambda kept: [serving_table(result.rows) for result in kept],
     "complexity": lambda kept: [complexity_table(result.rows) for result in kept],
+    "repeated_rows": lambda kept: [repeated_rows_table(result.rows) for result in kept],
 }

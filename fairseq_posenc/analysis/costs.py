@@ -38,6 +38,8 @@ def _format_costs(name: str, by_sentence: Sequence[str], together: Sequence[str]
             phrases[-1] += ", or for each if one is padded on the left"
         if registry.get(name).shared and any(registry.get(name).cost):
             phrases[-1] += ", most of it once for all layers"
+    if any(re.search(r"\bu\b", formula) for formula in (*by_sentence, *together)):
+        phrases.append("u is the number of distinct rows of a table, at most 2n-1")
     return "; ".join(phrases) or "none"
 
 

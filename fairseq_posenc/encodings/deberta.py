@@ -29,7 +29,7 @@ class Deberta(DistanceEncoding):
         Huang et al. count one projection; ``tie_projections`` (W_T = W_R) gives their number.
     """
 
-    cost = Cost("", "", common_operations="4 (2n-1) d^2", common_numbers="2 (2n-1) d")
+    cost = Cost("", "", common_operations="4 u d^2", common_numbers="2 u d")
 
     def __init__(
         self,

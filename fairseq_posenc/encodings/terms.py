@@ -29,7 +29,7 @@ from fairseq_posenc.positions import Span
 class Cost(NamedTuple):
     """Formulas of a layer's cost on the reference backend: n tokens, h heads of width d, C = h d.
 
-    Tables are counted with a row for each of 2n-1 distances; those that share rows have fewer.
+    A table has u distinct rows: 2n-1, or fewer where distances share rows (see :class:`Runs`).
 
     Attributes:
         operations: multiplications and additions for each sentence.
@@ -75,11 +75,11 @@ class Term(NamedTuple):
         return "G" in self.axes and tensor.size(self.axes.index("G")) > 1
 
 
-_TABLE_COST = Cost("2 h n (2n-1) d + h n^2", "h n (3n-1)")
+_TABLE_COST = Cost("2 h n u d + h n^2", "h n u + h n^2")
 _GAIN_COST = Cost("h n^2", "h n^2", "", "{g}n^2")
 _CHANNEL_GAIN_COST = Cost("3 h n^2 d", "2 h n^2", "", "{g}n^2")
-_CONTENT_ROWS_COST = Cost("4 h n (2n-1) d + 2 h n^2", "2 h n (3n-1)", "4 (2n-1) C^2", "2 (2n-1) C")
-_VALUE_TABLE_COST = Cost("h n^2 + 2 h n (2n-1) d", "h n (2n-1)")
+_CONTENT_ROWS_COST = Cost("4 h n u d + 2 h n^2", "2 h n u + 2 h n^2", "4 u C^2", "2 u C")
+_VALUE_TABLE_COST = Cost("h n^2 + 2 h n u d", "h n u")
 _BIAS_COST = Cost("h n^2", "", "", "{g}n^2")
 _STATE_TABLE_COST = Cost("2 h n (2n-1) w + h n^2", "h n (3n-1)")
 

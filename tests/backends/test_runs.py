@@ -37,6 +37,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "key table": {"key_table": H, "scale_factor": 3.0},
     "two tables": {"query_table": H, "key_table": H},
     "product": {"query_table": 1, "key_table": 1, "product": True},
+    "product per head": {"query_table": H, "key_table": H, "bias": 1, "product": True},
     "product of two": {"query_table": 1, "product": True},
     "product of all": {"query_table": H, "key_table": 1, "gain": 1, "bias": H, "product": True},
     "values": {"value_table": 1, "query_table": H},
@@ -120,7 +121,12 @@ def test_equals_repeated_rows(name, starts, form, reset, tgt_len, direction, sav
 
 @pytest.mark.parametrize(
     ("starts", "form", "window", "left"),
-    product_of(STARTS, ["two tables", "product of all", "values"], [3, 40, None], [False, True]),
+    product_of(
+        STARTS,
+        ["two tables", "product per head", "product of all", "values"],
+        [3, 40, None],
+        [False, True],
+    ),
 )
 @pytest.mark.parametrize("name", ["reference", "blocked"])
 def test_limits_of_the_keys(name, starts, form, window, left):
@@ -134,7 +140,7 @@ def test_limits_of_the_keys(name, starts, form, window, left):
 
 
 @pytest.mark.parametrize("starts", ["clipped", "buckets", "two rows", "one row"])
-@pytest.mark.parametrize("form", ["two tables", "product of all", "values"])
+@pytest.mark.parametrize("form", ["two tables", "product", "product of all", "values"])
 def test_gradients_at_the_ends_of_runs_are_finite_differences(starts, form):
     """At both ends of each run a pair moves from one row to the next."""
     length = 9

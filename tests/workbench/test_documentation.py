@@ -173,8 +173,8 @@ def test_a_missing_marker_is_one_line(tmp_path, capsys):
         ("t5", "``h n^2`` for all sentences together"),
         ("raffel", "``n^2`` for all sentences together"),
         ("fire", "``32 n^2 + h n^2`` for all sentences together, or for each if one is padded"),
-        ("shaw", "``h n (3n-1)`` for each sentence"),
-        ("m4", "``2 h n (3n-1)`` for each sentence"),
+        ("shaw", "``h n u + h n^2`` for each sentence; u is the number of distinct rows"),
+        ("m4", "``2 h n u + 2 h n^2`` for each sentence"),
     ],
 )
 def test_numbers_held_are_those_of_the_terms(name, numbers):

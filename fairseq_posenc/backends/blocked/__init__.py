@@ -69,6 +69,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     call = call.with_all_heads()
     query, key, value, terms, mask, dropout, _ = call
     terms = terms.expanded("gain", "bias")
+    if terms.product and not _can_fold(terms):
+        terms = terms.expanded("query_table", "key_table")
     if query.size(2) == 1 or not query.numel():
         return reference.attend(call)
     if torch.is_autocast_enabled(query.device.type):
@@ -115,8 +117,17 @@ def _prepare_operands(
         **by_name,
     )
     starts = {name: runs.starts for name, runs in terms.runs.items()}
-    rule = Rule(terms.product, scale, dropout, saves=False, starts=starts, softcap=terms.softcap)
+    folds = terms.product and _can_fold(terms)
+    product = terms.product and not folds
+    rule = Rule(product, folds, scale, dropout, saves=False, starts=starts, softcap=terms.softcap)
     return rule, operands
+
+
+def _can_fold(terms: Terms) -> bool:
+    """Check whether a product is one of scaled queries and keys (see :mod:`.folded`)."""
+    runs = [terms.runs.get(name) for name, *_ in terms.given("table")]
+    same = bool(runs) and runs[0] is not None and all(other == runs[0] for other in runs)
+    return same and terms.gain is None and terms.first is None
 
 
 def _fold_scale(terms: Terms, scale: float) -> tuple[Terms, float]:

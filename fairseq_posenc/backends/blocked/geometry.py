@@ -33,7 +33,8 @@ SEPARATE_BELOW = 0.8
 class Rule(NamedTuple):
     """The settings of a call beside its tensors and sizes."""
 
-    product: bool  # whether terms are multiplied, else added
+    product: bool  # whether terms are multiplied, else added; False where they are folded
+    folds: bool  # whether terms are multiplied as scaled queries and keys (see `folded`)
     scale: float  # factor of the query
     dropout: float  # probability of dropping a weight
     saves: bool  # save the blocks' tensors for the backward pass, which else computes them again

@@ -23,12 +23,13 @@ or keys of a tile.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.blocked import dropout
+from fairseq_posenc.backends.blocked.folded import Factor, add_factor_gradients, multiply_factors
 from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Rule, Strip
 from fairseq_posenc.backends.blocked.operands import FORBIDDEN, Operands
 from fairseq_posenc.backends.blocked.reset import (
@@ -45,13 +46,7 @@ from fairseq_posenc.backends.blocked.skew import (
     sum_by_distance,
     view_by_distance,
 )
-from fairseq_posenc.backends.blocked.spread import (
-    Spread,
-    SpreadProducts,
-    add_pairs,
-    flatten_tiles,
-    multiply_pairs,
-)
+from fairseq_posenc.backends.blocked.spread import Patch, Spread, SpreadProducts, add_pairs
 from fairseq_posenc.backends.forward_cache import writable
 
 
@@ -61,8 +56,8 @@ class BlockState(NamedTuple):
     # products of queries and keys; a sum without a gain overwrites it
     content: Tensor | None = None
     gain: Tensor | None = None  # multiplies the content; a view of a table, never saved
-    # products of queries and their table rows; in a sum, maybe in tiles `(c, tiles, N, W)`. A
-    # `SpreadProducts` has one product for each run of distances; it is never saved
+    # products of queries and their table rows; in a sum, maybe in tiles `(c, tiles, N, W)`, or
+    # `SpreadProducts` with one product for each run of distances
     query_term: Tensor | SpreadProducts | None = None
     # products of keys and theirs; in a sum, maybe in tiles `(c, M, tiles, N)`
     key_term: Tensor | SpreadProducts | None = None
@@ -76,8 +71,7 @@ class BlockState(NamedTuple):
         They are the weights of a sum, and the parts of a product, whose gradients need each other.
         """
         if rule.product:
-            terms = (x if isinstance(x, Tensor) else None for x in (self.query_term, self.key_term))
-            return BlockState(self.content, None, *terms)
+            return BlockState(self.content, None, self.query_term, self.key_term)
         content = None if self.gain is None else self.content
         return BlockState(content, weights=self.weights, capped=self.capped)
 
@@ -89,7 +83,7 @@ class BlockState(NamedTuple):
         if gain is not None:
             scores = scores * gain
         if product:  # the content is needed again
-            return multiply_pairs(scores, *given, in_place=scores is not self.content)
+            return _multiply(scores, given)
         for term in given:
             add_pairs(scores, term)
         return scores
@@ -110,7 +104,7 @@ class BlockState(NamedTuple):
         else:  # only content and gain multiply each other
             other = {"content": self.gain, "gain": self.content}.get(name)
             others = [] if other is None else [other]
-        return multiply_pairs(grad, *others)
+        return _multiply(grad, others)
 
 
 class Scores:
@@ -199,6 +193,9 @@ class Scores:
                 totals.states[:, block.queries].add_(band.sum_rows(sums))
             band.add_table_gradient(totals.state_table, sums, given.states[:, block.queries])
         self._add_decay_gradients(block, grad, totals)
+        if self.rule.folds:  # there are no other gradients of queries and keys
+            self._add_table_gradients(block, state, grad, totals)
+            return
         product, lines = self.rule.product, self.locate_reset(block)
         query, key = given.query[:, block.queries], given.key[:, block.keys]
         content_grad = state.compute_gradient("content", grad, product)  # [c, M, W]
@@ -271,6 +268,11 @@ class Scores:
                 if total.size(0) == 1:
                     by_pair = by_pair.sum(0, keepdim=True)  # [1, M, W]
                 total[:, block.rows].add_(sum_by_distance(by_pair))  # [G, M + W - 1]
+        if self.rule.folds:
+            query_total, key_total = totals.query[:, block.queries], totals.key[:, :, block.keys]
+            tables = totals.query_table, totals.key_table
+            add_factor_gradients(*self._fold(block), grad, (query_total, key_total), tables)
+            return
         if given.query_table is not None:
             band = self.band("query_table", block, QUERY_SIDE)
             sums = band.sum_by_row(state.compute_gradient("query_term", grad, self.rule.product))
@@ -338,6 +340,8 @@ class Scores:
 
     def _compute_parts(self, block: Block, state: BlockState) -> BlockState:
         """Compute the missing parts of a block's scores, as if there were no reset."""
+        if self.rule.folds:
+            return BlockState(multiply_factors(*self._fold(block)))
         given = self.operands
         query, key = given.query[:, block.queries], given.key[:, block.keys]
         content, query_term, key_term = state.content, state.query_term, state.key_term
@@ -346,11 +350,25 @@ class Scores:
         if given.key_table is not None and key_term is None:
             key_term = self.band("key_table", block, KEY_SIDE).multiply(key)
         if self.rule.product:  # each is read several times: copy it into contiguous memory once
-            query_term = flatten_tiles(query_term, QUERY_SIDE)  # [c, M, W]
-            key_term = flatten_tiles(key_term, KEY_SIDE)
+            query_term, key_term = (  # [c, M, W]
+                term.flatten(1 + side, 2 + side)
+                if isinstance(term, Tensor) and term.dim() == 4
+                else term
+                for side, term in enumerate((query_term, key_term))
+            )
         if content is None:
             content = writable(query @ key.transpose(1, 2))  # [c, M, W]
         return BlockState(content, state.gain, query_term, key_term)
+
+    def _fold(self, block: Block) -> tuple[Factor, Factor, tuple[Patch, ...]]:
+        """Prepare the product of both sides of a block (:mod:`.folded`), and its patches."""
+        given, spreads = self.operands, []
+        for side, name in enumerate(("query_table", "key_table")):
+            band = None if getattr(given, name) is None else self.band(name, block, side)
+            spreads.append(band if isinstance(band, Spread) else None)
+        query = Factor(given.query[:, block.queries], spreads[0], QUERY_SIDE)
+        key = Factor(given.key[:, block.keys], spreads[1], KEY_SIDE)
+        return query, key, next(spread.patches for spread in spreads if spread is not None)
 
     def _compute_scores(self, block: Block, parts: BlockState) -> tuple[Tensor, BlockState]:
         """Compute the masked scores, and what their gradient needs, beside the parts."""
@@ -392,6 +410,14 @@ class Scores:
         if given.masked is not None:
             self.chunk.split_sentences(scores).add_(block.select_pairs(given.masked))
         return scores, parts._replace(scores=unscaled, capped=capped)
+
+
+def _multiply(pairs: Tensor, factors: list[Any]) -> Tensor:
+    """Multiply ``(c, M, W)`` by factors, into a new tensor unless there are none."""
+    product = pairs
+    for factor in factors:
+        product = pairs * factor if product is pairs else product.mul_(factor)
+    return product
 
 
 def _subtract(query_sums: Tensor, key_sums: Tensor, dtype: torch.dtype) -> Tensor:

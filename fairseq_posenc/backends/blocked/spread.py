@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -86,14 +86,17 @@ class Spread:
         """Sum each member's pairs of equal row in ``(c, M, W)``: ``(c, members, U)``."""
         sums = pairs.new_zeros(len(pairs), pairs.size(self.side + 1), self.rows.size(1))
         for patch in self.patches:
-            part = patch.select(pairs)
-            by_member = patch.select_members(sums, self.side)
-            if patch.row is not None:
-                by_member.select(2, patch.row).add_(part.sum(2 - self.side))
-            else:
-                part = part if self.side == QUERY_SIDE else part.transpose(1, 2)
-                by_member.scatter_add_(2, self.index(patch, len(pairs)), part)
+            self.add_by_row(sums, patch, patch.select(pairs))
         return sums
+
+    def add_by_row(self, sums: Tensor, patch: Patch, pairs: Tensor) -> None:
+        """Add the pairs of a patch to the sums ``(c, members, U)`` of their members and rows."""
+        sums = patch.select_members(sums, self.side)
+        if patch.row is not None:
+            sums.select(2, patch.row).add_(pairs.sum(2 - self.side))
+        else:
+            pairs = pairs if self.side == QUERY_SIDE else pairs.transpose(1, 2)
+            sums.scatter_add_(2, self.index(patch, len(pairs)), pairs)
 
     def sum_rows(self, sums: Tensor) -> Tensor:
         """Add up the rows by weight (:meth:`sum_by_row`) for each member, ``(c, members, D)``."""
@@ -128,14 +131,9 @@ class SpreadProducts(NamedTuple):
     def add_to(self, pairs: Tensor) -> None:
         """Add each pair's number to ``(c, M, W)``."""
         for patch in self.spread.patches:
-            patch.select(pairs).add_(self._select(patch))
+            patch.select(pairs).add_(self.select(patch))
 
-    def multiply_into(self, pairs: Tensor) -> None:
-        """Multiply ``(c, M, W)`` by each pair's number."""
-        for patch in self.spread.patches:
-            patch.select(pairs).mul_(self._select(patch))
-
-    def _select(self, patch: Patch) -> Tensor:
+    def select(self, patch: Patch) -> Tensor:
         """Look up the numbers of a patch's pairs, as broad as needed."""
         side = self.spread.side
         products = patch.select_members(self.products, side)
@@ -176,31 +174,9 @@ def split_patches(
     return tuple(patches) if far >= MIN_FAR * queries * keys else (Patch(*everything, None),)
 
 
-def flatten_tiles(term: Tensor | SpreadProducts | None, side: int) -> Any:
-    """Copy the tiles of a band to ``(c, M, W)``; leave anything else as it is."""
-    if isinstance(term, Tensor) and term.dim() == 4:
-        return term.flatten(1 + side, 2 + side)
-    return term
-
-
 def add_pairs(pairs: Tensor, term: Tensor | SpreadProducts) -> None:
     """Add a number of each pair to ``(c, M, W)``; those of bands may be in tiles."""
     if isinstance(term, SpreadProducts):
         term.add_to(pairs)
     else:
         (pairs.view(term.shape) if term.dim() == 4 else pairs).add_(term)
-
-
-def multiply_pairs(
-    pairs: Tensor, *factors: Tensor | SpreadProducts, in_place: bool = False
-) -> Tensor:
-    """Multiply ``(c, M, W)`` by factors, into a new tensor unless there are none."""
-    product = pairs
-    for factor in factors:
-        keeps = product is pairs and not in_place
-        if isinstance(factor, SpreadProducts):
-            product = pairs.clone() if keeps else product
-            factor.multiply_into(product)
-        else:
-            product = pairs * factor if keeps else product.mul_(factor)
-    return product

@@ -1,0 +1,136 @@
+"""Tables whose rows serve many distances: a step of decoding, and transformers' models beside.
+
+A step reads a new token through 12 layers of RoBERTa-base's width that have cached the keys of
+earlier ones. The models beside have one layer of the same sizes, in training with dropout:
+DebertaV2Model, and BertModel with ``relative_key`` (as ``shaw``) and ``relative_key_query`` (as
+``m4``), whose attention is not torch's fused one. All take turns; a ratio is to ``none``.
+
+    python benchmarks/repeated_rows.py --threads 1
+"""
+
+from __future__ import annotations
+
+from measuring.process import begin
+
+if __name__ == "__main__":
+    begin()
+
+import argparse
+from typing import Any
+
+import torch
+from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model
+
+from fairseq_posenc.api import SelfAttention, StackPositions
+from fairseq_posenc.modules.cache import Cache
+from measuring import timing
+from measuring.commands import add_common, new_parser, run_script
+from measuring.contenders import Contender
+from measuring.families import BASE, Case
+from measuring.page import Rows, repeated_rows_table
+from measuring.scopes import SCOPES
+
+ENCODINGS = ["shaw", "shaw(max_distance=16)", "m4m", "m4m(max_distance=16)", "deberta_v2", "t5"]
+PEERS = {
+    "DebertaV2Model": "deberta_v2",
+    "BertModel relative_key": "shaw",
+    "BertModel relative_key_query": "m4",
+}
+
+
+def parse_args(words: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = new_parser(__doc__)
+    add_common(parser, ENCODINGS)
+    add = parser.add_argument
+    add("--cached", type=int, default=2048, help="cached tokens of a step (default: 2048)")
+    add("--lengths", nargs="+", type=int, default=[512, 1024, 2048], help="n, of the models beside")
+    return parser.parse_args(words)
+
+
+def build_step(spec: str, cached: int) -> timing.Pass:
+    """Build a step of decoding after ``cached`` tokens, which leaves the caches as they were."""
+    torch.manual_seed(1)
+    positions = StackPositions(spec, BASE.embed_dim, BASE.num_heads, cached + 1, causal=True).eval()
+    layers = [SelfAttention(positions).eval() for _ in range(BASE.layers)]
+    x = torch.randn(1, cached + 1, BASE.embed_dim)
+    caches = [Cache() for _ in layers]
+    with torch.no_grad():
+        embedded, shared = positions(x[:, :cached])
+        for layer, cache in zip(layers, caches):
+            layer(embedded, shared, cache)
+
+    @torch.no_grad()
+    def run() -> None:
+        token, shared = positions(x[:, cached:], past=cached)
+        for layer, cache in zip(layers, caches):
+            token, _ = layer(token, shared, Cache(dict(cache.state)))
+
+    return run
+
+
+def build_peer(name: str, case: Case) -> timing.Pass:
+    """Build a training step of a model of transformers with one layer."""
+    sizes: dict[str, Any] = {
+        "hidden_size": BASE.embed_dim,
+        "num_attention_heads": BASE.num_heads,
+        "intermediate_size": BASE.ffn_dim,
+        "num_hidden_layers": 1,
+        "vocab_size": 8,
+        "max_position_embeddings": max(case.length, 512),
+    }
+    torch.manual_seed(1)
+    if name == "DebertaV2Model":
+        relative: dict[str, Any] = {"relative_attention": True, "position_buckets": 256}
+        relative |= {"pos_att_type": ["c2p", "p2c"], "norm_rel_ebd": "layer_norm"}
+        relative |= {"share_att_key": True, "position_biased_input": False}
+        model: Any = DebertaV2Model(DebertaV2Config(**sizes, **relative))
+    else:
+        kind = name.split()[1]
+        config = BertConfig(**sizes, position_embedding_type=kind, attn_implementation="eager")
+        model = BertModel(config, add_pooling_layer=False)
+    x = torch.randn(case.batch, case.length, BASE.embed_dim, requires_grad=True)
+    model.train()
+
+    def run() -> None:
+        model(inputs_embeds=x).last_hidden_state.sum().backward()
+
+    return run
+
+
+def measure(args: argparse.Namespace) -> Rows:
+    """Measure steps of decoding, and layers beside models of transformers."""
+    rows: Rows = []
+    specs = ["none", *(spec for spec in args.encodings if spec != "none")]
+    rows += _time(
+        "a step of 12 layers",
+        args.cached,
+        {spec: build_step(spec, args.cached) for spec in specs},
+        args,
+    )
+    for length in args.lengths:
+        case = Case(length, args.batch or 1, args.dropout, torch.float32, args.device)
+        ours = ["none", *PEERS.values()]
+        passes = {spec: SCOPES["layer"](Contender(spec, "blocked"), case) for spec in ours}
+        passes |= {name: build_peer(name, case) for name in PEERS}
+        rows += _time("a layer in training", length, passes, args)
+    return rows
+
+
+def _time(kind: str, length: int, passes: dict[str, timing.Pass], args: argparse.Namespace) -> Rows:
+    """Time passes that take turns; the first is what the ratios are to."""
+    rounds = timing.interleaved(list(passes.values()), args.device, args.rounds, args.seconds)
+    return [
+        {
+            "encoding": name,
+            "pass": kind,
+            "length": length,
+            "seconds": timing.median(rounds, index),
+            "ratio": timing.ratio(rounds, index, 0),
+        }
+        for index, name in enumerate(passes)
+    ]
+
+
+if __name__ == "__main__":
+    run_script("repeated_rows", parse_args, measure, repeated_rows_table)
