@@ -25,7 +25,7 @@ class Span(NamedTuple):
         high: the highest.
         device: of tables.
         ids: ``(B or 1, S)``, of the keys, if distances are differences of these in place of
-            places. They may then be any.
+            places. They may then be any. On several axes ``(B or 1, S, axes)``.
         tgt_len: T, beside ids.
     """
 
@@ -44,8 +44,13 @@ class Span(NamedTuple):
         """List the distances as an int64 tensor ``(R,)``."""
         return torch.arange(self.low, self.high + 1, device=self.device)
 
+    @property
+    def has_axes(self) -> bool:
+        """Whether ids are positions on several axes."""
+        return self.ids is not None and self.ids.dim() == 3
+
     def differences(self) -> Tensor:
-        """Subtract the ids of queries from those of keys, ``(B or 1, T, S)``."""
+        """Subtract the ids of queries from those of keys, ``(B or 1, T, S)``, or of each axis."""
         assert self.ids is not None
         return self.ids[:, None] - self.ids[:, self.ids.size(1) - self.tgt_len :, None]
 
@@ -177,7 +182,7 @@ class Positions(NamedTuple):
         """Replace the position of each token by a caller's ids, ``(B or 1, S)``.
 
         Args:
-            ids: whole numbers, or real ones.
+            ids: whole numbers, or real ones; on several axes ``(B or 1, S, axes)``.
             name: of the ids, for errors.
 
         Raises:
@@ -185,11 +190,12 @@ class Positions(NamedTuple):
         """
         ids = ids.float() if ids.is_floating_point() else ids.long()
         if self.padded:
-            ids = ids.masked_fill(self.tokens.eq(self.padding_idx), 0)  # [B, S]
+            padding = self.tokens.eq(self.padding_idx)  # [B, S]
+            ids = ids.masked_fill(padding[..., None] if ids.dim() == 3 else padding, 0)
         longest, consecutive = 0, False
         # Elsewhere the check of a table finds ids that are too large.
         if may_sync(ids.device, decoding=self.tgt_len < ids.size(1)) and ids.numel():
-            follow = self._follow_places(ids).all()
+            follow = self._follow_places(ids if ids.dim() == 2 else ids[..., 0]).all()
             least, most, consecutive = torch.stack([*ids.aminmax(), follow.to(ids.dtype)]).tolist()
             if least < 0:
                 raise UserError(f"{name}: {least} is below 0; positions count from 0")
@@ -202,7 +208,7 @@ class Positions(NamedTuple):
             drawn=None,
             longest=longest,
             counted=False,
-            consecutive=bool(consecutive),
+            consecutive=bool(consecutive) and ids.dim() == 2,
         )
 
     def _follow_places(self, ids: Tensor) -> Tensor:

@@ -29,7 +29,8 @@ class Alibi(Encoding):
     Differs:
         the paper is about causal models. ``mode=symmetric`` (default in encoders) penalises later
         keys like earlier ones; ``mode=asymmetric`` gives them the slopes of the heads in
-        reverse order; ``mode=causal`` (default in decoders) insists on a causal model.
+        reverse order; ``mode=causal`` (default in decoders) insists on a causal model. On several
+        ``axes`` the penalties of all are added.
     """
 
     acts_on = "scores"
@@ -42,8 +43,10 @@ class Alibi(Encoding):
         *,
         mode: Literal["auto", "causal", "symmetric", "asymmetric"] = "auto",
         scale_factor: float = 1.0,
+        axes: int = 1,
     ) -> None:
         super().__init__(dims)
+        self.axes = axes
         if mode == "causal" and not dims.causal:
             raise UserError("alibi(mode=causal) needs a causal model; an encoder sees later keys")
         self.mode = mode
@@ -53,7 +56,7 @@ class Alibi(Encoding):
         """Compute the penalties as bias in float32, ``(H, R)``, or by pair."""
         if positions.drawn is not None:
             return self._penalise_drawn_positions(positions.drawn)
-        return Terms.by_distance(span, self._penalise, self.scale_factor)
+        return Terms.by_distance(span, self._penalise, self.scale_factor, self.axes)
 
     def _penalise(self, distances: Tensor) -> Tensor:
         """Compute the penalty of each head at distances ``(...)``, ``(H, ...)`` in float32."""
@@ -64,7 +67,8 @@ class Alibi(Encoding):
 
     def _penalise_drawn_positions(self, drawn: Tensor) -> Terms:
         """Penalise the distances of positions ``(B or 1, S)``, as what is forgotten from each."""
-        slopes = to_fixed(make_constant(head_slopes(self.dims.num_heads), drawn.device))  # [H]
+        heads = make_constant(head_slopes(self.dims.num_heads), drawn.device)
+        slopes = to_fixed(self.axes * heads)  # [H]
         later = slopes.flip(0) if self.mode == "asymmetric" else slopes
         decay, later_decay = (
             split_fixed(-x[:, None] * drawn[:, None]) for x in (slopes, later)

@@ -195,6 +195,11 @@ class Encoding(nn.Module):
         return positions
 
     @classmethod
+    def count_axes(cls, options: Mapping[str, Any]) -> int | None:
+        """Count the axes of positions with given options; None if positions are not read."""
+        return None if cls.takes_ids == "unread" else options.get("axes", 1)
+
+    @classmethod
     def drawn_from(cls, options: Iterable[tuple[str, Any]]) -> int | None:
         """Read from options how many numbers positions are drawn from; None where they are not."""
         return None

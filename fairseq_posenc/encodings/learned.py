@@ -1,5 +1,6 @@
 """Learned absolute positions: of a row, as in BERT and RoBERTa, or of each sentence in it."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,11 +14,12 @@ class Learned(Encoding):
     """A trained vector for each position is added to the token embeddings.
 
     Equation:
-        x_i = w_i + p_i, where i counts the row's real tokens from 0.
+        x_i = w_i + p_i, where i counts the row's real tokens from 0. On several ``axes`` the
+        vectors of all are added.
     Shapes:
-        table ``(n, C)``; adds ``(B or 1, T, C)``.
+        table ``(axes * n, C)``; adds ``(B or 1, T, C)``.
     Parameters:
-        n * C
+        axes * n * C
     Source:
         Devlin et al. (2018), "BERT", arXiv:1810.04805; fairseq's LearnedPositionalEmbedding.
     Differs:
@@ -28,15 +30,16 @@ class Learned(Encoding):
     acts_on = "input"
     cost = Cost("n C", "n C")
 
-    def __init__(self, dims: Dims) -> None:
+    def __init__(self, dims: Dims, *, axes: int = 1) -> None:
         super().__init__(dims)
+        self.axes = axes
         # An nn.Embedding, so that fairseq's BERT initialisation reaches it as it does its own.
-        self.table = nn.Embedding(dims.max_positions, dims.embed_dim)
+        self.table = nn.Embedding(axes * dims.max_positions, dims.embed_dim)
 
     @property
     def max_positions(self) -> int:
         """The number of positions, under the name of fairseq's ``embed_positions``."""
-        return self.table.num_embeddings
+        return self.table.num_embeddings // self.axes
 
     def reset_parameters(self) -> None:
         """Draw the vectors as fairseq does outside BERT: normal, standard deviation C^-0.5."""
@@ -49,7 +52,15 @@ class Learned(Encoding):
             UserError: a position lies beyond the table.
         """
         positions.check_limit(self.dims.max_positions, self.name)
-        return F.embedding(positions.queries(positions.places), self.table.weight)
+        ids = positions.queries(positions.places)
+        if self.axes == 1:
+            return F.embedding(ids, self.table.weight)
+        ids = ids if ids.dim() == 3 else ids[..., None].expand(-1, -1, self.axes)
+        rows, size = self.table.num_embeddings, self.max_positions
+        firsts = torch.arange(0, rows, size, device=ids.device)
+        # What is beyond the rows of its axis is beyond the table, whose check finds it.
+        index = torch.where(ids < size, ids + firsts, rows)  # [B or 1, T, axes]
+        return F.embedding(index, self.table.weight).sum(2)
 
 
 @register("sentence_learned")
@@ -71,6 +82,9 @@ class SentenceLearned(Learned):
         with ``include_target_tokens``, as in the recipe ``a_none``. In a row without ``<s>``, such
         as a source in translation, the first token is at 0.
     """
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__(dims)
 
     def embed(self, positions: Positions) -> Tensor:
         """Look up the vectors of the queries' positions in their sentences, ``(B, T, C)``.

@@ -1,6 +1,7 @@
 """Local attention: a query sees only keys of its window, its chunk, or its document."""
 
-from typing import Literal, Optional
+from collections.abc import Mapping
+from typing import Any, Literal, Optional
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.locality import Locality
@@ -35,6 +36,11 @@ class Window(Encoding):
         super().__init__(dims)
         self.size = size
         self.first = first
+
+    @classmethod
+    def count_axes(cls, options: Mapping[str, Any]) -> int | None:
+        """Count the axes of positions, which ``first`` alone reads."""
+        return 1 if options.get("first") else None
 
     def locality(self, positions: Positions) -> Locality:
         """Limit the distance of keys. Padding lies outside of sentences and moves no token."""

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
-from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.encodings.distance_table import DistanceEncoding, DistanceTable
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
 
@@ -86,9 +87,42 @@ class Raffel(DistanceEncoding):
 
     vectors = False
 
+    def __init__(
+        self,
+        dims: Dims,
+        *,
+        max_distance: Optional[int] = None,
+        per_head: bool = False,
+        scale_factor: float = 1.0,
+        reset: bool = False,
+        axes: int = 1,
+    ) -> None:
+        super().__init__(
+            dims,
+            max_distance=max_distance,
+            per_head=per_head,
+            scale_factor=scale_factor,
+            reset=reset,
+        )
+        self.axes = axes
+        if axes > 1:
+            if reset:
+                raise UserError("raffel(reset=true) has one axis: leave out axes or reset")
+            groups = axes * self.table.weight.size(0)
+            self.table = DistanceTable(self.table.max_distance, groups=groups)
+
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Compute the scaled rows as bias, ``(G, R)``."""
+        """Compute the scaled rows as bias, ``(G, R)``, or by pair."""
+        if span.has_axes:
+            limit = self.table.max_distance
+            tables = self.table.weight.unflatten(0, (self.axes, -1))
+            tables = tables * self.dims.scale(self.scale_factor)  # [axes, G, 2K+1]
+            return Terms.by_axis(
+                span, tables, lambda x: x.clamp(-limit, limit) + limit, self.scale_factor
+            )
         rows, runs = self.table.select(span)
+        if self.axes > 1:
+            rows = rows.unflatten(0, (self.axes, -1)).sum(0)
         return Terms(
             bias=rows * self.dims.scale(self.scale_factor),
             scale_factor=self.scale_factor,

@@ -1,11 +1,14 @@
 """Rotary position embedding."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, Optional
 
 import torch
 from torch import Tensor
 
+from fairseq_posenc.encodings.axes import Sections, assign_axes
 from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.precision import make_constant
 from fairseq_posenc.encodings.rope_scaling import Scaling
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.encodings.terms import Cost
@@ -34,7 +37,12 @@ class Rope(Encoding):
         the length n of ``dynamic`` and ``longrope`` is the model's number of positions, whatever
         the input, so that decoding equals the full pass. ``fraction`` rotates only the first part
         of each head; ``cross_attention`` also rotates, in a translation model's decoder, queries by
-        their target position and the source's keys by theirs.
+        their target position and the source's keys by theirs. On several ``axes``, pairs turn by
+        the position on theirs: each axis has equal parts and all frequencies (Qwen2-VL's encoder,
+        SAM 2, DINOv3); with ``sections``, the number of pairs of each, they share one range of
+        frequencies (M-RoPE of Qwen2-VL, arXiv:2409.12191), and with ``pairs=interleaved`` take
+        turns in it (Qwen3-VL); ``pairs=alternating``: they take turns, and the pairs of an axis
+        stand together (Pixtral, arXiv:2410.07073). Text has equal positions on all axes.
     """
 
     acts_on = "rotation"
@@ -52,6 +60,9 @@ class Rope(Encoding):
         layout: Literal["interleaved", "half"] = "interleaved",
         scaling: Scaling = Scaling(),  # noqa: B008  (frozen)
         cross_attention: bool = False,  # for the decoder's layers, which build that attention
+        axes: Optional[int] = None,
+        sections: Optional[Sections] = None,
+        pairs: Literal["blocks", "interleaved", "alternating"] = "blocks",
     ) -> None:
         super().__init__(dims)
         self.rotated = int(fraction * dims.head_dim)
@@ -66,8 +77,22 @@ class Rope(Encoding):
         self.base = base
         # The configuration of an exported model holds its text.
         self.scaling = Scaling.parse(scaling) if isinstance(scaling, str) else scaling
-        self.scaling.check(self.name, self.rotated)
+        if isinstance(sections, str):
+            sections = Sections.parse(sections)
+        self.sections, self.pairs = sections, pairs
+        self.axes = axes or len(sections or "1")
+        if sections is not None and pairs == "alternating":
+            raise UserError(f"{self.name}(pairs=alternating): its axes have equal parts")
+        # The axis by which each pair turns, `(rotated / 2,)`.
+        assigned = assign_axes(self.name, self.rotated // 2, self.axes, sections, pairs)
+        self.pair_axes = make_constant(assigned, torch.device("cpu"), torch.long)
+        self.scaling.check(self.name, self._range_width)
         self._compute_frequencies()
+
+    @classmethod
+    def count_axes(cls, options: Mapping[str, Any]) -> int:
+        """Count the axes, or the sections that stand for them."""
+        return options.get("axes") or len(options.get("sections") or "1")
 
     def trained_at(self, length: int) -> None:
         """Set the length that the weights were trained at."""
@@ -80,15 +105,29 @@ class Rope(Encoding):
         self._compute_frequencies()
 
     def rotation(self, ids: Tensor) -> PairRotation:
-        """Compute the rotation at positions ``ids``, ``(B or 1, T)``, in float32."""
+        """Compute the rotation at positions ``ids``, ``(B or 1, T)``, in float32.
+
+        On several axes ids are ``(B or 1, T, axes)``; with one number for each token, it is its
+        position on all axes.
+        """
         frequencies = self.angles_per_position().to(ids.device, non_blocking=True)
-        angles = ids[:, None, :, None] * frequencies  # [B or 1, 1, T, rotated/2]
+        if ids.dim() == 3:
+            ids = ids[..., self.pair_axes.to(ids.device, non_blocking=True)]
+        else:
+            ids = ids[..., None]
+        angles = ids[:, None] * frequencies  # [B or 1, 1, T, rotated/2]
         gains = torch.full_like(angles, self.gain)
         return PairRotation(torch.polar(gains, angles), self.layout == "half")
 
     def angles_per_position(self) -> Tensor:
         """Select the angle by which each pair turns at a position, ``(rotated / 2,)``."""
         return self.frequencies
+
+    @property
+    def _range_width(self) -> int:
+        """The number of coordinates over which frequencies fall from 1 to 1 / base."""
+        has_ranges = self.pairs == "blocks" and self.sections is None
+        return self.rotated // self.axes if has_ranges else self.rotated
 
     def order(self) -> Tensor:
         """Order a head's coordinates, ``(D,)``, by the pairs that are rotated."""
@@ -98,5 +137,10 @@ class Rope(Encoding):
         return order
 
     def _compute_frequencies(self) -> None:
-        self.frequencies = self.scaling.frequencies(self.base, self.rotated, self.dims)
+        frequencies = self.scaling.frequencies(self.base, self._range_width, self.dims)
+        if self._range_width < self.rotated:
+            frequencies = frequencies.repeat(self.axes)
+        elif self.pairs == "alternating":
+            frequencies = frequencies.view(-1, self.axes).t().flatten()
+        self.frequencies = frequencies
         self.gain = self.scaling.gain(self.dims)

@@ -30,6 +30,7 @@ class Sinusoidal(Encoding):
         nothing with ``layout=interleaved`` and ``scale=1``. ``layout=half``, as in Marian: all
         sines, then all cosines. ``layout=fairseq``, for checkpoints of fairseq's own models: the
         same with frequencies 10000^(-t/(C/2 - 1)), and positions counted from padding_idx + 1.
+        On several ``axes``, each has an equal part of the width, as in MAE (arXiv:2111.06377).
         ``scale=0.03`` is for masked LMs, whose token embeddings start with a standard deviation of
         0.02: sinusoids of 0.7 drown them.
     """
@@ -44,10 +45,13 @@ class Sinusoidal(Encoding):
         *,
         layout: Literal["interleaved", "half", "fairseq"] = "interleaved",
         scale: float = 1.0,
+        axes: int = 1,
     ) -> None:
         super().__init__(dims)
-        if dims.embed_dim % 2:
-            raise UserError(f"sinusoidal needs an even width, not {dims.embed_dim}")
+        if dims.embed_dim % (2 * axes):
+            needed = "an even width" if axes == 1 else f"a multiple of {2 * axes} as width"
+            raise UserError(f"sinusoidal needs {needed}, not {dims.embed_dim}")
+        self.axes = axes
         self.layout = layout
         self.scale = scale
 
@@ -62,8 +66,17 @@ class Sinusoidal(Encoding):
         return F.embedding(ids, self.scale * self.vectors(rows + before))
 
     def vectors(self, index: Tensor) -> Tensor:
-        """Compute p of positions ``index`` of any shape: ``(*index.shape, C)`` in float32."""
-        half = self.dims.embed_dim // 2
+        """Compute p of positions ``index`` of any shape: ``(*index.shape, C)`` in float32.
+
+        If positions are on several axes, ``index`` is ``(B or 1, T, axes)``.
+        """
+        if index.dim() == 3:
+            return torch.cat([self._axis_vectors(ids) for ids in index.unbind(-1)], -1)
+        return torch.cat([self._axis_vectors(index)] * self.axes, -1)
+
+    def _axis_vectors(self, index: Tensor) -> Tensor:
+        """Compute the part of an axis, ``(*index.shape, C / axes)``."""
+        half = self.dims.embed_dim // (2 * self.axes)
         steps = half - 1 if self.layout == "fairseq" else half
         exponents = torch.arange(half, dtype=torch.float32, device=index.device) / max(steps, 1)
         # Angles from frequencies in float32, never in the model's half precision.

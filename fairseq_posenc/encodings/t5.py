@@ -28,15 +28,16 @@ class T5(Encoding):
         head, half of the buckets hold one distance each, the other half ranges that grow
         logarithmically up to max_distance.
     Shapes:
-        table ``(H, buckets)``, one for all layers.
+        table ``(axes * H, buckets)``, one for all layers.
     Parameters:
-        buckets * h
+        axes * buckets * h
     Source:
         Raffel et al. (2020), "Exploring the Limits of Transfer Learning", arXiv:1910.10683,
         section 2.1; buckets as in the authors' code.
     Differs:
         the scores keep their scale, which T5 folds into its initialisation (``scale_factor``).
-        Encoders give half of the buckets to each direction, decoders all to the past.
+        Encoders give half of the buckets to each direction, decoders all to the past. On several
+        ``axes`` each has a table, and their numbers are added.
     """
 
     acts_on = "scores"
@@ -49,17 +50,23 @@ class T5(Encoding):
         num_buckets: int = 32,
         max_distance: int = 128,
         scale_factor: float = 1.0,
+        axes: int = 1,
     ) -> None:
         super().__init__(dims)
+        self.axes = axes
         self.num_buckets, self.max_distance = num_buckets, max_distance
         self.buckets = Buckets.build(self.name, num_buckets, max_distance, not dims.causal)
         self.scale_factor = scale_factor
-        self.table = nn.Parameter(torch.empty(dims.num_heads, num_buckets))
+        self.table = nn.Parameter(torch.empty(axes * dims.num_heads, num_buckets))
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Look up the buckets' numbers as bias, ``(H, R)``."""
+        tables = self.table.view(self.axes, self.dims.num_heads, -1)
+        if span.has_axes:
+            return Terms.by_axis(span, tables, self.buckets.find, self.scale_factor)
         index, runs = self.buckets.select(span)
-        return Terms(bias=self.table[:, index], scale_factor=self.scale_factor).with_runs(runs)
+        table = self.table if self.axes == 1 else tables.sum(0)
+        return Terms(bias=table[:, index], scale_factor=self.scale_factor).with_runs(runs)
 
 
 class Buckets(NamedTuple):

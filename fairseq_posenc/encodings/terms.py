@@ -147,19 +147,41 @@ class Terms(NamedTuple):
 
     @classmethod
     def by_distance(
-        cls, span: Span, bias: Callable[[Tensor], Tensor], scale_factor: float
+        cls,
+        span: Span,
+        bias: Callable[[Tensor], Tensor],
+        scale_factor: float,
+        axes: int = 1,
     ) -> Terms:
-        """Add a function of the distance to the scores.
+        """Add a function of the distance to the scores, or that of each axis.
 
         Args:
             span: of the distances.
             bias: ``(H, ...)`` at distances ``(...)``.
             scale_factor: see :class:`Terms`.
+            axes: the number of axes.
         """
         if span.ids is None:
-            return cls(bias=bias(span.distances()), scale_factor=scale_factor)  # [H, R]
-        pairs = bias(span.differences()).transpose(0, 1)  # [B or 1, H, T, S]
+            return cls(bias=axes * bias(span.distances()), scale_factor=scale_factor)  # [H, R]
+        pairs = bias(span.differences()).transpose(0, 1)  # [B or 1, H, T, S], or of each axis
+        pairs = pairs.sum(-1) if span.ids.dim() == 3 else axes * pairs
         return cls(pair_bias=pairs, scale_factor=scale_factor)
+
+    @classmethod
+    def by_axis(
+        cls, span: Span, tables: Tensor, find: Callable[[Tensor], Tensor], scale_factor: float
+    ) -> Terms:
+        """Look up the bias of the distance on each axis, and add them up.
+
+        Args:
+            span: of the distances, by ids on several axes.
+            tables: ``(axes, G, R)``.
+            find: the rows of distances of any shape.
+            scale_factor: see :class:`Terms`.
+        """
+        distances = span.differences().unbind(-1)  # of each axis, [B or 1, T, S]
+        biases = [table[:, find(x)] for table, x in zip(tables, distances)]
+        return cls(pair_bias=sum(biases).transpose(0, 1), scale_factor=scale_factor)
 
     def given(self, *places: str) -> Iterator[tuple[str, Term, Tensor]]:
         """Yield name, description and tensor of the described terms that are not None.

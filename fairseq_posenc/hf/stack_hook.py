@@ -25,7 +25,7 @@ from fairseq_posenc.hf.attention import (
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import read_trained_length
 from fairseq_posenc.hf.record import RecordedPositions
-from fairseq_posenc.modules.stack_positions import StackPositions
+from fairseq_posenc.modules.stack_positions import StackPositions, join_ids, read_position_ids
 from fairseq_posenc.positions import may_sync, syncs
 from fairseq_posenc.registry import get
 
@@ -102,8 +102,9 @@ class HookedPositions(RecordedPositions, StackPositions):
                 f"the attention of this model was set to {attention!r}, which leaves its "
                 f"positions out: model.set_attn_implementation({NAME!r})"
             )
+        given = self._take_axes(named)
         if self.is_native and self.input is None:
-            ids = self._count_ids(named) if any(self.is_rotated) else None
+            ids = self._count_ids(named, given) if any(self.is_rotated) else None
             if ids is not None:
                 rotations, dtype = self._rotations(ids), stack.module.dtype
                 named[STATE] = PassState(
@@ -119,7 +120,9 @@ class HookedPositions(RecordedPositions, StackPositions):
             return (), named
         batch, tgt_len = embeddings.shape[:2]
         padding = self._read_padding(named, batch, past + tgt_len)
-        ids, documents = self._read_ids(named, padding, past, embeddings, stack.config)
+        ids, documents = self._read_ids(named, given, padding, past, embeddings, stack.config)
+        if ids is not None and ids.dim() == 3:
+            ids = ids.permute(2, 0, 1)  # [axes, B or 1, S]
         scale = stack.inner_scale
         embeddings, shared = self(
             embeddings * scale, padding, past, position_ids=ids, document_ids=documents
@@ -167,9 +170,24 @@ class HookedPositions(RecordedPositions, StackPositions):
         """Compute what a kind of layers rotates by again, at positions ``(B or 1, T)``."""
         return self._make_cosines(self.shared.rotation(ids, kind), dtype)
 
-    def _count_ids(self, named: dict[str, Any]) -> Tensor | None:
-        """Count the new tokens as transformers does, but without padding: ``(B or 1, T)``."""
+    def _take_axes(self, named: dict[str, Any]) -> Tensor | None:
+        """Take the caller's position ids, ``(B or 1, T)`` or ``(B or 1, T, axes)``.
+
+        The model's own code, which then has no use for them, is left those of the first axis.
+
+        Raises:
+            UserError: ids on axes that the encodings do not have.
+        """
         ids: Tensor | None = named.get("position_ids")
+        if ids is None or ids.dim() != 3:
+            return ids
+        named["position_ids"] = ids[0]
+        return read_position_ids(
+            "position_ids", ids, self.assembly.spec, ids.size(1), (ids.size(2),)
+        )
+
+    def _count_ids(self, named: dict[str, Any], ids: Tensor | None) -> Tensor | None:
+        """Count the new tokens as transformers does, but without padding: ``(B or 1, T)``."""
         x = named.get("input_ids")
         x = named.get("inputs_embeds") if x is None else x
         if ids is not None or x is None:
@@ -231,6 +249,7 @@ class HookedPositions(RecordedPositions, StackPositions):
     def _read_ids(
         self,
         named: dict[str, Any],
+        ids: Tensor | None,
         padding: Tensor | None,
         past: int,
         embeddings: Tensor,
@@ -239,12 +258,14 @@ class HookedPositions(RecordedPositions, StackPositions):
         """Read position ids that differ from the count of tokens, and the documents they mean.
 
         Returns:
-            position ids, ``(B or 1, S)``, and the number of each token's document, ``(B, S)``;
-            each may be None.
+            position ids, ``(B or 1, S)`` or ``(B or 1, S, axes)``, and the number of each token's
+            document, ``(B, S)``; each may be None.
         """
         tgt_len = embeddings.size(1)
-        ids, documents = named.get("position_ids"), named.pop("document_ids", None)
+        documents = named.pop("document_ids", None)
         if self.has_documents:
+            if ids is not None and ids.dim() == 3:
+                raise UserError("position_ids on several axes do not tell documents apart")
             if documents is None:
                 is_cached = self._find_cache(named) is not None
                 documents = self._number_documents(ids, padding, past, embeddings, is_cached)
@@ -265,13 +286,18 @@ class HookedPositions(RecordedPositions, StackPositions):
             return None, None
         before = counted[:, :past] if earlier is None else earlier[:, :past]
         rows = max(before.size(0), ids.size(0))
-        ids = torch.cat([before.expand(rows, -1), ids.expand(rows, -1)], 1)  # [B or 1, S]
-        if self.reads_all_ids and self.assembly.dims.causal:
+        if before.size(0) not in (1, rows) or ids.size(0) not in (1, rows):
+            raise UserError(
+                f"position_ids are of {ids.size(0)} rows, but those of the tokens in the cache of "
+                f"{before.size(0)}"
+            )
+        ids = join_ids(before.expand(rows, *before.shape[1:]), ids.expand(rows, *ids.shape[1:]))
+        if self.assembly.dims.causal:
             self._keep_ids(ids, named, cache, config)
         return ids, None
 
     def _differ(self, ids: Tensor, counted: Tensor, padding: Tensor | None, past: int) -> bool:
-        """Check whether new tokens' ids, ``(B or 1, T)``, are others than their count.
+        """Check whether new tokens' ids, ``(B or 1, T, ...)``, are others than their count.
 
         Raises:
             UserError: they start again.
@@ -280,10 +306,12 @@ class HookedPositions(RecordedPositions, StackPositions):
             return True
         if past > 0 and syncs(ids.device):  # the first pass was checked
             return False
-        differs = ids.ne(counted[:, past:])
+        has_axes = ids.dim() == 3
+        counted = counted[:, past:]
+        differs = ids.ne(counted[..., None]).any(-1) if has_axes else ids.ne(counted)
         if padding is not None:
             differs = differs & ~padding[:, past:]
-        elif bool((ids.diff(dim=1) < 0).any()):
+        elif not has_axes and bool((ids.diff(dim=1) < 0).any()):
             raise UserError(
                 f"position_ids start again, as in a packed batch: add +documents to "
                 f"{self.assembly.spec}, so that attention stays inside each document"
@@ -298,7 +326,8 @@ class HookedPositions(RecordedPositions, StackPositions):
         if cache is None and (config.use_cache if uses_cache is None else uses_cache):
             if config.is_encoder_decoder:
                 raise UserError("position_ids that do not count the tokens: pass use_cache=False")
-            cache = named["past_key_values"] = DynamicCache(config=config)
+            name = next(name for name in CACHES if name in self.parameter_names)
+            cache = named[name] = DynamicCache(config=config)
         if cache is not None:
             setattr(cache, GIVEN, ids)
 

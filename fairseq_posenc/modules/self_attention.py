@@ -103,7 +103,8 @@ class SelfAttention(AttentionCore, nn.Module):
             query, key, value, shared, x, cache, dropout=dropout, need_weights=need_weights
         )
         if cache is not None and not shared.positions.counted:
-            cache.state["ids"] = shared.positions.ids.expand(x.size(0), -1)
+            ids = shared.positions.ids
+            cache.state["ids"] = ids.expand(x.size(0), *ids.shape[1:])
         attended, weights = attend(*call, requested=self.backend)
         return self.merge_heads(attended), weights
 

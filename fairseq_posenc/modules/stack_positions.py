@@ -50,14 +50,14 @@ class StackPositions(nn.Module):
         limits = self.assembly.limits()
         # These encodings measure distances between places in a row, padding included.
         self.has_tables, self.has_window = tables, limits.window is not None
-        encodings = [get(item.name) for item in self.assembly.spec.items]
         # Distances and visible keys depend on the positions of all tokens, earlier ones included.
         self.reads_all_ids = (
             limits.segments is not None
             or limits.first_keys is not None
             or any(
-                encoding.acts_on == "scores" and encoding.takes_ids != "unread"
-                for encoding in encodings
+                encoding.acts_on == "scores" and encoding.count_axes(dict(item.options))
+                for item in self.assembly.spec.items
+                for encoding in [get(item.name)]
             )
         )
         self.input = self.assembly.build_input()
@@ -86,7 +86,7 @@ class StackPositions(nn.Module):
                 ``(batch or 1, past + tgt_len)``, which encodings of the scores need; by default
                 tokens are counted from 0. The distance of a key is its position minus that of the
                 query. Directions and windows follow the order of the tokens. Real numbers are
-                rounded to float32.
+                rounded to float32. On several axes ``(axes, batch or 1, ...)``.
             document_ids: for a spec with ``documents``, the number of each token's document,
                 ``(batch, past + tgt_len)``.
             source_length: number of tokens in an encoder's output, for a :class:`CrossAttention`
@@ -161,7 +161,7 @@ class StackPositions(nn.Module):
         positions = positions_from_padding(batch, length, length, padding, device)
         if ids is None:
             return positions
-        check_position_ids("source_position_ids", ids, self.assembly.spec, batch, (length,))
+        ids = read_position_ids("source_position_ids", ids, self.assembly.spec, batch, (length,))
         return positions.replace_ids(ids, "source_position_ids")
 
     def _split_documents(self, positions: Positions, ids: Tensor | None) -> Positions:
@@ -188,15 +188,16 @@ class StackPositions(nn.Module):
         """Replace the position of each token by a caller's ids."""
         (batch, src_len), tgt_len = positions.tokens.shape, positions.tgt_len
         lengths = (tgt_len,) if tgt_len == src_len else (tgt_len, src_len)
-        check_position_ids("position_ids", ids, self.assembly.spec, batch, lengths)
+        ids = read_position_ids("position_ids", ids, self.assembly.spec, batch, lengths)
         if past_ids is not None and ids.size(1) < src_len:
-            ids = torch.cat([past_ids, ids.expand(past_ids.size(0), -1)], 1)
+            ids = join_ids(past_ids, ids.expand(past_ids.size(0), *ids.shape[1:]))
         if ids.size(1) < src_len and self.reads_all_ids:
             raise UserError(
                 f"position_ids {tuple(ids.shape)}: {self.assembly.spec} also needs those of the "
                 f"earlier tokens, ({batch} or 1, {src_len}); or pass a layer's cache as past"
             )
-        return positions.replace_ids(F.pad(ids, (src_len - ids.size(1), 0)))
+        missing = ids.new_zeros(ids.size(0), src_len - ids.size(1), *ids.shape[2:])
+        return positions.replace_ids(torch.cat([missing, ids], 1))
 
 
 def check_embeddings(name: str, x: Tensor, width: int) -> None:
@@ -226,31 +227,60 @@ def check_mask(name: str, mask: Tensor | None, batch: int, src_len: int) -> None
         )
 
 
-def check_position_ids(
+def read_position_ids(
     name: str, ids: Tensor, spec: Spec, batch: int, lengths: tuple[int, ...]
-) -> None:
-    """Refuse position ids of a wrong shape, or of a type that an encoding cannot take.
+) -> Tensor:
+    """Check a caller's position ids, and put their axes last.
 
     Args:
         name: of the argument, for messages.
-        ids: the position ids.
+        ids: position ids, ``(B or 1, S)``, or ``(axes, B or 1, S)``.
         spec: the spec of the stack.
         batch: number of sentences.
         lengths: allowed numbers of ids for each sentence.
+
+    Returns:
+        ``(B or 1, S)``, or ``(B or 1, S, axes)``.
+
+    Raises:
+        UserError: the ids have another shape, or an encoding cannot take their type or axes.
     """
     check_tensor(name, ids)
-    if ids.is_floating_point():
-        for item in spec.items:
-            if get(item.name).takes_ids == "whole":
-                raise UserError(
-                    f"{name} must be whole numbers (torch.long) for {item.name}, not "
-                    f"{_name_type(ids)}"
-                )
-    else:
+    if not ids.is_floating_point():
         check_integers(name, ids)
-    if ids.dim() != 2 or ids.size(0) not in (1, batch) or ids.size(1) not in lengths:
+    *axes, rows, length = ids.shape if ids.dim() in (2, 3) else (0, 0, 0, 0)
+    if len(axes) > 1 or rows not in (1, batch) or length not in lengths:
         allowed = " or ".join(map(str, lengths))
-        raise UserError(f"{name} {tuple(ids.shape)} must be ({batch} or 1, {allowed})")
+        raise UserError(
+            f"{name} {tuple(ids.shape)} must be ({batch} or 1, {allowed}), or on several axes "
+            f"(axes, {batch} or 1, {allowed})"
+        )
+    for item in spec.items:
+        encoding, count = get(item.name), get(item.name).count_axes(dict(item.options))
+        if count is None:
+            continue
+        if ids.is_floating_point() and encoding.takes_ids == "whole":
+            raise UserError(
+                f"{name} must be whole numbers (torch.long) for {item.name}, not {_name_type(ids)}"
+            )
+        if axes and axes != [count]:
+            raise UserError(
+                f"{name} {tuple(ids.shape)} are on {axes[0]} axes, and {item} has {count}: "
+                "set its option axes if it has one, or give one position for each token"
+            )
+    if not axes:
+        return ids
+    return ids[0] if axes == [1] else ids.permute(1, 2, 0)  # [B or 1, S, axes]
+
+
+def join_ids(before: Tensor, after: Tensor) -> Tensor:
+    """Join ids along the tokens, ``(B, S)`` or ``(B, S, axes)``; text is equal on all axes."""
+    if before.dim() != after.dim():
+        axes = max(before.shape[2:] + after.shape[2:])
+        before, after = (
+            x if x.dim() == 3 else x[..., None].expand(-1, -1, axes) for x in (before, after)
+        )
+    return torch.cat([before, after], 1)
 
 
 def check_tensor(name: str, x: object) -> None:

@@ -20,7 +20,7 @@ from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, WeightSettings, format_directions
-from fairseq_posenc.modules.stack_positions import check_position_ids
+from fairseq_posenc.modules.stack_positions import read_position_ids
 from fairseq_posenc.positions import Positions, Span, may_sync
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import IncrementalState
@@ -133,14 +133,15 @@ class _PositionalStack:
 
         Args:
             tokens: the tokens, ``(B, S)``, whose padding and ends of sentences are read.
-            ids: position ids, ``(B or 1, S)``; by default tokens are counted.
+            ids: position ids, ``(B or 1, S)`` or ``(axes, B or 1, S)``; by default tokens are
+                counted.
 
         Raises:
             UserError: the ids have another shape, or an encoding cannot take them.
         """
         batch, length = tokens.shape
         if ids is not None:
-            check_position_ids("position_ids", ids, self.assembly.spec, batch, (length,))
+            ids = read_position_ids("position_ids", ids, self.assembly.spec, batch, (length,))
         return set_context(self.compute_shared(tokens, length, ids=ids))
 
     def compute_shared(
@@ -156,7 +157,8 @@ class _PositionalStack:
             tokens: ``(B, S)``, the whole prefix when decoding.
             tgt_len: T, the number of queries, which are the last tokens.
             state: fairseq's incremental state, when decoding.
-            ids: position ids, ``(B or 1, S)``; by default tokens are counted.
+            ids: position ids, ``(B or 1, S)`` or ``(B or 1, S, axes)``; by default tokens are
+                counted.
         """
         inspect = may_sync(tokens.device, decoding=state is not None)
         positions = Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len, inspect)

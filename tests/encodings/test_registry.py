@@ -54,7 +54,7 @@ def test_canonical_form(text, canonical):
         ("quantum", "unknown position encoding 'quantum': fairseq-posenc list shows all"),
         ("m4m(reach=3)", "m4m has no option 'reach=3'; its options: max_distance, per_head"),
         ("m4m(per_head)", "m4m has no option 'per_head'"),
-        ("learned(x=1)", "learned has no option 'x=1'; its options: none"),
+        ("none(x=1)", "none has no option 'x=1'; its options: none"),
         ("m4m(max_distance=many)", r"m4m\(max_distance=many\): expected a whole number"),
         ("m4m(scale_factor=big)", "expected a number"),
         ("m4m(per_head=1)", "write true or false"),

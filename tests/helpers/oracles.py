@@ -119,7 +119,8 @@ def raffel(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     head_dim = q.shape[-1]
     scores = zeros(q, k)
     for h, t, i, j in pairs(q, k):
-        a_r = of_head(params["table"], h)[row(i, j, options)]
+        tables = params["table"].chunk(options.get("axes", 1))  # text is at r on all axes
+        a_r = sum(of_head(table, h)[row(i, j, options)] for table in tables)
         scores[h, t, j] = (dot(q[h, t], k[h, j]) + a_r) / scale(head_dim, options, 1)
     return scores
 
@@ -153,7 +154,7 @@ def t5_bucket(
 def t5(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = q_i.k_j / sqrt(c d) + b[bucket(r), head], c = 1 (Raffel et al. 2020).
 
-    params["table"] is [heads, buckets]. Distances are bucketed, not clipped. Options:
+    params["table"] is [axes * heads, buckets]. Distances are bucketed, not clipped. Options:
     `bidirectional` (True), `num_buckets` (32), `max_distance` (128, that of the buckets).
     """
     head_dim = q.shape[-1]
@@ -166,7 +167,8 @@ def t5(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
             max_distance=options.get("max_distance", 128),
         )
         content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
-        scores[h, t, j] = content + params["table"][h, bucket]
+        tables = params["table"].chunk(options.get("axes", 1))  # text is at r on all axes
+        scores[h, t, j] = content + sum(table[h, bucket] for table in tables)
     return scores
 
 
@@ -200,7 +202,7 @@ def alibi(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     for h, t, i, j in pairs(q, k):
         content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
         slope = slopes[heads - 1 - h] if mode == "asymmetric" and j > i else slopes[h]
-        scores[h, t, j] = content - slope * abs(j - i)
+        scores[h, t, j] = content - options.get("axes", 1) * slope * abs(j - i)
     return scores
 
 
@@ -630,9 +632,17 @@ def rope_frequency(t: int, width: int, options: dict) -> float:
       where the model has room for more than length positions.
     * "proportional:F:part=p": the first int(p width // 2) pairs turn, divided by F; no other.
 
-    Settings follow the factor, as in "yarn:4:beta_fast=16:length=512".
+    Settings follow the factor, as in "yarn:4:beta_fast=16:length=512". options["axes"]: the pairs
+    of each axis stand together and have frequencies of their own, or, with options["pairs"] =
+    "alternating", every so many of all frequencies.
     """
-    base = options.get("base", 10000.0)
+    base, axes = options.get("base", 10000.0), options.get("axes") or 1
+    if axes > 1 and options.get("pairs") == "alternating":
+        axis, place = divmod(t, width // 2 // axes)
+        t = place * axes + axis
+    elif axes > 1 and options.get("pairs", "blocks") == "blocks" and not options.get("sections"):
+        width = width // axes
+        t = t % (width // 2)
     kind, factor, settings = read_scaling(options)
     length = int(settings.get("length", options.get("max_positions", 0)))
     if kind == "none":

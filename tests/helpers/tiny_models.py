@@ -77,6 +77,8 @@ OPTION_VALUES = {
     "positions": ["4"],
     "rank": ["3"],
     "extent": ["3"],
+    "axes": ["2"],
+    "sections": ["1/3"],
 }
 COMPOSITIONS = [
     "learned+m4m",

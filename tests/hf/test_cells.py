@@ -190,6 +190,34 @@ def test_position_ids_are_where_tokens_stand(spec):
     assert distance(torch.cat(logits, 1), full) < 2e-5
 
 
+@pytest.mark.parametrize(
+    "spec", ["rope(sections=2/2,layout=half)", "t5(axes=2)", "learned(axes=2)+rope(axes=2)"]
+)
+def test_position_ids_on_several_axes(spec):
+    model = Cell.build("llama", spec).model
+    ids = torch.randint(3, 40, (2, 6))
+    places = torch.tensor([[[0, 1, 2, 3, 3, 3]], [[0, 1, 2, 3, 4, 5]]])
+    full = compute_logits(model, {"input_ids": ids, "position_ids": places})
+    text = compute_logits(model, {"input_ids": ids})
+    assert distance(full, text) > 1e-3
+    equal = torch.arange(6).expand(2, 1, 6)
+    assert distance(compute_logits(model, {"input_ids": ids, "position_ids": equal}), text) < 1e-5
+    with torch.no_grad():
+        first = model(ids[:, :4], position_ids=places[..., :4], use_cache=True)
+        step = {"position_ids": places[..., 4:], "past_key_values": first.past_key_values}
+        logits = torch.cat([first.logits, model(ids[:, 4:], **step).logits], 1)
+        later = torch.tensor([[6, 7]])
+        text = model(ids[:, :2], position_ids=later, past_key_values=first.past_key_values).logits
+    assert distance(logits, full) < 2e-5
+    both = {
+        "input_ids": torch.cat([ids, ids[:, :2]], 1),
+        "position_ids": torch.cat([places, later.expand(2, 1, 2)], 2),
+    }
+    assert distance(text, compute_logits(model, both)[:, 6:]) < 2e-5
+    with pytest.raises(UserError, match=r"are on 3 axes, and .* has 2"):
+        model(ids, position_ids=torch.arange(6).expand(3, 1, 6))
+
+
 def test_position_ids_of_rotations_are_taken():
     cell = Cell.build("llama", "rope")
     ids = cell.inputs["input_ids"]

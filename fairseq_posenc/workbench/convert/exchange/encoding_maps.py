@@ -45,9 +45,9 @@ class HFClass(NamedTuple):
 
 
 def list_hf_classes(encoding: Encoding) -> list[HFClass]:
-    """List the model classes that can have an encoding's positions."""
+    """List the model classes that can have an encoding's positions; these count tokens."""
     find = _FINDERS.get(encoding.name)
-    return [] if find is None else find(encoding)
+    return [] if find is None or getattr(encoding, "axes", 1) > 1 else find(encoding)
 
 
 def parse_positions(model: str, config: dict[str, Any]) -> tuple[Item, int] | None:
