@@ -1,5 +1,8 @@
 """Rotary positions with trained frequencies."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -27,7 +30,7 @@ class LeRope(Rope):
         Hugging Face's transformers, where w has ``scaling=yarn:2048:length=512:attention_factor=1``
         and every fourth layer no positions.
     Differs:
-        nothing. Angles are computed in float32, whatever the type of a.
+        nothing. a stays in float32 in models of 16 bits, as theirs does.
     """
 
     def __init__(
@@ -40,7 +43,20 @@ class LeRope(Rope):
         scaling: Scaling = Scaling(),  # noqa: B008  (frozen)
     ) -> None:
         super().__init__(dims, base=base, fraction=fraction, layout=layout, scaling=scaling)
-        self.alpha = nn.Parameter(torch.empty(self.rotated // 2))
+        self.alpha = nn.Parameter(torch.empty(self.rotated // 2, dtype=torch.float32))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LeRope:
+        """Keep ``alpha`` in float32 in models of 16 bits, as Mistral does.
+
+        Rounded to bfloat16, angles at a distance of 1,000 tokens would be wrong by about 1.
+        """
+
+        def keep_float32(x: Tensor) -> Tensor:
+            moved = fn(x)
+            return moved if moved.element_size() >= 4 else x.to(moved.device, torch.float32)
+
+        super()._apply(keep_float32, recurse)
+        return self
 
     def reset_parameters(self) -> None:
         """Start as ``rope``."""

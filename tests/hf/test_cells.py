@@ -94,6 +94,35 @@ def test_gradients_are_the_same_with_checkpointing(name, spec, reentrant):
         torch.testing.assert_close(gradient, expected[key], rtol=1e-4, atol=1e-5, msg=key)
 
 
+LEROPE = "lerope(layout=half)"  # which the model's own code applies, unless there is a bias
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "cohere2"])
+@pytest.mark.parametrize("spec", [LEROPE, f"{LEROPE}+alibi", f"{LEROPE},lerope(base=50)+alibi"])
+def test_gradients_reach_trained_frequencies(name, spec):
+    cell = Cell.build(name, spec)
+    expected = cell.gradients()
+    trained = [key for key in expected if key.endswith("lerope.alpha")]
+    assert trained
+    for key in trained:
+        assert expected[key].abs().min() > 0
+        with torch.no_grad():
+            alpha, step = cell.model.get_parameter(key), 2e-2
+            losses = []
+            for change in (step, -2 * step):
+                alpha[1] += change
+                ids = cell.inputs["input_ids"]
+                losses.append(cell.model(**cell.inputs, labels=ids).loss.double())
+            alpha[1] += step
+        slope = (losses[0] - losses[1]) / (2 * step)
+        torch.testing.assert_close(expected[key][1].double(), slope, rtol=0.05, atol=2e-4)
+    for reentrant in (False, True):
+        if reentrant:
+            cell.model.enable_input_require_grads()
+        for key, gradient in cell.gradients(checkpointing=reentrant).items():
+            torch.testing.assert_close(gradient, expected[key], rtol=1e-4, atol=1e-5, msg=key)
+
+
 @pytest.mark.parametrize("name", SERVED)
 def test_bfloat16(name):
     cell = Cell.build(name, "rope+alibi")
