@@ -91,14 +91,14 @@ def split(
         only = bare._replace(**{name: getattr(terms, name) for name in names})
         return scores(query, key, only) - rotated
 
-    given = {name: TERMS[name].enters for name, _, _ in terms.given()}
-    biases = [alone(name) for name, enters in given.items() if enters == "bias"]
+    kinds = {name: TERMS[name].enters for name, _, _ in terms.given()}
+    biases = [alone(name) for name, kind in kinds.items() if kind == "bias"]
     by_state = None if terms.state_table is None else alone("state_table", "states")
-    if terms.product and by_state is not None:  # no factor of the product
+    if terms.product and by_state is not None:  # it is added to the product, not a factor
         biases.append(by_state)
     position = torch.stack([torch.zeros_like(content), *biases]).sum(0)
     both = scores(query, key, terms) - content - position
-    changing = [name for name, enters in given.items() if enters in ("content", "table")]
+    changing = [name for name, kind in kinds.items() if kind in ("content", "table")]
     if terms.product:
         scale = score_scale(terms, query.size(-1))
         factors = {name: alone(name) / scale for name in changing}

@@ -137,12 +137,12 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
 
         Args:
             src_tokens: ``[B, T]``.
-            *args: of fairseq's model.
-            **kwargs: of fairseq's model; ``position_ids`` ``[B or 1, T]``, in place of the count of
-                tokens.
+            *args: passed on to fairseq's model.
+            **kwargs: passed on to fairseq's model, except ``position_ids``, ``[B or 1, T]``, the
+                positions of the tokens; by default tokens are counted.
 
         Raises:
-            UserError: ids that do not fit, or beside an incremental state.
+            UserError: the ids do not fit, or there is an incremental state.
         """
         ids = kwargs.pop("position_ids", None)
         if ids is None:

@@ -133,8 +133,8 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
             *args: passed on to fairseq's model.
             span_scores: whether to return the scores of each token as the first and as the last of
                 an answer, each ``[B, T]`` in float32.
-            **kwargs: passed on to fairseq's model, except ``position_ids``, ``[B or 1, T]``, in
-                place of the count of tokens, and ``target_tokens``, ``[B, T]``: with
+            **kwargs: passed on to fairseq's model, except ``position_ids``, ``[B or 1, T]``, the
+                positions of the tokens, and ``target_tokens``, ``[B, T]``: with
                 ``--include-target-tokens``, the tokens before masking. Positions are computed with
                 their ``</s>`` restored, so that a masked ``</s>`` still ends its sentence.
         """

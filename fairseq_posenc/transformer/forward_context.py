@@ -59,13 +59,14 @@ def inject_context(
     tensors = {f"shared_{name}": tensor for name, _, tensor in shared.terms.given()}
     bare = shared.terms._replace(**dict.fromkeys(TERMS))  # type: ignore[arg-type]
     if isinstance(shared.rotation, PairRotation) and shared.rotation.is_trained:
+        # Trained phases need gradients, too.
         tensors["shared_phases"] = shared.rotation.phases
         shared = shared._replace(rotate_ids=None)
     return args, {**kwargs, "shared": shared._replace(terms=bare, recompute_terms=None), **tensors}
 
 
 def collect_context(shared: Shared | None, kwargs: dict[str, Any]) -> Shared | None:
-    """Rebuild the position state from a layer's arguments, and remove the terms from ``kwargs``."""
+    """Rebuild the position state from a layer's arguments; remove its tensors from ``kwargs``."""
     if shared is None:
         return None
     tensors = {name: kwargs.pop(f"shared_{name}", None) for name in TERMS}

@@ -38,7 +38,7 @@ _ACTIVATIONS = {
     "gelu_accurate": Activation.GELUTanh,
     "tanh": Activation.Tanh,
 }
-# The weights for which CTranslate2 has a place.
+# The names of the weights that CTranslate2 reads.
 _ATTENTION = r"(self|encoder)_attn(\.[qkv]_proj|\.out_proj|_layer_norm)"
 _LAYER = rf"layers\.\d+\.({_ATTENTION}|fc[12]|final_layer_norm)"
 _STACK = rf"(embed_tokens|layernorm_embedding|{_LAYER}|layer_norm|output_projection)"
@@ -69,13 +69,13 @@ def build_specification(trained: OpenModel, vocabularies: list[list[str]]) -> Mo
         spec.register_vocabulary(vocabularies[0])
         if not trained.settings.task.get("add_bos_token"):
             spec.config.bos_token = spec.config.eos_token
-    spec = copy.deepcopy(spec)  # from the model's own weights, as it is quantized in place
+    spec = copy.deepcopy(spec)  # quantization changes it in place, not the model's weights
     spec.validate()
     return spec
 
 
 def _refuse_other_weights(trained: OpenModel) -> None:
-    """Refuse a model with weights for which CTranslate2 has no place."""
+    """Refuse a model with weights that CTranslate2 does not read."""
     names = [name for name in trained.weights if not is_position_parameter(name)]
     if others := [name for name in names if not _HAS_PLACE.fullmatch(name)]:
         more = f" and {len(others) - 1} other weights" if len(others) > 1 else ""
