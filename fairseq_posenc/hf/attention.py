@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, masking_utils
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -19,6 +19,7 @@ from fairseq_posenc.encodings.rotation import PairRotation, Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.families import Family
+from fairseq_posenc.hf.gates import find_cache, find_inputs, keep_decay, read_decay
 from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.shared import Shared
 
@@ -38,12 +39,16 @@ class PassState(NamedTuple):
         need_weights: whether the attention weights are asked for.
         recompute_cosines: computes trained ones again, for a kind of layer, with a graph of their
             own.
+        inputs: of the layer, ``(B, T, C)``; None where no encoding reads it.
+        cache: of the keys; None where no gates need it.
     """
 
     cosines: list[Cosines | None]
     shared: Shared | None = None
     need_weights: bool = False
     recompute_cosines: Callable[[int], Cosines | None] | None = None
+    inputs: Tensor | None = None
+    cache: Cache | None = None
 
     def layer_cosines(self, kind: int) -> Cosines | None:
         """Select the cosines for a layer; see :meth:`Shared.layer_rotation`."""
@@ -99,26 +104,39 @@ class AttentionPositions(AttentionCore, nn.Module):
         dims: sizes of the stack.
         kind: of the layer, in the spec.
         is_rotated: whether the model's own code applies the rotation, from our cosines and sines.
+        reads_input: whether an encoding reads the input of the layer.
+        decay_place: of the decay of forget gates among the layers of a cache; None without gates.
     """
 
     def __init__(
-        self, encodings: Encodings, family: Family, dims: Dims, kind: int, is_rotated: bool
+        self,
+        encodings: Encodings,
+        family: Family,
+        dims: Dims,
+        kind: int,
+        is_rotated: bool,
+        reads_input: bool,
+        decay_place: int | None,
     ) -> None:
         super().__init__()
         self.num_heads, self.head_dim = dims.num_heads, dims.head_dim
         self.direction = "lr" if dims.causal else "both"
         self.encodings, self.family, self.dims = encodings, family, dims
         self.kind, self.is_rotated = kind, is_rotated
+        self.reads_input, self.decay_place = reads_input, decay_place
 
-    def give_cosines(
+    def prepare(
         self, attention: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Hand this layer's cosines and sines to its attention, as a hook before it runs."""
+        """Hand its cosines and sines, or the layer's input, to attention: a hook before it."""
         state = named.get(STATE)
         if state is not None and self.is_rotated:
             named["position_embeddings"] = state.layer_cosines(self.kind)
         if state is not None and state.shared is None:  # transformers' own functions come next
             del named[STATE]
+        elif state is not None and self.reads_input:
+            inputs, cache = find_inputs(args, named), find_cache(args, named)
+            named[STATE] = state._replace(inputs=inputs, cache=cache)
         return args, named
 
     def forward(
@@ -127,10 +145,9 @@ class AttentionPositions(AttentionCore, nn.Module):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        shared: Shared,
+        state: PassState,
         scale: float,
         dropout: float,
-        need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend with this layer's encodings.
 
@@ -140,10 +157,9 @@ class AttentionPositions(AttentionCore, nn.Module):
             key: of all tokens that the cache kept, ``(B, G, S, D)``; rotated where the model's
                 own code does so.
             value: of the same.
-            shared: of the pass.
+            state: of the pass, with the input of the layer.
             scale: factor of the dot products.
             dropout: probability of dropping a weight.
-            need_weights: whether the weights are asked for.
 
         Returns:
             ``(B, T, H, D)``, and the weights ``(B, H, T, S)`` where they are asked for.
@@ -151,9 +167,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         Raises:
             UserError: the cache holds more keys than there are tokens, or too few.
         """
-        call = self.make_positions_call(
-            attention, query, key, value, shared, scale, dropout, need_weights
-        )
+        call = self.make_positions_call(attention, query, key, value, state, scale, dropout)
         attended, weights = attend(*call)
         return attended.transpose(1, 2).contiguous(), weights
 
@@ -163,17 +177,20 @@ class AttentionPositions(AttentionCore, nn.Module):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        shared: Shared,
+        state: PassState,
         scale: float,
         dropout: float = 0.0,
-        need_weights: bool = False,
     ) -> AttentionCall:
         """Make the call of a backend; see :meth:`forward`."""
-        shared = shared.of_kind(self.kind)
+        assert state.shared is not None, "else attention is the model's own"
+        shared = state.shared.of_kind(self.kind)
         self._check_cache(shared, key.size(2))
         positions = shared.positions
         terms = shared.layer_terms() | self.encodings.terms(positions.span(), positions)
         terms = self._scale_terms(self._project_terms(attention, terms), scale)
+        terms = terms.with_decay(self._compute_decay(state, shared), self.num_heads)
+        if state.inputs is not None:
+            terms = terms._replace(states=self.encodings.states(state.inputs))
         return self.make_call(
             query,
             key,
@@ -181,8 +198,21 @@ class AttentionPositions(AttentionCore, nn.Module):
             shared,
             terms=terms,
             dropout=dropout,
-            need_weights=need_weights,
+            need_weights=state.need_weights,
         )
+
+    def _compute_decay(self, state: PassState, shared: Shared) -> Tensor | None:
+        """Compute the decay of all tokens, ``(B, G, S, 2)``; None where there are no gates."""
+        if self.decay_place is None or state.inputs is None:
+            return None
+        new = state.inputs.size(1)
+        past = read_decay(
+            state.cache, self.decay_place, shared.positions.tokens.size(1) - new
+        )  # [B, G, S - T, 2]
+        decay = self.encodings.decay(state.inputs, shared.positions, past)
+        if state.cache is not None and decay is not None:
+            keep_decay(state.cache, self.decay_place, decay[:, :, -new:])
+        return decay
 
     def rotation(self, shared: Shared, count: int | None = None) -> Rotation | None:
         """Select the rotation of the last tokens, unless the model's own code applied it."""
@@ -252,7 +282,7 @@ def attend_with_positions(
         query = query * (scaling / scale)
     # PEFT may have put a trained copy there, in a wrapper that passes calls on.
     computed: tuple[Tensor, Tensor | None] = positions(
-        module, query, key, value, state.shared, scale, dropout, state.need_weights
+        module, query, key, value, state, scale, dropout
     )
     return computed
 

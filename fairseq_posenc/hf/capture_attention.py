@@ -50,15 +50,16 @@ def _capture(
     attended: Any,
 ) -> None:
     """Capture the attention of a layer, as a hook after :meth:`AttentionPositions.forward`."""
-    attention, query, key, value, shared, scale, *_ = args
-    call = layer.make_positions_call(attention, query, key, value, shared, scale, need_weights=True)
+    attention, query, key, value, state, scale, *_ = args
+    state = state._replace(need_weights=True)
+    call = layer.make_positions_call(attention, query, key, value, state, scale)
     _, weights = reference.attend(call)
     assert weights is not None
     parts = split(
         query,
         layer.repeat_heads(key),
         call.terms,
-        layer.rotation(shared.of_kind(layer.kind)),
+        layer.rotation(state.shared.of_kind(layer.kind)),
         mask=call.mask,
     )
     captured.append(CapturedAttention(stack, False, number, weights, parts))

@@ -76,18 +76,22 @@ class Plan(NamedTuple):
         # Constants are computed, so never on the device "meta", where models are built to load.
         with torch.device("cpu" if weight.is_meta else weight.device):
             positions = HookedPositions(str(spec), stack, max_positions)
-            _refuse_unseen(spec, positions)
             _refuse_other_width(spec, positions, stack)
             assembly = positions.assembly
+            terms = assembly.check("auto")  # of each kind of layer
             layers = [
                 AttentionPositions(
                     assembly.build_layer(index),
                     stack.family,
                     assembly.dims,
-                    spec.layer_kind(index),
+                    kind,
                     is_rotated,
+                    terms[kind].decay is not None or terms[kind].states is not None,
+                    # Behind all keys.
+                    None if terms[kind].decay is None else len(attentions) + index,
                 )
                 for index, is_rotated in enumerate(positions.is_rotated)
+                for kind in [spec.layer_kind(index)]
             ]
         for module in (positions, *layers):
             module.to(stack.module.dtype)
@@ -109,10 +113,8 @@ class Plan(NamedTuple):
         module.add_module(ATTRIBUTE, self.positions)
         for attention, layer in zip(attentions, self.layers):
             attention.add_module(ATTRIBUTE, layer)
-            if layer.is_rotated or self.positions.is_native:
-                hooks.append(
-                    attention.register_forward_pre_hook(layer.give_cosines, with_kwargs=True)
-                )
+            if layer.is_rotated or self.positions.is_native or layer.reads_input:
+                hooks.append(attention.register_forward_pre_hook(layer.prepare, with_kwargs=True))
         setattr(module, _HOOKS, hooks)
         for part in (self.positions, *self.layers):
             part.train(module.training)
@@ -148,17 +150,6 @@ def _copy(module: nn.Module, trained: dict[str, Tensor]) -> None:
             )
         with torch.no_grad():
             parameter[:rows].copy_(weight[:rows])
-
-
-def _refuse_unseen(spec: Spec, positions: HookedPositions) -> None:
-    """Refuse encodings that need what transformers hands to no attention function."""
-    for terms in positions.assembly.check("auto"):
-        if terms.decay is not None or terms.states is not None:
-            what = "states" if terms.decay is None else "gates"
-            raise UserError(
-                f"{spec}: its {what} read the input of each layer, which transformers does not "
-                "hand to attention functions"
-            )
 
 
 def _refuse_other_width(spec: Spec, positions: HookedPositions, stack: Stack) -> None:

@@ -109,11 +109,13 @@ class AttentionCore:
         else:
             places = kept.places.to(query.device)
             terms, mask = terms.select_keys(places, tgt_len, src_len), mask.select_keys(places)
+        if states is not None:
+            terms = terms._replace(states=states)
         return AttentionCall(
             query,
             kept.key,
             kept.value,
-            terms.with_decay(kept.decay, self.num_heads)._replace(states=states),
+            terms.with_decay(kept.decay, self.num_heads),
             mask,
             dropout,
             need_weights,

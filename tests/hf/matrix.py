@@ -34,6 +34,7 @@ COMBINED = [
     "rope+alibi",
     "learned+sink",
     "rope+ssmax",
+    "rope+softcap(cap=2)",
     "rope(layout=half)+window(size=5)",
     "alibi+window(size=4,first=2)",
     "t5+chunk(size=6)",

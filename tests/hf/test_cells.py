@@ -28,7 +28,6 @@ from tests.helpers.hf_models import (
 )
 from tests.helpers.products import product_of
 
-UNSEEN = {"fox", "inkling"}  # read what no attention function is given
 COMBINED = [
     "3*rope(layout=half),none",
     "rope+alibi",
@@ -41,6 +40,8 @@ COMBINED = [
     "rope+ssmax",
     "alibi+logn",
     "m4m+reset",
+    "rope+softcap(cap=2)",
+    "fox+window(size=4),inkling,rope+fox,none",
 ]
 DECODERS = [name for name in SERVED if MODELS[name].generates and not MODELS[name].has_encoder]
 ENCODERS = [name for name in SERVED if name not in DECODERS]
@@ -51,7 +52,7 @@ def is_served(name: str, spec: str) -> bool:
     causal_only = not set(spec.replace("(", "+").split("+")) & set(names()) <= set(
         names(encoder=True)
     )
-    return spec not in UNSEEN and not (name in ENCODERS and causal_only)
+    return not (name in ENCODERS and causal_only)
 
 
 CELLS = [cell for cell in product_of(SERVED, SPECS, times=2) if is_served(*cell)]
@@ -142,8 +143,6 @@ def test_caches_forget_what_windows_hide():
 @pytest.mark.parametrize(
     ("name", "spec", "words"),
     [
-        ("llama", "fox", "gates read the input of each layer"),
-        ("llama", "inkling", "states read the input of each layer"),
         ("llama", "rope(cross_attention=true)", "cross_attention"),
         ("llama", "4*rope,none", "the stack has 4"),
         ("llama", "nonsense", "unknown position encoding"),
