@@ -38,7 +38,7 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: cannot be read ({reason}); delete it to rebuild it") from None
 
 
-def refuse_link(folder: Path, what: str = "--out") -> None:
+def refuse_link(folder: Path) -> None:
     """Refuse a link as the folder of results, whose files would be written somewhere else.
 
     Raises:
@@ -46,7 +46,7 @@ def refuse_link(folder: Path, what: str = "--out") -> None:
     """
     if folder.is_symlink():
         raise UserError(
-            f"{what} {folder}: is a link to {folder.resolve()}; name that folder itself, or another"
+            f"--out {folder}: is a link to {folder.resolve()}; name that folder itself, or another"
         )
 
 
