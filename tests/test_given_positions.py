@@ -33,6 +33,8 @@ ALL = [*registry.names(), *COMPOSITIONS, "m4m(max_distance=3)", "rope+chunk(size
 CHOSEN = some_of([name for name in registry.names()] + ["pope+fox", "m4m(max_distance=3)"], ALL)
 # They count tokens, or read what the tokens say, not their positions.
 UNREAD = ("fox", "cope")
+# The first token, the end of a sentence and the tokens around one are those in their order.
+BY_ORDER = ("reset", "sentence", "window", "chunk", "documents")
 WITH_TABLES = [
     *("shaw(max_distance=4)", "m4", "m4m(reset=true)", "m2(max_distance=3)", "t5", "raffel"),
     *("deberta_v2", "transformer_xl", "raffel(reset=true)", "m1(max_distance=2)"),
@@ -141,6 +143,26 @@ def test_ids_matter_and_their_count_changes_nothing(spec):
     if spec != "drope" and any(encoding.takes_ids != "unread" for encoding in classes):
         ids = torch.tensor([[20, 0, 7, 3, 13, 23]])
         assert not torch.allclose(layer(*positions(x, position_ids=ids))[0], counted)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    some_of(
+        ["alibi+randomized", "alibi(mode=asymmetric)+randomized", "rope+t5", "deberta_v2", "tupe"],
+        [
+            *(spec for spec in ALL if not any(x in spec for x in (*UNREAD, *BY_ORDER))),
+            *("alibi+randomized", "alibi(mode=asymmetric)+randomized"),
+        ],
+    ),
+)
+def test_the_order_of_tokens_changes_nothing(spec):
+    if needs_causal(spec):
+        pytest.skip("the order says which keys are earlier")
+    positions, layer = build(spec)
+    x, order = torch.randn(2, 6, 16, dtype=torch.float64), torch.randperm(6)
+    given = layer(*positions(x, position_ids=IDS))[0]
+    moved = layer(*positions(x[:, order], position_ids=IDS[:, order]))[0]
+    close(moved, given[:, order])
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,10 @@ class Alibi(Encoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the penalties as bias in float32, ``(H, R)``, or by pair."""
-        if positions.drawn is not None:
+        if positions.drawn is not None and positions.counted:
             return self._penalise_drawn_positions(positions.drawn)
+        if positions.drawn is not None:  # given positions need not grow, and so nor do drawn ones
+            span = span._replace(ids=positions.drawn, tgt_len=positions.tgt_len)
         return Terms.by_distance(span, self._penalise, self.scale_factor, self.axes)
 
     def _penalise(self, distances: Tensor) -> Tensor:
@@ -66,7 +68,7 @@ class Alibi(Encoding):
         return -torch.where(distances > 0, later, slopes) * distances.abs().float()
 
     def _penalise_drawn_positions(self, drawn: Tensor) -> Terms:
-        """Penalise the distances of positions ``(B or 1, S)``, as what is forgotten from each."""
+        """Penalise the distances of positions ``(B or 1, S)`` that grow, by decays that grow."""
         heads = make_constant(head_slopes(self.dims.num_heads), drawn.device)
         slopes = to_fixed(self.axes * heads)  # [H]
         later = slopes.flip(0) if self.mode == "asymmetric" else slopes

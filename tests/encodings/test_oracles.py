@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -74,7 +75,11 @@ def example(
         params["hidden_weight"], params["hidden_bias"] = draw(32, 1), draw(32)
         params["output_weight"], params["output_bias"] = draw(HEADS, 32), draw(HEADS)
         params["curvature"], params["length"] = draw(2).abs() + 0.1
-    options = {"max_distance": 128 if name == "t5" else K, "reset": reset, "max_positions": 512}
+    options: dict[str, Any] = {
+        "max_distance": 128 if name == "t5" else K,
+        "reset": reset,
+        "max_positions": 512,
+    }
     if name == "inkling":
         options.update(extent=K, inputs=draw(LENGTH, HEADS * WIDTH))
     return draw(HEADS, LENGTH, WIDTH), draw(HEADS, LENGTH, WIDTH), params, options
