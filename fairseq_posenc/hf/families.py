@@ -10,11 +10,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.own_positions import read_positions
+from fairseq_posenc.hf.own_positions import explain_unservable
 
 AFTER_PADDING = -1  # the first row of a table whose positions follow the symbol of padding
 
@@ -234,7 +234,8 @@ def get_part(module: nn.Module, name: str) -> Any:
         return None
 
 
-_V4 = transformers.__version__.startswith("4.")
+_VERSION = int(transformers.__version__.partition(".")[0])
+_V4 = _VERSION == 4
 _ROTARY = Family(rotary=("rotary_emb",))
 _BERT = Family(
     layers="encoder.layer",
@@ -302,6 +303,15 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+def _list_served() -> list[str]:
+    """List the types of models that this version of transformers has and that are served."""
+    return [
+        name
+        for name, family in FAMILIES.items()
+        if family.since <= _VERSION and name in CONFIG_MAPPING
+    ]
+
+
 def find_family(model: PreTrainedModel) -> Family:
     """Find the family of a model by the type of its configuration.
 
@@ -316,13 +326,12 @@ def find_family(model: PreTrainedModel) -> Family:
     types = [getattr(cls, "model_type", "") for cls in type(model.config).__mro__]
     name = next((name for name in types if name in FAMILIES), None)
     if name is None:
-        read_positions(model)  # refuses by name what no model like this can have
+        reason = explain_unservable(model) or f"known types: {', '.join(sorted(_list_served()))}"
         raise UserError(
-            f"models of type {model.config.model_type!r} cannot be given other positions; known: "
-            f"{', '.join(sorted(FAMILIES))}"
+            f"models of type {model.config.model_type!r} cannot be given other positions: {reason}"
         )
     family = FAMILIES[name]
-    if int(transformers.__version__.partition(".")[0]) < family.since:
+    if family.since > _VERSION:
         raise UserError(
             f"models of type {name!r} compute attention themselves in transformers "
             f"{transformers.__version__}: install transformers {family.since} or later"

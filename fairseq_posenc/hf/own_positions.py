@@ -46,8 +46,9 @@ def read_positions(model: Any) -> str:
         if kind in _TABLES:
             return str(parse(_TABLES[kind](config)))
         if kind not in _LAYOUTS:
-            raise UserError(_explain_unknown(config))
-        _refuse_other_layers(config)
+            raise UserError(explain_unservable(config) or "its positions are not known here")
+        if reason := _explain_other_layers(config):
+            raise UserError(reason)
         return str(parse(join_layers(_read_layers(config, _LAYOUTS[kind]))))
     except UserError as error:
         raise UserError(f"a model of type {shortened(kind)!r}: {error}") from None
@@ -198,9 +199,9 @@ _TABLES: dict[str, Callable[[Config], str]] = {
 
 # Model types whose positions no spec describes, by a part of their names.
 _REASONS = {
-    "vl": "they have several axes (M-RoPE), and a spec has one",
-    "glm4v": "they have several axes (M-RoPE), and a spec has one",
-    "omni": "they have several axes (M-RoPE), and a spec has one",
+    "vl": "its own code counts them on several axes (M-RoPE)",
+    "glm4v": "its own code counts them on several axes (M-RoPE)",
+    "omni": "its own code counts them on several axes (M-RoPE)",
     "gemma4": "its layers have heads of two widths, and a spec is for one",
     "gemma3n": "its layers share keys and values with others",
     "umt5": "each layer has its own table of buckets, and here all layers share one",
@@ -209,31 +210,35 @@ _REASONS = {
 }
 
 
-def _explain_unknown(config: Config) -> str:
-    """Say why a type's positions cannot be read."""
+def explain_unservable(model: Any) -> str | None:
+    """Say why no positions can be given to models of a type; None where nothing is known of it.
+
+    Args:
+        model: a model of transformers, or its configuration.
+    """
+    config = getattr(model, "config", model).get_text_config()
     if getattr(config, "kv_lora_rank", None):
         return (
             "its latent attention (MLA) rotates a part of each head that its own code appends, so "
             "other positions cannot be set"
         )
-    kind = str(config.model_type)
-    reason = next((reason for part, reason in _REASONS.items() if part in kind.split("_")), None)
+    parts = str(config.model_type).split("_")
+    reason = next((reason for part, reason in _REASONS.items() if part in parts), None)
     if reason is not None:
         return f"its positions cannot be changed: {reason}"
-    _refuse_other_layers(config)
-    known = ", ".join(sorted({*_TABLES, *_LAYOUTS}))
-    return f"its positions are not known here; known model types: {known}"
+    return _explain_other_layers(config)
 
 
-def _refuse_other_layers(config: Config) -> None:
-    """Refuse layers that are not attention, such as linear attention, by name."""
+def _explain_other_layers(config: Config) -> str | None:
+    """Name the layers of a model that are not attention, such as linear attention."""
     kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
     other = sorted(kinds - {"full_attention", "sliding_attention", "chunked_attention"})
-    if other:
-        raise UserError(
-            f"it has layers of {shortened(', '.join(other))}, which have no scores of queries and "
-            "keys to give positions to"
-        )
+    if not other:
+        return None
+    return (
+        f"it has layers of {shortened(', '.join(other))}, which have no scores of queries and "
+        "keys to give positions to"
+    )
 
 
 def _read_layers(config: Config, layout: str) -> list[str]:

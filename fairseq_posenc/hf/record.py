@@ -17,7 +17,15 @@ from fairseq_posenc.identity import Identity
 
 # PEFT saves what a state dict has beside the weights of an adapter's layers.
 _ADAPTER = re.compile(r"(?P<layer>.*\.lora_A\.)(?P<adapter>\w+)\.weight")
-_ADAPTER_RECORD = re.compile(r".*\.lora_A\.\w+\.positions")
+_ADAPTER_RECORD = re.compile(r".*\.lora_A\.(\w+\.)?positions")
+_FILE_OPTIONS = (
+    "cache_dir",
+    "force_download",
+    "local_files_only",
+    "revision",
+    "subfolder",
+    "token",
+)
 
 
 class RecordedPositions(nn.Module):
@@ -76,3 +84,35 @@ def check_adapter_records(
     for name in [name for name in state_dict if _ADAPTER_RECORD.fullmatch(name)]:
         if name.startswith(prefix):
             getattr(stack, ATTRIBUTE).compare(state_dict.pop(name)[0])
+
+
+def read_adapter(name: str, options: dict[str, Any]) -> dict[str, Tensor]:
+    """Read the weights of an adapter, from a folder or the hub.
+
+    Args:
+        name: of the folder, or on the hub.
+        options: of ``load_adapter``, with those that say where files are found.
+    """
+    from peft import load_peft_weights  # who has an adapter has PEFT
+
+    files = {
+        **getattr(options.get("load_config"), "download_kwargs", {}),
+        **options,
+        **(options.get("adapter_kwargs") or {}),
+    }
+    chosen = {key: files[key] for key in _FILE_OPTIONS if files.get(key) is not None}
+    weights: dict[str, Tensor] = load_peft_weights(name, device="cpu", **chosen)
+    return weights
+
+
+def take_adapter_records(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Compare the records among an adapter's weights with a model; return the other weights.
+
+    Raises:
+        UserError: the adapter was trained on a model with other positions.
+    """
+    positions = next(part for part in model.modules() if isinstance(part, RecordedPositions))
+    for name, record in weights.items():
+        if _ADAPTER_RECORD.fullmatch(name):
+            positions.compare(record[0])
+    return {key: x for key, x in weights.items() if not _ADAPTER_RECORD.fullmatch(key)}

@@ -19,7 +19,9 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTraine
 
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.attention import ATTRIBUTE
+from fairseq_posenc.hf.cards import TAG, complete_card, write_card
 from fairseq_posenc.hf.own_positions import LENGTH, SPEC
+from fairseq_posenc.hf.record import read_adapter, take_adapter_records
 from fairseq_posenc.hf.replacing import replace_positions
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.specs import parse
@@ -46,26 +48,6 @@ _AUTO_CLASSES = {
     "AutoModelForTextEncoding": "MODEL_FOR_TEXT_ENCODING_MAPPING",
     "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
 }
-_TAG = "fairseq-posenc"  # of model cards
-_CARD = """---
-library_name: transformers
-tags: [{tag}, position-encoding]
----
-
-A {name} of transformers with these positions, in the words of fairseq-posenc, for {length} tokens:
-
-    {spec}
-
-```python
-import fairseq_posenc.hf  # pip install 'fairseq-posenc[hf]'
-from transformers import {auto}
-
-model = {auto}.from_pretrained("FOLDER")
-```
-
-Without the first line transformers refuses this folder: its own positions are not these.
-"""
-
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 
@@ -80,7 +62,7 @@ def make_saveable(model: Model) -> Model:
     if not isinstance(model, _ModelWithPositions):
         kind: Any = type(model)
         model.__class__ = _derive_model(kind)
-        model.add_model_tags(_TAG)
+        model.add_model_tags(TAG)
     return model
 
 
@@ -260,13 +242,18 @@ class _ModelWithPositions:
         super().save_pretrained(  # type: ignore[misc]
             save_directory, is_main_process=is_main_process, state_dict=state_dict, **kwargs
         )
-        card = Path(save_directory) / "README.md"
-        if is_main_process and not card.exists():
-            name = type(self).__name__
-            auto = _find_auto_class(type(self.config), name) or "AutoModel"
-            spec, length = getattr(self.config, SPEC), getattr(self.config, LENGTH)
-            text = _CARD.format(name=name, auto=auto, spec=spec, length=length, tag=_TAG)
-            card.write_text(text, encoding="utf-8")
+        if is_main_process and not kwargs.get("push_to_hub"):
+            write_card(Path(save_directory), *self._card_fields())
+
+    def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        """Upload a saved model, as transformers does, with a card that says how it is loaded."""
+        complete_card(Path(working_dir), *self._card_fields())
+        return super()._upload_modified_files(working_dir, *args, **kwargs)  # type: ignore[misc]
+
+    def _card_fields(self) -> tuple[str, str, str, int]:
+        name = type(self).__name__
+        auto = _find_auto_class(type(self.config), name) or "AutoModel"
+        return name, auto, getattr(self.config, SPEC), getattr(self.config, LENGTH)
 
     @classmethod
     def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
@@ -314,18 +301,21 @@ class _ModelWithPositions:
                 )
         return super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
 
-    def load_adapter(self, *args: Any, **kwargs: Any) -> Any:
+    def load_adapter(self, peft_model_id: str | None = None, *args: Any, **kwargs: Any) -> Any:
         """Load a LoRA adapter beside the model's weights, as transformers does.
 
         Raises:
-            UserError: it was trained with other positions, or this version does not compare them.
+            UserError: it was trained with other positions.
         """
+        # Version 4 loads by `load_state_dict`, whose hook compares positions.
         if int(transformers.__version__.partition(".")[0]) >= 5:
-            raise UserError(
-                "load_adapter of transformers 5 does not compare the positions that an adapter was "
-                "trained with: use peft.PeftModel.from_pretrained(model, folder)"
-            )
-        return super().load_adapter(*args, **kwargs)  # type: ignore[misc]
+            weights = kwargs.get("adapter_state_dict")
+            if weights is None and peft_model_id is not None:
+                weights = read_adapter(peft_model_id, kwargs)
+            if weights is not None:
+                model = cast(PreTrainedModel, self)
+                kwargs["adapter_state_dict"] = take_adapter_records(model, weights)
+        return super().load_adapter(peft_model_id, *args, **kwargs)  # type: ignore[misc]
 
 
 def _is_of_positions(name: str) -> bool:

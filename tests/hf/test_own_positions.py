@@ -202,7 +202,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "qwen3_next": ({}, "linear_attention"),
     "umt5": ({}, "each layer has its own table"),
     "bloom": ({}, "does not take another function"),
-    "vit": ({}, "known model types: albert"),
+    "vit": ({}, "not known here"),
     "llama": ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "unknown scaling 'spiral'"),
     "qwen3": ({"rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]}}, "M-RoPE"),
     **({"gemma4_text": ({}, "heads of two widths")} if VERSION > 4 else {}),

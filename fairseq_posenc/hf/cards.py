@@ -1,0 +1,63 @@
+"""The card of a model with positions: how its folder is loaded, and which positions it has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from huggingface_hub import ModelCard
+
+TAG = "fairseq-posenc"
+_HEADER = f"""---
+library_name: transformers
+tags: [{TAG}, position-encoding]
+---
+
+"""
+_BODY = """A {name} for {length} tokens with these positions, in the words of fairseq-posenc:
+
+    {spec}
+
+```python
+import fairseq_posenc.hf  # pip install 'fairseq-posenc[hf]'
+from transformers import {auto}
+
+model = {auto}.from_pretrained("FOLDER")
+```
+
+Without the first line transformers refuses this folder: its own positions are not these.
+"""
+_WRITTEN = re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(_BODY)))
+
+
+def write_card(folder: Path, name: str, auto: str, spec: str, length: int) -> None:
+    """Write the card of a folder, unless it has one of its owner's.
+
+    Args:
+        folder: of a saved model.
+        name: of the model's class.
+        auto: name of the Auto class that loads it.
+        spec: of its positions.
+        length: that they have room for.
+    """
+    path = folder / "README.md"
+    body = _BODY.format(name=name, auto=auto, spec=spec, length=length)
+    if not path.exists():
+        path.write_text(_HEADER + body, encoding="utf-8")
+        return
+    text = path.read_text(encoding="utf-8")
+    if _WRITTEN.search(text):  # perhaps with earlier positions
+        path.write_text(_WRITTEN.sub(lambda match: body, text), encoding="utf-8")
+
+
+def complete_card(folder: Path, name: str, auto: str, spec: str, length: int) -> None:
+    """Let a card that goes to the hub begin with how the model is loaded, if it does not say so.
+
+    There transformers writes a card of its own over that of the folder.
+    """
+    path = folder / "README.md"
+    if "import fairseq_posenc.hf" not in path.read_text(encoding="utf-8"):
+        card = ModelCard.load(path)
+        card.text = f"\n{_BODY.format(name=name, auto=auto, spec=spec, length=length)}\n{card.text}"
+        card.save(path)
+    write_card(folder, name, auto, spec, length)

@@ -1,0 +1,141 @@
+"""Models on the hub: a server here takes what is pushed, and gives it back."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from hashlib import sha1
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+import pytest
+
+REPOSITORY = "me/tiny"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub's protocol as small models need: all files are parts of commits."""
+
+    files: ClassVar[dict[str, bytes]] = {}
+    commits = 0
+
+    @property
+    def commit(self) -> str:
+        return f"{Hub.commits:040}"
+
+    def _answer(self, content: bytes, **headers: str) -> None:
+        self.send_response(200 if "error" not in headers else 404)
+        names = {"error": "X-Error-Code", "commit": "X-Repo-Commit", "tag": "ETag"}
+        for name, value in headers.items():
+            self.send_header(names[name], value)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        url = f"http://{self.headers['Host']}/{REPOSITORY}"
+        path = urlsplit(self.path).path
+        if path == "/api/repos/create":
+            answer = {"url": url, "name": REPOSITORY, "id": REPOSITORY}
+        elif path == "/api/validate-yaml":
+            answer = {"errors": [], "warnings": []}
+        elif "/preupload/" in path:
+            files = json.loads(body)["files"]
+            kind = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
+            answer = {"files": [{"path": file["path"], **kind} for file in files]}
+        else:
+            assert "/commit/" in path, path
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    value = line["value"]
+                    self.files[value["path"]] = base64.b64decode(value["content"])
+            Hub.commits += 1
+            answer = {"commitUrl": f"{url}/commit/{self.commit}", "commitOid": self.commit}
+        self._answer(json.dumps(answer).encode())
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        if path.startswith("/api/models/"):
+            siblings = [{"rfilename": name} for name in self.files]
+            entries = [{"type": "file", "path": n, "size": len(x)} for n, x in self.files.items()]
+            content: object = {"id": REPOSITORY, "sha": self.commit, "siblings": siblings}
+            self._answer(json.dumps(entries if "/tree/" in path else content).encode())
+            return
+        name = path.split("/", 5)[-1]
+        if name not in self.files:
+            self._answer(b"{}", error="EntryNotFound", commit=self.commit)
+        else:
+            content = self.files[name]
+            self._answer(content, commit=self.commit, tag=f'"{sha1(content).hexdigest()}"')
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *args: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    Hub.files = {}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def run(code: str, hub: str, folder: Path, *arguments: object) -> str:
+    """Run code with the hub at an address, which is read when its package is imported."""
+    settings = {"HF_ENDPOINT": hub, "HF_HOME": str(folder / "cache"), "HF_HUB_DISABLE_XET": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
+
+
+PUSH = """
+import sys, torch
+from fairseq_posenc.hf import set_positions
+from tests.helpers.hf_models import MODELS, compute_logits, make_inputs
+from transformers import AutoModelForCausalLM
+name, spec, folder = sys.argv[1:]
+model = set_positions(MODELS["llama"].build(), spec)
+if folder:
+    model.save_pretrained(folder, push_to_hub=True, repo_id=name, token="hf_x")
+else:
+    model.push_to_hub(name, token="hf_x")
+loaded = AutoModelForCausalLM.from_pretrained(name)
+inputs = make_inputs(MODELS["llama"])
+assert torch.equal(compute_logits(loaded, inputs), compute_logits(model, inputs))
+"""
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_pushed_model_has_a_card_with_its_positions(
+    saves: bool, hub: str, tmp_path: Path
+) -> None:
+    for spec in ("alibi", "t5"):
+        run(PUSH, hub, tmp_path, REPOSITORY, spec, tmp_path / "saved" if saves else "")
+        assert b"fairseq_posenc.hf" in Hub.files["config.json"]
+        card = Hub.files["README.md"].decode()
+        assert card.count("import fairseq_posenc.hf") == 1
+        assert f"\n    {spec}\n" in card
+        assert "- fairseq-posenc\n" in card or "[fairseq-posenc" in card
