@@ -46,7 +46,7 @@ class Hub(BaseHTTPRequestHandler):
         url = f"http://{self.headers['Host']}/{REPOSITORY}"
         path = urlsplit(self.path).path
         if path == "/api/repos/create":
-            answer = {"url": url, "name": REPOSITORY, "id": REPOSITORY}
+            answer: dict[str, object] = {"url": url, "name": REPOSITORY, "id": REPOSITORY}
         elif path == "/api/validate-yaml":
             answer = {"errors": [], "warnings": []}
         elif "/preupload/" in path:
