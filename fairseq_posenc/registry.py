@@ -47,7 +47,8 @@ def get(name: str) -> type[Encoding]:
     Raises:
         UserError: the name is unknown; the message names similar ones.
     """
-    _import_encodings()
+    if name not in ENCODINGS:  # else nothing is imported, which torch.compile could not trace
+        _import_encodings()
     if name not in ENCODINGS:
         raise UserError(
             f"unknown position encoding {shortened(name)!r}: {suggest(name, ENCODINGS)}"
