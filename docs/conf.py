@@ -5,15 +5,13 @@ Formulas become MathML, which browsers draw themselves: no script is fetched for
 
 from __future__ import annotations
 
-import logging
-
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 
 project = "fairseq-posenc"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 html_theme = "furo"
@@ -23,12 +21,6 @@ html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_copyright = False
-autodoc_member_order = "bysource"
-autodoc_typehints = "description"
-napoleon_use_ivar = True
-
-# fairseq, which the reference imports, asks for tensorboardX.
-logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
 
 # Below the overview of the encodings, so that the two dozen pages unfold there alone.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial, reduce
 from operator import and_, or_
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -17,6 +17,9 @@ from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
+
+if TYPE_CHECKING:
+    from fairseq_posenc.assembly import Assembly
 
 
 class Shared(NamedTuple):
@@ -48,7 +51,7 @@ class Shared(NamedTuple):
     kinds: tuple[Shared, ...] = ()
     recompute_terms: Callable[[], Terms] | None = None
     rotate_ids: Callable[[Tensor], Rotation | None] | None = None
-    stack: object = None
+    stack: Assembly | None = None
     source_ids: Tensor | None = None
     source_counted: bool = True
 
@@ -106,7 +109,7 @@ class Shared(NamedTuple):
                 f"the layers of this stack differ: call shared.of_kind(layer.kind).{what}(...)"
             )
 
-    def of_stack(self, stack: object) -> Shared:
+    def of_stack(self, stack: Assembly) -> Shared:
         """Note the stack (see :attr:`stack`), in the state of each kind of layer, too."""
         kinds = tuple(kind._replace(stack=stack) for kind in self.kinds)
         return self._replace(stack=stack, kinds=kinds)
@@ -114,23 +117,6 @@ class Shared(NamedTuple):
     def of_kind(self, kind: int) -> Shared:
         """Select the state of a kind of layer (see :class:`~fairseq_posenc.specs.Spec`)."""
         return self.kinds[kind] if self.kinds else self
-
-    def check_stack(self, stack: object) -> None:
-        """Refuse to serve a layer of another stack (see :attr:`stack`)."""
-        if self.stack is not stack and self.stack != stack:
-            raise UserError(
-                "`shared` was computed by the positions of another stack: pass each layer the "
-                "result of its own StackPositions"
-            )
-
-    def check_input(self, x: Tensor) -> None:
-        """Refuse the input of a layer, ``(batch, tgt_len, embed_dim)``, of another batch."""
-        batch, tgt_len = self.positions.tokens.size(0), self.positions.tgt_len
-        if x.dim() != 3 or x.shape[:2] != (batch, tgt_len):
-            raise UserError(
-                f"x {tuple(x.shape)} must be ({batch}, {tgt_len}, width): `shared` was computed "
-                f"for a batch of {batch} and {tgt_len} new tokens"
-            )
 
     def layer_terms(self) -> Terms:
         """Select the terms for a layer.
@@ -175,8 +161,20 @@ class Shared(NamedTuple):
         return self._replace(kinds=tuple(states)) if self.kinds else states[0]
 
     def rotate(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate query and key of the last T tokens, both ``(B, H, T, D)``."""
+        """Rotate query and key of the last T tokens, both ``(B, H, T, D)``.
+
+        Raises:
+            UserError: they are of another number of tokens or another width.
+        """
         self._refuse_kinds("rotate")
+        tgt_len = self.positions.tgt_len
+        for name, x in {"query": query, "key": key}.items():
+            width = x.size(-1) if self.stack is None else self.stack.dims.head_dim
+            if x.dim() != 4 or x.shape[2:] != (tgt_len, width):
+                raise UserError(
+                    f"{name} {tuple(x.shape)} must be (batch, heads, {tgt_len}, {width}), of the "
+                    "new tokens"
+                )
         if (rotation := self.layer_rotation()) is None:
             return query, key
         return rotation.rotate_queries(query), rotation.rotate_keys(key)

@@ -7,9 +7,10 @@ from itertools import product
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 from fairseq_posenc import registry
-from fairseq_posenc.api import SelfAttention, StackPositions
+from fairseq_posenc.api import Cache, SelfAttention, StackPositions
 from tests.helpers.formulas import awake
 from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import needs_causal
@@ -34,9 +35,9 @@ DYNAMIC = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
 
 
 class Layer(nn.Module):
-    def __init__(self, spec: str) -> None:
+    def __init__(self, spec: str, causal: bool | None = None) -> None:
         super().__init__()
-        causal = needs_causal(spec)
+        causal = needs_causal(spec) if causal is None else causal
         self.positions = awake(StackPositions(spec, 16, 2, max_positions=64, causal=causal))
         self.attention = SelfAttention(self.positions)
         awake(self.attention.encodings)
@@ -89,6 +90,31 @@ def test_a_layer_is_one_graph_when_compiled(spec):
     torch._dynamo.reset()  # the limit of compilations is for a function, not for a model
     layer = Layer(spec).eval()
     check(layer, torch.compile(layer, fullgraph=True, dynamic=True), batches=(2,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spec", ["learned+m4m", "rope+window(size=8)", "t5+window(size=4,first=2)"]
+)
+def test_decoding_is_compiled_in_its_first_steps_alone(spec):
+    torch._dynamo.reset()
+    layer, steps = Layer(spec, causal=True).eval(), 40
+    counter = CompileCounter()
+
+    @torch.compile(backend=counter, fullgraph=True)
+    def step(x: torch.Tensor, cache: Cache) -> torch.Tensor:
+        x, shared = layer.positions(x, past=cache)
+        attended: torch.Tensor = layer.attention(x, shared, cache)[0]
+        return attended
+
+    x, padding = torch.randn(2, steps, 16), torch.zeros(2, steps, dtype=torch.bool)
+    cache, graphs = Cache(), []
+    with torch.no_grad():
+        full = layer(x, padding)
+        for i in range(steps):
+            torch.testing.assert_close(step(x[:, [i]], cache)[:, 0], full[:, i])
+            graphs.append(counter.frame_count)
+    assert graphs[12] == graphs[-1] < 8
 
 
 @pytest.mark.slow

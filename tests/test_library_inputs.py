@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fairseq_posenc import registry
 from fairseq_posenc.api import (
+    Cache,
     CrossAttention,
     LayerPositions,
     PositionEncoding,
@@ -150,6 +152,58 @@ def test_a_layer_refuses_what_another_stack_computed():
 def test_a_layer_refuses_the_state_of_other_sizes(sizes):
     with pytest.raises(UserError, match="the positions of another stack"):
         SelfAttention(stack("m4m"))(X, stack("m4m", **sizes)(X)[1])
+
+
+@pytest.mark.parametrize(
+    "mistaken", [None, BOOL, Cache(), stack(), stack()(X)], ids=lambda x: type(x).__name__
+)
+def test_shared_is_the_second_result_of_the_positions(mistaken):
+    positions, name = stack(), type(mistaken).__name__
+    layer, parts = SelfAttention(positions), LayerPositions(positions)
+    message = f"`shared` must be the second result of the stack's positions, not {name}: "
+    for call in (
+        lambda: layer(X, mistaken),
+        lambda: CrossAttention(positions)(X, X, mistaken),
+        lambda: parts.bias(mistaken),
+        lambda: parts.score_mod(mistaken),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.randn(2, 5, 8), r"x \(2, 5, 8\) must be \(batch, length, 16\)"),
+        (torch.randn(5, 16), r"x \(5, 16\) must be \(batch, length, 16\)"),
+        (torch.ones(2, 5, 16).long(), "x must be floating-point vectors, not int64"),
+        ([[0.0]], "x must be a tensor, not list"),
+    ],
+)
+def test_the_input_of_a_layer_has_the_width_of_its_stack(x, message):
+    positions = stack()
+    shared = positions(X)[1]
+    for call in (
+        lambda: SelfAttention(positions)(x, shared),
+        lambda: CrossAttention(positions)(x, X, shared),
+    ):
+        with pytest.raises(UserError, match=message):
+            call()
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 4, 8), (2, 5, 2, 8), (2, 2, 5, 4), (2, 2, 5, 16)])
+def test_queries_and_keys_of_another_shape_are_not_rotated(shape):
+    shared, fits, other = stack()(X)[1], torch.randn(2, 2, 5, 8), torch.randn(shape)
+    for name, pair in {"query": (other, fits), "key": (fits, other)}.items():
+        message = f"{name} {shape} must be (batch, heads, 5, 8), of the new tokens"
+        with pytest.raises(UserError, match=re.escape(message)):
+            shared.rotate(*pair)
+
+
+def test_a_layer_takes_one_cache():
+    positions = stack()
+    with pytest.raises(UserError, match="cache must be a Cache, one for each layer, not list"):
+        SelfAttention(positions)(*positions(X), [Cache()])
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -331,7 +385,7 @@ def test_a_source_has_the_length_and_padding_that_positions_were_given():
     for length in (0, -1, 2.5):
         with pytest.raises(UserError, match=f"source_length={length} must be a whole number"):
             positions(x, source_length=length)
-    with pytest.raises(UserError, match=r"x \(1, 6, 16\) must be \(1, 1, width\)"):
+    with pytest.raises(UserError, match=r"x \(1, 6, 16\) must be \(1, 1, 16\)"):
         layer(x, source, positions(x[:, :1], source_length=5)[1])
     padding = torch.tensor([[True, True, False, False, False]])
     with pytest.raises(UserError, match="the source is padded on the left"):

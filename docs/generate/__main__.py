@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from docs.generate import choose, encodings, papers, yaml_files
+from docs.generate import choose, encodings, papers, reference, yaml_files
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.experiments.choose.answer import EVIDENCE
@@ -25,6 +25,7 @@ def format_files(root: Path) -> dict[Path, str]:
     return {
         **encodings.format_files(docs / "encodings"),
         docs / "papers.md": papers.format_page(),
+        docs / "reference.md": reference.format_page(),
         docs / "choose.md": choose.fill_page(docs / "choose.md"),
         root / EVIDENCE.relative_to(ROOT): choose.format_evidence(),
         **yaml_files.format_all_files(root),

@@ -55,13 +55,20 @@ class Mask(NamedTuple):
 
     def without_first_keys(self, count: int) -> Mask:
         """Leave out the first keys, of which a cache has dropped ``count``."""
-        return self.select_keys(slice(count, None)) if count else self
+        if not count:
+            return self
+        # Not a slice: torch.compile makes a constant of a slice's start, a graph for each step.
+        return self._map_keys(lambda x: x.narrow(1, count, x.size(1) - count))
 
-    def select_keys(self, places: slice | Tensor) -> Mask:
+    def select_keys(self, places: Tensor) -> Mask:
         """Leave out all keys but those at ``places``, which end with the queries' keys."""
+        return self._map_keys(lambda x: x[:, places])
+
+    def _map_keys(self, select: Callable[[Tensor], Tensor]) -> Mask:
+        """Select keys in the second dimension of all masks."""
 
         def rest(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x[:, places]
+            return None if x is None else select(x)
 
         segments, first_keys = map(rest, (self.locality.segments, self.locality.first_keys))
         limits = self.locality._replace(segments=segments, first_keys=first_keys)

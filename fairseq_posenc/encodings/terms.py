@@ -303,7 +303,12 @@ class Terms(NamedTuple):
         """Leave out the first keys, of which a cache has dropped ``count``."""
         if not count:
             return self
-        return self._select_by_key(slice(count, None)).without_first_distances(count)
+
+        def drop_first(x: Tensor, dim: int) -> Tensor:
+            # Not a slice: torch.compile makes a constant of a slice's start, a graph for each step.
+            return x.narrow(dim, count, x.size(dim) - count)
+
+        return self._map_keys(drop_first).without_first_distances(count)
 
     def select_keys(self, places: Tensor, tgt_len: int, src_len: int) -> Terms:
         """Leave out all keys but those at ``places``, ascending, int64 ``(K,)``.
@@ -330,18 +335,22 @@ class Terms(NamedTuple):
                 number, distinct = runs.rows, runs.find(rows - (src_len - 1))
             kept, reset = table.split([number, table.size(term.rows) - number], term.rows)
             left[name] = torch.cat([kept.index_select(term.rows, distinct), reset], term.rows)
-        return self._select_by_key(places)._replace(**left, runs=by_ids)
+        keys = self._map_keys(lambda x, dim: x.index_select(dim, places.to(x.device)))
+        return keys._replace(**left, runs=by_ids)
 
-    def _select_by_key(self, places: slice | Tensor) -> Terms:
-        """Select keys in what has a number for each of them."""
+    def _map_keys(self, select: Callable[[Tensor, int], Tensor]) -> Terms:
+        """Select keys in what has a number for each of them, by a function of tensor and dimension.
+        """
         left: dict[str, Any] = {
-            name: tensor[..., places] for name, term, tensor in self.given() if term.rows is None
+            name: select(tensor, tensor.dim() - 1)
+            for name, term, tensor in self.given()
+            if term.rows is None
         }
         if self.first is not None:
-            left["first"] = self.first[:, places]
+            left["first"] = select(self.first, 1)
         for name in ("decay", "later_decay"):
             if (by_key := getattr(self, name)) is not None:
-                left[name] = by_key[:, :, places]
+                left[name] = select(by_key, 2)
         return self._replace(**left)
 
     def without_first_distances(self, count: int) -> Terms:

@@ -128,6 +128,10 @@ class Cache:
     @classmethod
     def wrap(cls, cache: Cache | dict[str, Any] | None) -> Cache | None:
         """Make a cache of a dictionary, which is its state; return a cache as it is."""
+        if cache is not None and not isinstance(cache, (Cache, dict)):
+            raise UserError(
+                f"cache must be a Cache, one for each layer, not {type(cache).__name__}"
+            )
         return cls(cache) if isinstance(cache, dict) else cache
 
     def __bool__(self) -> bool:

@@ -16,7 +16,9 @@ from fairseq_posenc.modules.cache import Cache
 from fairseq_posenc.modules.stack_positions import (
     StackPositions,
     check_embeddings,
+    check_layer_input,
     check_mask,
+    check_shared,
 )
 from fairseq_posenc.positions import may_sync
 from fairseq_posenc.shared import Shared
@@ -87,8 +89,8 @@ class CrossAttention(AttentionCore, nn.Module):
             UserError: keys must be rotated, but the positions were computed without
                 ``source_length``; or a mask, a batch or a cache does not fit.
         """
-        shared.check_stack(self.stack)
-        shared.check_input(x)
+        check_shared(shared, self.stack)
+        check_layer_input(x, shared, self.stack)
         shared = shared.of_kind(self.kind)
         if self.rotates and (shared.source is None or shared.rotation is None):
             raise UserError(

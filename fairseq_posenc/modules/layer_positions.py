@@ -8,7 +8,7 @@ from fairseq_posenc.backends.flex.scores import ScoreMod, build_score_mod
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.modules.stack_positions import StackPositions
+from fairseq_posenc.modules.stack_positions import StackPositions, check_shared
 from fairseq_posenc.registry import get
 from fairseq_posenc.shared import Shared
 
@@ -86,12 +86,12 @@ class LayerPositions(nn.Module):
         Args:
             shared: second result of the stack's positions in this forward pass.
         """
-        positions = shared.positions
+        terms, positions = self._compute_terms(shared), shared.positions
         sizes = positions.tgt_len, positions.tokens.size(1)
-        return build_score_mod(self._compute_terms(shared), *sizes, positions.tokens.device)
+        return build_score_mod(terms, *sizes, positions.tokens.device)
 
     def _compute_terms(self, shared: Shared) -> Terms:
-        shared.check_stack(self.stack)
+        check_shared(shared, self.stack)
         positions = shared.positions
         terms = self.encodings.terms(positions.span(), positions)
         return shared.of_kind(self.kind).layer_terms() | terms

@@ -14,7 +14,11 @@ from fairseq_posenc.modules.attention_core import (
     make_projections,
 )
 from fairseq_posenc.modules.cache import Cache
-from fairseq_posenc.modules.stack_positions import StackPositions
+from fairseq_posenc.modules.stack_positions import (
+    StackPositions,
+    check_layer_input,
+    check_shared,
+)
 from fairseq_posenc.shared import Shared
 
 
@@ -92,8 +96,8 @@ class SelfAttention(AttentionCore, nn.Module):
             UserError: ``shared`` belongs to another stack or batch, or to other tokens than those
                 in the cache and in ``x``.
         """
-        shared.check_stack(self.stack)
-        shared.check_input(x)
+        check_shared(shared, self.stack)
+        check_layer_input(x, shared, self.stack)
         shared = shared.of_kind(self.kind)
         cache = Cache.wrap(cache)
         query, key, value = self.project(x)

@@ -106,7 +106,7 @@ class StackPositions(nn.Module):
         check_embeddings("embeddings", embeddings, self.assembly.dims.embed_dim)
         if not isinstance(past, (int, torch.SymInt)) or past < 0:
             raise UserError(
-                f"past={past}: the number of earlier tokens must be a whole number of at least 0"
+                f"past={past!r}: the number of earlier tokens must be a whole number of at least 0"
             )
         batch, tgt_len = embeddings.shape[:2]
         positions = positions_from_padding(
@@ -200,8 +200,34 @@ class StackPositions(nn.Module):
         return positions.replace_ids(torch.cat([missing, ids], 1))
 
 
+def check_shared(shared: object, stack: Assembly) -> None:
+    """Refuse anything but the state that the positions of a layer's own stack computed."""
+    if not isinstance(shared, Shared):
+        raise UserError(
+            f"`shared` must be the second result of the stack's positions, not "
+            f"{type(shared).__name__}: x, shared = positions(embeddings), then layer(x, shared)"
+        )
+    if shared.stack is not stack and shared.stack != stack:
+        raise UserError(
+            "`shared` was computed by the positions of another stack: pass each layer the "
+            "result of its own StackPositions"
+        )
+
+
+def check_layer_input(x: Tensor, shared: Shared, stack: Assembly) -> None:
+    """Refuse a layer's input that is not ``(batch, tgt_len, embed_dim)`` as in ``shared``."""
+    check_embeddings("x", x, stack.dims.embed_dim)
+    batch, tgt_len = shared.positions.tokens.size(0), shared.positions.tgt_len
+    if x.shape[:2] != (batch, tgt_len):
+        raise UserError(
+            f"x {tuple(x.shape)} must be ({batch}, {tgt_len}, {stack.dims.embed_dim}): `shared` "
+            f"was computed for a batch of {batch} and {tgt_len} new tokens"
+        )
+
+
 def check_embeddings(name: str, x: Tensor, width: int) -> None:
     """Refuse anything but vectors ``(batch, length, width)`` for at least one token."""
+    check_tensor(name, x)
     if x.dim() != 3 or x.size(2) != width:
         raise UserError(f"{name} {tuple(x.shape)} must be (batch, length, {width})")
     if not x.is_floating_point():

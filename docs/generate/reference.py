@@ -1,0 +1,232 @@
+"""The page of classes and functions, ``docs/reference.md``, made of signatures and docstrings.
+
+Sources are parsed, not imported, so the page needs none of the packages that they import.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from fairseq_posenc.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+_HEAD = """# Reference
+
+Which classes and functions can I call, and with which arguments? The [page of the
+encodings](encodings/README.md) explains the letters in shapes. For the commands see `--help` and
+[their common options](commands.md). `make docs` writes this page from the docstrings.
+"""
+_WIDTH = 100  # characters of a line of code
+_HEADING = re.compile(r"(Args|Attributes|Returns|Raises):")
+_ITEM = re.compile(r"([\w.*]+): (.*)", re.DOTALL)
+_ROLE = re.compile(r":\w+:`~?([^`]+)`")
+Definition = ast.ClassDef | ast.FunctionDef
+
+
+class Section(NamedTuple):
+    """A part of the page."""
+
+    title: str
+    text: str
+    members: dict[str, str]  # module -> its classes, functions and methods, separated by spaces
+
+
+_SECTIONS = [
+    Section(
+        "The library",
+        "Needs only torch and numpy. [The library](library.md) shows a complete model.",
+        {
+            "fairseq_posenc.api": "StackPositions SelfAttention CrossAttention Cache "
+            "LayerPositions PositionEncoding",
+            "fairseq_posenc.specs": "parse",
+            "fairseq_posenc.registry": "names get options",
+            "fairseq_posenc.errors": "UserError",
+        },
+    ),
+    Section(
+        "Models of transformers",
+        "[Other positions for a model of transformers](hf.md) says what is served.",
+        {"fairseq_posenc.hf": "set_positions read_positions"},
+    ),
+    Section(
+        "Encodings",
+        "For [an encoding of your own](adding.md). [The module of `Terms`]"
+        "(../fairseq_posenc/encodings/terms.py) has the equation of the scores.",
+        {
+            "fairseq_posenc.encodings.base": "Dims Encoding register",
+            "fairseq_posenc.encodings.terms": "Terms Term Cost",
+            "fairseq_posenc.encodings.rotation": "Rotation",
+            "fairseq_posenc.positions": "Positions Span",
+        },
+    ),
+    Section(
+        "Attention",
+        "Methods of the state that all layers share, and of the masks that it makes.",
+        {
+            "fairseq_posenc.shared": "Shared.of_kind Shared.rotate Shared.mask",
+            "fairseq_posenc.backends.mask": "Mask.forbidden",
+        },
+    ),
+    Section(
+        "In fairseq's models",
+        "",
+        {
+            "fairseq_posenc.transformer.attention": "PositionalAttention",
+            "fairseq_posenc.transformer.capture_attention": "capture_attention",
+            "fairseq_posenc.workbench.translation.translator": "Translator Hypothesis",
+            "fairseq_posenc.workbench.results.record": "Record read",
+        },
+    ),
+]
+
+
+def format_page() -> str:
+    """Write the page in Markdown.
+
+    Raises:
+        UserError: a class or function is not where the page says.
+    """
+    parts = [_HEAD]
+    for section in _SECTIONS:
+        parts += [f"## {section.title}", section.text]
+        for module, names in section.members.items():
+            for name in names.split():
+                owner = name.rpartition(".")[0]
+                parts += _format_definition(_find(module, name), module, owner)
+    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+@cache
+def _parse(module: str) -> ast.Module:
+    path = ROOT.joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _find(module: str, name: str) -> Definition:
+    """Find a definition in a module, or in the module that it imports the name from."""
+    first, _, method = name.partition(".")
+    for node in _parse(module).body:
+        if isinstance(node, ast.ImportFrom) and first in [alias.name for alias in node.names]:
+            return _find(str(node.module), name)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == first:
+            return _find_method(node, method) if method else node
+    raise UserError(f"{module} has no {name}, which docs/generate/reference.py lists")
+
+
+def _find_method(node: Definition, name: str) -> ast.FunctionDef:
+    (method,) = (method for method in _list_methods(node) if method.name == name)
+    return method
+
+
+def _list_methods(node: Definition) -> list[ast.FunctionDef]:
+    return [child for child in node.body if isinstance(child, ast.FunctionDef)]
+
+
+def _format_definition(node: Definition, module: str, owner: str = "") -> Iterator[str]:
+    """Format a function, or a class with its public methods, in paragraphs.
+
+    Args:
+        node: its definition.
+        module: where it is imported from; "" for a method that follows its class.
+        owner: the class of a method; "" for others.
+    """
+    name = f"{owner}.{node.name}" if owner else node.name
+    yield f"### {name}" if module else f"#### {name}"
+    methods = _list_methods(node) if isinstance(node, ast.ClassDef) else []
+    calls = [method for method in methods if method.name == "__init__"]
+    if isinstance(node, ast.FunctionDef):
+        calls = [node]
+    for call in calls:
+        yield from _format_signature(call, name, is_method=bool(owner) or call is not node)
+    yield from _format_docstring(node)
+    if module:
+        yield f"From `{module}`."
+    for method in methods:
+        if not method.name.startswith("_"):
+            yield from _format_definition(method, "", name)
+
+
+def _format_signature(node: ast.FunctionDef, name: str, *, is_method: bool) -> Iterator[str]:
+    """Format a call as Python, on several lines if it is long; nothing for a property."""
+    decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+    if "property" in decorators:
+        return
+    skipped = 1 if is_method and "staticmethod" not in decorators else 0  # self or cls
+    arguments = [*_list_arguments(node.args)][skipped:]
+    returns = "" if node.returns is None or node.name == "__init__" else ast.unparse(node.returns)
+    end = f") -> {returns}" if returns else ")"
+    line = f"{name}({', '.join(arguments)}{end}"
+    if len(line) > _WIDTH:
+        line = "\n".join([f"{name}(", *(f"    {argument}," for argument in arguments), end])
+    yield f"```py\n{line}\n```"
+
+
+def _list_arguments(arguments: ast.arguments) -> Iterator[str]:
+    """List arguments with their types and defaults, as they are written."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + [*arguments.defaults]
+    yield from map(_format_argument, positional, defaults)
+    if arguments.vararg:
+        yield f"*{_format_argument(arguments.vararg)}"
+    elif arguments.kwonlyargs:
+        yield "*"
+    yield from map(_format_argument, arguments.kwonlyargs, arguments.kw_defaults)
+    if arguments.kwarg:
+        yield f"**{_format_argument(arguments.kwarg)}"
+
+
+def _format_argument(argument: ast.arg, default: ast.expr | None = None) -> str:
+    text = ast.unparse(argument)
+    if default is None:
+        return text
+    value = ast.unparse(default).replace("'", '"')
+    return f"{text} = {value}" if argument.annotation else f"{text}={value}"
+
+
+def _format_docstring(node: Definition) -> Iterator[str]:
+    """Format a docstring in Google's style: paragraphs, examples, and lists of its sections."""
+    heading = ""
+    for lines in _split_paragraphs(ast.get_docstring(node) or ""):
+        if match := _HEADING.fullmatch(lines[0]):
+            heading, lines = match[1], lines[1:]
+        text = "\n".join(lines)
+        if heading and lines and lines[0].startswith("    "):
+            yield _format_section(heading, lines)
+        elif text.startswith(">>> "):
+            yield f"```pycon\n{text}\n```"
+        else:
+            yield _to_markdown(" ".join(lines))
+
+
+def _split_paragraphs(text: str) -> list[list[str]]:
+    return [paragraph.split("\n") for paragraph in re.split(r"\n{2,}", text) if paragraph]
+
+
+def _format_section(heading: str, lines: Iterable[str]) -> str:
+    """Format the body of a section: a list of its names, or a sentence without names."""
+    entries: list[str] = []
+    for line in lines:
+        if line.startswith("     "):  # it continues the entry above
+            entries[-1] += f" {line.strip()}"
+        else:
+            entries.append(line.strip())
+    matches = [_ITEM.fullmatch(entry) for entry in entries]
+    if heading == "Returns" or not all(matches):
+        return f"**{heading}**: {_to_markdown(' '.join(entries))}"
+    items = (f"- `{match[1]}`: {_to_markdown(match[2])}" for match in matches if match)
+    title = {"Args": "Arguments"}.get(heading, heading)
+    return "\n".join([f"**{title}**:", "", *items])
+
+
+def _to_markdown(text: str) -> str:
+    """Convert roles and double backquotes to code in Markdown, and escape what would be HTML."""
+    text = _ROLE.sub(lambda role: f"`{role[1].rpartition('.')[2]}`", text).replace("``", "`")
+    code_and_prose = text.split("`")  # prose has the even places
+    code_and_prose[::2] = [prose.replace("<", "\\<") for prose in code_and_prose[::2]]
+    return "`".join(code_and_prose)
