@@ -47,7 +47,7 @@ def get(name: str) -> type[Encoding]:
     Raises:
         UserError: the name is unknown; the message names similar ones.
     """
-    if name not in ENCODINGS:  # else nothing is imported, which torch.compile could not trace
+    if name not in ENCODINGS:  # files are not looked at again: a graph may be traced here
         _import_encodings()
     if name not in ENCODINGS:
         raise UserError(
