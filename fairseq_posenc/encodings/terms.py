@@ -339,8 +339,7 @@ class Terms(NamedTuple):
         return keys._replace(**left, runs=by_ids)
 
     def _map_keys(self, select: Callable[[Tensor, int], Tensor]) -> Terms:
-        """Select keys in what has a number for each of them, by a function of tensor and dimension.
-        """
+        """Select keys in all fields that have them, with a function of tensor and dimension."""
         left: dict[str, Any] = {
             name: select(tensor, tensor.dim() - 1)
             for name, term, tensor in self.given()
