@@ -37,7 +37,7 @@ from fairseq_posenc.workbench.results.intervals import interval_of_perplexity
 from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.jobs import HERE, Inputs, Outputs, Place, Step
+from fairseq_posenc.workbench.running.jobs import ALONE, Inputs, Outputs, RunContext, Step
 from fairseq_posenc.workbench.running.locks import lock_folder
 from measuring.commands import existing_file, exit_on_error, new_parser, own_command
 
@@ -77,7 +77,9 @@ def draw_rows(tokens: Tensor, length: int, seed: int) -> list[Tensor]:
     return rows
 
 
-def train(args: argparse.Namespace, spec: str, folder: Path, place: Place = HERE) -> Outputs:
+def train(
+    args: argparse.Namespace, spec: str, folder: Path, context: RunContext = ALONE
+) -> Outputs:
     """Train the model with the positions of a spec; return figures and curves."""
     torch.manual_seed(args.seed)
     model = load_model(args.folder, dtype=torch.float32)

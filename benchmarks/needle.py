@@ -44,9 +44,9 @@ from fairseq_posenc.workbench.results.differences import Scale, compare
 from fairseq_posenc.workbench.results.intervals import interval, interval_of_share
 from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import Computing
+from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.jobs import HERE, Inputs, Outputs, Place, Step
+from fairseq_posenc.workbench.running.jobs import ALONE, Inputs, Outputs, RunContext, Step
 from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.running.progress import format_time, say
 from measuring.commands import existing_file, exit_on_error, new_parser, own_command
@@ -160,7 +160,7 @@ def measure(args: argparse.Namespace, lengths: Sequence[int]) -> list[Row]:
     for checkpoint in named:
         if not checkpoint.is_folder:
             raise UserError(f"{checkpoint.name}: {checkpoint.path} is no folder of transformers")
-    how = Computing.chosen(args.device, args.fp16, args.bf16)
+    how = ComputeOptions.choose(args.device, args.fp16, args.bf16)
     load = functools.cache(partial(hf_model.load, how=how, longest=max(args.lengths) + ROOM))
     rows: list[Row] = []
     for length, number, checkpoint in product(lengths, range(args.texts), named):
@@ -183,7 +183,7 @@ def _ask_once(
     args: argparse.Namespace,
     length: int,
     number: int,
-    place: Place = HERE,
+    context: RunContext = ALONE,
 ) -> Outputs:
     tokens = hf_model.read_text(args.text, checkpoint.path).targets
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.path)

@@ -36,7 +36,7 @@ from fairseq_posenc.workbench.results.intervals import LEVEL, interval
 from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.jobs import HERE, Inputs, Outputs, Place, Step
+from fairseq_posenc.workbench.running.jobs import ALONE, Inputs, Outputs, RunContext, Step
 from fairseq_posenc.workbench.running.locks import lock_folder
 from measuring.commands import existing_file, exit_on_error, new_parser, own_command
 
@@ -150,7 +150,9 @@ def resamples(count: int) -> Iterator[Tensor]:
         yield torch.randint(count, (count,), generator=generator)
 
 
-def distil(args: argparse.Namespace, spec: str, folder: Path, place: Place = HERE) -> Outputs:
+def distil(
+    args: argparse.Namespace, spec: str, folder: Path, context: RunContext = ALONE
+) -> Outputs:
     """Give the encoder other positions, and teach it the vectors of the encoder as it was."""
     torch.manual_seed(args.seed)
     tokenizer = AutoTokenizer.from_pretrained(args.folder)

@@ -1,1 +1,1 @@
-"""Commands: train, compare, fine-tune, translate, convert and report, on the plugin."""
+"""The commands of ``fairseq-posenc``: train, compare, fine-tune, translate, convert and report."""

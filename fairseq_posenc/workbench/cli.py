@@ -1,4 +1,4 @@
-"""The command ``fairseq-posenc``."""
+"""The command ``fairseq-posenc``: lists its subcommands, and imports the one that is run."""
 
 from __future__ import annotations
 
@@ -17,42 +17,39 @@ from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.options import Parser, add_examples, parse_around_dashes
 
-_COMPLETING = "_ARGCOMPLETE"  # set by the function that argcomplete gives a shell
+_COMPLETING = "_ARGCOMPLETE"  # environment variable that argcomplete's shell function sets
 
 
 class Command(NamedTuple):
-    """A subcommand: what it does in a line, and the module that has its options and runs it.
+    """A subcommand, and the module that defines its options and runs it.
 
-    Attributes:
-        help: a line.
-        module: imported only for this command, as most need fairseq. It has ``add_arguments`` and
-            ``run``.
-        part: of a module with several commands, whose functions are ``add_PART_arguments`` and
-            ``run_PART``.
-        after_dashes: what the words after ``--`` are, which another program gets; ``run`` finds
-            them as ``args.after_dashes``.
+    The module has the functions ``add_arguments`` and ``run`` or, if it serves several commands,
+    ``add_PART_arguments`` and ``run_PART``. It is imported only for its command, as most of them
+    import fairseq.
     """
 
-    help: str
-    module: str
-    part: str = ""
+    help: str  # description in one line
+    module: str  # path of the module relative to this package
+    part: str = ""  # name of the command in a module that serves several
+    # description of the words after `--`, which are passed to another program; `run` gets them as
+    # `args.after_dashes`
     after_dashes: str = ""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add its options to a parser."""
-        self._function(f"add_{self.part}_arguments" if self.part else "add_arguments")(parser)
+        """Add the command's options to a parser."""
+        self._import(f"add_{self.part}_arguments" if self.part else "add_arguments")(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Run it; return the exit code."""
-        code: int = self._function(f"run_{self.part}" if self.part else "run")(args)
+        """Run the command; return the exit code."""
+        code: int = self._import(f"run_{self.part}" if self.part else "run")(args)
         return code
 
-    def _function(self, name: str) -> Callable[..., Any]:
+    def _import(self, name: str) -> Callable[..., Any]:
         function: Callable[..., Any] = getattr(import_module(self.module, __package__), name)
         return function
 
 
-# By what a user wants; the help lists them so.
+# Commands by the user's purpose, in the order of the help.
 GROUPS: dict[str, dict[str, Command]] = {
     "look at encodings and models": {
         "list": Command("list the position encodings", ".list_command", "list"),
@@ -159,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    if _COMPLETING in os.environ:  # those typed so far
+    if _COMPLETING in os.environ:  # the words typed so far
         words = os.environ["COMP_LINE"].split()[1:]
     chosen = next((word for word in words if not word.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS and _COMPLETING not in os.environ:
@@ -177,8 +174,8 @@ def _run(argv: Sequence[str] | None) -> int:
     )
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    # fairseq asks for tensorboardX when it is imported; nothing here needs it. From 2.15 on torch
-    # warns of a decorator that fairseq has.
+    # Silence two warnings of fairseq's import: that tensorboardX is missing, and torch's (from 2.15
+    # on) about a decorator that fairseq uses.
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)
     for name, command in COMMANDS.items():
@@ -196,6 +193,6 @@ def _run(argv: Sequence[str] | None) -> int:
         args = parse_around_dashes(parser, words)
     else:
         args = parser.parse_args(words)
-    logging.basicConfig()  # or importing fairseq does it, now or later, and turns everything on
+    logging.basicConfig()  # first, or fairseq's import does it and shows every INFO message
     logging.getLogger().setLevel(logging.WARNING)
     return COMMANDS[args.command].run(args)

@@ -1,4 +1,4 @@
-"""The commands ``describe`` and ``count``: an encoding in words, and parameters in numbers."""
+"""The commands ``describe`` and ``count``: an encoding in words, and its number of parameters."""
 
 import argparse
 import json
@@ -15,10 +15,10 @@ from fairseq_posenc.models.decbert import DECBERT
 from fairseq_posenc.workbench.results import terminal
 
 _DECBERT = """{name}: an architecture, not an encoding: learned positions, and two first layers
-that look one way each (DecBERT, Luo et al. 2022, arXiv:2204.08688)
+that attend in one direction only (DecBERT, Luo et al. 2022, arXiv:2204.08688)
 
 In fairseq-train  --arch {name}
-The same          --position-encoding learned --attention-directions {directions}
+Equivalent        --position-encoding learned --attention-directions {directions}
 The encoding      fairseq-posenc describe learned"""
 
 
@@ -68,7 +68,7 @@ def run_describe(args: argparse.Namespace) -> int:
 
 
 def _explain_letters(rows: Mapping[str, str]) -> str:
-    """Say what the letters in an encoding's sections stand for."""
+    """Explain the letters in an encoding's sections."""
     text = " ".join(rows[heading] for heading in _WITH_LETTERS)
     used = set(re.findall(r"(?<![A-Za-z_'])[A-Za-z](?![A-Za-z_0-9'])", text))
     return "; ".join(
@@ -79,7 +79,7 @@ def _explain_letters(rows: Mapping[str, str]) -> str:
 
 
 def add_count_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``fairseq-posenc count``; the defaults are RoBERTa-base."""
+    """Add the options of ``fairseq-posenc count``; the defaults are those of RoBERTa-base."""
     text = "position-encoding spec, as in learned+m4m"
     parser.add_argument("--encoding", required=True, metavar="SPEC", help=text)
     for name, default, meaning in (

@@ -1,4 +1,4 @@
-"""``fairseq-posenc doctor``: what works on this machine, and a short test of it."""
+"""``fairseq-posenc doctor``: reports what is installed and works, and tests every encoding."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from fairseq_posenc.backends import available
 from fairseq_posenc.version import __version__
 
 PACKAGE = Path(__file__).resolve().parents[1]
-# A GPU may round the factors of float32 products to TF32 (ten bits); a wrong term is far beyond it.
+# A GPU may round the factors of float32 products to TF32 (ten bits); a wrong term is off by more.
 TOLERANCE = 1e-2
 
 
 class Finding(NamedTuple):
-    """A line of the report. ``works`` is None for what the package can do without."""
+    """A line of the report."""
 
     subject: str
-    works: bool | None
+    works: bool | None  # None if it is missing and optional
     text: str
 
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def collect_findings() -> Iterator[Finding]:
-    """Look at one thing after the other; the self-test comes last."""
+    """Check the installation line by line; the self-test comes last."""
     yield Finding("Python", True, platform.python_version())
     yield Finding("torch", True, torch.__version__)
     has_fairseq = importlib.util.find_spec("fairseq") is not None
@@ -88,16 +88,16 @@ def _check_cuda() -> Iterator[Finding]:
     name = torch.cuda.get_device_name()
     yield Finding("CUDA", True, f"{name}, capability {major}.{minor}")
     if major >= 8:
-        yield Finding("bf16", True, "the device computes in it: --bf16 is safer than --fp16")
+        yield Finding("bf16", True, "supported by the device: --bf16 is safer than --fp16")
     else:
-        yield Finding("bf16", None, "the device does not compute in it: use --fp16")
+        yield Finding("bf16", None, "not supported by the device: use --fp16")
 
 
 def _check_apex() -> Iterator[Finding]:
     from fairseq.modules.layer_norm import has_fused_layernorm
     from fairseq.optim.fused_adam import get_fused_adam_class
 
-    # fairseq takes both only on a GPU, however apex is installed.
+    # fairseq uses both only on a GPU, however apex is installed.
     for subject, installed, otherwise in (
         ("apex layer norm", has_fused_layernorm, "fairseq uses torch's"),
         ("apex Adam", get_fused_adam_class() is not None, "fairseq uses its own"),
@@ -110,25 +110,25 @@ def _check_apex() -> Iterator[Finding]:
 
 
 def _check_user_dir() -> Finding:
-    """Say where fairseq finds the package; a bare name is looked up beside fairseq itself."""
+    """Report the path for ``--user-dir``; fairseq looks up a bare name beside its own package."""
     import fairseq
 
     by_name = Path(fairseq.__file__).parent.parent / PACKAGE.name
     if by_name.resolve() == PACKAGE:
         return Finding("--user-dir", True, f"{PACKAGE.name} (by name), or {PACKAGE}")
     if by_name.exists():
-        return Finding("--user-dir", None, f"{PACKAGE}; the name means another copy, {by_name}")
+        return Finding("--user-dir", None, f"{PACKAGE}; its name alone means a copy, {by_name}")
     return Finding("--user-dir", None, f"{PACKAGE}; after `make install`, its name will do")
 
 
-# With the self-test's 6 tokens each matters.
+# Specs whose options make a difference on the 6 tokens of the self-test.
 SOFTMAX_SPECS = ("ssmax", "ssmax(offset=true)", "logn(length=2)", "sink", "softcap(cap=1)")
 
 
 def self_test() -> Finding:
-    """Try every encoding on every backend that runs here and does not refuse it."""
+    """Compare every encoding with float64 on every backend that runs here and supports it."""
     began = time.monotonic()
-    # FlexAttention compiles a kernel for each encoding, for seconds.
+    # FlexAttention takes seconds to compile a kernel for each encoding.
     backends = [name for name, why in available().items() if not why and name != "flex"]
     encoders = registry.names(encoder=True)
     resets = [f"{name}+reset" for name in registry.names() if "reset" in registry.options(name)]
@@ -136,7 +136,7 @@ def self_test() -> Finding:
         causal = spec in registry.names() and spec not in encoders
         try:
             errors = measure_errors(spec, backends, causal)
-        except Exception as error:  # whatever it is, the report has to say it
+        except Exception as error:  # any error belongs in the report
             return Finding("self-test", False, f"{spec}: {type(error).__name__}: {error}")
         for part, difference in errors.items():
             if not difference < TOLERANCE:  # so that NaN fails

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# The name of a command, and its examples below it.
+# Each command's name, followed by its examples.
 _TEXT = r"""
 user-dir
   fairseq-posenc user-dir
@@ -107,7 +107,7 @@ doctor
   fairseq-posenc doctor
 """
 
-_JOINED = _TEXT.replace("\\\n    ", "").strip()  # a backslash joins a line and the next
+_JOINED = _TEXT.replace("\\\n    ", "").strip()  # a backslash continues a line
 EXAMPLES: dict[str, list[str]] = {
     command: examples
     for command, *examples in (block.split("\n  ") for block in re.split(r"\n(?=\S)", _JOINED))

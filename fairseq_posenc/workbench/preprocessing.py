@@ -1,4 +1,4 @@
-"""``fairseq-posenc preprocess``: starts a program of ``preprocess/``."""
+"""``fairseq-posenc preprocess``: runs a program of the folder ``preprocess/``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ FOLDER = shipped("preprocess")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the name of a program, and its options."""
     programs = sorted(path.stem for path in FOLDER.glob("*.py"))
-    what = "kind of text, see below; fairseq-posenc preprocess KIND --help lists its options"
-    parser.add_argument("program", choices=programs, metavar="KIND", help=what)
+    text = "kind of text, see below; fairseq-posenc preprocess KIND --help lists its options"
+    parser.add_argument("program", choices=programs, metavar="KIND", help=text)
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help="options of KIND")
     width, lines = max(map(len, programs)), []
     for name in programs:  # with the first line of its docstring
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the program in this process: its modules are found beside it, and its help names it."""
+    """Run the program in this process, with its folder on the import path."""
     sys.argv = [str(FOLDER / f"{args.program}.py"), *args.options]
     sys.path.insert(0, str(FOLDER))
     with _ending_at_ctrl_c():
@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _ending_at_ctrl_c() -> Iterator[None]:
-    """End the process at once at Ctrl-C, with the line and the exit code of all commands.
+    """End the process at once on Ctrl-C, with the message and the exit code of all commands.
 
-    Modules that are imported, such as numpy, catch KeyboardInterrupt and fail of something else.
+    While numpy and other modules are imported, they catch KeyboardInterrupt and raise other errors.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -53,7 +53,7 @@ def _ending_at_ctrl_c() -> Iterator[None]:
         os._exit(STOPPED)
 
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # it is ignored, or somebody else's
+        yield  # ignored, or handled by another program
         return
     signal.signal(signal.SIGINT, end)
     try:

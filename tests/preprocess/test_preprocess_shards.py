@@ -437,11 +437,11 @@ def test_what_is_done_is_not_done_again_and_never_overwritten(tmp_path, text, ca
     run(*arguments)
     before = content(tmp_path / "bin")
     run(*arguments)
-    assert "is there already, made from the same inputs" in capsys.readouterr().err
+    assert "exists already, made from the same inputs" in capsys.readouterr().err
     with pytest.raises(UserError, match="other options, empty_lines: documents, not drop; name"):
         run(*arguments, "--empty-lines", "drop")
     (tmp_path / "by_hand").mkdir()
-    with pytest.raises(UserError, match="by_hand: is there already, and was not made by"):
+    with pytest.raises(UserError, match="by_hand: exists, and was not made by"):
         run("--train", text, "--out", tmp_path / "by_hand")
     assert content(tmp_path / "bin") == before
 

@@ -219,7 +219,7 @@ def test_the_same_again_does_nothing_and_anything_else_is_refused(iwslt, capsys)
     data, arguments = iwslt
     before = {path: path.stat().st_mtime_ns for path in data.iterdir()}
     make(*arguments)
-    assert "is there already, made from the same inputs" in capsys.readouterr().err
+    assert "exists already, made from the same inputs" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"other options, vocab_size: 60, not 61; name another"):
         make(*arguments, "--vocab-size", 61)
     with pytest.raises(UserError, match=r"other options, test: \[.*\], not \[\]"):

@@ -234,7 +234,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path):
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        assert done.stderr.count("cannot be kept from a second run (Operation not supported)") == 1
+        assert done.stderr.count("cannot be locked (Operation not supported)") == 1
         assert (out / result).exists()
         assert not list(out.glob("*.posenc-*"))
 

@@ -16,8 +16,8 @@ from fairseq_posenc.workbench.experiments import trainings
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate, aggregate
 from fairseq_posenc.workbench.experiments.trainings import Measurement, build_job
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, Run, Variant, refuse_directions
-from fairseq_posenc.workbench.running.executor import Here, Slurm, run_jobs
-from fairseq_posenc.workbench.running.jobs import Inputs, Job, Outputs, Place
+from fairseq_posenc.workbench.running.executor import LocalMachine, Slurm, run_jobs
+from fairseq_posenc.workbench.running.jobs import Inputs, Job, Outputs, RunContext
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, Curve, read_curve_file
 from fairseq_posenc.workbench.running.options import build_settings, parse_place
 
@@ -165,7 +165,7 @@ class Experiment(ABC, Generic[AnySettings]):
     """Trainings that share their data and differ in variant, seed and case."""
 
     def __init__(self, settings: AnySettings, lock: int) -> None:
-        self.settings, self._place = settings, Place(lock)
+        self.settings, self._place = settings, RunContext(lock)
 
     @abstractmethod
     def prepare(self) -> Outputs:
@@ -195,7 +195,7 @@ class Experiment(ABC, Generic[AnySettings]):
 
         follow = (lambda: watch(read_results)) if watch else None
         # The trainings of a seed are a wave: they end before cores are shared with the next.
-        here = Here(settings.jobs, self._place.lock, wave=len(jobs) // len(settings.seeds))
+        here = LocalMachine(settings.jobs, self._place.lock, wave=len(jobs) // len(settings.seeds))
         run_jobs([*jobs.values()], settings.out, settings.cluster or here, follow)
         return read_results()
 

@@ -26,7 +26,7 @@ from fairseq_posenc.workbench.experiments.experiment import (
 )
 from fairseq_posenc.workbench.experiments.trainings import Measurement
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED, Run
-from fairseq_posenc.workbench.running.jobs import Job, Outputs, Place, Step
+from fairseq_posenc.workbench.running.jobs import Job, Outputs, RunContext, Step
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 
@@ -175,7 +175,7 @@ class TextExperiment(Experiment[TextSettings]):
         rules = [corpus.LEAST_WORDS, corpus.VALIDATION_SHARE, corpus.SPLIT_SEED]
         inputs = {"source": source, "rules": rules, "version": __version__}
         facts = Step(
-            self._text, inputs, lambda place: corpus.write_corpus(text, origin, self._text)
+            self._text, inputs, lambda context: corpus.write_corpus(text, origin, self._text)
         ).do()
         say(
             f"text: {facts['words']:,} words in {facts['documents']:,} documents, of which "
@@ -193,7 +193,7 @@ class TextExperiment(Experiment[TextSettings]):
         }
         return Step(self.settings.out / "data", inputs, self._make_data)
 
-    def _make_data(self, place: Place) -> Outputs:
+    def _make_data(self, context: RunContext) -> Outputs:
         vocab_size, binary = self.settings.vocab_size, self.settings.data()
         folder = self._data.folder
         say(f"text: learning {vocab_size:,} sentencepieces, then fairseq-preprocess")
@@ -209,5 +209,5 @@ class TextExperiment(Experiment[TextSettings]):
             *("--trainpref", str(folder / "train.pieces")),
             *("--validpref", str(folder / "valid.pieces")),
         ]
-        run_logged(command, folder / "preprocess.log", place.lock)
+        run_logged(command, folder / "preprocess.log", context.lock)
         return tokens

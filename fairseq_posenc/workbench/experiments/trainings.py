@@ -14,7 +14,7 @@ from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.devices import choose_device, cores
 from fairseq_posenc.workbench.running.host import USER_DIR
-from fairseq_posenc.workbench.running.jobs import Inputs, Job, Outputs, Place, Step
+from fairseq_posenc.workbench.running.jobs import Inputs, Job, Outputs, RunContext, Step
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, parse_line, read_curve_file
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
@@ -58,25 +58,30 @@ def build_job(
         measurement: measures the model, where the last validation of its training does not.
     """
 
-    def train(place: Place) -> Outputs:
-        return _train(command, updates, folder, label, not measurement, place)
+    def train(context: RunContext) -> Outputs:
+        return _train(command, updates, folder, label, not measurement, context)
 
     training = Step(folder, inputs, train, updates, lambda: updates_done(folder))
     steps: tuple[Step, ...] = (training,)
     if measurement:
         inputs = {"model": training.inputs, "updates": updates, "command": [*measurement.command]}
 
-        def measure(place: Place) -> Outputs:
+        def measure(context: RunContext) -> Outputs:
             if "diverged" in (training.outputs or {}):
                 return {}
-            return _measure(measurement, folder / "measured" / "validate.log", label, place)
+            return _measure(measurement, folder / "measured" / "validate.log", label, context)
 
         steps += (Step(folder / "measured", inputs, measure),)
     return Job(label, folder, steps, updates)
 
 
 def _train(
-    command: Sequence[str], updates: int, folder: Path, label: str, is_all: bool, place: Place
+    command: Sequence[str],
+    updates: int,
+    folder: Path,
+    label: str,
+    is_all: bool,
+    context: RunContext,
 ) -> Outputs:
     log, done = folder / TRAIN_LOG, updates_done(folder)
     if done == updates and not _has_last_validation(log, updates):
@@ -84,11 +89,11 @@ def _train(
         for checkpoint in folder.glob("checkpoint*.pt"):
             checkpoint.unlink()
         done = 0
-    place.report(done, "")
+    context.report(done, "")
 
     def report(line: str) -> None:
         if entry := parse_line(line):
-            place.report(entry.updates, "")
+            context.report(entry.updates, "")
 
     # With all updates done, only the stamp is missing: it was interrupted before writing it.
     if done < updates:
@@ -96,7 +101,7 @@ def _train(
         say(f"{label}: starting fairseq-train {where}")
         ensure_last_checkpoint(folder)
         try:
-            _run_command(command, log, place, report)
+            _run_command(command, log, context, report)
         except RunError as error:
             if not (update := parse_stop_update(str(error))):
                 raise
@@ -109,9 +114,9 @@ def _train(
     return _read_checkpoint_figures(folder)
 
 
-def _measure(measurement: Measurement, log: Path, label: str, place: Place) -> Outputs:
+def _measure(measurement: Measurement, log: Path, label: str, context: RunContext) -> Outputs:
     lines: list[str] = []
-    _run_command(measurement.command, log, place, lines.append)
+    _run_command(measurement.command, log, context, lines.append)
     if not (figures := measurement.parse(lines)):
         raise UserError(f"{measurement.command[0]} printed no figures; see its log {log}")
     shown = ", ".join(f"{name} {value:,.4g}" for name, value in figures.items())
@@ -120,11 +125,11 @@ def _measure(measurement: Measurement, log: Path, label: str, place: Place) -> O
 
 
 def _run_command(
-    command: Sequence[str], log: Path, place: Place, on_line: Callable[[str], None]
+    command: Sequence[str], log: Path, context: RunContext, on_line: Callable[[str], None]
 ) -> None:
     ours = command[0] == "fairseq-posenc"  # fairseq's commands have to find the package
     words = command if ours else [*command, "--user-dir", str(USER_DIR)]
-    run_logged(words, log, place.lock, on_line, {**_ONE_THREAD, **place.environment})
+    run_logged(words, log, context.lock, on_line, {**_ONE_THREAD, **context.environment})
 
 
 def _has_last_validation(log: Path, updates: int) -> bool:

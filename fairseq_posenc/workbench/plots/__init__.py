@@ -1,1 +1,1 @@
-"""Looking inside: a checkpoint opened with its text, and pictures of what positions do in it."""
+"""Pictures of position encodings and of attention: the commands ``plot`` and ``inspect``."""

@@ -1,4 +1,4 @@
-"""Pictures of the attention to a text: maps of layers and heads, and the mean by distance."""
+"""Draws the attention to a text: a map for each layer and head, and the mean by distance."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots import grids
 from fairseq_posenc.workbench.plots.distances import mean_by_distance
 
-if TYPE_CHECKING:  # it brings fairseq, which pictures of specs do without
+if TYPE_CHECKING:
     from fairseq_posenc.analysis.split import CapturedAttention
 
-_LABEL, _LETTER = 0.1, 0.06  # inches of a line of letters, and of one of them
-_ALONE = 1.7  # a map alone in its row is this many times larger
-_FEW = 4  # maps in a row that have room for whole titles
+_LABEL, _LETTER = 0.1, 0.06  # height of a line of text and width of a letter, in inches
+_ALONE = 1.7  # factor by which a map that is alone in its row is larger
+_FEW = 4  # most maps in a row that have room for long titles
 
 
 class Maps(NamedTuple):
-    """Attention of some layers and heads to one sentence."""
+    """The attention of some layers and heads to one sentence."""
 
     layers: Sequence[int]  # indices of the layers, from 0
     heads: Sequence[int]  # indices of the heads, from 0
-    weights: Tensor  # `(layers, heads, tgt_len, src_len)`
-    hidden: Tensor  # whether no head has any weight, `(layers, tgt_len, src_len)`
-    queries: Sequence[str]  # the tokens that attend
-    keys: Sequence[str]  # the tokens that are attended to
+    weights: Tensor  # attention weights, `(layers, heads, tgt_len, src_len)`
+    hidden: Tensor  # pairs without weight in any head, `(layers, tgt_len, src_len)`
+    queries: Sequence[str]  # tokens of the queries
+    keys: Sequence[str]  # tokens of the keys
 
     @classmethod
-    def of_stack(
-        cls, seen: Sequence[CapturedAttention], queries: Sequence[str], keys: Sequence[str]
+    def from_stack(
+        cls, layers: Sequence[CapturedAttention], queries: Sequence[str], keys: Sequence[str]
     ) -> Maps:
-        """Build the maps of the first sentence; ``seen`` are all layers of a stack."""
-        weights = torch.stack([attention.weights[0] for attention in seen])
-        layers, heads = range(weights.size(0)), range(weights.size(1))
-        return cls(layers, heads, weights, weights.eq(0).all(1), queries, keys)
+        """Build the maps of the first sentence, with all layers of a stack."""
+        weights = torch.stack([attention.weights[0] for attention in layers])
+        numbers, heads = range(weights.size(0)), range(weights.size(1))
+        return cls(numbers, heads, weights, weights.eq(0).all(1), queries, keys)
 
     def select(self, layers: Sequence[int], heads: Sequence[int]) -> Maps:
-        """Select layers and heads from those of a whole stack."""
+        """Select some layers and heads of a whole stack."""
         weights, hidden = self.weights[list(layers)], self.hidden[list(layers)]
         return self._replace(
             layers=layers, heads=heads, weights=weights[:, list(heads)], hidden=hidden
@@ -50,7 +50,7 @@ class Maps(NamedTuple):
         """Subtract the attention of another model to the same tokens.
 
         Raises:
-            UserError: the models read other tokens.
+            UserError: the models read different tokens.
         """
         if (self.queries, self.keys) != (others.queries, others.keys):
             raise UserError(
@@ -62,10 +62,17 @@ class Maps(NamedTuple):
 
 
 def draw_attention(maps: Maps, title: str, signed: bool = False) -> Any:
-    """Draw a Figure of attention maps, a row a layer and a column a head, on one scale.
+    """Draw attention maps on one scale, a row for each layer and a column for each head.
 
-    Tokens are written where there is room for them; hidden pairs are grey. ``signed`` is for
-    differences of weights.
+    Tokens are written if they fit; hidden pairs are grey.
+
+    Args:
+        maps: the attention.
+        title: title of the figure.
+        signed: whether the weights are differences, which may be negative.
+
+    Returns:
+        matplotlib's Figure.
     """
     rows, columns, tgt_len, src_len = maps.weights.shape
     ratio = min(max(tgt_len / src_len, 0.5), 1.5)
@@ -82,17 +89,16 @@ def draw_attention(maps: Maps, title: str, signed: bool = False) -> Any:
             axes, maps.weights[row, column], limit, signed, maps.hidden[row]
         )
         axes.set_title(form.format(maps.layers[row] + 1, maps.heads[column] + 1), fontsize=9)
-        left, bottom = column == 0, row == rows - 1
-        _write_tokens(axes.set_yticks, maps.queries if left else (), side * ratio)
-        _write_tokens(axes.set_xticks, maps.keys if bottom else (), side, rotation=90)
+        _write_tokens(axes.set_yticks, maps.queries if column == 0 else (), side * ratio)
+        _write_tokens(axes.set_xticks, maps.keys if row == rows - 1 else (), side, rotation=90)
     grids.draw_scale(figure, image, panels, "difference of attention" if signed else "attention")
     return figure
 
 
 def draw_distance(maps: Maps, title: str) -> Any:
-    """Draw a Figure of the mean attention by distance, a panel a layer and a line a head.
+    """Draw the mean attention by distance, a panel for each layer and a line for each head.
 
-    Hidden pairs do not count.
+    Hidden pairs do not count. Returns matplotlib's Figure.
     """
     figure, panels = grids.new_panels(len(maps.layers), title, columns=2, ratio=0.7)
     for axes, layer, weights, hidden in zip(panels, maps.layers, maps.weights, maps.hidden):
@@ -103,11 +109,11 @@ def draw_distance(maps: Maps, title: str) -> Any:
     return figure
 
 
-def _labels_fit(tokens: Sequence[str], room: float) -> bool:
-    return len(tokens) * _LABEL <= room
+def _labels_fit(tokens: Sequence[str], inches: float) -> bool:
+    return len(tokens) * _LABEL <= inches
 
 
-def _write_tokens(set_ticks: Any, tokens: Sequence[str], room: float, **how: Any) -> None:
-    """Write tokens along an axis, if so many inches are enough for them."""
-    labels = tokens if _labels_fit(tokens, room) else ()
-    set_ticks(range(len(labels)), list(labels), fontsize=7, **how)
+def _write_tokens(set_ticks: Any, tokens: Sequence[str], inches: float, **style: Any) -> None:
+    """Write tokens along an axis if they fit."""
+    labels = tokens if _labels_fit(tokens, inches) else ()
+    set_ticks(range(len(labels)), list(labels), fontsize=7, **style)

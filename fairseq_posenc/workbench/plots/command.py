@@ -1,4 +1,4 @@
-"""``fairseq-posenc plot``: pictures of what positions do, in a checkpoint or from a spec alone."""
+"""``fairseq-posenc plot``: draws the position encodings of a checkpoint or of an untrained spec."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from fairseq_posenc.workbench.running.options import add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
 
 _FORMATS = (".png", ".svg")
-_SIZES = {"embed_dim": 256, "heads": 4, "max_positions": 128}  # the model that a spec is drawn for
+_SIZES = {"embed_dim": 256, "heads": 4, "max_positions": 128}  # default sizes of an untrained spec
 
 
 class Kind(NamedTuple):
-    """A kind of picture."""
+    """A kind of picture: a subcommand of ``plot``."""
 
     help: str
-    draw: Callable[[argparse.Namespace], Any]  # draws the Figure
+    draw: Callable[[argparse.Namespace], Any]  # draws matplotlib's Figure
     checkpoints: int = 1  # number of checkpoints
-    from_spec: bool = True  # whether a spec can take the checkpoint's place
+    from_spec: bool = True  # whether --encoding can replace --checkpoint
     text: str = "no"  # whether the model reads a text: `no`, `can` or `must`
-    reach: int = 0  # default of `--reach`, the largest distance; 0 without that option
+    reach: int = 0  # default of --reach, the largest distance; 0 without that option
 
 
 class Subject(NamedTuple):
-    """The chosen layers and heads of a stack, which a picture shows."""
+    """The layers and heads of a stack that a picture shows."""
 
     stack: PlottedStack
-    model: Any  # model of the stack; None for a spec alone
+    model: Any  # model of the stack; None for an untrained spec
     layers: list[int]  # indices of the layers, from 0
     heads: list[int]  # indices of the heads, from 0
     name: str  # name in titles
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """Draw the picture; return the exit code.
 
     Raises:
-        UserError: wrong input, or no matplotlib.
+        UserError: wrong input, or matplotlib is missing.
     """
     kind = KINDS[args.kind]
     if args.out.suffix not in _FORMATS:
@@ -73,20 +73,20 @@ def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="FILE", help="the picture, .png or .svg")
     text = "a masked LM, causal LM or translation model"
-    text += "; twice: the first minus the second" if kind.checkpoints == 2 else ""
+    text += "; give it twice, for the first minus the second" if kind.checkpoints == 2 else ""
     add("--checkpoint", type=Path, action="append", default=[], metavar="FILE", help=text)
     add_data(parser, "directory with its dictionaries (default: that of the training)")
     if kind.from_spec:
         add("--encoding", metavar="SPEC", help="draw an untrained SPEC instead of a checkpoint")
         for size, default in _SIZES.items():
             option = f"--{size.replace('_', '-')}"
-            add_count(parser, option, f"of the SPEC (default: {default})")
-        add("--decoder", action="store_true", help="the SPEC is that of a causal stack")
+            add_count(parser, option, f"size for SPEC (default: {default})")
+        add("--decoder", action="store_true", help="draw SPEC in a causal stack")
     if kind.text != "no":
         add("--text", required=kind.text == "must", help="text that the model reads")
         add("--target", metavar="TEXT", help="the translation (default: the model's own)")
     stacks = ["encoder", "decoder", *(["cross"] if kind.text != "no" else [])]
-    add("--stack", choices=stacks, help="default: the first one of the model")
+    add("--stack", choices=stacks, help="default: the model's first")
     for option in ("--layer", "--head"):
         add(option, type=int, nargs="+", metavar="N", help="counted from 1 (default: all)")
     if kind.reach:
@@ -95,16 +95,18 @@ def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:
 
 def _check_source(args: argparse.Namespace, kind: Kind) -> None:
     """Refuse options that do not go together."""
-    given, spec = len(args.checkpoint), getattr(args, "encoding", None)
-    if bool(given) == bool(spec):
+    count, spec = len(args.checkpoint), getattr(args, "encoding", None)
+    if bool(count) == bool(spec):
         options = "--checkpoint or --encoding" if kind.from_spec else "--checkpoint"
-        raise UserError(f"plot {args.kind}: name {options}" + (", not both" if given else ""))
-    if given and given != kind.checkpoints:
-        raise UserError(f"plot {args.kind}: {given} --checkpoint; it is of {kind.checkpoints}")
+        raise UserError(f"plot {args.kind}: name {options}" + (", not both" if count else ""))
+    if count and count != kind.checkpoints:
+        raise UserError(
+            f"plot {args.kind}: name --checkpoint {kind.checkpoints} times, not {count}"
+        )
     sizes = [size for size in (*_SIZES, "decoder") if getattr(args, size, None)]
-    if given and sizes:
+    if count and sizes:
         option = sizes[0].replace("_", "-")
-        raise UserError(f"--{option} is for --encoding: a checkpoint sets its sizes itself")
+        raise UserError(f"--{option} is for --encoding: a checkpoint has its own sizes")
 
 
 def _draw_tables(args: argparse.Namespace) -> Any:
@@ -118,7 +120,7 @@ def _draw_map(args: argparse.Namespace) -> Any:
 
 def _draw_products(args: argparse.Namespace) -> Any:
     stack, _, layers, heads, name = _find_subject(args)
-    title = f"{name}: products of input vectors k apart"
+    title = f"{name}: products of input vectors at distance k"
     return distances.draw_products(stack, layers if args.layer else [0], heads, args.reach, title)
 
 
@@ -130,8 +132,8 @@ def _draw_decay(args: argparse.Namespace) -> Any:
 
 def _draw_scores(args: argparse.Namespace) -> Any:
     stack, model, layers, heads, name = _find_subject(args)
-    seen = _import_trained().attention_to_random_symbols(model, 2 * args.reach) if model else []
-    curves = distances.compute_curves(stack, layers, heads, args.reach, seen)
+    captured = _import_trained().attention_to_random_symbols(model, 2 * args.reach) if model else []
+    curves = distances.compute_curves(stack, layers, heads, args.reach, captured)
     return distances.draw_curves(curves, heads, name)
 
 
@@ -147,7 +149,7 @@ def _draw_distance(args: argparse.Namespace) -> Any:
 def _draw_difference(args: argparse.Namespace) -> Any:
     read = _read_maps if args.text else _collect_tables
     (ours, title), (theirs, _) = (read(args, number) for number in (0, 1))
-    title = f"{title} less {_shorten_path(args.checkpoint[1])}"
+    title = f"{title} minus {_shorten_path(args.checkpoint[1])}"
     if args.text:
         return attention.draw_attention(ours.subtract(theirs), title, signed=True)
     return tables.draw_tables(tables.subtract_tables(ours, theirs), title)
@@ -157,12 +159,12 @@ KINDS = {
     "table": Kind("heat maps of tables, by position or distance", _draw_tables),
     "map": Kind("tables in two dimensions, where near rows are alike", _draw_map),
     "products": Kind(
-        "dot products of input vectors against distance: themselves, after random projections, "
+        "dot products of input vectors by distance: as they are, after random projections, and "
         "after the model's",
         _draw_products,
         reach=48,
     ),
-    "decay": Kind("the bound of rope's scores against distance", _draw_decay, reach=256),
+    "decay": Kind("the upper bound of rope's scores by distance", _draw_decay, reach=256),
     "scores": Kind("scores, biases and gains by distance, head and layer", _draw_scores, reach=32),
     "attention": Kind(
         "attention to a text, by layer and head", _draw_attention, from_spec=False, text="must"
@@ -171,7 +173,7 @@ KINDS = {
         "mean attention to a text by distance", _draw_distance, from_spec=False, text="must"
     ),
     "difference": Kind(
-        "tables of one checkpoint less another's; with --text, their attention",
+        "tables of one checkpoint minus another's; with --text, their attention",
         _draw_difference,
         checkpoints=2,
         from_spec=False,
@@ -187,7 +189,7 @@ def _collect_tables(args: argparse.Namespace, number: int = 0) -> tuple[Any, str
 
 
 def _find_subject(args: argparse.Namespace, number: int = 0) -> Subject:
-    """Find the stack to show: that of the checkpoint ``number``, or of a spec before training."""
+    """Find the stack to show: of the checkpoint ``number``, or of an untrained spec."""
     model = None
     if args.checkpoint:
         path = args.checkpoint[number]
@@ -197,12 +199,12 @@ def _find_subject(args: argparse.Namespace, number: int = 0) -> Subject:
         width, heads, length = (getattr(args, size) or _SIZES[size] for size in _SIZES)
         stack = build_untrained_stack(args.encoding, width, heads, length, args.decoder)
         if args.stack not in (None, stack.name):
-            raise UserError(f"--stack {args.stack}: --encoding has one, the {stack.name}")
-        trains = any(True for _ in stack.layers[0].parameters())
-        name = f"{stack.spec}, before training" if trains else stack.spec
+            raise UserError(f"--stack {args.stack}: --encoding has only the {stack.name}")
+        has_parameters = any(True for _ in stack.layers[0].parameters())
+        name = f"{stack.spec}, before training" if has_parameters else stack.spec
     layers = choose_numbers(args.layer, len(stack.layers), "layer", name)
-    chosen = choose_numbers(args.head, stack.dims.num_heads, "head", name)
-    return Subject(stack, model, layers, chosen, name)
+    chosen_heads = choose_numbers(args.head, stack.dims.num_heads, "head", name)
+    return Subject(stack, model, layers, chosen_heads, name)
 
 
 def _read_maps(args: argparse.Namespace, number: int = 0) -> tuple[Any, str]:
@@ -218,12 +220,12 @@ def _read_maps(args: argparse.Namespace, number: int = 0) -> tuple[Any, str]:
 
 
 def _import_trained() -> Any:
-    """Import the module for checkpoints, which brings fairseq: a spec's pictures do without."""
+    """Import the module that opens checkpoints; it needs fairseq, which specs do not."""
     from fairseq_posenc.workbench.plots import trained
 
     return trained
 
 
 def _shorten_path(path: Path) -> str:
-    """Name a file in a title, with the folders that distinguish trainings."""
+    """Shorten a path to the file and the two folders above it, which distinguish trainings."""
     return "/".join(path.resolve().parts[-3:])

@@ -1,4 +1,4 @@
-"""Pictures by distance: scores, biases and gains; products of input vectors; rope's bound."""
+"""Draws curves by distance: scores, biases and gains; products of input vectors; rope's bound."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots import grids
 from fairseq_posenc.workbench.plots.stacks import PlottedStack, compute_terms, make_positions
 
-if TYPE_CHECKING:  # it brings fairseq, which pictures of specs do without
+if TYPE_CHECKING:
     from fairseq_posenc.analysis.split import CapturedAttention
 
 _SEED = 1
 
 
 class Curves(NamedTuple):
-    """Values by distance, of a layer or of all layers alike."""
+    """Values by distance in one layer, or in all layers if they share them."""
 
     title: str  # name of the values and of the layer
-    distances: Tensor  # `(R,)`
-    values: Tensor  # `(heads, R)`; of one head where all share it
+    distances: Tensor  # distances j - i, `(R,)`
+    values: Tensor  # `(heads, R)`, or `(1, R)` if all heads share them
 
 
 def mean_by_distance(values: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Compute the mean over sentences and pairs of tokens at each distance j - i.
 
     Args:
-        values: of each pair, ``(B, H, T, S)``.
-        counted: which pairs count, ``(B, T, S)``; None for all.
+        values: value of each pair, ``(B, H, T, S)``.
+        counted: whether a pair counts, ``(B, T, S)``; None for all pairs.
 
     Returns:
-        Distances ``(R,)`` and means ``(H, R)``, without distances of which no pair counts.
+        Distances ``(R,)`` and means ``(H, R)``; distances at which no pair counts are missing.
     """
     batch, _, tgt_len, src_len = values.shape
     if counted is None:
@@ -54,16 +54,21 @@ def compute_curves(
     layers: Sequence[int],
     heads: Sequence[int],
     reach: int,
-    seen: Sequence[CapturedAttention] = (),
+    captured: Sequence[CapturedAttention] = (),
 ) -> list[Curves]:
-    """Compute the mean score by distance, and the biases and gains that it is made with.
+    """Compute the mean score by distance, and the biases and gains in it.
 
-    Without ``seen``, the attention of a trained model, scores are those of equal random contents
-    (:meth:`~fairseq_posenc.api.PositionEncoding.distance_curve`).
+    Args:
+        stack: the encodings.
+        layers: indices of the layers to show, from 0.
+        heads: indices of the heads to show, from 0.
+        reach: largest distance.
+        captured: attention of a trained model. Without it, the scores are those of equal random
+            contents (:meth:`~fairseq_posenc.api.PositionEncoding.distance_curve`).
     """
     reach = stack.limit_reach(reach)
     curves = []
-    for attention in seen:
+    for attention in captured:
         if attention.stack == stack.name and not attention.cross and attention.layer in layers:
             title = f"score, layer {attention.layer + 1}"
             distances, means = mean_by_distance(attention.split.scores)
@@ -73,24 +78,24 @@ def compute_curves(
         curves = [Curves("score of equal contents", torch.arange(-reach, reach + 1), equal)]
     for layer in layers if stack.has_own_encodings else layers[:1]:
         span, terms = compute_terms(stack.layers[layer], stack.dims.max_positions)
-        far = span.distances()
+        distances = span.distances()
         for name, term, tensor in terms.given():
             if term.rows is not None and not term.has_vectors:  # a number for each distance
-                chosen = list(heads) if term.per_head(tensor) else [0]
+                rows = list(heads) if term.per_head(tensor) else [0]
                 title = f"{name}, {stack.name_layer(layer)}"
-                curves.append(Curves(title, far, tensor[chosen, : len(far)]))
-    cut = []
-    for title, far, values in curves:  # to the reach, and in a causal stack to the past
-        kept = (far >= -reach) & (far <= (0 if stack.dims.causal else reach))
-        cut.append(Curves(title, far[kept], values[:, kept]))
-    return cut
+                curves.append(Curves(title, distances, tensor[rows, : len(distances)]))
+    limited = []
+    for title, distances, values in curves:  # a causal stack has no later keys
+        kept = (distances >= -reach) & (distances <= (0 if stack.dims.causal else reach))
+        limited.append(Curves(title, distances[kept], values[:, kept]))
+    return limited
 
 
 def draw_curves(curves: Sequence[Curves], heads: Sequence[int], title: str) -> Any:
-    """Draw a Figure with a panel for each of the curves, and a line in it for each head.
+    """Draw a panel for each of the curves, with a line for each head; return the Figure.
 
     Raises:
-        UserError: there are too many for a picture.
+        UserError: there are too many panels for a picture.
     """
     if len(curves) > grids.MOST:
         raise UserError(f"{len(curves)} panels are too many for a picture: choose --layer")
@@ -98,11 +103,11 @@ def draw_curves(curves: Sequence[Curves], heads: Sequence[int], title: str) -> A
         len(curves), title, 2 if len(curves) in (2, 4) else 3, ratio=0.8
     )
     names = grids.name_heads(heads)
-    for axes, (what, distances, values) in zip(panels, curves):
+    for axes, (panel_title, distances, values) in zip(panels, curves):
         grids.draw_lines(
             axes, distances, values, names if len(values) == len(names) else ["all heads"]
         )
-        grids.label_axes(axes, what, "distance j - i", "")
+        grids.label_axes(axes, panel_title, "distance j - i", "")
     most = max(range(len(curves)), key=lambda index: len(curves[index].values))
     grids.draw_legend(figure, panels[most])
     return figure
@@ -114,9 +119,9 @@ def compute_products(
     """Compute W_q p_t . W_k p_(t+k) of each head, ``(H, 2 * reach + 1)``, k from -reach to reach.
 
     Args:
-        vectors: p, ``(n, C)``; t is its middle.
-        reach: less than half of n.
-        projections: W_q and W_k, ``(H, D, C)``; None for p_t . p_(t+k) itself, as of one head.
+        vectors: p, ``(n, C)``; t is the middle of its n positions.
+        reach: largest k, less than n / 2.
+        projections: W_q and W_k, ``(H, D, C)``; None for p_t . p_(t+k), with H = 1.
     """
     middle = vectors.size(0) // 2
     around = vectors[middle - reach : middle + reach + 1]
@@ -130,13 +135,14 @@ def compute_products(
 def draw_products(
     stack: PlottedStack, layers: Sequence[int], heads: Sequence[int], reach: int, title: str
 ) -> Any:
-    """Draw products of input vectors: themselves, through random projections, the model's.
+    """Draw products of input vectors: as they are, and after random and the model's projections.
 
-    Sinusoids' dot products depend on the distance alone and fall with it. Once projected to queries
-    and keys, as attention does, they do not (Yan et al. 2019, "TENER", arXiv:1911.04474, 3.2).
+    The dot products of sinusoids depend only on the distance, and fall with it. After the
+    projections to queries and keys they no longer do (Yan et al. 2019, "TENER", arXiv:1911.04474,
+    section 3.2). Returns matplotlib's Figure.
 
     Raises:
-        UserError: nothing is added at the input.
+        UserError: the encoding adds no vectors at the input.
     """
     vectors = stack.compute_input_vectors()
     if vectors is None:
@@ -160,27 +166,27 @@ def draw_products(
     return figure
 
 
-def compute_rotary_bound(turn: Tensor) -> Tensor:
-    """Compute the mean of abs(S_1) .. abs(S_(d/2)), where S_j is the sum of the first j turns.
+def compute_rotary_bound(phases: Tensor) -> Tensor:
+    """Compute the mean of abs(S_1) .. abs(S_(d/2)), where S_j is the sum of the first j phases.
 
-    A rotary score of whatever query and key is at most this times d/2 times the largest change from
+    The score of any query and key is at most this mean, times d/2, times the largest change from
     one pair of coordinates to the next (Su et al. 2021, "RoFormer", arXiv:2104.09864, 3.4.3).
 
     Args:
-        turn: e^(i m theta_t) of each distance and pair, ``(..., d/2)``.
+        phases: e^(i m theta_t) of each distance m and pair t, ``(..., d/2)``.
 
     Returns:
         ``(...)``; d/4 + 1/2 at distance 0.
     """
-    return turn.to(torch.complex128).cumsum(-1).abs().mean(-1)
+    return phases.to(torch.complex128).cumsum(-1).abs().mean(-1)
 
 
 @torch.no_grad()
 def draw_decay(stack: PlottedStack, reach: int, title: str) -> Any:
-    """Draw a Figure of rope's bound at distances 0 to ``reach``.
+    """Draw the bound of rope's scores at distances 0 to ``reach``; return the Figure.
 
     Raises:
-        UserError: nothing is rotated.
+        UserError: the encoding is not rope.
     """
     rotation = stack.layers[0].shared.rotation(make_positions(reach + 1).ids)
     if not isinstance(rotation, PairRotation) or rotation.decay is not None:

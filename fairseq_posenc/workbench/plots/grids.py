@@ -1,4 +1,4 @@
-"""Figures of panels in the style of all pictures, at the width of a page; needs matplotlib."""
+"""Draws the panels of figures as wide as a page, in the style of all pictures; uses matplotlib."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.pictures import GREY, PALE
 
-WIDTH, DPI = 8.0, 100  # 800 pixels
-MOST = 48  # panels that are still readable
-# Colour-blind people can distinguish both, also in print.
+WIDTH, DPI = 8.0, 100  # inches and pixels per inch
+MOST = 48  # most panels that are readable
+# Colour maps that colour-blind people can read, also in print.
 SIGNED, AMOUNTS = "PuOr", "cividis"
-_SMALL = 8
-_LETTERS = 85  # the most letters in a line of a title
-_HEADER = 0.6  # inches for the title and the legend
+_SMALL = 8  # font size
+_LETTERS = 85  # most letters in a line of a title
+_HEADER = 0.6  # height of the title and the legend in inches
 
 
 def new_panels(
@@ -25,13 +25,18 @@ def new_panels(
 ) -> tuple[Any, list[Any]]:
     """Create a figure of panels; return both.
 
-    ``ratio`` is the height of a panel by its width, ``below`` the inches of the last row's labels.
+    Args:
+        count: number of panels.
+        title: title of the figure.
+        columns: number of panels in a row.
+        ratio: height of a panel divided by its width.
+        below: height of the labels below the last row, in inches.
     """
     columns = min(columns, count)
     rows = -(-count // columns)
-    tall = ratio * panel_width(columns)
-    height = _HEADER + below + rows * (min(0.5, 0.5 * tall) + tall)
-    figure = pictures.new_figure(WIDTH, height, DPI)
+    height = ratio * panel_width(columns)
+    total = _HEADER + below + rows * (min(0.5, 0.5 * height) + height)
+    figure = pictures.new_figure(WIDTH, total, DPI)
     figure.suptitle(fill(title, _LETTERS), fontsize=11, x=0.01, ha="left")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in panels[count:]:
@@ -40,7 +45,7 @@ def new_panels(
 
 
 def panel_width(columns: int) -> float:
-    """Compute the least width of a panel in inches; a single one is taken for half a row."""
+    """Compute the smallest width of a panel in inches; a single panel counts as half a row."""
     width = WIDTH / max(columns, 2)
     return width - min(0.7, 0.2 * width)
 
@@ -53,17 +58,21 @@ def draw_heat_map(
     hidden: Tensor | None = None,
     extent: Sequence[float] | None = None,
 ) -> Any:
-    """Draw a matrix as a heat map, its rows downwards; return matplotlib's image.
+    """Draw a matrix as a heat map, with its first row at the top; return matplotlib's image.
 
-    The strongest colour stands for ``limit``, by default the largest absolute value; colours go
-    both ways from 0 if ``signed``. ``hidden`` cells are grey.
+    Args:
+        axes: the panel.
+        values: the matrix.
+        limit: value of the strongest colour; by default the largest absolute value.
+        signed: whether colours differ on both sides of 0.
+        hidden: cells that are drawn grey.
+        extent: matplotlib's coordinates of the edges: left, right, bottom and top.
     """
     import numpy as np
     from matplotlib import colormaps
 
-    masked = np.ma.masked_array(
-        values.detach().float().numpy(), mask=False if hidden is None else hidden.numpy()
-    )
+    values = values.detach().float()
+    masked = np.ma.masked_array(values.numpy(), mask=False if hidden is None else hidden.numpy())
     limit = limit or float(values.abs().max()) or 1.0
     colours = colormaps[SIGNED if signed else AMOUNTS].with_extremes(bad=PALE)
     image = axes.imshow(
@@ -105,7 +114,7 @@ def draw_scale(figure: Any, image: Any, panels: Any, text: str = "") -> None:
 
 
 def draw_legend(figure: Any, axes: Any) -> None:
-    """Write the legend of a panel's lines below the figure, if there are several."""
+    """Write the legend of a panel below the figure if the panel has several lines."""
     handles, names = axes.get_legend_handles_labels()
     if len(names) > 1:
         figure.legend(
@@ -113,6 +122,6 @@ def draw_legend(figure: Any, axes: Any) -> None:
         )
 
 
-def name_heads(chosen: Sequence[int]) -> list[str]:
-    """Name heads, which are counted from 0."""
-    return [f"head {head + 1}" for head in chosen]
+def name_heads(heads: Sequence[int]) -> list[str]:
+    """Name heads by their indices, from 0, as ``head 1`` and so on."""
+    return [f"head {head + 1}" for head in heads]

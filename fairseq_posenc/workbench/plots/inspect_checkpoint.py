@@ -1,4 +1,4 @@
-"""The attention of a checkpoint of fairseq for one text."""
+"""Captures the attention of a fairseq checkpoint to a text, for the page of ``inspect``."""
 
 from __future__ import annotations
 

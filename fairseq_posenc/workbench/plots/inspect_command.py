@@ -1,4 +1,4 @@
-"""``fairseq-posenc inspect``: the attention of one or two models as one HTML file."""
+"""``fairseq-posenc inspect``: writes the attention of one or two models as one HTML file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from fairseq_posenc.workbench.running.progress import say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    text = (
-        "a masked LM, causal LM or translation model, also fairseq's own, or a folder of Hugging "
-    )
-    text += "Face's transformers; give it twice for two models side by side"
+    text = "a masked LM, causal LM or translation model (also fairseq's own), or a folder of "
+    text += "Hugging Face transformers; give it twice for two models side by side"
     add("--checkpoint", type=Path, action="append", required=True, metavar="MODEL", help=text)
     add("--text", required=True, help="text to read; the source of a translation")
     add("--target", metavar="TEXT", help="the translation (default: the model's own)")
@@ -32,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page; return the exit code."""
     if len(args.checkpoint) > 2:
-        raise UserError(f"--checkpoint is given {len(args.checkpoint)} times: name one, or two")
+        raise UserError(f"--checkpoint: {len(args.checkpoint)} were named; name one or two")
     refuse_bad_place(args.out, "--out")
     inspections = [_inspect(path, args) for path in args.checkpoint]
     text = render_page(inspections, own_command())
@@ -50,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _inspect(path: Path, args: argparse.Namespace) -> Inspection:
-    # Either host may be absent.
+    """Inspect a folder of transformers or a checkpoint of fairseq; only that host is imported."""
     if path.is_dir():
         from fairseq_posenc.workbench.plots.inspect_folder import inspect_folder
 

@@ -1,4 +1,4 @@
-"""The attention of a model in a folder of Hugging Face's transformers for one text."""
+"""Captures the attention of a Hugging Face model to a text, for the page of ``inspect``."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def inspect_folder(folder: Path, text: str) -> Inspection:
     """Run the model of a folder on a text, and collect its quantized attention.
 
     Raises:
-        UserError: the folder cannot be read, its model has positions or an encoder and a decoder
-            that are not shown, the text is too long, or attention is NaN or infinite.
+        UserError: the folder cannot be read, its positions are not supported, it has both an
+            encoder and a decoder, the text is too long, or attention is NaN or infinite.
     """
     model = load_model(folder, dtype=torch.float32).eval()
     positions = read_positions(model)
     if model.config.is_encoder_decoder:
         raise UserError(
-            f"{folder}: a model with an encoder and a decoder; of transformers the page shows "
-            "models with one of both"
+            f"{folder}: has an encoder and a decoder; for Hugging Face models the page supports "
+            "only one of them"
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -38,8 +38,8 @@ def inspect_folder(folder: Path, text: str) -> Inspection:
     inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
     tokens = inputs["input_ids"][0].tolist()
     if not tokens:
-        raise UserError(f"--text: {folder} reads no token in it")
-    # Of byte-level pieces only the decoder gives the text.
+        raise UserError(f"--text: the tokenizer of {folder} finds no token in it")
+    # Byte-level tokens are readable only when decoded.
     pieces = [tokenizer.decode([token]).strip() for token in tokens]
     labels = [piece or name for piece, name in zip(pieces, tokenizer.convert_ids_to_tokens(tokens))]
     _refuse_long(folder, model, len(tokens))
@@ -55,7 +55,7 @@ def inspect_folder(folder: Path, text: str) -> Inspection:
 
 
 def _refuse_long(folder: Path, model: PreTrainedModel, length: int) -> None:
-    """Refuse texts that are longer than a table of positions."""
+    """Refuse a text that is longer than the model's table of positions."""
     limit = count_positions(model)
     if length > limit and "learned" in read_positions(model):
         raise UserError(
@@ -64,7 +64,7 @@ def _refuse_long(folder: Path, model: PreTrainedModel, length: int) -> None:
 
 
 def _checksum_weights(folder: Path) -> str:
-    """Compute the SHA-256 sum of a folder's weights: of several files, that of their sums."""
+    """Compute the SHA-256 checksum of a folder's weights; for several files, of their checksums."""
     files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
     sums = [checksum(path) for path in files]
     return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()

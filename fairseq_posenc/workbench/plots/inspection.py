@@ -1,4 +1,4 @@
-"""The attention of a model for one text, quantized for the page that shows it, and that page."""
+"""Quantizes the attention of a model to a text, and fills it into the HTML page of ``inspect``."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from fairseq_posenc.workbench.plots import quantize
 TEMPLATE = Path(__file__).with_name("inspect.html")
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _LARGEST = 64e6  # bytes of codes that a browser still opens quickly
-# Per pair of tokens, with most encodings: four planes (a weight and three parts of its score, each
-# in all layers and heads) of codes of two bytes.
+# For a pair of tokens in a head: most encodings have four planes (the weight and three parts of the
+# score), with a code of two bytes in each.
 _BYTES = 8
 
 
 class Facts(NamedTuple):
-    """What the page says of a model."""
+    """Facts about a model that the page shows."""
 
     path: Path  # its checkpoint or folder
-    sha256: str  # of its weights
+    sha256: str  # checksum of its weights
     family: str
-    positions: dict[str, str | None]  # spec of each stack; None for fairseq's own
+    positions: dict[str, str | None]  # spec of each stack; None for fairseq's own positions
 
 
 class Inspection(NamedTuple):
-    """The attention of a model for one text."""
+    """The attention of a model to one text."""
 
-    facts: dict[str, Any]  # facts on the page: file, family, positions, and kinds of attention
+    facts: dict[str, Any]  # fields of `Facts`, and the kinds of attention with their planes
     codes: bytes  # the quantized planes, concatenated
 
     @classmethod
@@ -45,9 +45,9 @@ class Inspection(NamedTuple):
         """Quantize captured attention.
 
         Args:
-            facts: of the model.
+            facts: facts about the model.
             captured: attention of all layers.
-            labels: text behind each token, by stack: ``encoder``, ``decoder``.
+            labels: text of each token, by stack: ``encoder``, ``decoder``.
 
         Raises:
             UserError: attention that is NaN or infinite.
@@ -55,11 +55,11 @@ class Inspection(NamedTuple):
         kinds, codes = [], bytearray()
         for kind, layers in quantize.group_by_kind(captured).items():
             planes = []
-            seen = quantize.find_visible(layers)
+            visible = quantize.find_visible(layers)
             for plane in quantize.list_planes(layers):
                 quantize.refuse_infinite(facts.path, kind, plane)
-                coded = quantize.quantize(plane.values, seen)
-                # How the page turns codes into numbers again.
+                coded = quantize.quantize(plane.values, visible)
+                # From these the page computes the numbers that the codes stand for.
                 scale = {"step": coded.step, "first": coded.first, "last": coded.last}
                 planes.append(
                     {"name": plane.name, "role": plane.role, "start": len(codes), **scale}
@@ -80,25 +80,25 @@ class Inspection(NamedTuple):
 
 
 def refuse_large(path: Path, heads: int, labels: dict[str, list[str]]) -> None:
-    """Refuse a page that would be too large; ``heads`` are those of all layers."""
+    """Refuse a page that would be too large; ``heads`` counts the heads of all layers."""
     longest = max(map(len, labels.values()))
     if heads * longest**2 * _BYTES > _LARGEST:
-        fits = int((_LARGEST / _BYTES / heads) ** 0.5)
+        limit = int((_LARGEST / _BYTES / heads) ** 0.5)
         raise UserError(
             f"{path}: {longest} tokens in {heads} heads are too many for one page; give a text of "
-            f"at most {fits} tokens"
+            f"at most {limit} tokens"
         )
 
 
 def render_page(inspections: Sequence[Inspection], command: str) -> str:
-    """Fill the template with one model, or two side by side; ``command`` is printed on the page."""
+    """Fill the page's template with one or two models, and the command that made the page."""
     models, codes = [], b""
     for inspection in inspections:
         models.append({**inspection.facts, "start": len(codes)})
         codes += inspection.codes
     data = {"command": command, "version": __version__, "models": models}
     filled = {
-        # "<" could end the script element that holds the data.
+        # "<" could end the script element around the data.
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
         "codes": base64.b64encode(zlib.compress(codes)).decode(),
     }

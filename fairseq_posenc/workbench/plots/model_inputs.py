@@ -1,4 +1,4 @@
-"""Turns raw text into a model's input; the text behind each token labels the pictures."""
+"""Tokenizes raw text for a model, and keeps the text of each token as its label in pictures."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _BEAM = 5
 
 
 class TokenizedText(NamedTuple):
-    """Tokens of a text: their numbers in the dictionary, and the piece of text behind each."""
+    """The tokens of a text."""
 
-    ids: list[int]
-    labels: list[str]
+    ids: list[int]  # numbers in the dictionary
+    labels: list[str]  # the text of each token
 
     @classmethod
     def from_ids(cls, ids: Iterable[int], dictionary: Dictionary) -> TokenizedText:
-        """Label symbols that come from no text with their names."""
+        """Label special symbols, which have no text, with their names."""
         numbers = list(map(int, ids))
         return cls(numbers, [dictionary[number].strip(SPACE) or SPACE for number in numbers])
 
     def __add__(self, other: TokenizedText) -> TokenizedText:  # type: ignore[override]
-        """Append the symbols that follow."""
+        """Append the tokens that follow."""
         return TokenizedText(self.ids + other.ids, self.labels + other.labels)
 
     def batch(self) -> Tensor:
@@ -45,21 +45,21 @@ class TokenizedText(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A text as a model reads it."""
+    """A text prepared for a model."""
 
-    labels: dict[str, list[str]]  # text behind each token, by stack: `encoder`, `decoder`
-    run: Callable[[], Any]  # makes a forward pass, for `capture_attention`
+    labels: dict[str, list[str]]  # text of each token, by stack: `encoder`, `decoder`
+    run: Callable[[], Any]  # runs the model on the text, for `capture_attention`
 
 
 def read_text(opened: OpenModel, text: str, target: str | None = None) -> Reading:
     """Tokenize a raw text for a model, as a batch of one.
 
-    For a translation model the text is the source. Without a ``target`` the model translates it,
-    with beam search.
+    For a translation model the text is the source; without a ``target`` the model translates it by
+    beam search.
 
     Raises:
-        UserError: a text has no symbol that the model knows, or is longer than the model can read,
-            or there is a target although the model does not translate.
+        UserError: a text has no token of the dictionary or is too long for the model, or a target
+            was given for a model that does not translate.
     """
     if target is not None and opened.family.name != "translation":
         raise UserError(f"--target is for translation; {opened.path} is a {opened.family.title}")
@@ -80,7 +80,7 @@ def read_text(opened: OpenModel, text: str, target: str | None = None) -> Readin
 
 
 def _read_pair(opened: OpenModel, source: TokenizedText, target: str | None) -> Reading:
-    """Read a source and its translation, which the decoder reads behind ``</s>``."""
+    """Read a source and its translation; the decoder reads the translation after ``</s>``."""
     task, symbols = opened.task, opened.task.target_dictionary
     _refuse_long(opened, "encoder", source)
     lengths = torch.tensor([len(source.ids)])
@@ -106,7 +106,7 @@ def _run(opened: OpenModel, *inputs: Tensor) -> Any:
 
 
 def _refuse_long(opened: OpenModel, stack: str, tokens: TokenizedText) -> None:
-    """Refuse texts too long for fairseq's own position table; our encodings check it themselves."""
+    """Refuse texts too long for fairseq's own position table; our encodings check by themselves."""
     if opened.positions[stack] is not None:
         return
     limit = opened.stacks[stack].max_positions()
@@ -119,7 +119,7 @@ def _refuse_long(opened: OpenModel, stack: str, tokens: TokenizedText) -> None:
 
 @contextmanager
 def _errors_name_checkpoint(opened: OpenModel) -> Iterator[None]:
-    """Begin the model's errors with the name of its checkpoint."""
+    """Begin the model's error messages with the path of its checkpoint."""
     try:
         yield
     except UserError as error:
@@ -127,7 +127,7 @@ def _errors_name_checkpoint(opened: OpenModel) -> Iterator[None]:
 
 
 class _Words(SymbolEncoder):
-    """Tokenizer that cuts at white space, as fairseq reads text that is cut already."""
+    """Tokenizer that splits at white space, as fairseq does with text that is already tokenized."""
 
     def __init__(self, dictionary: Dictionary) -> None:
         super().__init__(words, dictionary)
@@ -141,10 +141,10 @@ class _Words(SymbolEncoder):
 def tokenize(
     text: str, option: str, folder: Path, dictionary: Dictionary, language: str | None = None
 ) -> TokenizedText:
-    """Tokenize a raw text as a data-bin was; where that has no tokenizer, at white space.
+    """Tokenize a raw text with a data-bin's tokenizer; without one, split it at white space.
 
     Raises:
-        UserError: there is nothing in it that the dictionary knows.
+        UserError: no token of the text is in the dictionary.
     """
     of_language = folder / f"sentencepiece.{language}.model"
     tokenizer: Tokenizer = _Words(dictionary)
@@ -155,11 +155,11 @@ def tokenize(
     tokens, unknown = tokenizer.tokens(text), dictionary.unk()
     if all(number == unknown for number in tokens.ids):
         raise UserError(
-            f"{option} {shortened(text)!r}: has no symbol of the dictionary in {folder}; a text "
-            f"is cut by {PIECES} or {ENCODER_JSON} there, and without them at white space"
+            f"{option} {shortened(text)!r}: no token of it is in the dictionary of {folder}; a "
+            f"text is split by {PIECES} or {ENCODER_JSON} there, and without them at white space"
         )
     labels = [text[start:end].strip() or SPACE for start, end in zip(tokens.starts, tokens.ends)]
-    for place, number in enumerate(tokens.ids):
+    for index, number in enumerate(tokens.ids):
         if number == unknown:
-            labels[place] += " (unknown)"
+            labels[index] += " (unknown)"
     return TokenizedText(tokens.ids.tolist(), labels)

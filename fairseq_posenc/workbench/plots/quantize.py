@@ -1,4 +1,4 @@
-"""Quantize attention to 16-bit integers, for the HTML page that shows it."""
+"""Quantizes attention to 16-bit integers, for the HTML page of ``inspect``."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from fairseq_posenc.analysis.split import CapturedAttention
 from fairseq_posenc.errors import UserError
 
 FINE = 0.01  # largest step
-LEVELS = 254  # minimum number of steps of a matrix
-_MOST = 65_000  # maximum, so that a code fits two bytes
+LEVELS = 254  # minimum number of steps between the smallest and the largest value of a matrix
+_MOST = 65_000  # maximum number of steps, so that a code fits into two bytes
 
 
 class Plane(NamedTuple):
-    """One number of each pair of tokens, in every layer and head of a kind of attention."""
+    """A quantity of every pair of tokens, in all layers and heads of a kind of attention."""
 
-    name: str  # `weight`, a part of the score, or what a part comes from
-    # `weight`, `part` (a summand of the score), `detail` (a summand of `both`), or `factor` (of
-    # the score, where that is a product)
+    name: str  # `weight`, or the name of a part of the score
+    # `weight`, `part` (a summand of the score), `detail` (a summand of the part `both`) or `factor`
+    # (if the score is a product)
     role: str
     values: Tensor  # `[L, H, T, S]`
 
 
 class Quantized(NamedTuple):
-    """A plane in whole numbers: code c > 0 stands for ``(first + c - 1) * step``."""
+    """A plane as integers: code c > 0 stands for ``(first + c - 1) * step``."""
 
-    codes: Tensor  # `[L, H, T, S]` of int64, below 2^16; 0 where a query does not see the key
-    step: list[list[float]]  # `[L][H]`, one for each matrix
-    first: list[list[int]]  # `[L][H]`, each matrix's smallest number
-    last: list[list[int]]  # `[L][H]`, each matrix's largest number
+    codes: Tensor  # `[L, H, T, S]` of int64, below 2^16; 0 if the query cannot see the key
+    step: list[list[float]]  # `[L][H]`, step of each matrix
+    first: list[list[int]]  # `[L][H]`, smallest value of each matrix, in steps
+    last: list[list[int]]  # `[L][H]`, largest value of each matrix, in steps
 
     def tobytes(self) -> bytes:
-        """Concatenate the codes' low bytes and then their high ones, which compress well."""
+        """Concatenate all low bytes of the codes, then all high bytes, which compress well."""
         parts = self.codes % 256, self.codes // 256
         return b"".join(part.to(torch.uint8).numpy().tobytes() for part in parts)
 
 
-def group_by_kind(seen: Sequence[CapturedAttention]) -> dict[str, list[CapturedAttention]]:
+def group_by_kind(captured: Sequence[CapturedAttention]) -> dict[str, list[CapturedAttention]]:
     """Group layers by the kind of attention: ``encoder``, ``decoder``, ``cross``."""
     by_kind: dict[str, list[CapturedAttention]] = {}
-    for attention in seen:
+    for attention in captured:
         by_kind.setdefault("cross" if attention.cross else attention.stack, []).append(attention)
     return by_kind
 
@@ -56,7 +56,7 @@ def list_planes(layers: Sequence[CapturedAttention]) -> Iterator[Plane]:
     for part in ("content", "position", "both"):
         yield Plane(part, "part", torch.cat([getattr(split, part) for split in splits]))
     names = list(splits[0].details)
-    if len(names) > 1:  # one alone is "both" itself
+    if len(names) > 1:  # a single one equals the part "both"
         role, suffix = ("factor", " factor") if splits[0].product else ("detail", "")
         for name in names:
             values = torch.cat([split.details[name] for split in splits])
@@ -64,11 +64,12 @@ def list_planes(layers: Sequence[CapturedAttention]) -> Iterator[Plane]:
 
 
 def find_visible(layers: Sequence[CapturedAttention]) -> Tensor:
-    """Find which keys the queries of each layer may see, ``[L, 1, T, S]``.
+    """Find which keys the queries of each layer can see, ``[L, 1, T, S]``.
 
-    Keys on a side of the diagonal where no head has any weight are hidden, all others visible.
+    All keys on one side of the diagonal are hidden if no head gives any of them weight; all other
+    keys are visible.
     """
-    seen = []
+    visible = []
     for layer in layers:
         total = layer.weights.sum(1, keepdim=True)
         allowed = torch.ones_like(total, dtype=torch.bool)
@@ -76,27 +77,27 @@ def find_visible(layers: Sequence[CapturedAttention]) -> Tensor:
             allowed = allowed.tril()
         if not total.tril(-1).any():
             allowed = allowed.triu()
-        seen.append(allowed)
-    return torch.cat(seen)
+        visible.append(allowed)
+    return torch.cat(visible)
 
 
-def quantize(values: Tensor, seen: Tensor) -> Quantized:
-    """Round values ``[L, H, T, S]`` to multiples of a step, chosen for each matrix."""
-    low = values.masked_fill(~seen, torch.inf).amin((2, 3), keepdim=True)
-    high = values.masked_fill(~seen, -torch.inf).amax((2, 3), keepdim=True)
+def quantize(values: Tensor, visible: Tensor) -> Quantized:
+    """Round values ``[L, H, T, S]`` to multiples of a step that is chosen for each matrix."""
+    low = values.masked_fill(~visible, torch.inf).amin((2, 3), keepdim=True)
+    high = values.masked_fill(~visible, -torch.inf).amax((2, 3), keepdim=True)
     step = ((high - low) / LEVELS).clamp(max=FINE).maximum((high - low) / _MOST)
     step = torch.where(high == low, FINE, step)
     codes = (values / step).round().long()
     first, last = ((end / step).round().long() for end in (low, high))
-    codes = (codes - first + 1).masked_fill(~seen, 0)
+    codes = (codes - first + 1).masked_fill(~visible, 0)
     return Quantized(codes, *(x[..., 0, 0].tolist() for x in (step, first, last)))
 
 
 def refuse_infinite(path: Path, kind: str, plane: Plane) -> None:
-    """Refuse attention that is NaN or infinite, which huge finite weights can cause.
+    """Refuse attention that is NaN or infinite, which very large weights can cause.
 
     Raises:
-        UserError: names the first layer.
+        UserError: the plane has such values; the message names the first layer with one.
     """
     for number, layer in enumerate(plane.values, start=1):
         if not layer.isfinite().all():

@@ -1,4 +1,4 @@
-"""The stacks of layers that pictures show: a trained model's, or that of a spec alone."""
+"""Collects the layers that pictures show: those of a trained model, or of an untrained spec."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SEED = 1
 class PlottedStack(NamedTuple):
     """The position encodings and the projections of a stack's layers."""
 
-    layers: list[PositionEncoding]  # positions of each layer, with those that all layers share
-    # weights of the query and of the key projection of each layer, `(H, D, C)`; none for a spec
+    layers: list[PositionEncoding]  # encodings of each layer, including those that all share
+    # weights of each layer's query and key projection, `(H, D, C)`; empty for an untrained spec
     projections: list[tuple[Tensor, Tensor]]
 
     @property
     def dims(self) -> Dims:
-        """The sizes of its layers."""
+        """Sizes of the layers."""
         return self.layers[0].assembly.dims
 
     @property
@@ -38,21 +38,21 @@ class PlottedStack(NamedTuple):
 
     @property
     def spec(self) -> str:
-        """The position encodings."""
+        """Spec of the position encodings."""
         return str(parse(",".join(str(layer.assembly.spec) for layer in self.layers)))
 
     @property
     def has_own_encodings(self) -> bool:
-        """Whether layers have encodings of their own."""
+        """Whether encodings differ between layers, or have parameters in every layer."""
         specs = {layer.assembly.spec for layer in self.layers}
         return len(specs) > 1 or bool(self.layers[0].layer.as_list())
 
     def name_layer(self, layer: int) -> str:
-        """Name the layers that have the encodings of a layer, which is counted from 0."""
+        """Name a layer by its index, from 0, or all layers if they share their encodings."""
         return f"layer {layer + 1}" if self.has_own_encodings else "all layers"
 
     def limit_reach(self, reach: int) -> int:
-        """Limit the reach of pictures by distance to that of the tables."""
+        """Limit the largest distance of a picture to that of the tables."""
         return min(reach, (self.dims.max_positions - 1) // 2)
 
     def compute_input_vectors(self) -> Tensor | None:
@@ -71,7 +71,7 @@ def build_untrained_stack(
     """Build the layers of a spec as they are before training.
 
     Raises:
-        UserError: a spec that cannot be read or has no meaning, or sizes that do not fit.
+        UserError: the spec is invalid, or sizes do not fit.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
@@ -83,7 +83,7 @@ def build_untrained_stack(
 
 
 def collect_trained_stacks(model: nn.Module) -> dict[str, PlottedStack]:
-    """Collect the stacks of a trained model by name; none for a model of fairseq's own."""
+    """Collect the stacks of a trained model by name; empty for fairseq's own models."""
     stacks = [
         _build_trained_stack(module) for module in model.modules() if hasattr(module, "assembly")
     ]
@@ -91,7 +91,7 @@ def collect_trained_stacks(model: nn.Module) -> dict[str, PlottedStack]:
 
 
 def compute_terms(positions: PositionEncoding, length: int) -> tuple[Span, Terms]:
-    """Compute the span of ``length`` tokens and keys, and a layer's terms for it."""
+    """Compute a layer's terms for a sentence of ``length`` tokens, and their span."""
     span = Span.from_lengths(length, length, torch.device("cpu"))
     ids = make_positions(length)
     terms = Shared.compute(positions.shared, ids).terms | positions.layer.terms(span, ids)
@@ -99,20 +99,26 @@ def compute_terms(positions: PositionEncoding, length: int) -> tuple[Span, Terms
 
 
 def make_positions(length: int) -> Positions:
-    """Compute the positions of a sentence of so many tokens."""
+    """Compute the positions of a sentence of ``length`` tokens."""
     return Positions.from_padding(torch.zeros(1, length, dtype=torch.bool))
 
 
-def choose_numbers(chosen: Sequence[int] | None, count: int, what: str, where: str) -> list[int]:
-    """Convert the numbers of ``count`` layers or heads, from 1, to indices, from 0; None for all.
+def choose_numbers(numbers: Sequence[int] | None, count: int, part: str, model: str) -> list[int]:
+    """Convert numbers of layers or heads, from 1, to indices, from 0.
+
+    Args:
+        numbers: the user's numbers; None for all.
+        count: how many layers or heads the model has.
+        part: ``layer`` or ``head``, the name of the option.
+        model: name of the model in messages.
 
     Raises:
-        UserError: a number is too large; names the option ``what`` and the model ``where``.
+        UserError: a number is out of range.
     """
-    for number in chosen or ():
+    for number in numbers or ():
         if not 1 <= number <= count:
-            raise UserError(f"--{what} {number}: {where} has {what}s 1 to {count}")
-    return [number - 1 for number in chosen] if chosen else list(range(count))
+            raise UserError(f"--{part} {number}: {model} has {part}s 1 to {count}")
+    return [number - 1 for number in numbers] if numbers else list(range(count))
 
 
 def _build_trained_stack(stack: Any) -> PlottedStack:

@@ -1,4 +1,4 @@
-"""Pictures of tables, which have a row for each position or distance: heat maps, 2-D maps."""
+"""Draws tables that have a row for each position or distance, as heat maps or maps in 2-D."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ POSITION, DISTANCE, CHANNEL = "position", "distance j - i", "channel"
 
 
 class PlottedTable(NamedTuple):
-    """A matrix of numbers to be drawn, as a picture or as curves."""
+    """A table of an encoding, with its title and the meaning of rows and columns."""
 
     title: str  # such as `query table, layer 1, head 2`
     values: Tensor  # `(rows, columns)`
-    rows: Tensor  # the position or distance of each row
-    columns: Sequence[int]  # the number of each column
+    rows: Tensor  # position or distance of each row
+    columns: Sequence[int]  # number of each column
     row_label: str  # such as `POSITION` or `DISTANCE`
     column_label: str  # such as `CHANNEL`
 
@@ -35,10 +35,10 @@ class PlottedTable(NamedTuple):
 def collect_tables(
     stack: PlottedStack, layers: Sequence[int], heads: Sequence[int]
 ) -> list[PlottedTable]:
-    """Collect the tables of a stack's input, and those of its layers and heads, counted from 0.
+    """Collect the tables of a stack's input, and of some layers and heads, by their indices.
 
-    What all layers, or all heads, share is there once. Where distances are clipped, one row stands
-    for all beyond. A causal stack has no rows of later keys.
+    A table that all layers or heads share appears once. Rows of clipped distances, which are equal,
+    appear once at each end. A causal stack has no rows for later keys.
 
     Raises:
         UserError: the encodings have no tables.
@@ -60,11 +60,11 @@ def subtract_tables(
     """Subtract the tables of another model.
 
     Raises:
-        UserError: the models have other tables, or of other sizes.
+        UserError: the models have different tables, or tables of different sizes.
     """
     ours, theirs = (
-        [f"{table.title} ({' x '.join(map(str, table.values.shape))})" for table in of_model]
-        for of_model in (tables, others)
+        [f"{table.title} ({' x '.join(map(str, table.values.shape))})" for table in model_tables]
+        for model_tables in (tables, others)
     )
     if ours != theirs:
         raise UserError(
@@ -77,10 +77,10 @@ def subtract_tables(
 
 
 def draw_tables(tables: Sequence[PlottedTable], title: str) -> Any:
-    """Draw a Figure with a heat map for each table; white is 0.
+    """Draw a heat map for each table, with white for 0; return matplotlib's Figure.
 
     Raises:
-        UserError: there are too many for a picture.
+        UserError: there are too many tables for a picture.
     """
     _refuse_many(tables, grids.MOST)
     figure, panels = grids.new_panels(len(tables), title, columns=4, ratio=1.2)
@@ -97,9 +97,9 @@ def draw_tables(tables: Sequence[PlottedTable], title: str) -> Any:
 
 
 def place_rows(rows: Tensor) -> Tensor:
-    """Place points ``(rows, 2)`` whose distances are, as far as they can, those of the rows.
+    """Compute points ``(rows, 2)`` whose distances are as close to those of the rows as possible.
 
-    Metric multidimensional scaling of Euclidean distances, from a fixed seed.
+    This is metric multidimensional scaling of Euclidean distances, from a fixed seed.
 
     Raises:
         UserError: scikit-learn is missing.
@@ -109,20 +109,20 @@ def place_rows(rows: Tensor) -> Tensor:
     except ImportError:
         raise UserError("maps need scikit-learn: pip install 'fairseq-posenc[plot]'") from None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about defaults of its next versions
+        warnings.simplefilter("ignore")  # about defaults of future versions
         scaling = MDS(n_components=2, n_init=4, max_iter=1000, eps=1e-9, random_state=_SEED)
         return torch.from_numpy(scaling.fit_transform(rows.detach().double().numpy()))
 
 
 def draw_map(tables: Sequence[PlottedTable], title: str) -> Any:
-    """Draw a Figure with a map of each table, its rows in order joined by a line.
+    """Draw a map of each table, a line joining its rows in order; return matplotlib's Figure.
 
     Raises:
-        UserError: no table has rows enough, or there are too many tables.
+        UserError: no table has enough rows, or there are too many tables.
     """
     tables = [table for table in tables if min(table.values.shape) >= _FEWEST_ROWS]
     if not tables:
-        raise UserError("a map needs a table of vectors, and there is only one of numbers")
+        raise UserError("a map needs a table of vectors; the encodings have tables of numbers only")
     _refuse_many(tables, _MOST_MAPS)
     figure, panels = grids.new_panels(len(tables), title, columns=2, ratio=0.85)
     for axes, table in zip(panels, tables):
@@ -147,11 +147,11 @@ def _collect_term_tables(
 ) -> Iterator[PlottedTable]:
     span, terms = compute_terms(stack.layers[layer], stack.dims.max_positions)
     distances = span.distances()
-    seen = distances <= (0 if stack.dims.causal else span.high)
-    named: dict[int, tuple[list[str], Term, Tensor]] = {}
-    for name, term, tensor in terms.given():  # m4's query and key table are one
-        named.setdefault(id(tensor), ([], term, tensor))[0].append(name.replace("_", " "))
-    for names, term, tensor in named.values():
+    visible = distances <= (0 if stack.dims.causal else span.high)
+    by_tensor: dict[int, tuple[list[str], Term, Tensor]] = {}
+    for name, term, tensor in terms.given():  # terms may share a tensor, as m4's do
+        by_tensor.setdefault(id(tensor), ([], term, tensor))[0].append(name.replace("_", " "))
+    for names, term, tensor in by_tensor.values():
         title = f"{' and '.join(names)}, {stack.name_layer(layer)}"
         if term.rows is None:
             queries, keys = torch.arange(tensor.size(-2)), range(tensor.size(-1))
@@ -161,9 +161,9 @@ def _collect_term_tables(
                 labels = ("query's position", "key's position")
                 yield PlottedTable(name, values, queries, keys, *labels)
             continue
-        tensor = tensor.narrow(term.rows, 0, len(distances))  # rows of a reset come after
+        tensor = tensor.narrow(term.rows, 0, len(distances))  # without the rows of a reset
         for name, values, columns in _split_table(term, tensor, heads, title):
-            kept, rows = _merge_equal_ends(values[seen], distances[seen])
+            kept, rows = _merge_equal_ends(values[visible], distances[visible])
             column_label = CHANNEL if term.has_vectors else "head"
             yield PlottedTable(name, kept, rows, columns, DISTANCE, column_label)
     if (counted := terms.counted_table) is not None:
@@ -175,10 +175,10 @@ def _collect_term_tables(
 def _split_table(
     term: Term, tensor: Tensor, heads: Sequence[int], title: str
 ) -> Iterator[tuple[str, Tensor, Sequence[int]]]:
-    """Yield title, rows by distance, and columns, which are heads where a row is a number."""
+    """Yield titles, values by distance, and columns: channels, or heads if a row is one number."""
     if not term.has_vectors:
-        chosen = list(heads) if term.per_head(tensor) else [0]
-        yield title, tensor[chosen].T, [head + 1 for head in chosen]
+        shown = list(heads) if term.per_head(tensor) else [0]
+        yield title, tensor[shown].T, [head + 1 for head in shown]
     elif not term.per_head(tensor):
         yield title, tensor.flatten(end_dim=-2), range(tensor.size(-1))
     else:
@@ -187,7 +187,7 @@ def _split_table(
 
 
 def _merge_equal_ends(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Cut the ends of a table where all rows are equal down to one row each."""
+    """Reduce the equal rows at each end of a table to one row."""
     changes = (values[1:] != values[:-1]).any(1).nonzero().flatten().tolist()
     kept = slice(changes[0], changes[-1] + 2) if changes else slice(None)
     return values[kept], rows[kept]

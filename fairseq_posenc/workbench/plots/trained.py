@@ -1,4 +1,4 @@
-"""Opens trained models for pictures, and captures their attention; imports fairseq."""
+"""Opens trained models of fairseq for pictures, and captures their attention."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fairseq_posenc.workbench.plots.quantize import group_by_kind
 from fairseq_posenc.workbench.plots.stacks import PlottedStack, collect_trained_stacks
 
 _SENTENCES, _SEED = 16, 1
-_SPECIAL = 4  # special symbols at the beginning of a dictionary
+_SPECIAL = 4  # number of special symbols at the beginning of a dictionary
 
 
-def open_stack(path: Path, data: Path | None, wanted: str | None) -> tuple[PlottedStack, Any]:
+def open_stack(path: Path, data: Path | None, name: str | None) -> tuple[PlottedStack, Any]:
     """Open a stack of a checkpoint, by default its first; return it with its model.
 
     Raises:
-        UserError: no such checkpoint or stack, or a stock model of fairseq.
+        UserError: the checkpoint or the stack does not exist, or it is a stock model of fairseq.
     """
     model = open_model(path, data).model
     stacks = collect_trained_stacks(model)
@@ -35,34 +35,39 @@ def open_stack(path: Path, data: Path | None, wanted: str | None) -> tuple[Plott
         raise UserError(
             f"--checkpoint {path}: fairseq's own model; only its attention to a text can be shown"
         )
-    return stacks[_choose_stack(path, list(stacks), wanted)], model
+    return stacks[_choose_stack(path, list(stacks), name)], model
 
 
 def attention_to_text(
-    path: Path, data: Path | None, text: str, target: str | None, wanted: str | None
+    path: Path, data: Path | None, text: str, target: str | None, name: str | None
 ) -> tuple[str, Maps]:
-    """Capture the attention of a checkpoint to a text, of the ``wanted`` kind or the first.
+    """Capture the attention of a checkpoint to a text.
+
+    Args:
+        path: the checkpoint.
+        data: folder of its dictionaries; None for that of the training.
+        text: see :func:`read_text`.
+        target: see :func:`read_text`.
+        name: kind of attention: ``encoder``, ``decoder`` or ``cross``; None for the model's first.
 
     Returns:
-        The kind (``encoder``, ``decoder`` or ``cross``) and the maps of all its layers and heads.
-
-    See :func:`read_text` for ``text`` and ``target``.
+        The kind, and the maps of all its layers and heads.
 
     Raises:
-        UserError: no such checkpoint or attention, or a text that the model cannot read.
+        UserError: the checkpoint or the kind does not exist, or the model cannot read the text.
     """
     opened = open_model(path, data)
     reading = read_text(opened, text, target)
     kinds = group_by_kind(capture_attention(opened.model, reading.run))
-    kind = _choose_stack(path, list(kinds), wanted)
+    kind = _choose_stack(path, list(kinds), name)
     queries, keys = ("decoder", "encoder") if kind == "cross" else (kind, kind)
-    return kind, Maps.of_stack(kinds[kind], reading.labels[queries], reading.labels[keys])
+    return kind, Maps.from_stack(kinds[kind], reading.labels[queries], reading.labels[keys])
 
 
 def attention_to_random_symbols(model: Any, length: int) -> list[CapturedAttention]:
-    """Capture the attention of a model to random sentences, always the same ones.
+    """Capture the attention of a model to random sentences from a fixed seed.
 
-    They have ``length`` tokens, or as many as the model's shortest table.
+    They have ``length`` tokens, or as many as the model's shortest table has rows.
     """
     generator = torch.Generator().manual_seed(_SEED)
     stacks = collect_trained_stacks(model).values()
@@ -77,12 +82,12 @@ def attention_to_random_symbols(model: Any, length: int) -> list[CapturedAttenti
         target = draw_tokens(model.decoder.embed_tokens)
         lengths = torch.full((_SENTENCES,), length)
         return capture_attention(model, lambda: model(source, lengths, target))
-    named = dict(model.named_modules())
-    tokens = draw_tokens(next(named[name] for name in named if name.endswith("embed_tokens")))
+    tables = (part for name, part in model.named_modules() if name.endswith("embed_tokens"))
+    tokens = draw_tokens(next(tables))
     return capture_attention(model, lambda: model(tokens))
 
 
-def _choose_stack(path: Path, stacks: Sequence[str], wanted: str | None) -> str:
-    if wanted and wanted not in stacks:
-        raise UserError(f"--stack {wanted}: --checkpoint {path} has {' and '.join(stacks)} only")
-    return wanted or stacks[0]
+def _choose_stack(path: Path, stacks: Sequence[str], name: str | None) -> str:
+    if name and name not in stacks:
+        raise UserError(f"--stack {name}: --checkpoint {path} has {' and '.join(stacks)} only")
+    return name or stacks[0]

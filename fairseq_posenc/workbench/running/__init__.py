@@ -1,1 +1,1 @@
-"""Running programs and what they leave: folders, logs, checkpoints. No job has it to itself."""
+"""What all commands share: options, programs, jobs, folders, locks, logs and exit codes."""

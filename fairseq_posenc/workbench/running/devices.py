@@ -1,4 +1,4 @@
-"""Devices: processor cores, GPUs and the precision on them."""
+"""Chooses the device and the precision to compute in, and counts cores and GPUs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def choose_device(device: Optional[str] = None, fp16: bool = False) -> str:
     """Choose the device to compute on.
 
     Args:
-        device: the requested device; None for a GPU if there is one.
-        fp16: whether in half precision.
+        device: the requested device; None for a GPU if there is one, else the processor.
+        fp16: whether to compute in half precision.
 
     Raises:
-        UserError: there is no such device, or half precision was requested without a GPU.
+        UserError: a GPU was requested and torch finds none, or half precision on the processor.
     """
-    import torch  # slow, and not needed for the number of cores
+    import torch  # slow to import, and not needed to count cores
 
     available = torch.cuda.is_available()
     device = device or ("cuda" if available else "cpu")
@@ -37,27 +37,22 @@ def choose_device(device: Optional[str] = None, fp16: bool = False) -> str:
 
 
 def choose_dtype(fp16: bool = False, bf16: bool = False) -> torch.dtype:
-    """Choose the precision to compute in: float32 unless another is requested."""
+    """Choose the dtype to compute in: float32 unless another is requested."""
     import torch
 
     return torch.float16 if fp16 else torch.bfloat16 if bf16 else torch.float32
 
 
-class Computing(NamedTuple):
-    """Device and precision of a model.
+class ComputeOptions(NamedTuple):
+    """Device and precision of a model."""
 
-    Attributes:
-        device: ``cpu`` or ``cuda``.
-        dtype: of its parameters; None leaves them as they are.
-    """
-
-    device: str = "cpu"
-    dtype: Optional[torch.dtype] = None
+    device: str = "cpu"  # `cpu` or `cuda`
+    dtype: Optional[torch.dtype] = None  # of its parameters; None leaves them as they are
 
     @classmethod
-    def chosen(
+    def choose(
         cls, device: Optional[str] = None, fp16: bool = False, bf16: bool = False
-    ) -> Computing:
+    ) -> ComputeOptions:
         """Choose from ``--device``, ``--fp16`` and ``--bf16``; float32 without either.
 
         Raises:
@@ -70,46 +65,46 @@ class Computing(NamedTuple):
         return model.to(device=self.device, dtype=self.dtype).eval()
 
 
-PLAIN = Computing()
+CPU = ComputeOptions()
 
 
-def hydra_words(args: Namespace, here: bool = True) -> list[str]:
-    """Format ``--device``, ``--fp16`` and ``--bf16`` as overrides of fairseq's settings.
+def hydra_overrides(args: Namespace, is_local: bool = True) -> list[str]:
+    """Format ``--device``, ``--fp16`` and ``--bf16`` as hydra overrides of fairseq's settings.
 
     Args:
-        args: with these options.
-        here: whether it is this machine that computes.
+        args: parsed options, including these three.
+        is_local: whether this machine will compute, so that its devices are checked.
 
     Raises:
         UserError: see :func:`choose_device`.
     """
-    if here:
+    if is_local:
         choose_device(args.device, args.fp16)
-    words = ["common.cpu=true"] if args.device == "cpu" else []
-    if args.fp16 or args.bf16 or words:
+    overrides = ["common.cpu=true"] if args.device == "cpu" else []
+    if args.fp16 or args.bf16 or overrides:
         values = {"fp16": args.fp16, "bf16": args.bf16}
-        words += [f"common.{name}={str(value).lower()}" for name, value in values.items()]
-    return words
+        overrides += [f"common.{name}={str(value).lower()}" for name, value in values.items()]
+    return overrides
 
 
 def cores() -> int:
-    """Count the processor cores that this process may use, perhaps fewer than there are."""
+    """Count the processor cores that this process may use; the machine may have more."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def visible_gpus() -> list[str]:
-    """List the GPUs by their names in ``CUDA_VISIBLE_DEVICES``, those of the user's choice."""
+    """List the GPUs that this process may use, by their names in ``CUDA_VISIBLE_DEVICES``."""
     import torch
 
     count = torch.cuda.device_count()
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return chosen.split(",")[:count] if chosen else [str(number) for number in range(count)]
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return names.split(",")[:count] if names else [str(number) for number in range(count)]
 
 
 def processor_name() -> str:
-    """Look up the processor's name as people know it, where the system tells it."""
+    """Look up the processor's model name, or its architecture if the system has no such name."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
         return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))

@@ -1,9 +1,9 @@
-"""Jobs on this machine, or on a cluster, each a job of Slurm; ``--on slurm``.
+"""Runs jobs on this machine or, with ``--on slurm``, on a cluster.
 
-submitit writes the jobs, submits them, and queues a job again whose time is up. Here is what it
-leaves open: which jobs belong to a folder, what has become of them (by ``squeue``, as accounting is
-off on small clusters), and when to submit another. Whether a job is done is read from its folder,
-as on one machine: so a sweep can move from one machine to a cluster and back.
+submitit pickles the jobs, submits them, and requeues a job that runs out of time. This module adds
+what submitit lacks: it remembers which Slurm jobs belong to an output folder, asks ``squeue`` for
+their states (accounting is off on small clusters), and decides what to submit again. Whether a job
+is done is read from its folder, as on one machine, so a sweep can move between machine and cluster.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.running.devices import visible_gpus
 from fairseq_posenc.workbench.running.folders import read_object
-from fairseq_posenc.workbench.running.jobs import Job, Place
+from fairseq_posenc.workbench.running.jobs import Job, RunContext
 from fairseq_posenc.workbench.running.locks import is_locked, lock_folder
 from fairseq_posenc.workbench.running.programs import (
     find_user_error,
@@ -33,49 +33,44 @@ from fairseq_posenc.workbench.running.programs import (
 )
 from fairseq_posenc.workbench.running.progress import bar, say
 
-_DONE = "DONE"  # its folder says so, whatever Slurm says
-_UNKNOWN = "ENDED"  # some minutes ago, so that Slurm has forgotten it
+_DONE = "DONE"  # complete by its folder, whatever Slurm says
+_UNKNOWN = "ENDED"  # no longer listed: Slurm forgets a job some minutes after its end
 _FAILED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
     *("OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT", _UNKNOWN),
 }
-_SHORTEST, _LONGEST = 1.0, 10.0  # seconds between two questions to Slurm
-# A node that Slurm gave up may still be writing for a while, as may a job that is being requeued.
-_PATIENCE = 300.0  # seconds for its lock
-_EARLY = 60  # seconds by which Slurm may send a job its signal too early
+_SHORTEST, _LONGEST = 1.0, 10.0  # seconds between two calls of squeue
+# A node that Slurm gave up, or a job that is being requeued, may go on writing for a while.
+_PATIENCE = 300.0  # seconds to wait for its lock
+_EARLY = 60  # seconds by which Slurm's signal may come too early
 _NO_LIMIT = 10**6  # how often a job may run out of time; see _SlurmJob.checkpoint
 
 
 class Slurm(NamedTuple):
-    """The cluster, as the user asked for it.
+    """A Slurm cluster with the user's options."""
 
-    Attributes:
-        options: of sbatch, by their long names.
-        jobs: how many at a time; None for no limit.
-        detach: whether the command ends as soon as all are submitted.
-    """
-
-    options: dict[str, str]
-    jobs: Optional[int]
-    detach: bool
+    options: dict[str, str]  # options of sbatch by their long names
+    jobs: Optional[int]  # maximum number of jobs at a time; None for no limit
+    detach: bool  # whether the command ends as soon as all jobs are submitted
 
     def run(
         self, jobs: Sequence[Job], out: Path, watch: Optional[Callable[[], None]] = None
     ) -> list[str]:
-        """Submit what is neither done nor submitted, and wait until all has ended.
+        """Submit the jobs that are neither done nor queued, and wait until all have ended.
 
         Args:
-            jobs: all of the command.
-            out: its folder, on a file system that all machines share.
-            watch: called now and then.
+            jobs: all jobs of the command.
+            out: folder of the command, on a file system that all machines share.
+            watch: called every few seconds.
 
         Returns:
             A line for each job that failed.
 
         Raises:
-            UserError: there is no Slurm, it refuses an option, or another command waits.
+            UserError: Slurm is not available or refuses an option, or another command waits for
+                jobs of this folder.
             SystemExit: after ``--detach``.
-            KeyboardInterrupt: which leaves the jobs alone.
+            KeyboardInterrupt: the user pressed Ctrl-C; the jobs go on.
         """
         if all(job.is_done for job in jobs):
             return []
@@ -93,37 +88,30 @@ class Slurm(NamedTuple):
                 ) from None
 
 
-class Here(NamedTuple):
-    """This machine, whose GPUs are shared out to the jobs that run at a time.
+class LocalMachine(NamedTuple):
+    """This machine, whose GPUs are divided among the jobs that run at the same time."""
 
-    Attributes:
-        jobs: how many at a time.
-        lock: of the command's folder, where that is locked; else the folder of each job is.
-        wave: how many jobs belong together; see :func:`run_parallel`.
-        keep_going: whether the others go on if one fails, as they do on a cluster.
-    """
-
-    jobs: int = 1
-    lock: Optional[int] = None
-    wave: Optional[int] = None
-    keep_going: bool = False
+    jobs: int = 1  # number of jobs at a time
+    lock: Optional[int] = None  # lock of the command's folder; None to lock the folder of each job
+    wave: Optional[int] = None  # number of jobs that belong together; see :func:`run_parallel`
+    keep_going: bool = False  # whether the other jobs go on if one fails, as on a cluster
 
     def run(
         self, jobs: Sequence[Job], out: Path, watch: Optional[Callable[[], None]] = None
     ) -> list[str]:
-        """Do what is not done.
+        """Run the jobs that are not done.
 
         Args:
-            jobs: all of the command.
-            out: its folder.
+            jobs: all jobs of the command.
+            out: folder of the command.
             watch: called several times a second.
 
         Returns:
             A line for each job that failed, with ``keep_going``.
 
         Raises:
-            UserError: a job failed, or another run is at work in its folder; or jobs of a cluster
-                are.
+            UserError: a job failed, another process works in its folder, or the folder has jobs on
+                a cluster.
         """
         refuse_jobs(out)
         gpus, ended, failures = visible_gpus(), 0, list[str]()
@@ -133,7 +121,7 @@ class Here(NamedTuple):
         ]
 
         def work(job: Job) -> str:
-            """Do a job; return a line about its failure, "" without one."""
+            """Run a job; return a line about its failure, or "" if it succeeded."""
             reached, failure = 0, ""
 
             def report(updates: int, text: str) -> None:
@@ -148,8 +136,8 @@ class Here(NamedTuple):
             try:
                 if not job.is_done:
                     with locked as lock:
-                        job.run(Place(lock, report, environment))
-                elif not job.updates:  # of which the bar tells
+                        job.run(RunContext(lock, report, environment))
+                elif not job.updates:  # the progress bar shows those that have updates
                     say(f"{job.label}: done before")
             except UserError as error:
                 if not self.keep_going:
@@ -174,10 +162,10 @@ class Here(NamedTuple):
 
 
 def refuse_jobs(out: Path) -> None:
-    """Refuse to work in a folder for which jobs wait or run.
+    """Refuse an output folder that has queued or running jobs on a cluster.
 
     Raises:
-        UserError: there are some; says how to end them.
+        UserError: it has some; the message says how to end them.
     """
     if (queue := _Queue(out)).is_busy():
         raise UserError(
@@ -187,14 +175,17 @@ def refuse_jobs(out: Path) -> None:
 
 
 def run_jobs(
-    jobs: Sequence[Job], out: Path, where: Slurm | Here, watch: Optional[Callable[[], None]] = None
+    jobs: Sequence[Job],
+    out: Path,
+    machine: Slurm | LocalMachine,
+    watch: Optional[Callable[[], None]] = None,
 ) -> None:
-    """Do what is not done of the jobs of a command; see :meth:`Slurm.run` and :meth:`Here.run`.
+    """Run the jobs of a command that are not done; see the ``run`` of the two machines.
 
     Raises:
-        RunError: jobs that failed while others went on.
+        RunError: jobs failed while others went on.
     """
-    raise_if_failed(where.run(jobs, out, watch), len(jobs))
+    raise_if_failed(machine.run(jobs, out, watch), len(jobs))
 
 
 def _has_failed(state: str) -> bool:
@@ -202,18 +193,18 @@ def _has_failed(state: str) -> bool:
 
 
 class _Queue:
-    """The jobs of a folder: noted there, and found in Slurm by their common name."""
+    """The Slurm jobs of an output folder: recorded there, and listed by squeue under one name."""
 
     def __init__(self, out: Path) -> None:
         self._out, self.folder = out, out.resolve() / "slurm"
         digest = hashlib.sha256(str(self.folder).encode()).hexdigest()
         self._name = f"fairseq-posenc-{digest[:12]}"
         self._note = self.folder / "jobs.json"
-        self._ids: dict[str, str] = read_object(self._note) or {}  # the last of each job
+        self._ids: dict[str, str] = read_object(self._note) or {}  # last Slurm id of each job
         self.how_to_end = f"scancel --name {self._name} ends them"
 
     def is_busy(self) -> bool:
-        """Check for jobs that wait or run, and for locks that they hold."""
+        """Check for jobs that are queued or running, or still hold a lock."""
         states = self._ask_slurm() or {} if self._ids else {}
         words = {state.split()[0] for state in states.values()}
         return not words <= {*_FAILED, "COMPLETING"} or any(
@@ -221,19 +212,19 @@ class _Queue:
         )
 
     def submit(self, jobs: Sequence[Job], cluster: Slurm) -> None:
-        """Submit the jobs that are neither done nor submitted, as one array; say all states."""
+        """Submit the jobs that are neither done nor queued, as one array; print all states."""
         if (states := self._ask_slurm()) is None:
             raise UserError("--on slurm: squeue does not answer; is this a machine of a cluster?")
-        # Of a command that was killed before it had noted what it submitted.
+        # Jobs of a command that was killed before it recorded what it had submitted.
         lost = states.keys() - set(self._ids.values())
         if alive := [job for job in lost if not _has_failed(states[job])]:
             subprocess.run(["scancel", *alive], check=True)
         if new := [job for job in jobs if _has_failed(self._find_state(job, states))]:
             keys = list(map(self._name_job, new))
-            written = cluster.options.get("signal", "@90").partition("@")[2]
-            notice = int(written) if written.isdecimal() else 60  # sbatch's default
-            to_do = [_SlurmJob(job, self._name_lock(key), notice) for key, job in zip(keys, new)]
-            self._ids.update(zip(keys, _submit(to_do, self.folder, self._name, cluster)))
+            seconds = cluster.options.get("signal", "@90").partition("@")[2]
+            notice = int(seconds) if seconds.isdecimal() else 60  # sbatch's default
+            tasks = [_SlurmJob(job, self._name_lock(key), notice) for key, job in zip(keys, new)]
+            self._ids.update(zip(keys, _submit(tasks, self.folder, self._name, cluster)))
             write_whole(self._note, json.dumps(self._ids, indent=1) + "\n")
         states, width = self._ask_slurm() or {}, max(len(job.label) for job in jobs)
         for job in jobs:
@@ -241,54 +232,54 @@ class _Queue:
             say(f"{job.label:{width}}  {number:9} {self._find_state(job, states)}")
 
     def wait(self, jobs: Sequence[Job], watch: Optional[Callable[[], None]]) -> list[str]:
-        """Wait until all jobs are done or have failed; say each change of a state.
+        """Wait until all jobs are done or have failed; print each change of a state.
 
         Returns:
             A line for each job that failed.
         """
         states = self._ask_slurm() or {}
-        left = {job: self._find_state(job, states).split()[0] for job in jobs}
+        pending = {job: self._find_state(job, states).split()[0] for job in jobs}
         failures, pause = [], _SHORTEST
-        while left:
-            for job, before in list(left.items()):
+        while pending:
+            for job, previous in list(pending.items()):
                 text = self._find_state(job, states)
-                left[job] = word = text.split()[0]
+                pending[job] = word = text.split()[0]
                 if word in _FAILED:
-                    if word != before:
-                        continue  # its last files may be seen here a moment later
+                    if word != previous:
+                        continue  # its last files may appear on this machine a moment later
                     text += f": {self._explain_failure(job)}"
                     failures.append(f"{job.label}: {text}")
                 if has_ended := word in (_DONE, *_FAILED):
-                    del left[job]
-                    text += f" [{len(jobs) - len(left)} of {len(jobs)} ended]"
-                if word != before or has_ended:
+                    del pending[job]
+                    text += f" [{len(jobs) - len(pending)} of {len(jobs)} ended]"
+                if word != previous or has_ended:
                     say(f"{job.label}: {text}")
             if watch:
                 watch()
-            if left:
+            if pending:
                 time.sleep(pause)
                 pause = min(1.5 * pause, _LONGEST)
-                if (asked := self._ask_slurm()) is not None:
-                    states = asked
-        # The process of one ends a moment after its work.
+                if (latest := self._ask_slurm()) is not None:
+                    states = latest
+        # The process of a job ends a moment after its work.
         ours = {self._ids.get(self._name_job(job), "") for job in jobs}
         while any("RUNNING" in x for key, x in (self._ask_slurm() or {}).items() if key in ours):
             time.sleep(_SHORTEST)
         return failures
 
     def _ask_slurm(self) -> Optional[dict[str, str]]:
-        """Ask for the states of all jobs, a word and the nodes or a reason, by their ids.
+        """Ask squeue for the states by job id: a word, then the nodes or a reason.
 
-        Slurm lists a job for some minutes after its end. None if Slurm does not answer.
+        A job is listed until some minutes after its end. None if Slurm does not answer.
         """
         command = ["squeue", "--noheader", "--array", "--states=all", f"--name={self._name}"]
         try:
-            asked = subprocess.run(
+            answer = subprocess.run(
                 [*command, "--format=%i %T %R"], capture_output=True, text=True, check=True
             )
         except (OSError, subprocess.CalledProcessError):
             return None
-        return dict(line.split(maxsplit=1) for line in asked.stdout.splitlines())
+        return dict(line.split(maxsplit=1) for line in answer.stdout.splitlines())
 
     def _name_lock(self, key: str) -> Path:
         return self.folder / "locks" / key
@@ -302,7 +293,7 @@ class _Queue:
         return states.get(self._ids.get(self._name_job(job), ""), _UNKNOWN)
 
     def _explain_failure(self, job: Job) -> str:
-        """Describe in a line why a job failed, by the end of its log."""
+        """Describe in a line why a job failed, from the end of its log."""
         log = self.folder / f"{self._ids[self._name_job(job)]}_0_log.err"
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         lines = [line for line in text.splitlines() if line and not line.startswith("srun: ")]
@@ -311,36 +302,36 @@ class _Queue:
 
 
 class _SlurmJob:
-    """What runs on the cluster; submitit calls :meth:`checkpoint` when its time is up."""
+    """A job as it runs on the cluster; submitit calls :meth:`checkpoint` when its time is up."""
 
     def __init__(self, job: Job, lock: Path, notice: int) -> None:
         self._job, self._lock = job, lock
         self._notice = notice  # seconds between Slurm's signal and the end of the job's time
-        self._reached: object = None  # the progress when its time was up before
+        self._reached: object = None  # progress the last time that its time was up
 
     def __call__(self) -> None:
-        """Do the job, from where it was."""
+        """Run the job, from where it was interrupted."""
         until = time.monotonic() + _PATIENCE
         while is_locked(self._lock) and time.monotonic() < until:
             time.sleep(_SHORTEST)
         with lock_folder(self._lock, "job of") as lock:
             if not self._job.is_done:
-                self._job.run(Place(lock, _say_text, {}))
+                self._job.run(RunContext(lock, _say_text, {}))
 
     def checkpoint(self) -> Any:
-        """Build the job that continues: the same, because a job continues by itself.
+        """Return the submission that continues the job: the same job, as it resumes by itself.
 
-        submitit calls it when the job is preempted, too, which may be at any time.
+        submitit calls this on preemption as well, which may come at any time.
 
         Raises:
-            UserError: in all its time it came no further, so that it would be repeated for ever.
+            UserError: the job made no progress in all its time, so it would be requeued for ever.
         """
         from submitit.helpers import DelayedSubmission
 
         if _ask_time_left() < self._notice + _EARLY:
             reached = self._job.progress
             if reached == self._reached:
-                raise UserError("came no further in all its time; give it more, with time=")
+                raise UserError("made no progress in all its time; give it more, with time=")
             self._reached = reached
         return DelayedSubmission(self)
 
@@ -351,7 +342,7 @@ def _say_text(updates: int, text: str) -> None:
 
 
 def _ask_time_left() -> float:
-    """Ask for the seconds until the time of this job is up; 0 where Slurm does not say."""
+    """Ask squeue for the seconds until this job's time is up; 0 if Slurm does not say."""
     command = ["squeue", "--noheader", "--format=%e", f"--jobs={os.environ['SLURM_JOB_ID']}"]
     end = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     try:
@@ -377,6 +368,6 @@ def _submit(jobs: Sequence[_SlurmJob], folder: Path, name: str, cluster: Slurm) 
         with executor.batch():
             submitted = [executor.submit(job) for job in jobs]
     except FailedJobError as error:
-        given = " ".join(f"{key}={value}" for key, value in cluster.options.items())
-        raise UserError(f"--on slurm {given}: {' '.join(str(error).split())}") from error
+        options = " ".join(f"{key}={value}" for key, value in cluster.options.items())
+        raise UserError(f"--on slurm {options}: {' '.join(str(error).split())}") from error
     return [job.job_id for job in submitted]

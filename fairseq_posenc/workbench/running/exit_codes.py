@@ -1,6 +1,6 @@
-"""How commands end: exit codes, a line on standard error, and signals as interruptions.
+"""Ends commands: with an exit code, one line about an error, and signals as interruptions.
 
-0 is for success, 1 for a run that failed, 2 for a mistake of the user's, 130 for an interruption.
+Exit codes: 0 for success, 1 for a failed run, 2 for wrong input, 130 for an interruption.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ STOPPED = 130  # what a shell reports after Ctrl-C
 def run_main(program: Callable[[], Optional[int]]) -> int:
     """Run a program to its end and return its exit code.
 
-    An error that ``find_message`` knows is printed as a line, and so is Ctrl-C. Where nobody reads
-    the output any more, as behind ``head``, the work goes on without it; a command that does
-    nothing but print can ask ``has_reader``.
+    An error that ``find_message`` knows, and Ctrl-C, are printed as one line. When the reader of
+    the output has gone, as behind ``head``, the work goes on; a command that only prints can stop
+    by asking ``has_reader``.
     """
     outlive_readers()
     try:
@@ -35,7 +35,7 @@ def run_main(program: Callable[[], Optional[int]]) -> int:
             return program() or 0
         finally:
             if sys.stdout:
-                sys.stdout.flush()  # at Python's exit nobody would hear of a full disk
+                sys.stdout.flush()  # here, because Python's exit would hide a full disk
     except KeyboardInterrupt as interruption:
         line, code = "; ".join(["stopped", *filter(None, interruption.args)]), STOPPED
     except Exception as error:
@@ -54,16 +54,16 @@ def _check_working_folder() -> None:
 
 
 class Ended(KeyboardInterrupt):
-    """``kill``, or a closed terminal; Ctrl-C is not of this class."""
+    """The process got SIGTERM or SIGHUP; Ctrl-C raises a plain KeyboardInterrupt."""
 
 
 @contextmanager
 def signals_as_keyboard_interrupt(
     advice: str = "the same command continues from here",
 ) -> Iterator[None]:
-    """Raise KeyboardInterrupt on ``kill`` and a closed terminal too, so that cleaning up runs.
+    """Raise KeyboardInterrupt on ``kill`` and on a closed terminal too, so that cleanup runs.
 
-    Signals that are ignored stay so: that is what ``nohup`` is for.
+    Signals that are ignored stay ignored, as under ``nohup``.
 
     Args:
         advice: how to continue, printed after "stopped" unless the interruption has a text.

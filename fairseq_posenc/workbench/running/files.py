@@ -1,4 +1,4 @@
-"""Files that commands read: by checksum, as JSON, shipped with the package."""
+"""Small helpers for files: checksums, JSON, and folders that the package ships."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def checksum(path: Path, start: int = 0, end: int = sys.maxsize) -> str:
-    """Compute the SHA-256 sum of a file, or of its bytes from start to end."""
+    """Compute the SHA-256 checksum of a file, or of its bytes from start to end."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         file.seek(start)
@@ -26,10 +26,10 @@ def checksum(path: Path, start: int = 0, end: int = sys.maxsize) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file from which a command continues.
+    """Read a JSON file that a command wrote in order to continue from it.
 
     Raises:
-        UserError: it is damaged.
+        UserError: the file is damaged.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -39,10 +39,10 @@ def read_json(path: Path) -> Any:
 
 
 def refuse_link(folder: Path) -> None:
-    """Refuse a link as the folder of results, whose files would be written somewhere else.
+    """Refuse a link as the folder of results: the files would be written somewhere else.
 
     Raises:
-        UserError: names the place that it leads to.
+        UserError: the folder is a link; the message names its target.
     """
     if folder.is_symlink():
         raise UserError(
@@ -51,6 +51,6 @@ def refuse_link(folder: Path) -> None:
 
 
 def shipped(name: str) -> Path:
-    """Find a folder that is within the package in a wheel and beside it in a checkout."""
-    within = _PACKAGE / name
-    return within if within.is_dir() else _PACKAGE.parent / name
+    """Find a folder that lies inside the package in a wheel, and beside it in a checkout."""
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name

@@ -22,14 +22,14 @@ _CHECKSUM = re.compile(r"[0-9a-f]{64}")
 
 
 class Folder:
-    """An output folder that is filled as ``NAME.partial``, and renamed when it is complete.
+    """An output folder that is filled as ``NAME.partial`` and renamed when it is complete.
 
-    Unlike a :class:`~fairseq_posenc.workbench.running.jobs.Step`, which replaces its folder when
-    its inputs change, this never replaces data.
+    A :class:`~fairseq_posenc.workbench.running.jobs.Step` replaces its folder when its inputs
+    change; this class never replaces data.
 
     Args:
         path: the finished folder.
-        plan: everything that its content depends on, as JSON values.
+        plan: everything that the content depends on, as JSON values.
         plan_key: key of the plan in the manifest.
     """
 
@@ -40,7 +40,7 @@ class Folder:
         self.partial = self._whole.with_name(f"{self._whole.name}.partial")
 
     def is_done(self) -> bool:
-        """Check whether the folder exists, made from the same plan; print a line if so.
+        """Check whether the folder exists and was made from the same plan; print a line if so.
 
         Raises:
             UserError: it was made from another plan or by another program, or its name has a colon,
@@ -53,20 +53,19 @@ class Folder:
         if not self.path.exists():
             return False
         self._compare(read_plan(self.path, self._plan_key), self.path)
-        say(f"{self.path} is there already, made from the same inputs with the same options")
+        say(f"{self.path} exists already, made from the same inputs with the same options")
         return True
 
     @contextmanager
     def resume(self) -> Iterator[dict[str, Any]]:
         """Lock the partial folder and yield the progress saved in it, ``{}`` at first.
 
-        The plan is saved before anything else is written. A folder of another plan is refused if it
-        has progress, and emptied if it has none. A mistake of the user, which only another text or
-        other options mend, deletes the folder.
+        The plan is saved before anything else is written. A folder with another plan is refused if
+        it has progress, and emptied if not. A UserError in the block, which only other input can
+        mend, deletes the folder; a RunError keeps it.
 
         Raises:
-            UserError: another process holds the lock, or the folder was begun by another program or
-                with another plan.
+            UserError: another process holds the lock, or another program or plan made the folder.
         """
         with self._lock():
             saved = read_object(self.partial / _PROGRESS) or {}
@@ -85,7 +84,7 @@ class Folder:
 
     @contextmanager
     def create(self) -> Iterator[int]:
-        """Lock and empty the partial folder and yield the open lock; delete the folder on an error.
+        """Lock and empty the partial folder, and yield the open lock; an error deletes the folder.
 
         Raises:
             UserError: another process holds the lock, or another program made the folder.
@@ -106,7 +105,7 @@ class Folder:
         """Delete the partial folder."""
         with suppress(OSError):
             self._empty()
-            (self.partial / LOCK).unlink()  # the last, as it marks the folder as ours
+            (self.partial / LOCK).unlink()  # last, because it marks the folder as ours
             self.partial.rmdir()
 
     def finish(self, content: dict[str, Any]) -> None:
@@ -120,12 +119,12 @@ class Folder:
         for path in (*self.partial.rglob("*"), self.partial):
             sync(path)
         os.rename(self.partial, self._whole)
-        for name in (_PROGRESS, LOCK):  # until now they marked the folder as ours
+        for name in (_PROGRESS, LOCK):  # they marked the partial folder as ours
             (self._whole / name).unlink(missing_ok=True)
         sync(self._whole.parent)
 
     def _empty(self) -> None:
-        """Delete what a killed run left in the partial folder, its progress first."""
+        """Delete the files of a killed run from the partial folder, its progress first."""
         (self.partial / _PROGRESS).unlink(missing_ok=True)
         empty_folder(self.partial)
 
@@ -134,28 +133,28 @@ class Folder:
             raise UserError(f"--out {self.path}: {self.partial} is a link; name another folder")
         return lock_output_folder(self.partial)
 
-    def _compare(self, plan: Any, where: Path) -> None:
+    def _compare(self, plan: Any, folder: Path) -> None:
+        """Refuse a folder that was made from another plan, or without one."""
         if not isinstance(plan, dict):
             raise UserError(
-                f"--out {where}: is there already, and was not made by this program; name another "
-                "folder"
+                f"--out {folder}: exists, and was not made by this program; name another folder"
             )
         if differences := list_differences(plan, self.plan):
             raise UserError(
-                f"--out {where}: was made with other {'; other '.join(differences)}; name another "
+                f"--out {folder}: was made with other {'; other '.join(differences)}; name another "
                 "folder, or delete that one"
             )
 
 
 def empty_folder(folder: Path) -> None:
-    """Delete what lies in a folder, but for its lock."""
-    for left in folder.iterdir() if folder.is_dir() else ():
-        if left.name != LOCK:
-            left.unlink() if left.is_symlink() or left.is_file() else shutil.rmtree(left)
+    """Delete everything in a folder except its lock."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name != LOCK:
+            path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
 
 
 def saved_progress(folder: Path) -> Any:
-    """Read what was saved while a folder is filled; None for nothing."""
+    """Read the progress saved in a folder's partial folder; None without one."""
     return read_object(folder.with_name(f"{folder.name}.partial") / _PROGRESS)
 
 
@@ -165,7 +164,7 @@ def read_plan(folder: Path, plan_key: str = "plan") -> Any:
 
 
 def list_differences(old: Any, new: Any, name: str = "") -> list[str]:
-    """List the differences of two plans in words; for files, names without their checksums."""
+    """Describe the differences of two plans; files are named without their checksums."""
     if isinstance(old, dict) and isinstance(new, dict):
         differences: list[str] = []
         for key in dict.fromkeys([*new, *old]):
@@ -175,15 +174,16 @@ def list_differences(old: Any, new: Any, name: str = "") -> list[str]:
         return differences
     if old == new:
         return []
-    if isinstance(old, list) and isinstance(new, list):  # as the words of a command
-        less, more = ([item for item in a if item not in b] for a, b in ((old, new), (new, old)))
-        old, new = (less, more) if less or more else (old, new)
+    if isinstance(old, list) and isinstance(new, list):  # such as the words of a command
+        removed = [item for item in old if item not in new]
+        added = [item for item in new if item not in old]
+        old, new = (removed, added) if removed or added else (old, new)
     values = f"{old}, not {new}"
     return [name if _CHECKSUM.search(values) else f"{name}: {values}"]
 
 
 def read_object(path: Path) -> Optional[dict[str, Any]]:
-    """Read a JSON object from a file; None if it is missing or holds none."""
+    """Read a JSON object from a file; None if the file is missing or holds something else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""fairseq in this process, with the plugin loaded: importing this module does it.
+"""Importing this module imports fairseq and registers the plugin, without fairseq's logging.
 
-Programs of ours that use fairseq's code, and not its commands, import it before fairseq. So they
-keep the logging that they have: fairseq, when it is imported, sets up one that shows every INFO.
+Modules that call fairseq's code, not its commands, import this one before fairseq: fairseq's import
+configures the root logger to show every INFO message, and this module restores it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fairseq_posenc.user_dir import USER_DIR, register
 
 __all__ = ["USER_DIR"]
 
-# fairseq asks for tensorboardX when it is imported; nothing here needs it.
+# fairseq's import warns that tensorboardX is missing, which nothing here needs.
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
 _root = logging.getLogger()

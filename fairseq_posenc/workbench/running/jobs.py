@@ -1,4 +1,4 @@
-"""Jobs: work that fills folders step by step, is done once, and goes on after an interruption."""
+"""Jobs: work that fills folders step by step, is done once, and resumes after an interruption."""
 
 from __future__ import annotations
 
@@ -13,49 +13,43 @@ from fairseq_posenc.workbench.running.files import read_json
 from fairseq_posenc.workbench.running.folders import empty_folder, list_differences, read_object
 
 Inputs = dict[str, Any]  # all that the result of a step depends on, as JSON values
-Outputs = dict[str, Any]  # figures that come out of a step, as JSON values
+Outputs = dict[str, Any]  # figures that a step returns, as JSON values
 STAMP = "stamp.json"
 
 
-class Place(NamedTuple):
-    """What a step is given where it runs.
+class RunContext(NamedTuple):
+    """The surroundings that a machine gives a step it runs."""
 
-    Attributes:
-        lock: open file that the step's programs keep open while they live.
-        report: takes the updates made so far, and a line to print, if it is not empty.
-        environment: variables of its programs: the GPU that is theirs.
-    """
-
-    lock: Optional[int] = None
+    lock: Optional[int] = None  # open lock that the step's programs inherit and keep
+    # takes the number of updates made so far, and a line to print unless it is empty
     report: Callable[[int, str], object] = lambda updates, text: None
-    environment: Mapping[str, str] = {}
+    environment: Mapping[str, str] = {}  # environment of its programs: which GPU is theirs
 
 
-HERE = Place()  # where nobody follows the work
-Work = Callable[[Place], Optional[Outputs]]
+ALONE = RunContext()  # nothing else uses the folder or shows progress
+Work = Callable[[RunContext], Optional[Outputs]]
 
 
 class Step:
-    """Work that fills a folder, whose stamp has its inputs and, at its end, its outputs.
+    """Work that fills a folder; the folder's stamp holds the inputs and, once done, the outputs.
 
     Args:
-        folder: everything the step makes.
+        folder: holds everything that the step makes.
         inputs: all that the result depends on, as JSON values.
         work: fills the folder, and may return figures.
-        goal: where the work ends, as the updates of a training: JSON values.
-        progress: how far the work has come, as a value that changes with every part of it that is
-            kept, and is false before the first. Without it, interrupted work is repeated.
-        protected: whether a folder in which work with other inputs has begun is refused; otherwise
-            that is deleted.
-        result: a file in the folder that the work writes at its end. Where it is named, it tells
-            that the work is done, and :meth:`do` writes no stamp.
+        goal: where the work ends, such as the updates of a training, as JSON values.
+        progress: returns a value that changes whenever a part of the work is saved, and is false
+            before the first. Without it, interrupted work starts from the beginning.
+        protected: whether a folder with work on other inputs is refused; otherwise it is emptied.
+        result: name of a file that the work writes last. With it, the file shows that the work is
+            done, and :meth:`do` writes no stamp.
     """
 
     def __init__(
         self,
         folder: Path,
         inputs: Inputs,
-        work: Work = lambda place: None,
+        work: Work = lambda context: None,
         goal: Any = 0,
         progress: Optional[Callable[[], object]] = None,
         protected: bool = False,
@@ -68,7 +62,7 @@ class Step:
 
     @property
     def outputs(self) -> Optional[Outputs]:
-        """What came out, or None if the step is not done."""
+        """The figures that the work returned; None if the step is not done."""
         if self._result:
             return {} if (self.folder / self._result).exists() else None
         stamp = self._read()
@@ -77,12 +71,12 @@ class Step:
 
     @property
     def progress(self) -> object:
-        """How far the work has come."""
+        """A value that changes whenever a part of the work is saved; false before the first."""
         return self._progress() if self._progress else self.outputs is not None
 
     @property
     def can_continue(self) -> bool:
-        """Whether a run with the same inputs has begun there, and is no longer than this one."""
+        """Whether the folder has work on the same inputs, with the same goal or a nearer one."""
         return self.is_claimed and self._read().get("goal", 0) <= self.goal
 
     @property
@@ -90,35 +84,35 @@ class Step:
         """Whether the folder's stamp has the same inputs."""
         return self._read().get("inputs") == self.inputs
 
-    def do(self, place: Place = HERE) -> Outputs:
-        """Do the work unless it is done; return what came out.
+    def do(self, context: RunContext = ALONE) -> Outputs:
+        """Do the work unless it is done; return its figures.
 
         Raises:
-            UserError: other work has begun in the folder, and is protected.
+            UserError: the folder is protected and has work on other inputs.
         """
         if (outputs := self.outputs) is not None:
             return outputs
         if self._result:
-            return self.work(place) or {}
+            return self.work(context) or {}
         if self._protected:
             self.refuse_others()
         elif not (self._progress and self.can_continue):
             empty_folder(self.folder)
         self.claim()
-        outputs = self.work(place) or {}
+        outputs = self.work(context) or {}
         self._write(outputs)
         return outputs
 
     def claim(self) -> None:
-        """Make the folder and note the inputs in it."""
+        """Make the folder, with a stamp of the inputs."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write(None)
 
     def refuse_others(self) -> None:
-        """Refuse a folder in which work with other inputs has begun.
+        """Refuse a folder with work on other inputs.
 
         Raises:
-            UserError: names the differences; or the stamp is damaged.
+            UserError: it has some, and the message names the differences; or the stamp is damaged.
         """
         known = read_inputs(self.folder)
         differences = [] if known is None else list_differences(known, self.inputs)
@@ -129,7 +123,7 @@ class Step:
             )
 
     def _read(self) -> dict[str, Any]:
-        return read_object(self.folder / STAMP) or {}  # or it was stopped while it was written
+        return read_object(self.folder / STAMP) or {}  # it may be damaged by an interruption
 
     def _write(self, outputs: Optional[Outputs]) -> None:
         stamp = {"inputs": self.inputs, "goal": self.goal, "facts": outputs}
@@ -137,10 +131,10 @@ class Step:
 
 
 def read_inputs(folder: Path) -> Any:
-    """Read a folder's inputs from its stamp; None without one.
+    """Read the inputs in a folder's stamp; None without a stamp.
 
     Raises:
-        UserError: the file is damaged.
+        UserError: the stamp is damaged.
     """
     if not (stamp := folder / STAMP).exists():
         return None
@@ -149,41 +143,34 @@ def read_inputs(folder: Path) -> Any:
 
 
 class Job(NamedTuple):
-    """Steps, done one after the other, here or on a cluster.
+    """Steps that are done one after the other, on this machine or on a cluster."""
 
-    Attributes:
-        label: what messages call it.
-        folder: of its own, below that of the command.
-        steps: what it does.
-        updates: of its training, for a progress bar; 0 for none.
-    """
-
-    label: str
-    folder: Path
+    label: str  # its name in messages
+    folder: Path  # its folder, below that of the command
     steps: tuple[Step, ...]
-    updates: int = 0
+    updates: int = 0  # training updates, for a progress bar; 0 without a bar
 
     @property
     def outputs(self) -> Optional[Outputs]:
-        """What came out of all steps, or None if one of them is not done."""
+        """The figures of all steps; None if a step is not done."""
         outputs: Outputs = {}
         for step in self.steps:
-            if (made := step.outputs) is None:
+            if (figures := step.outputs) is None:
                 return None
-            outputs |= made
+            outputs |= figures
         return outputs
 
     @property
     def is_done(self) -> bool:
-        """Whether there is nothing left to do, by what is in the folders."""
+        """Whether all steps are done, according to their folders."""
         return self.outputs is not None
 
     @property
     def progress(self) -> list[object]:
-        """How far it has come, as a value that changes whenever it comes further."""
+        """A value that changes whenever a part of the work is saved."""
         return [step.progress for step in self.steps]
 
-    def run(self, place: Place) -> None:
+    def run(self, context: RunContext) -> None:
         """Do the steps that are not done."""
         for step in self.steps:
-            step.do(place)
+            step.do(context)

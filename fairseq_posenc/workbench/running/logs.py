@@ -1,4 +1,4 @@
-"""Learning curves and speeds, read from the log of ``fairseq-train``."""
+"""Reads learning curves and speeds from the logs of ``fairseq-train``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fairseq_posenc.errors import UserError, shortened
 # and `DATE | INFO | train_inner | epoch 001: 12 / 133 loss=9.1, ups=2.5, ...`. Under hydra they
 # begin with `[DATE][valid][INFO] - `.
 _KIND = r"(?:\| |\[)(train_inner|valid)(?: \||\]\[INFO\] -) "
-# What parsing a line raises that is cut off, or not fairseq's.
+# Raised by lines that are cut off, or not fairseq's.
 _PARSE_ERRORS = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 _JSON = re.compile(_KIND + r"(\{.*\})\s*$")
 _VALID = re.compile(_KIND + r"epoch (\d+) \| valid on .*? subset \|(.*)$")
 _TRAIN = re.compile(_KIND + r"epoch (\d+): +\d+ / (\d+) (.*)$")
-# Lines for people: figures, and messages of this package.
+# Lines worth showing to a user: figures, and messages of this package.
 _FOR_PEOPLE = re.compile(
     r"(?:\]\[|\| )(train_inner|train|valid|fairseq_posenc\.\S+)(?:\]\[INFO\] - | \| )(.+)"
 )
@@ -37,60 +37,41 @@ _MOST_UPDATES = 10**15
 
 
 class Entry(NamedTuple):
-    """A line of the log (:func:`parse_line`).
+    """The figures in a line of the log (:func:`parse_line`)."""
 
-    Attributes:
-        kind: ``train_inner`` or ``valid``.
-        updates: training updates so far; 0 where the line does not say.
-        loss: in bits, since the line before (training), or over the whole validation text.
-        perplexity: of the tokens; a label-smoothed loss is not what it is computed from.
-        accuracy: of the tokens, in percent; None if the training does not report it.
-        speed: tokens per second.
-        epoch: the one it was written in, from 1 on; 0 where the line does not say.
-        exact: share of questions answered right; None if the training does not report it.
-        updates_per_epoch: 0 where the line does not say.
-        figures: all of them by name, as text, without the ``valid_`` of validations.
-    """
-
-    kind: str
-    updates: int
-    loss: float
-    perplexity: float
-    accuracy: Optional[float]
-    speed: float
-    epoch: int = 0
-    exact: Optional[float] = None
-    updates_per_epoch: int = 0
-    figures: Mapping[str, str] = {}
+    kind: str  # `train_inner` or `valid`
+    updates: int  # training updates so far; 0 if the line does not say
+    loss: float  # in bits: mean since the previous line (training), or over the validation text
+    perplexity: float  # of the tokens, from the loss without label smoothing
+    accuracy: Optional[float]  # of the tokens, in percent; None if the training does not report it
+    speed: float  # tokens per second
+    epoch: int = 0  # epoch of the line, from 1; 0 if the line does not say
+    exact: Optional[float] = None  # share of questions answered right; None if it is not reported
+    updates_per_epoch: int = 0  # 0 if the line does not say
+    figures: Mapping[str, str] = {}  # all figures by name, as text, without the prefix `valid_`
 
     @property
     def is_finite(self) -> bool:
-        """Whether its loss is a number: neither NaN nor infinite."""
+        """Whether the loss is neither NaN nor infinite."""
         return math.isfinite(self.loss)
 
     @property
     def nats(self) -> float:
-        """The loss in nats, as papers have it."""
+        """The loss in nats, the unit of most papers."""
         return bits_to_nats(self.loss)
 
 
 def bits_to_nats(bits: float) -> float:
-    """Convert a loss of fairseq's, in bits, to nats."""
+    """Convert fairseq's losses, which are in bits, to nats."""
     return bits * math.log(2)
 
 
 class Curve(NamedTuple):
-    """The figures of one training's log.
+    """The figures of one training's log."""
 
-    Attributes:
-        entries: those of validation, in the order of updates.
-        speed: tokens per second in training, the median over the log's lines.
-        training: the entries of training, in the order of updates.
-    """
-
-    entries: list[Entry]
-    speed: float
-    training: Sequence[Entry] = ()
+    entries: list[Entry]  # validations in the order of updates
+    speed: float  # tokens per second in training: the median over the lines
+    training: Sequence[Entry] = ()  # lines of training in the order of updates
 
     @property
     def points(self) -> list[tuple[int, float]]:
@@ -99,8 +80,8 @@ class Curve(NamedTuple):
 
     @property
     def best(self) -> Entry:
-        """The validation of the lowest loss, that of ``checkpoint_best.pt``."""
-        # NaN compares as neither less nor more, so one would hide all that come after it.
+        """The validation with the lowest loss, that of ``checkpoint_best.pt``."""
+        # NaN compares false with everything, so it would hide all entries after it.
         return min(self.entries, key=lambda entry: entry.loss if entry.is_finite else math.inf)
 
     @property
@@ -114,7 +95,7 @@ class Curve(NamedTuple):
 
 
 def parse_line(text: str) -> Optional[Entry]:
-    """Read the figures of a line of the log; None if it has none."""
+    """Read the figures in a line of the log; None if it has none."""
     try:
         return _parse_line(text)
     except _PARSE_ERRORS:
@@ -142,7 +123,7 @@ def _parse_line(text: str) -> Optional[Entry]:
         match[1],
         int(float(figures.get("num_updates", 0))),
         loss,
-        2.0 ** min(float(figures.get("nll_loss", loss)), 1000.0),  # fairseq's are in bits
+        2.0 ** min(float(figures.get("nll_loss", loss)), 1000.0),  # fairseq's losses are in bits
         accuracy,
         float(figures.get("wps", 0)),
         int(epoch),
@@ -153,13 +134,13 @@ def _parse_line(text: str) -> Optional[Entry]:
 
 
 def format_progress(text: str) -> Optional[str]:
-    """Format a line of the log for people; None if it says nothing of the training."""
+    """Format a line of the log for the terminal; None if it says nothing about the training."""
     match = _FOR_PEOPLE.search(text)
     return f"{match[1].rpartition('.')[2]}: {match[2]}" if match else None
 
 
 def read_machine_facts(text: str) -> dict[str, str]:
-    """Read facts of the machine from a line: devices, gpu, gpu_total, checkpoint_seconds."""
+    """Read facts about the machine in a line: devices, gpu, gpu_total, checkpoint_seconds."""
     match = _MACHINE_FACTS.search(text)
     return {name: value for name, value in match.groupdict().items() if value} if match else {}
 
@@ -184,16 +165,16 @@ def read_curve_file(log: Path) -> Curve:
     """Read the log file of one training.
 
     Raises:
-        UserError: a number is one that no training logs.
+        UserError: a number in it is impossible.
     """
     with open(log, encoding="utf-8", errors="replace") as lines:
         curve = read_curve(lines)
     for entry in (*curve.entries, *curve.training):
         if max(abs(entry.updates), abs(entry.epoch)) >= _MOST_UPDATES:
-            what = f"epoch {entry.epoch}, update {entry.updates}"
-        elif entry.is_finite and entry.perplexity == 0:  # of a loss far below 0
-            what = f"a loss of {entry.loss:g} at update {entry.updates:,}"
+            figure = f"epoch {entry.epoch}, update {entry.updates}"
+        elif entry.is_finite and entry.perplexity == 0:  # the loss is far below 0
+            figure = f"a loss of {entry.loss:g} at update {entry.updates:,}"
         else:
             continue
-        raise UserError(f"{log} has {shortened(what)}: it is damaged, or not of fairseq-train")
+        raise UserError(f"{log} has {shortened(figure)}: it is damaged, or not of fairseq-train")
     return curve

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _NAN = re.compile(r"[=\[,\s][+-]?\.?nan(?=[\],\s]|$)", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# Options of sbatch that are not the user's.
+# Options of sbatch that the executor sets.
 _OURS = ("array", "error", "job-name", "nodes", "ntasks", "open-mode", "output", "requeue")
-_WITHOUT_VALUE = re.compile(r"argument ([-\w/]+): expected ")  # as argparse tells it
+_WITHOUT_VALUE = re.compile(r"argument ([-\w/]+): expected ")  # argparse's message
 Settings = TypeVar("Settings")
 
 
@@ -38,7 +38,7 @@ class Parser(ArgumentParser):
         super().__init__(**settings, formatter_class=RawDescriptionHelpFormatter)
 
     def parse_known_args(self, *words: Any, **settings: Any) -> Any:
-        """Parse; an error names the subcommand, not the whole program.
+        """Parse the words; errors name the subcommand, not the whole program.
 
         Raises:
             UserError: wrong options, or a word that is not UTF-8 or has control characters.
@@ -61,7 +61,7 @@ class Parser(ArgumentParser):
         return known, rest
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse found.
+        """Raise argparse's message, with advice about values that begin with a dash.
 
         Raises:
             UserError: always.
@@ -75,12 +75,12 @@ class Parser(ArgumentParser):
             message = f"{message}; {advice}"
         raise UserError(f"{message} (see {self.prog} --help)")
 
-    passes_on = ""  # the program that gets the words after `--`
+    passes_on = ""  # program that receives the words after `--`
     _words: Sequence[str] = ()
 
 
 def _check_path(value: Any) -> Any:
-    """Check a path for control characters; return one that no program takes for an option."""
+    """Check a path for control characters; make one absolute that looks like an option."""
     if not isinstance(value, Path):
         return value
     if CONTROL.search(str(value)):
@@ -89,10 +89,7 @@ def _check_path(value: Any) -> Any:
 
 
 def parse_around_dashes(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
-    """Parse the words before ``--``; keep those after it, for another program.
-
-    They are ``after_dashes`` in the namespace.
-    """
+    """Parse the words before ``--``; those after it become ``after_dashes`` of the namespace."""
     words = list(words)
     end = words.index("--") if "--" in words else len(words)
     args = parser.parse_args(words[:end])
@@ -100,9 +97,9 @@ def parse_around_dashes(parser: ArgumentParser, words: Sequence[str]) -> Namespa
     return args
 
 
-def add_data(parser: ArgumentParser, what: str, required: bool = False) -> None:
-    """Add ``--data``, the data-bin; ``what`` is its help: which kind, and the default."""
-    parser.add_argument("--data", type=data_path, metavar="DIR", required=required, help=what)
+def add_data(parser: ArgumentParser, text: str, required: bool = False) -> None:
+    """Add ``--data``, the data-bin; ``text`` is its help, with the kind and the default."""
+    parser.add_argument("--data", type=data_path, metavar="DIR", required=required, help=text)
 
 
 def add_out(
@@ -113,7 +110,7 @@ def add_out(
     Args:
         parser: parser to extend.
         default: default folder.
-        computed_default: description of a default that depends on other options. Without either
+        computed_default: description of a default that depends on other options; without either
             default, ``--out`` is required.
     """
     shown, path = default or computed_default, Path(default) if default else None
@@ -123,15 +120,12 @@ def add_out(
 
 
 def add_split(parser: ArgumentParser, default: str) -> None:
-    """Add ``--split``, the part of the data."""
-    parser.add_argument("--split", default=default, help="part of the data (default: %(default)s)")
+    """Add ``--split``, the split of the data."""
+    parser.add_argument("--split", default=default, help="split of the data (default: %(default)s)")
 
 
 def add_computing(parser: ArgumentParser, bf16: bool = True) -> None:
-    """Add ``--device``, ``--fp16`` and, if supported, ``--bf16``.
-
-    :mod:`fairseq_posenc.workbench.running.devices` evaluates them.
-    """
+    """Add ``--device``, ``--fp16`` and, if supported, ``--bf16``; see :mod:`.devices`."""
     text = "device to compute on (default: a GPU if there is one)"
     parser.add_argument("--device", choices=("cpu", "cuda"), help=text)
     group = parser.add_mutually_exclusive_group()
@@ -143,7 +137,7 @@ def add_computing(parser: ArgumentParser, bf16: bool = True) -> None:
 def add_count(
     parser: _ActionsContainer, name: str, text: str, default: Optional[int] = None
 ) -> None:
-    """Add an option that is a whole number of at least 1; ``text`` says what is counted."""
+    """Add an option whose value is an integer of at least 1; ``text`` is its help."""
     text += f" (default: {default})" if default else ""
     parser.add_argument(name, type=positive_int, metavar="N", default=default, help=text)
 
@@ -162,20 +156,17 @@ def add_seeds(parser: ArgumentParser, default: Union[str, Sequence[int]]) -> Non
     parser.add_argument("--seeds", type=_seeds, metavar="N,N", default=value, help=text)
 
 
-def add_jobs(parser: _ActionsContainer, default: str, what: str = "runs") -> None:
-    """Add ``--jobs``, of ``what``; ``default`` describes its default."""
-    add_count(parser, "--jobs", f"{what} at a time (default: {default})")
+def add_jobs(parser: _ActionsContainer, default: str, text: str = "runs") -> None:
+    """Add ``--jobs``, the number of ``text`` at a time; ``default`` describes its default."""
+    add_count(parser, "--jobs", f"{text} at a time (default: {default})")
 
 
 def add_place(parser: _ActionsContainer, one_by_one: bool = False) -> None:
-    """Add ``--on`` and ``--detach``, which say where the jobs of a command run.
-
-    :func:`parse_place` parses them.
+    """Add ``--on`` and ``--detach``, the machine that runs the jobs; see :func:`parse_place`.
 
     Args:
         parser: parser to extend.
-        one_by_one: whether this machine does the jobs one after the other; adds ``--jobs``, which
-            is then for clusters only.
+        one_by_one: whether this machine runs one job at a time; adds ``--jobs`` for clusters.
     """
     parser.set_defaults(one_by_one=one_by_one)
     if one_by_one:
@@ -193,7 +184,7 @@ def parse_place(args: Namespace) -> Optional[Slurm]:
     """Parse ``--on`` and ``--detach``; None for this machine.
 
     Raises:
-        UserError: they cannot be read.
+        UserError: unknown place, or options that do not belong to it.
     """
     from fairseq_posenc.workbench.running.executor import Slurm  # needs the extra; help does not
 
@@ -201,10 +192,10 @@ def parse_place(args: Namespace) -> Optional[Slurm]:
     if place not in ("local", "slurm"):
         raise UserError(f"--on {place}: is neither local nor slurm")
     if place == "local":
-        wrong = [*words, *["--detach"] * args.detach]
-        wrong += ["--jobs"] * bool(args.one_by_one and args.jobs)
-        if wrong:
-            raise UserError(f"--on local: leave {wrong[0]} out")
+        has_jobs = args.one_by_one and args.jobs
+        if args.detach or has_jobs or words:
+            option = words[0] if words else "--detach" if args.detach else "--jobs"
+            raise UserError(f"--on local: leave {option} out")
         return None
     options = {}
     for word in words:
@@ -241,7 +232,7 @@ def add_json(parser: ArgumentParser) -> None:
 
 
 def build_settings(kind: type[Settings], args: Namespace, **computed: Any) -> Settings:
-    """Build a class from the parsed options of the same names as its fields.
+    """Build an instance from the parsed options that have the names of its fields.
 
     Args:
         kind: the class.
@@ -270,10 +261,10 @@ def data_path(text: str) -> Path:
 
 
 def positive_int(text: str) -> int:
-    """Parse a whole number of at least 1.
+    """Parse an integer of at least 1.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: the text is something else.
     """
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
@@ -284,7 +275,7 @@ def finite_number(text: str) -> float:
     """Parse a number that is neither NaN nor infinite.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: the text is something else.
     """
     try:
         number = float(text)
@@ -297,15 +288,15 @@ def finite_number(text: str) -> float:
 
 def _setting(text: str) -> str:
     if _NAN.search(text):
-        raise ArgumentTypeError(f"{text}: NaN is no setting; give a number")
+        raise ArgumentTypeError(f"{text}: NaN is not a setting; give a number")
     return text
 
 
 def positive_ints(text: str) -> tuple[int, ...]:
-    """Parse whole numbers of at least 1, separated by commas; sort them, each once.
+    """Parse integers of at least 1, separated by commas; sort them and drop duplicates.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: the text is something else.
     """
     return tuple(sorted({positive_int(part.strip()) for part in text.split(",")}))
 
@@ -316,22 +307,22 @@ def _seeds(text: str) -> tuple[int, ...]:
         raise ArgumentTypeError(f"must be whole numbers, as in 1,2,3, not '{text}'")
     seeds = tuple(map(int, words))
     if len(set(seeds)) < len(seeds):
-        raise ArgumentTypeError(f"{text}: a number is given twice")
+        raise ArgumentTypeError(f"{text}: a number occurs twice")
     return seeds
 
 
-def parse_named(texts: Sequence[str], form: str, what: str) -> dict[str, str]:
+def parse_named(texts: Sequence[str], form: str, plural: str) -> dict[str, str]:
     """Parse arguments ``NAME=VALUE`` into values by name.
 
-    The name may be a spec itself, as in ``m4(max_distance=64)=model.pt``.
+    A name may be a spec, as in ``m4(max_distance=64)=model.pt``.
 
     Args:
         texts: the arguments.
         form: the expected form, for messages.
-        what: what the names stand for, for messages.
+        plural: what the names stand for, such as ``models``, for messages.
 
     Raises:
-        UserError: an argument has another form, or a name is given twice.
+        UserError: an argument has another form, or a name occurs twice.
     """
     named: dict[str, str] = {}
     for text in texts:
@@ -342,7 +333,7 @@ def parse_named(texts: Sequence[str], form: str, what: str) -> dict[str, str]:
             raise UserError(f"cannot read {text!r}: write {form}")
         name, value = parts
         if name in named:
-            raise UserError(f"two {what} are called {name!r}: give each its own name")
+            raise UserError(f"two {plural} are called {name!r}: use different names")
         named[name] = value
     return named
 
@@ -367,5 +358,5 @@ def _exist(paths: str) -> bool:
 
 
 def is_folder_name(name: str) -> bool:
-    """Check whether a name can be a folder's."""
+    """Check whether a name is valid as that of a folder."""
     return "/" not in name and name not in (".", "..")

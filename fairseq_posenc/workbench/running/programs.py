@@ -1,4 +1,4 @@
-"""Running fairseq's commands: logged, watched line by line, and never left behind."""
+"""Runs fairseq's commands: logs them, reads them line by line, and always ends them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from fairseq_posenc.workbench.running.devices import cores
 from fairseq_posenc.workbench.running.die_with_parent import die_with_parent
 
 _QUOTED_LINES = 15
-# By default a thread that waits for another one spins. Beside any other work on the same cores that
-# makes the training several times slower; sleeping instead costs a few percent when nothing else
-# runs. Both values give way to the user's own.
+# By default an OpenMP thread that waits for another one spins. With other work on the same cores
+# that makes the training several times slower; sleeping costs a few percent on an idle machine. The
+# user's own values of both variables win.
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
-# A line that says all, in place of the end of the log: an error about options or one of ours, the
-# same under hydra, and one of ours in the trace of a process that the program started.
+# A line that replaces the end of the log in messages: an error about options or one of ours, the
+# same under hydra, and one of ours in the traceback of a process that the program started.
 _USER_ERROR = re.compile(
     r"^(?:fairseq-[a-z-]+: error: |Error executing job with overrides: .*\n(?!fairseq-)"
     r"|fairseq_posenc\.errors\.(?:User|Run)Error: )(?!Traceback)(\S.*)",
     re.MULTILINE,
 )
 _PATIENCE = 10.0  # seconds between asking a program to end and ending it
-_RUNNING: set[subprocess.Popen[str]] = set()  # what the threads of this process have started
-_MOMENT = 0.2  # seconds; a wait without a limit would delay Ctrl-C
+_RUNNING: set[subprocess.Popen[str]] = set()  # programs of all threads of this process
+_MOMENT = 0.2  # seconds; waiting without a limit would delay Ctrl-C
 Result = TypeVar("Result")
 
 
@@ -43,7 +43,7 @@ def find_command(name: str) -> str:
     Raises:
         UserError: it is not installed.
     """
-    beside = Path(sys.executable).parent / name  # an absolute path stays what it is
+    beside = Path(sys.executable).parent / name  # joining leaves an absolute path unchanged
     path = str(beside) if beside.exists() else shutil.which(name)
     if path is None:
         raise UserError(f"{name} is neither beside {sys.executable} nor on the PATH; run install")
@@ -51,11 +51,7 @@ def find_command(name: str) -> str:
 
 
 def find_user_error(output: str) -> Optional[str]:
-    """Find the line in which a command reported a user's mistake; None if it did not.
-
-    Args:
-        output: of the command, or its end.
-    """
+    """Find the line in a command's output that reports wrong input; None if it has no such line."""
     messages = _USER_ERROR.findall(output)
     return messages[-1] if messages else None
 
@@ -66,13 +62,13 @@ def run_watched(
     lock: Optional[int] = None,
     environment: Optional[Mapping[str, str]] = None,
 ) -> int:
-    """Run a command and return its status; it is killed if this process dies.
+    """Run a command and return its exit status; it is killed if this process dies.
 
     Args:
         command: name of a console script, or absolute path of a program, and arguments.
-        on_line: called with every line of output.
-        lock: open file that the command keeps open while it lives.
-        environment: variables of the command, whatever the user's own are.
+        on_line: called with each line of output.
+        lock: open lock that the command inherits and keeps.
+        environment: environment variables that override the user's.
     """
     process = subprocess.Popen(
         die_with_parent([find_command(command[0]), *command[1:]]),
@@ -82,7 +78,7 @@ def run_watched(
         encoding="utf-8",
         errors="replace",
         env={**_ENVIRONMENT, **os.environ, **(environment or {})},
-        # A group of its own: Ctrl-C reaches only this program, which then ends the whole group.
+        # In a new process group: Ctrl-C reaches only this program, which then ends the group.
         start_new_session=True,
         pass_fds=[] if lock is None else [lock],
     )
@@ -105,14 +101,7 @@ def run_logged(
     on_line: Callable[[str], None] = lambda line: None,
     environment: Optional[Mapping[str, str]] = None,
 ) -> None:
-    """Run a command as :func:`run_watched` does, and add its output to a log file.
-
-    Args:
-        command: name of a console script, and arguments.
-        log: file that gets the command line and both output streams.
-        lock: open file that the command keeps open while it lives.
-        on_line: called with every line of output.
-        environment: variables of the command, whatever the user's own are.
+    """Run a command as :func:`run_watched` does, and append it and its output to a log file.
 
     Raises:
         RunError: the command failed; the message ends with the last lines of the log.
@@ -130,10 +119,14 @@ def run_logged(
 
 
 def raise_if_failed(failures: Sequence[str], runs: int) -> None:
-    """Raise one error for all failed runs, each of which has a line.
+    """Raise one error for all failed runs.
+
+    Args:
+        failures: a line for each failed run.
+        runs: number of all runs.
 
     Raises:
-        RunError: there are some.
+        RunError: there are failures.
     """
     if failures:
         raise RunError(
@@ -151,17 +144,17 @@ def run_parallel(
 ) -> None:
     """Call functions that start programs, in threads.
 
-    Ctrl-C, or the first function that fails, ends the programs of all and is raised.
+    Ctrl-C or the first failure ends the programs of all functions, and is raised.
 
     Args:
-        calls: the functions, begun in this order.
-        jobs: how many at a time.
-        watch: called now and then, several times a second.
-        wave: how many calls belong together, as the trainings of a seed. While one of them is left,
-            later ones begin only on free cores, so that they do not delay it.
-        on_end: called with each result, in the order in which they come.
+        calls: the functions, started in this order.
+        jobs: number of calls at a time.
+        watch: called several times a second.
+        wave: number of calls that belong together, such as the trainings of one seed. While a call
+            of a wave runs, calls of later waves start only on free cores, so as not to slow it.
+        on_end: called with each result, as soon as it comes.
     """
-    if jobs == 1 and not watch:  # in this thread, so that Ctrl-C ends whatever it does
+    if jobs == 1 and not watch:  # in this thread, so that Ctrl-C interrupts any work
         for call in calls:
             on_end(call())
         return
@@ -187,18 +180,18 @@ def run_parallel(
                 if watch:
                     watch()
         finally:
-            while wait(running, _MOMENT).not_done:  # one may have been about to start another
+            while wait(running, _MOMENT).not_done:  # a function may be about to start a program
                 _end_all_programs()
 
 
 def _end_all_programs() -> None:
-    """End the programs that other threads run; each thread then finds that its own failed."""
+    """End the programs of all threads; each thread then sees that its program failed."""
     for process in list(_RUNNING):
         _end_program(process)
 
 
 def _end_program(process: subprocess.Popen[str]) -> None:
-    """End a program and all that it started, if it still runs."""
+    """End a running program and its process group: with SIGTERM, after a while with SIGKILL."""
     for number, patience in ((signal.SIGTERM, _PATIENCE), (signal.SIGKILL, None)):
         if process.poll() is not None:
             return

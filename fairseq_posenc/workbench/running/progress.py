@@ -1,4 +1,4 @@
-"""Progress on standard error; standard output is for results."""
+"""Prints progress on standard error; standard output is for results."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fairseq_posenc.errors import printable_lines
 
 
 def say(text: str) -> None:
-    """Print a line at once, with control characters written out; above a bar that is shown."""
+    """Print a line at once, above any progress bar, with control characters escaped."""
     tqdm.write(printable_lines(text), file=sys.stderr)
     sys.stderr.flush()
 
 
 def bar(label: str, total: int, unit: str) -> Any:
-    """Create tqdm's progress bar, which is shown on a terminal only.
+    """Create a tqdm progress bar, which is shown only on a terminal.
 
     Args:
-        label: what stands before it.
-        total: its length; 0 for no bar.
-        unit: of the length, as in ``" tokens"``.
+        label: text before the bar.
+        total: length of the bar; 0 for no bar.
+        unit: unit of the length, as in ``" tokens"``.
     """
     hidden = not total or None  # None hides it unless there is a terminal
     return tqdm(

@@ -1,4 +1,8 @@
-"""Standard output and standard error, which outlive their readers and command no terminal."""
+"""Standard streams that survive the end of their readers, and print control characters escaped.
+
+SIGPIPE's default action, which ends a program when the reader of its output goes, would also end
+the trainings of commands that are piped into ``head`` or ``less``.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,18 @@ from typing import Any
 
 from fairseq_posenc.errors import RunError
 
-# Control characters but for tabs and ends of lines; on standard error also what bars move with.
+# Control characters except tabs and ends of lines; standard error keeps those that move a bar.
 _COMMANDS = {
     "stdout": re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]"),
     "stderr": re.compile("[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\\[A)"),
 }
-_closed: set[int] = set()  # standard streams that nobody reads any more
+_closed: set[int] = set()  # descriptors of standard streams whose reader has gone
 
 
 def outlive_readers() -> None:
-    """Let the standard streams outlive their readers, and write control characters out.
+    """Let the standard streams outlive their readers, and escape control characters in them.
 
-    Names and texts of files and checkpoints may hold sequences that a terminal obeys.
+    Names and texts in files and checkpoints may contain sequences that control a terminal.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -40,12 +44,12 @@ def outlive_readers() -> None:
 
 
 def has_reader() -> bool:
-    """Whether the standard output may still have a reader."""
+    """Check whether standard output may still have a reader."""
     return sys.__stdout__ is None or sys.__stdout__.fileno() not in _closed
 
 
 class _PrintableText(io.TextIOWrapper):
-    """A text stream that writes control characters as JSON does, which stays JSON so."""
+    """A text stream that escapes control characters as JSON does, so that JSON stays valid."""
 
     commands: re.Pattern[str]
 
@@ -54,18 +58,18 @@ class _PrintableText(io.TextIOWrapper):
 
 
 class _Output(io.FileIO):
-    """A standard stream that drops what is written once it cannot be written any more.
+    """A standard stream that discards its output after the first write that fails.
 
-    The reader of a pipe that closes it has enough; all else, as a full disk, is an error once.
+    A reader that closed the pipe is no error; anything else, such as a full disk, is reported once.
     """
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())  # for programs that are started later as well
-            os.close(nowhere)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())  # also for programs that are started later
+            os.close(null)
             _closed.add(self.fileno())
             if not isinstance(error, BrokenPipeError):
                 name = "standard output" if self.fileno() == 1 else "standard error"
@@ -74,6 +78,6 @@ class _Output(io.FileIO):
 
 
 def _choose_error_handler(stream: Any) -> str:
-    """Choose how to write text that cannot be encoded, as file names that are not UTF-8."""
+    """Choose how to write text that cannot be encoded, such as file names that are not UTF-8."""
     is_utf8 = stream.encoding.lower().startswith("utf")
     return "backslashreplace" if is_utf8 and stream.errors == "strict" else str(stream.errors)

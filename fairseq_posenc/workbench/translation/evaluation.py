@@ -12,9 +12,9 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.loading.dictionaries import infer_languages, open_task
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
-from fairseq_posenc.workbench.running.executor import Here, Slurm, run_jobs
+from fairseq_posenc.workbench.running.executor import LocalMachine, Slurm, run_jobs
 from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.jobs import Place, Step
+from fairseq_posenc.workbench.running.jobs import RunContext, Step
 from fairseq_posenc.workbench.running.options import is_folder_name, parse_named, split_trainings
 from fairseq_posenc.workbench.tokens.files import read_lines
 from fairseq_posenc.workbench.translation.average import average_checkpoints, last_checkpoints
@@ -159,7 +159,7 @@ def evaluate(request: BleuRequest, out: Path) -> Record:
         system: _build_generation(system, model, request, out) for system, model in models.items()
     }
     jobs = [generation.build_job(request.searches) for generation in generations.values()]
-    run_jobs(jobs, out, request.cluster or Here())
+    run_jobs(jobs, out, request.cluster or LocalMachine())
     rows: list[Row] = []
     compared: dict[str, list[list[str]]] = {}  # all trainings of each system, by the last search
     for system in request.systems:
@@ -255,7 +255,7 @@ def _build_generation(
         target = folder / "average" / f"checkpoint_average_{len(checkpoints)}.pt"
         inputs = {"of": [checksum(path) for path in checkpoints], "version": __version__}
 
-        def average(place: Place) -> None:
+        def average(context: RunContext) -> None:
             average_checkpoints(model.checkpoints, target)
 
         Step(target.parent, inputs, average).do()

@@ -14,7 +14,7 @@ from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.host import USER_DIR
-from fairseq_posenc.workbench.running.jobs import Inputs, Job, Place, Step
+from fairseq_posenc.workbench.running.jobs import Inputs, Job, RunContext, Step
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.tokens.files import read_lines
@@ -116,9 +116,11 @@ class Generation:
             for shard in range(self._shards)
         ]
 
-    def _translate(self, search: Search, shard: int, folder: Path, place: Place) -> None:
+    def _translate(self, search: Search, shard: int, folder: Path, context: RunContext) -> None:
         say(f"{self.label}, {search.name}: part {shard + 1} of {self._shards}")
-        run_logged(self._build_command(search, shard, folder), folder / "generate.log", place.lock)
+        run_logged(
+            self._build_command(search, shard, folder), folder / "generate.log", context.lock
+        )
 
     def _build_command(self, search: Search, shard: int, folder: Path) -> list[str]:
         """Build the command that translates one part."""

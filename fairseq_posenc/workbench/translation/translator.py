@@ -15,7 +15,7 @@ from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor, nn
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.devices import Computing
+from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.tokens.pieces import Pieces
 from fairseq_posenc.workbench.translation.checkpoint import find_data_bin, open_ensemble
 
@@ -74,7 +74,7 @@ class Translator:
         Raises:
             UserError: a file is missing, damaged or does not fit the others.
         """
-        how = Computing.chosen(device, fp16, bf16)
+        how = ComputeOptions.choose(device, fp16, bf16)
         opened = open_ensemble(map(Path, checkpoints), Path(data) if data else None)
         models = [trained.model for trained in opened]
         for model, trained in zip(models, opened):

@@ -11,7 +11,7 @@ import pytest
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.experiments.probe import data, experiment
-from fairseq_posenc.workbench.running.jobs import HERE, Place, Step
+from fairseq_posenc.workbench.running.jobs import ALONE, RunContext, Step
 from tests.workbench.experiments.test_compare import small_text
 
 GOLDEN = Path(__file__).with_name("stamps.json")
@@ -35,12 +35,12 @@ CALLS = {
 def test_folders_and_stamps_are_those_of_the_last_version(name, tmp_path, monkeypatch):
     steps: dict[str, Any] = {}
 
-    def do(step: Step, place: Place = HERE) -> Any:
+    def do(step: Step, context: RunContext = ALONE) -> Any:
         folder = step.folder
         steps.setdefault(folder.as_posix(), {"inputs": step.inputs, "goal": step.goal})
         folder.mkdir(parents=True, exist_ok=True)
         if folder.name == "text" or folder.parent.name == "rounds":
-            facts = step.work(place)
+            facts = step.work(context)
         elif folder.name == "data":
             facts = {"train_tokens": 9, "valid_tokens": 9}
             for part in ("train", "valid"):

@@ -350,7 +350,7 @@ def test_what_diverged_at_the_usual_rates_is_offered_smaller_ones(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--learning-rates", "1e-5,1e-5"], "--learning-rates 1e-5,1e-5: a number is given twice"),
+        (["--learning-rates", "1e-5,1e-5"], "--learning-rates 1e-5,1e-5: a number occurs twice"),
         *(
             ([f"--learning-rates={rates}"], f"--learning-rates {rates}: {message}")
             for rates, message in [

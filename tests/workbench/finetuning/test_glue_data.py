@@ -164,7 +164,7 @@ def test_fairseqs_own_task_reads_the_data_bin(tmp_path, name, pieces, capsys):
     start("glue", [*common, "--tasks", name])
     capsys.readouterr()
     start("glue", [*common, "--tasks", name])
-    assert capsys.readouterr().err.startswith(f"{tmp_path}/bin/{name} is there already")
+    assert capsys.readouterr().err.startswith(f"{tmp_path}/bin/{name} exists already")
     settings = SentencePredictionConfig(
         data=str(tmp_path / "bin" / name),
         num_classes=len(task.classes) or 1,

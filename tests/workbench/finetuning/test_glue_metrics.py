@@ -233,7 +233,7 @@ def test_both_programs_of_a_run_have_its_gpu_and_a_failure_of_either_is_its_own(
         GlueRun("m4m", "RTE", 2e-5, seed, "accuracy", 1000, "", "", 0, train) for seed in (1, 2)
     ]
     jobs = [worker.build_job(run, tmp_path) for run in runs]
-    (failure,) = executor.Here(keep_going=True).run(jobs, tmp_path)
+    (failure,) = executor.LocalMachine(keep_going=True).run(jobs, tmp_path)
     log = runs[1].folder(tmp_path) / "train.log"
     program = Path(sys.executable).name
     assert failure == f"RTE, learning rate 2e-05, seed 2: {program}: is wrong (its log: {log})"

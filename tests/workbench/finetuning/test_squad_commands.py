@@ -276,7 +276,7 @@ def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
     assert cli.main(short) == 0
     assert read(tmp_path / "finetune.yaml")["model"]["attention_directions"] == "lr"
     again = subprocess.run(made.preprocess, capture_output=True, text=True, check=True)
-    assert "is there already, made from the same inputs with the same options" in again.stderr
+    assert "exists already, made from the same inputs with the same options" in again.stderr
 
 
 # --------------------------------------------------------------------------------------- the recipe

@@ -319,7 +319,7 @@ def test_a_threshold_that_means_nothing_is_told(files, tmp_path, capsys, value, 
 def test_no_setting_is_nan(capsys, command, name):
     given = [*command.split(), "--checkpoint", "c", "--data", "d", "--out", "o", "--set", name]
     assert cli.main(given) == 2
-    assert f"argument --set: {name}: NaN is no setting" in capsys.readouterr().err
+    assert f"argument --set: {name}: NaN is not a setting" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ def test_a_text_is_cut_by_the_pieces_of_its_language(tmp_path):
     assert found.labels[:2] == ["the", "old"]
     assert all(label.endswith(" (unknown)") for label in found.labels[3:])
     assert "".join(label.removesuffix(" (unknown)") for label in found.labels[2:]).endswith("house")
-    with pytest.raises(UserError, match=r"--text 'the old': has no symbol of the dictionary"):
+    with pytest.raises(UserError, match=r"--text 'the old': no token of it is in the dictionary"):
         tokenize("the old", "--text", tmp_path, make_dictionary(2), "en")
 
 
@@ -319,9 +319,9 @@ def test_wrong_input_is_one_line(capsys, tmp_path):
         ("holds no dict.txt", masked, "--data", tmp_path),
         ("has no files of a language pair", translating, "--data", tmp_path),
         ("--target is for translation", masked, "--target", "w1"),
-        ("--text '': has no symbol", masked, "--text", ""),
-        ("--text 'a b': has no symbol", masked, "--text", "a b"),
-        ("--target 'a b': has no symbol", translating, "--target", "a b"),
+        ("--text '': no token of it", masked, "--text", ""),
+        ("--text 'a b': no token of it", masked, "--text", "a b"),
+        ("--target 'a b': no token of it", translating, "--target", "a b"),
         ("a sequence of 31 tokens is longer", translating, "--target", "w1 " * 30),
         ("name one, or two", masked, "--checkpoint", masked, "--checkpoint", masked),
         ("name a file in an existing folder", masked, "--out", tmp_path / "no" / "x.html"),

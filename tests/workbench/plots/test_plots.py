@@ -253,7 +253,7 @@ class TestAttention:
         seen = seen_by("masked_lm", tokens, attention_directions="lr")
         padded = tokens[0].eq(PAD)
         words = [f"word{index}" for index in range(9)]
-        found = attention.Maps.of_stack(seen, words, words).select([0, 2], [1, 3])
+        found = attention.Maps.from_stack(seen, words, words).select([0, 2], [1, 3])
         drawn = panels(attention.draw_attention(found, "title"))
         for axes, (layer, head) in zip(drawn, [(0, 1), (0, 3), (2, 1), (2, 3)]):
             shown = image(axes)
@@ -268,7 +268,7 @@ class TestAttention:
         tokens = make_tokens()
         cross = [each for each in seen_by("translation", tokens) if each.cross]
         words = list("abcdefghi")
-        found = attention.Maps.of_stack(cross, words, [word.upper() for word in words]).select(
+        found = attention.Maps.from_stack(cross, words, [word.upper() for word in words]).select(
             [0], [0]
         )
         (axes,) = panels(attention.draw_attention(found, "title"))
@@ -278,7 +278,7 @@ class TestAttention:
     @pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
     def test_by_distance_they_are_means_over_pairs_that_are_seen(self, family):
         seen = seen_by(family, make_tokens())
-        found = attention.Maps.of_stack(seen, "abcdefghi", "abcdefghi").select([1], ALL)
+        found = attention.Maps.from_stack(seen, "abcdefghi", "abcdefghi").select([1], ALL)
         (axes,) = panels(attention.draw_distance(found, "title"))
         far = range(-8, 9 if family == "masked_lm" else 1)
         weights = seen[1].weights[0]
@@ -320,7 +320,7 @@ class TestDifference:
 
     def test_of_attention(self):
         ours, theirs = (
-            attention.Maps.of_stack(seen_by("causal_lm", make_tokens()), words, words).select(
+            attention.Maps.from_stack(seen_by("causal_lm", make_tokens()), words, words).select(
                 [0], ALL
             )
             for words in ["abcdefghi"] * 2
@@ -366,7 +366,10 @@ class TestCommand:
             ("table --encoding m4 --heads 3", "3"),
             ("table --encoding m4 --layer 2", "--layer 2: m4, before training has layers 1 to 1"),
             ("table --encoding m4 --layer 0", "--layer 0: m4, before training has layers 1 to 1"),
-            ("table --encoding m4 --stack decoder", "--stack decoder: --encoding has one"),
+            (
+                "table --encoding m4 --stack decoder",
+                "--stack decoder: --encoding has only the encoder",
+            ),
             ("table --checkpoint missing.pt", "missing.pt: no such file"),
             ("table --checkpoint x.pt --heads 4", "--heads is for --encoding"),
             ("scores --encoding alibi --head 5", "--head 5: alibi has heads 1 to 4"),
@@ -375,7 +378,7 @@ class TestCommand:
             ("products --encoding alibi", "alibi adds no vectors at the input"),
             ("decay --encoding t5", "t5 has no bound of decay"),
             ("attention --text a", "plot attention: name --checkpoint"),
-            ("difference --checkpoint x.pt", "plot difference: 1 --checkpoint; it is of 2"),
+            ("difference --checkpoint x.pt", "plot difference: name --checkpoint 2 times, not 1"),
             ("table --encoding m4 --out a.pdf", "--out a.pdf: name a file that ends in .png"),
             ("table --encoding m4 --out no/a.png", "--out no/a.png: name a file in an"),
         ],

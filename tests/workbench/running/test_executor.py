@@ -283,7 +283,7 @@ def test_only_a_job_whose_time_is_up_may_come_no_further(tmp_path, monkeypatch, 
     job = _SlurmJob(counting(tmp_path, "p0", 5, 0), tmp_path / "lock", 90)
     job.checkpoint()
     if minutes == 2:
-        with pytest.raises(UserError, match="came no further in all its time; give it more"):
+        with pytest.raises(UserError, match="made no progress in all its time; give it more"):
             job.checkpoint()
         count(tmp_path / "p0", 3, 0)
     job.checkpoint()

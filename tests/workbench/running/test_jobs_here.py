@@ -13,8 +13,8 @@ import pytest
 
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.workbench.running import executor
-from fairseq_posenc.workbench.running.executor import Here, run_jobs
-from fairseq_posenc.workbench.running.jobs import Job, Place, Step, Work
+from fairseq_posenc.workbench.running.executor import LocalMachine, run_jobs
+from fairseq_posenc.workbench.running.jobs import Job, RunContext, Step, Work
 from fairseq_posenc.workbench.running.locks import is_locked, lock_folder
 from fairseq_posenc.workbench.running.programs import run_logged
 from tests.helpers.waiting import wait_until
@@ -38,30 +38,30 @@ def test_jobs_that_run_at_a_time_share_the_gpus(tmp_path, monkeypatch, gpus, at_
     monkeypatch.setattr(executor, "visible_gpus", lambda: gpus)
     together, found = threading.Barrier(at_a_time), []
 
-    def work(place: Place) -> None:
-        found.append(place.environment)
+    def work(context: RunContext) -> None:
+        found.append(context.environment)
         together.wait(10)
 
     jobs = [job(tmp_path, f"p{n}", work) for n in range(2 * at_a_time)]
-    run_jobs(jobs, tmp_path, Here(at_a_time))
+    run_jobs(jobs, tmp_path, LocalMachine(at_a_time))
     key = str
     assert sorted(found, key=key) == sorted(2 * wanted, key=key)
 
 
 @pytest.mark.parametrize("at_a_time", [1, 2])
 def test_one_that_fails_ends_all_or_is_told_with_the_others(tmp_path, capsys, at_a_time):
-    def fail(place: Place) -> None:
+    def fail(context: RunContext) -> None:
         raise UserError("is wrong: \nthe end of its log")
 
-    jobs = [job(tmp_path, "p0", fail), job(tmp_path, "p1", lambda place: None)]
+    jobs = [job(tmp_path, "p0", fail), job(tmp_path, "p1", lambda context: None)]
     with pytest.raises(UserError, match=r"^is wrong"):
-        Here(at_a_time).run(jobs, tmp_path)
-    failures = Here(at_a_time, keep_going=True).run(jobs, tmp_path)
+        LocalMachine(at_a_time).run(jobs, tmp_path)
+    failures = LocalMachine(at_a_time, keep_going=True).run(jobs, tmp_path)
     assert failures == ["p0: is wrong"]
     assert jobs[1].is_done
     assert "of 2 runs ended] p0: is wrong: \nthe end of its log\n" in capsys.readouterr().err
     with pytest.raises(RunError, match=r"^1 of 2 runs failed; the same command tries .*: p0: is w"):
-        run_jobs(jobs, tmp_path, Here(at_a_time, keep_going=True))
+        run_jobs(jobs, tmp_path, LocalMachine(at_a_time, keep_going=True))
     assert "p1: done before\n" in capsys.readouterr().err
 
 
@@ -82,35 +82,35 @@ def test_trainings_are_one_bar_of_updates(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(executor, "bar", Bar)
 
-    def train(place: Place) -> None:
-        place.report(400, "")
-        place.report(900, "accuracy 50.00")
+    def train(context: RunContext) -> None:
+        context.report(400, "")
+        context.report(900, "accuracy 50.00")
 
-    def fail(place: Place) -> None:
-        place.report(400, "")
+    def fail(context: RunContext) -> None:
+        context.report(400, "")
         raise UserError("is wrong")
 
     jobs = [job(tmp_path, "a", train, 1000), job(tmp_path, "b", fail, 1000)]
-    assert Here(keep_going=True).run(jobs, tmp_path) == ["b: is wrong"]
+    assert LocalMachine(keep_going=True).run(jobs, tmp_path) == ["b: is wrong"]
     assert shown == [("all runs", 2000, " updates"), 400, 500, 100, 400, 600, "closed"]
     told = capsys.readouterr()
     assert told.out == ""
     assert "[0 of 2 runs ended] accuracy 50.00\n" in told.err
     assert "[2 of 2 runs ended] b: is wrong\n" in told.err
-    Here().run(jobs[:1], tmp_path)
+    LocalMachine().run(jobs[:1], tmp_path)
     assert shown[-3:] == [("all runs", 1000, " updates"), 1000, "closed"]
     assert capsys.readouterr().err == ""  # the bar has them
 
 
 def test_each_folder_is_locked_unless_the_command_has_locked_all(tmp_path):
     locked = []
-    jobs = [job(tmp_path, "a", lambda place: locked.append(is_locked(tmp_path / "a")))]
+    jobs = [job(tmp_path, "a", lambda context: locked.append(is_locked(tmp_path / "a")))]
     with lock_folder(tmp_path / "a"), pytest.raises(UserError, match=r"^run .*/a: process \d+"):
-        Here().run(jobs, tmp_path)
-    Here().run(jobs, tmp_path)
+        LocalMachine().run(jobs, tmp_path)
+    LocalMachine().run(jobs, tmp_path)
     (tmp_path / "a" / "stamp.json").unlink()
     with lock_folder(tmp_path) as lock:
-        Here(lock=lock).run(jobs, tmp_path)
+        LocalMachine(lock=lock).run(jobs, tmp_path)
     assert locked == [True, False]
 
 
@@ -118,11 +118,13 @@ def test_each_folder_is_locked_unless_the_command_has_locked_all(tmp_path):
 def test_ctrl_c_ends_all_programs_and_tells_of_no_failure(tmp_path, capsys, at_a_time):
     ids: list[int] = []
 
-    def work(place: Place) -> None:
+    def work(context: RunContext) -> None:
         call = [Path(sys.executable).name, "-uc"]
         call += ["import os, time; print(os.getpid()); time.sleep(3600)"]
         number = len(ids)
-        run_logged(call, tmp_path / f"{number}.log", place.lock, lambda line: ids.append(int(line)))
+        run_logged(
+            call, tmp_path / f"{number}.log", context.lock, lambda line: ids.append(int(line))
+        )
 
     def interrupt() -> None:
         wait_until(lambda: len(ids) == at_a_time)
@@ -132,7 +134,7 @@ def test_ctrl_c_ends_all_programs_and_tells_of_no_failure(tmp_path, capsys, at_a
     killer = threading.Thread(target=interrupt)
     killer.start()
     with pytest.raises(KeyboardInterrupt):
-        Here(at_a_time, keep_going=True).run(jobs, tmp_path)
+        LocalMachine(at_a_time, keep_going=True).run(jobs, tmp_path)
     killer.join()
     assert len(ids) == at_a_time
     for each in ids:

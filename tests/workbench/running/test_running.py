@@ -22,7 +22,7 @@ from fairseq_posenc.checkpoints.error_messages import find_message
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading import checkpoints
 from fairseq_posenc.workbench.running import jobs, locks, options, programs, progress
-from fairseq_posenc.workbench.running.devices import Computing, choose_device, hydra_words
+from fairseq_posenc.workbench.running.devices import ComputeOptions, choose_device, hydra_overrides
 from fairseq_posenc.workbench.running.folders import Folder
 from tests.helpers.waiting import is_running, wait_until
 
@@ -35,7 +35,7 @@ class TestSteps:
         """Do a step that adds a line to a file; return whether it ran, and its outputs."""
         ran = []
 
-        def work(place: jobs.Place) -> dict:
+        def work(context: jobs.RunContext) -> dict:
             with open(folder / "made", "a") as made:
                 made.write("x")
             ran.append((folder / "made").read_text())
@@ -57,7 +57,7 @@ class TestSteps:
     def test_interrupted_work_is_kept_if_it_can_be_continued(
         self, tmp_path: Path, continues: bool, left: str
     ) -> None:
-        def stop(place: jobs.Place) -> dict:
+        def stop(context: jobs.RunContext) -> dict:
             (step.folder / "made").write_text("x")
             raise KeyboardInterrupt
 
@@ -76,7 +76,7 @@ class TestSteps:
         made = tmp_path / "made"
 
         def step(number: int) -> jobs.Step:
-            inputs, work = {"lr": [1, number], "same": 0}, lambda place: {"lr": number}
+            inputs, work = {"lr": [1, number], "same": 0}, lambda context: {"lr": number}
             return jobs.Step(tmp_path, inputs, work, progress=made.exists, protected=True)
 
         step(2).do()
@@ -93,7 +93,7 @@ class TestSteps:
     def test_a_file_that_the_work_writes_marks_its_end_without_a_stamp(self, tmp_path) -> None:
         (tmp_path / "begun").touch()
 
-        def work(place: jobs.Place) -> None:
+        def work(context: jobs.RunContext) -> None:
             done.append((tmp_path / "begun").exists())
             (tmp_path / "end").touch()
 
@@ -107,7 +107,7 @@ class TestSteps:
         done: list[str] = []
 
         def step(name: str) -> jobs.Step:
-            def work(place: jobs.Place) -> dict:
+            def work(context: jobs.RunContext) -> dict:
                 done.append(name)
                 return {name: len(done)}
 
@@ -116,7 +116,7 @@ class TestSteps:
         job = jobs.Job("both", tmp_path, (step("a"), step("b")))
         job.steps[0].do()
         assert (job.is_done, job.outputs, job.progress) == (False, None, [True, False])
-        job.run(jobs.HERE)
+        job.run(jobs.ALONE)
         assert (done, job.outputs, job.progress) == (["a", "b"], {"a": 1, "b": 2}, [True, True])
 
     @pytest.mark.parametrize("stamp", ["", "{", "[]", '{"inputs": {"a": 2}}'])
@@ -398,7 +398,7 @@ class TestFolders:
     def test_what_others_made_is_left_alone(self, tmp_path: Path, manifest: str | None) -> None:
         if manifest is not None:
             (tmp_path / "manifest.json").write_text(manifest)
-        with pytest.raises(UserError, match="is there already, and was not made by this program"):
+        with pytest.raises(UserError, match="exists, and was not made by this program"):
             Folder(tmp_path, self.PLAN).is_done()
 
 
@@ -420,7 +420,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("words", "told"),
         [
-            ("--seeds 1,01", "argument --seeds: 1,01: a number is given twice"),
+            ("--seeds 1,01", "argument --seeds: 1,01: a number occurs twice"),
             ("--seeds 1,-2", "argument --seeds: must be whole numbers, as in 1,2,3, not '1,-2'"),
             ("--jobs 0", "argument --jobs: must be a whole number of at least 1, not '0'"),
             ("--lengths 4,x", "argument --lengths: must be a whole number of at least 1, not 'x'"),
@@ -454,14 +454,14 @@ class TestOptions:
     )
     def test_precision_in_words_of_hydra(self, words: str, words_of_hydra: list[str]) -> None:
         given = self.parse(*words.split())
-        assert hydra_words(given, here=False) == words_of_hydra
+        assert hydra_overrides(given, is_local=False) == words_of_hydra
         if "cuda" in words and not torch.cuda.is_available():
             with pytest.raises(UserError, match="torch finds no GPU here"):
-                hydra_words(given)
+                hydra_overrides(given)
 
     @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), (None, torch.float32)])
     def test_a_model_is_placed_as_asked_for(self, name: str | None, dtype: torch.dtype) -> None:
-        how = Computing.chosen("cpu", **({name: True} if name else {}))
+        how = ComputeOptions.choose("cpu", **({name: True} if name else {}))
         model = how.place(torch.nn.Linear(2, 2).double())
         assert model.weight.dtype == dtype
         assert not model.training

@@ -24,8 +24,13 @@ from fairseq_posenc.workbench.experiments.length.scoring import Scoring
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import PLAIN, Computing, choose_device, choose_dtype
-from fairseq_posenc.workbench.running.executor import Here, run_jobs
+from fairseq_posenc.workbench.running.devices import (
+    CPU,
+    ComputeOptions,
+    choose_device,
+    choose_dtype,
+)
+from fairseq_posenc.workbench.running.executor import LocalMachine, run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.jobs import Inputs
@@ -132,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
             for named in checkpoints
         ]
         jobs = [scoring.build_job() for scoring in scorings]
-        run_jobs(jobs, args.out, cluster or Here())
+        run_jobs(jobs, args.out, cluster or LocalMachine())
         rows = [
             row._replace(scores=scoring.read(job))
             for row, scoring, job in zip(rows, scorings, jobs)
@@ -162,7 +167,7 @@ def _check_text(checkpoints: list[NamedCheckpoint], args: argparse.Namespace) ->
 
 
 def load_model(
-    named: NamedCheckpoint, data: Path | None, how: Computing = PLAIN, longest: int = 0
+    named: NamedCheckpoint, data: Path | None, how: ComputeOptions = CPU, longest: int = 0
 ) -> LoadedModel:
     """Read a model.
 
@@ -208,7 +213,7 @@ def _open(
     how: tuple[str | None, bool, bool],
     longest: int,
 ) -> tuple[LoadedModel, Stream]:
-    loaded = load_model(named, stream[0], Computing.chosen(*how), longest)
+    loaded = load_model(named, stream[0], ComputeOptions.choose(*how), longest)
     return loaded, _read_stream(named, *stream)
 
 

@@ -22,14 +22,14 @@ from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel, 
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.loading.checkpoints import load_state, read_updates
 from fairseq_posenc.workbench.loading.open_model import open_model
-from fairseq_posenc.workbench.running.devices import Computing
+from fairseq_posenc.workbench.running.devices import ComputeOptions
 
 TASK = "language_modeling"
 _OTHER_TARGETS = ("add_bos_token", "self_target", "past_target")  # fairseq's options for them
 _ROWS = 1024  # tokens whose probabilities are computed at once: each has the whole vocabulary's
 
 
-def load(named: NamedCheckpoint, data: Path, how: Computing) -> LoadedModel:
+def load(named: NamedCheckpoint, data: Path, how: ComputeOptions) -> LoadedModel:
     """Read a model from its checkpoint, for a text whose dictionary must be the model's.
 
     Raises:

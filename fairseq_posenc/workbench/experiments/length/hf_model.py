@@ -19,12 +19,12 @@ from fairseq_posenc.hf.saving import load_model
 from fairseq_posenc.specs import parse
 from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel, NamedCheckpoint
 from fairseq_posenc.workbench.experiments.length.stream import Stream
-from fairseq_posenc.workbench.running.devices import Computing
+from fairseq_posenc.workbench.running.devices import ComputeOptions
 
 _ROWS = 1024  # tokens whose probabilities are computed at once: each has the whole vocabulary's
 
 
-def load(named: NamedCheckpoint, how: Computing, longest: int) -> LoadedModel:
+def load(named: NamedCheckpoint, how: ComputeOptions, longest: int) -> LoadedModel:
     """Read a model from its folder. No code of the folder runs.
 
     Raises:

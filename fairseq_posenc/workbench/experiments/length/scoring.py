@@ -23,7 +23,7 @@ from fairseq_posenc.workbench.experiments.length.stream import (
     cut_windows,
     spread_windows,
 )
-from fairseq_posenc.workbench.running.jobs import Inputs, Job, Outputs, Place, Step
+from fairseq_posenc.workbench.running.jobs import Inputs, Job, Outputs, RunContext, Step
 from fairseq_posenc.workbench.running.progress import bar, format_time, say
 
 _MOST_BITS = 1000.0  # 2 to this power is still a number
@@ -81,7 +81,7 @@ class Scoring(NamedTuple):
             scores[mode][length] = Score(**(step.outputs or {}))
         return scores
 
-    def _measure(self, mode: str, length: int, stride: int, place: Place) -> Outputs:
+    def _measure(self, mode: str, length: int, stride: int, context: RunContext) -> Outputs:
         loaded, stream = self.open()
         name = f"{self.folder.name}, {mode}, {length:,}"
         spread = None if self.spread is None else (self.spread, self.lengths[-1])

@@ -18,8 +18,8 @@ from fairseq_posenc.workbench.finetuning.glue.runs import (
 from fairseq_posenc.workbench.finetuning.glue.submission import complete_submission
 from fairseq_posenc.workbench.finetuning.glue.worker import build_job
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
-from fairseq_posenc.workbench.running.devices import hydra_words, visible_gpus
-from fairseq_posenc.workbench.running.executor import Here
+from fairseq_posenc.workbench.running.devices import hydra_overrides, visible_gpus
+from fairseq_posenc.workbench.running.executor import LocalMachine
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import (
     add_computing,
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         out=out,
         rates=_parse_rates(args.learning_rates),
         seeds=args.seeds or (),
-        overrides=[*hydra_words(args, here=cluster is None), *args.changes],
+        overrides=[*hydra_overrides(args, is_local=cluster is None), *args.changes],
     )
     if not request.rates:
         _warn_of_divergence(args.protocol, pretrained)
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     known = claim_runs(runs, out)
     waiting = [job for job in (build_job(run, out) for run in runs) if not job.is_done]
     say(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before; results: {out}")
-    where = cluster or Here(args.jobs or len(visible_gpus()) or 1, keep_going=True)
+    where = cluster or LocalMachine(args.jobs or len(visible_gpus()) or 1, keep_going=True)
     with signals_as_keyboard_interrupt():
         failures = where.run(waiting, out) if waiting else []
     record = write_results(known, out, pretrained, name)
@@ -133,5 +133,5 @@ def _parse_rates(text: str | None) -> tuple[float, ...]:
     if min(rates) <= 0:
         raise UserError(f"--learning-rates {text}: give numbers above 0")
     if len(set(rates)) < len(rates):
-        raise UserError(f"--learning-rates {text}: a number is given twice")
+        raise UserError(f"--learning-rates {text}: a number occurs twice")
     return rates

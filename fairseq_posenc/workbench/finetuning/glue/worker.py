@@ -35,7 +35,7 @@ from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.exit_codes import run_main, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import read_json
-from fairseq_posenc.workbench.running.jobs import Job, Place
+from fairseq_posenc.workbench.running.jobs import Job, RunContext
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, parse_line
 from fairseq_posenc.workbench.running.programs import run_logged
 
@@ -53,25 +53,25 @@ def build_job(run: GlueRun, out: Path) -> Job:
     return Job(run.label, step.folder, (step,), run.max_update)
 
 
-def _work(run: GlueRun, folder: Path, place: Place) -> None:
+def _work(run: GlueRun, folder: Path, context: RunContext) -> None:
     """Train and measure a run, as far as that is not done."""
     if updates_done(folder) < run.max_update or not (folder / BEST).exists():
-        _train(run, folder, place)
+        _train(run, folder, context)
     measuring = [Path(sys.executable).name, "-m", _THIS, str(folder)]
-    run_logged(measuring, folder / TRAIN_LOG, place.lock, environment=place.environment)
+    run_logged(measuring, folder / TRAIN_LOG, context.lock, environment=context.environment)
     figures = read_json(folder / RESULT)["metrics"]
     scores = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
-    place.report(run.max_update, f"{run.label}: finished, {scores}")
+    context.report(run.max_update, f"{run.label}: finished, {scores}")
 
 
-def _train(run: GlueRun, folder: Path, place: Place) -> None:
+def _train(run: GlueRun, folder: Path, context: RunContext) -> None:
     ensure_last_checkpoint(folder)
     done = updates_done(folder)
     how = f"going on from update {done:,}" if done else f"starting, {run.max_update:,} updates"
-    place.report(done, f"{run.label}: {how}")
+    context.report(done, f"{run.label}: {how}")
     machine = [] if choose_device() == "cuda" or _ON_CPU[0] in run.command else _ON_CPU
     if machine:
-        place.report(done, f"{run.label}: no GPU here, so on the processor and without fp16")
+        context.report(done, f"{run.label}: no GPU here, so on the processor and without fp16")
     # fairseq starts from it unless the folder has a last checkpoint.
     start = format_override("checkpoint.finetune_from_model", run.checkpoint)
     last = time.monotonic()
@@ -88,10 +88,10 @@ def _train(run: GlueRun, folder: Path, place: Place) -> None:
             return
         last = time.monotonic()
         where = f"update {line.updates:,} of {run.max_update:,}"
-        place.report(line.updates, f"{run.label}: {where}{score}")
+        context.report(line.updates, f"{run.label}: {where}{score}")
 
     command = [*run.command, *machine, start]
-    run_logged(command, folder / TRAIN_LOG, place.lock, read, place.environment)
+    run_logged(command, folder / TRAIN_LOG, context.lock, read, context.environment)
 
 
 def evaluate(run: GlueRun, folder: Path) -> None:

@@ -22,8 +22,8 @@ from fairseq_posenc.workbench.finetuning.squad.predict import Predictor
 from fairseq_posenc.workbench.finetuning.squad.score import Figures, evaluate, unanswered
 from fairseq_posenc.workbench.finetuning.squad.train import FineTuning
 from fairseq_posenc.workbench.results.record import Record, make_folder, own_command
-from fairseq_posenc.workbench.running.devices import Computing, hydra_words
-from fairseq_posenc.workbench.running.executor import Here, run_jobs
+from fairseq_posenc.workbench.running.devices import ComputeOptions, hydra_overrides
+from fairseq_posenc.workbench.running.executor import LocalMachine, run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import (
     add_computing,
@@ -98,10 +98,10 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 
 def _train(args: argparse.Namespace) -> int:
     cluster = parse_place(args)
-    changes = [*hydra_words(args, here=cluster is None), *args.changes]
+    changes = [*hydra_overrides(args, is_local=cluster is None), *args.changes]
     with signals_as_keyboard_interrupt():
         training = FineTuning(args.checkpoint, args.data, args.out, args.config, changes)
-        run_jobs([training.build_job()], args.out, cluster or Here())
+        run_jobs([training.build_job()], args.out, cluster or LocalMachine())
     model = args.out / LAST
     say(f"{model}: written; next: fairseq-posenc squad predict --checkpoint {model} ...")
     return 0
@@ -109,7 +109,7 @@ def _train(args: argparse.Namespace) -> int:
 
 def _predict(args: argparse.Namespace) -> int:
     """Answer the questions and write the files; return the exit code."""
-    how = Computing.chosen(args.device, args.fp16, args.bf16)
+    how = ComputeOptions.choose(args.device, args.fp16, args.bf16)
     squad = read_squad(args.questions)
     predictor = Predictor.load(args.checkpoint, args.data, how)
     if predictor.version != squad.version:

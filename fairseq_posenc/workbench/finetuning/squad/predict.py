@@ -15,7 +15,7 @@ from fairseq_posenc.workbench.finetuning.squad.data import Question
 from fairseq_posenc.workbench.finetuning.squad.windows import Window, WindowMaker
 from fairseq_posenc.workbench.loading.checkpoints import load_state
 from fairseq_posenc.workbench.loading.open_model import open_model
-from fairseq_posenc.workbench.running.devices import PLAIN, Computing
+from fairseq_posenc.workbench.running.devices import CPU, ComputeOptions
 from fairseq_posenc.workbench.running.progress import bar
 from fairseq_posenc.workbench.tokens.loading import load_tokenizer
 from fairseq_posenc.workbench.tokens.tokenizer import Tokens
@@ -151,7 +151,7 @@ class Predictor:
         self.version = version
 
     @classmethod
-    def load(cls, path: Path, data: Optional[Path] = None, how: Computing = PLAIN) -> Predictor:
+    def load(cls, path: Path, data: Optional[Path] = None, how: ComputeOptions = CPU) -> Predictor:
         """Load a model that ``fairseq-posenc squad train`` made.
 
         Args:

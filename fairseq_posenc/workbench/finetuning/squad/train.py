@@ -22,7 +22,7 @@ from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.files import shipped
 from fairseq_posenc.workbench.running.host import USER_DIR
-from fairseq_posenc.workbench.running.jobs import Job, Place, Step
+from fairseq_posenc.workbench.running.jobs import Job, RunContext, Step
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, format_progress
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
@@ -186,14 +186,14 @@ class FineTuning(NamedTuple):
         step = Step(self.out, inputs, self._train, progress=reached, protected=True)
         return Job(str(self.out), self.out, (step,))
 
-    def _train(self, place: Place) -> None:
+    def _train(self, context: RunContext) -> None:
         """Train, or go on with it, on the devices of this machine."""
         config = self.compose(torch.cuda.device_count())
         write_whole(self.out / CONFIG, f"# @package _group_\n{OmegaConf.to_yaml(config)}")
         ensure_last_checkpoint(self.out)
         where = ["--config-dir", str(self.out.resolve()), "--config-name", Path(CONFIG).stem]
         command = ["fairseq-hydra-train", *where]
-        run_logged(command, self.out / TRAIN_LOG, place.lock, _print_progress)  # on all GPUs
+        run_logged(command, self.out / TRAIN_LOG, context.lock, _print_progress)  # on all GPUs
 
 
 def _print_progress(line: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.executor import refuse_jobs, run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.jobs import Job, Place
+from fairseq_posenc.workbench.running.jobs import Job, RunContext
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, bits_to_nats
 from fairseq_posenc.workbench.running.options import (
     add_computing,
@@ -159,7 +159,7 @@ def _run_all(runs: list[TrainingRun], args: argparse.Namespace) -> None:
             training.step(partial(_train_here, training.command(), log)).do()
 
 
-def _train_here(command: Sequence[str], log: Path, place: Place) -> None:
+def _train_here(command: Sequence[str], log: Path, context: RunContext) -> None:
     if code := run_command(command, log):
         raise SystemExit(code)
 
@@ -167,8 +167,8 @@ def _train_here(command: Sequence[str], log: Path, place: Place) -> None:
 def _build_job(training: TrainingRun) -> Job:
     """Build the job of a training, for a cluster."""
 
-    def work(place: Place) -> None:
-        run_logged(training.command(), training.folder / TRAIN_LOG, place.lock)
+    def work(context: RunContext) -> None:
+        run_logged(training.command(), training.folder / TRAIN_LOG, context.lock)
 
     return Job(str(training.folder), training.folder, (training.step(work),))
 
