@@ -323,7 +323,7 @@ def test_wrong_input_is_one_line(capsys, tmp_path):
         ("--text 'a b': no token of it", masked, "--text", "a b"),
         ("--target 'a b': no token of it", translating, "--target", "a b"),
         ("a sequence of 31 tokens is longer", translating, "--target", "w1 " * 30),
-        ("name one, or two", masked, "--checkpoint", masked, "--checkpoint", masked),
+        ("3 were named; name one or two", masked, "--checkpoint", masked, "--checkpoint", masked),
         ("name a file in an existing folder", masked, "--out", tmp_path / "no" / "x.html"),
         ("name a file in an existing folder", masked, "--out", tmp_path),
     ):
