@@ -5,15 +5,17 @@
 
 import inspect
 import re
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, get_args
 
 from fairseq_posenc import registry, specs
 from fairseq_posenc.assembly import Assembly
+from fairseq_posenc.encodings.axes import Sections
 from fairseq_posenc.encodings.base import Dims, Signed
 
 HEADINGS = ("Equation", "Shapes", "Parameters", "Source", "Differs")
 BASE = Dims(embed_dim=768, num_heads=12, max_positions=512)  # RoBERTa-base
 BASE_LAYERS = 12
+_KINDS = {int: "integer", float: "number"}
 
 
 class Page(NamedTuple):
@@ -66,10 +68,17 @@ def list_options(name: str) -> dict[str, inspect.Parameter]:
         annotation, default = option.annotation, option.default
         if annotation in (Signed, Optional[Signed]):
             annotation = float if annotation is Signed else Optional[float]
+        elif annotation == Optional[Sections]:
+            annotation = Optional[str]
         elif not isinstance(default, (str, float, int, type(None))):
             annotation, default = str, str(default)
         plain[key] = option.replace(annotation=annotation, default=default)
     return plain
+
+
+def format_options(name: str) -> str:
+    """Write the options of an encoding with their defaults and other values, as Markdown."""
+    return ", ".join(map(_format_option, registry.options(name).values())) or "none"
 
 
 def collect_facts(name: str) -> dict[str, Any]:
@@ -85,6 +94,18 @@ def collect_facts(name: str) -> dict[str, Any]:
         "parameters_at_base_size": count_at_base_size(name),
         **parse_page(name)._asdict(),
     }
+
+
+def _format_option(option: inspect.Parameter) -> str:
+    """Format an option with its default, or with the kind of value that it takes."""
+    kinds = [kind for kind in get_args(option.annotation) if kind is not type(None)]
+    if option.default is None:
+        (kind,) = kinds
+        return f"`{option.name}` ({_KINDS.get(kind, 'text')})"
+    default = str(option.default)
+    default = default.lower() if isinstance(option.default, bool) else default
+    others = [f"`{kind}`" for kind in kinds if kind != option.default]  # those of a Literal
+    return " or ".join([f"`{option.name}={default}`", *others])
 
 
 def _join_lines(text: str) -> str:

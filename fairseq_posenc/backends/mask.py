@@ -38,9 +38,14 @@ class Mask(NamedTuple):
         """Whether a query may see no key: a direction alone leaves each its own."""
         return self.key_padding is not None or self.pairs is not None
 
+    @property
+    def limits(self) -> tuple[object, ...]:
+        """All that hides keys, which results of the forward pass's cache depend on."""
+        return (self.direction, self.key_padding, self.pairs, *self.locality)
+
     def forbidden(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         """Combine all masks: True hides a key, ``(B or 1, 1, T or 1, S)``; None hides none."""
-        deps = (*self[:3], *self.locality, tgt_len, src_len, device)
+        deps = (*self.limits, tgt_len, src_len, device)
         return self.cached("forbidden", deps, lambda: self._combine(tgt_len, src_len, device))
 
     def without_needless_window(self, src_len: int) -> Mask:
@@ -135,7 +140,7 @@ class Mask(NamedTuple):
 
     def count_visible(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
         """Count the keys that each query may see, ``(B or 1, T)``."""
-        deps = (*self[:3], *self.locality, tgt_len, src_len, device)
+        deps = (*self.limits, tgt_len, src_len, device)
         return self.cached("visible", deps, lambda: self._count(tgt_len, src_len, device))
 
     def cached(self, key: str, deps: tuple[object, ...], compute: Callable[[], _T]) -> _T:

@@ -54,13 +54,15 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     temperature = call.temperature()
     if temperature is not None:
         query = (at_least_fp32(query) * temperature[..., None]).type_as(query)
-    if (products := multiply_states(terms, src_len, mask)) is not None:
+    with torch.autocast(query.device.type, enabled=False):
+        products = multiply_states(terms, src_len, mask)
+    if products is not None:
         if temperature is not None:
             products = products * temperature[..., None]
         pair_bias = products if terms.pair_bias is None else products + terms.pair_bias
         terms = terms._replace(pair_bias=pair_bias, state_table=None, states=None)
     deps = (
-        *(terms.bias, terms.pair_bias, terms.first, *mask[:3], *mask.locality),
+        *(terms.bias, terms.pair_bias, terms.first, *mask.limits),
         *(tgt_len, src_len, query.dtype, query.device),
     )
     prepared = mask.cached(

@@ -52,7 +52,7 @@ def run_describe(args: argparse.Namespace) -> int:
         return 0
     described = catalogue.parse_page(args.name)
     rows = dict(zip(catalogue.HEADINGS, described[1:]))
-    rows["Options"] = ", ".join(map(str, catalogue.list_options(args.name).values())) or "none"
+    rows["Options"] = catalogue.format_options(args.name)
     rows["Where"] = catalogue.name_families(args.name)
     beyond = "in a layer, beyond plain attention:"
     rows["Operations"] = f"{beyond} {costs.describe_operations(args.name)}"

@@ -32,7 +32,11 @@ def terms_of(name: str) -> Terms:
         torch.nn.init.normal_(parameter)
     tokens = torch.arange(LENGTH)[None] + 4
     positions = Positions.from_tokens(tokens, padding_idx=1, eos_idx=2, tgt_len=LENGTH)
-    return encoding.terms(Span.from_lengths(LENGTH, LENGTH, tokens.device), positions)
+    terms = encoding.terms(Span.from_lengths(LENGTH, LENGTH, tokens.device), positions)
+    if terms.state_table is not None:  # a layer projects its input to states
+        states = torch.randn(3, DIMS.num_heads, LENGTH, terms.state_table.size(-1))
+        terms = terms._replace(states=states)
+    return terms
 
 
 def is_bias(name: str) -> bool:

@@ -33,7 +33,11 @@ RESET = ["--reset-optimizer", "--reset-lr-scheduler", "--reset-meters", "--reset
 # ------------------------------------------------------------------------------ specs and sizes
 
 BAD_MODELS = {
-    "unknown encoding": ("masked_lm", {"position_encoding": "rotary"}, "'rotary'.*known:.*rope"),
+    "unknown encoding": (
+        "masked_lm",
+        {"position_encoding": "rotary"},
+        "unknown position encoding 'rotary': fairseq-posenc list",
+    ),
     "unknown option": ("masked_lm", {"position_encoding": "rope(bass=2)"}, "bass.*options:.*base"),
     "wrong type": ("causal_lm", {"position_encoding": "m4(max_distance=x)"}, "whole number"),
     "two at the input": (

@@ -127,7 +127,7 @@ def test_sizes_masks_and_types(spec, batch, length, heads, width, causal, dtype,
     positions, layer = (module.to(dtype) for module in built)
     x = torch.randn(batch, length, width, dtype=dtype, requires_grad=True)
     padding = torch.rand(batch, length) < 0.4
-    if positions.counts_places:  # refuses padding between tokens
+    if positions.has_window or positions.has_tables:  # refuses padding between tokens
         padding = padding.sort(dim=1, descending=seed % 2 == 0).values
     padding[0] = seed % 3 == 0  # or an empty sentence
     embedded, shared = positions(x, padding)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import refuse_bad_place
-from fairseq_posenc.workbench.plots import attention, distances, tables
+from fairseq_posenc.workbench.plots import attention, distances, plane, tables
 from fairseq_posenc.workbench.plots.stacks import (
     PlottedStack,
     build_untrained_stack,
@@ -28,7 +28,7 @@ class Kind(NamedTuple):
 
     help: str
     draw: Callable[[argparse.Namespace], Any]  # draws matplotlib's Figure
-    checkpoints: int = 1  # number of checkpoints
+    checkpoints: int = 1  # number of checkpoints; 0 for pictures of specs alone
     from_spec: bool = True  # whether --encoding can replace --checkpoint
     text: str = "no"  # whether the model reads a text: `no`, `can` or `must`
     reach: int = 0  # default of --reach, the largest distance; 0 without that option
@@ -74,13 +74,18 @@ def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:
     add("--out", type=Path, required=True, metavar="FILE", help="the picture, .png or .svg")
     text = "a masked LM, causal LM or translation model"
     text += "; give it twice, for the first minus the second" if kind.checkpoints == 2 else ""
-    add("--checkpoint", type=Path, action="append", default=[], metavar="FILE", help=text)
-    add_data(parser, "directory with its dictionaries (default: that of the training)")
+    if kind.checkpoints:
+        add("--checkpoint", type=Path, action="append", default=[], metavar="FILE", help=text)
+        add_data(parser, "directory with its dictionaries (default: that of the training)")
+    else:
+        parser.set_defaults(checkpoint=[], decoder=False)
     if kind.from_spec:
-        add("--encoding", metavar="SPEC", help="draw an untrained SPEC instead of a checkpoint")
+        text = "draw an untrained SPEC" + (" instead of a checkpoint" if kind.checkpoints else "")
+        add("--encoding", required=not kind.checkpoints, metavar="SPEC", help=text)
         for size, default in _SIZES.items():
             option = f"--{size.replace('_', '-')}"
             add_count(parser, option, f"size for SPEC (default: {default})")
+    if kind.from_spec and kind.checkpoints:
         add("--decoder", action="store_true", help="draw SPEC in a causal stack")
     if kind.text != "no":
         add("--text", required=kind.text == "must", help="text that the model reads")
@@ -137,6 +142,12 @@ def _draw_scores(args: argparse.Namespace) -> Any:
     return distances.draw_curves(curves, heads, name)
 
 
+def _draw_grid(args: argparse.Namespace) -> Any:
+    stack, _, layers, heads, name = _find_subject(args)
+    scores = plane.compute_plane(stack.layers[layers[0]], args.reach)
+    return plane.draw_plane(scores[heads], heads, f"{name}: scores of equal contents on a grid")
+
+
 def _draw_attention(args: argparse.Namespace) -> Any:
     return attention.draw_attention(*_read_maps(args))
 
@@ -166,6 +177,9 @@ KINDS = {
     ),
     "decay": Kind("the upper bound of rope's scores by distance", _draw_decay, reach=256),
     "scores": Kind("scores, biases and gains by distance, head and layer", _draw_scores, reach=32),
+    "grid": Kind(
+        "scores on a grid, from its middle, of a SPEC with axes=2", _draw_grid, 0, reach=12
+    ),
     "attention": Kind(
         "attention to a text, by layer and head", _draw_attention, from_spec=False, text="must"
     ),

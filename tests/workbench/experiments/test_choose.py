@@ -201,8 +201,10 @@ def test_candidates_are_trained_on_a_text_and_read_further(tmp_path):
     assert [row["model"] for row in rows[:2]] == ["rope", "learned"]
     assert "Measured: causal-lm models of 2 layers of width 16 on" in first.stdout
     assert "cannot be read" in first.stdout
-    assert first.stdout.startswith("No encoding is recommended. Ranks mean nothing yet: after")
-    assert "fairseq-posenc train-recipe" not in first.stdout
+    # A fast machine learns the text in these seconds.
+    refused = first.stdout.startswith("No encoding is recommended. Ranks mean nothing yet: after")
+    assert refused or first.stdout.startswith("Take rope, if what counts is how fast")
+    assert ("fairseq-posenc train-recipe" in first.stdout) != refused
     second = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
     assert second.stdout == first.stdout
     assert "fairseq-train" not in second.stderr

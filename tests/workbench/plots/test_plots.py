@@ -15,10 +15,10 @@ import torch
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.cli import main
-from fairseq_posenc.workbench.plots import attention, distances, tables, trained
+from fairseq_posenc.workbench.plots import attention, distances, plane, tables, trained
 from fairseq_posenc.workbench.plots.command import KINDS
 from fairseq_posenc.workbench.plots.stacks import build_untrained_stack, collect_trained_stacks
-from tests.helpers import commands
+from tests.helpers import commands, oracles
 from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import (
     ARCHITECTURES,
@@ -206,6 +206,23 @@ class TestDecay:
             distances.draw_decay(spec_stack(spec), 9, "title")
 
 
+class TestGrid:
+    def test_penalties_of_rows_and_columns_add_up(self):
+        (positions,) = build_untrained_stack("alibi(axes=2)", 32, 4, 64, False).layers
+        scores = plane.compute_plane(positions, 3)
+        away = torch.arange(-3, 4).abs()
+        for head, slope in enumerate(oracles.alibi_slopes(4)):
+            fall = scores[head] - scores[head, 3, 3]
+            torch.testing.assert_close(fall, -slope * (away[:, None] + away[None]).float())
+        drawn = panels(plane.draw_plane(scores, range(4), "title"))
+        assert_same(image(drawn[2]), scores[2])
+
+    def test_encodings_of_texts_have_no_grid(self):
+        (positions,) = build_untrained_stack("rope", 32, 4, 64, False).layers
+        with pytest.raises(UserError, match="are on 2 axes, and rope has 1"):
+            plane.compute_plane(positions, 3)
+
+
 class TestCurves:
     @pytest.mark.parametrize("family", ARCHITECTURES)
     @pytest.mark.parametrize("spec", ["t5", "learned+m4m"])
@@ -337,13 +354,15 @@ class TestDifference:
 SPEC_PLOTS = [
     *("table --encoding learned", "map --encoding learned", "products --encoding sinusoidal"),
     *("decay --encoding rope", "scores --encoding alibi --reach 8", "table --encoding fire"),
+    "grid --encoding rope(axes=2) --reach 4",
 ]
 
 
 class TestCommand:
     @pytest.mark.parametrize(("words", "ending"), product_of(SPEC_PLOTS, ["png", "svg"]))
     def test_a_spec_is_drawn_the_same_again(self, words, ending, tmp_path):
-        words = words + " --decoder --max-positions 40 --embed-dim 32"
+        words += " --max-positions 40 --embed-dim 32"
+        words += "" if words.startswith("grid") else " --decoder"
         out = tmp_path / f"picture.{ending}"
         written = []
         for _ in range(2):
