@@ -9,21 +9,29 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from fairseq_posenc.analysis.split import CapturedAttention, split
 from fairseq_posenc.backends import reference
-from fairseq_posenc.hf.attention import ATTRIBUTE, NAME, AttentionPositions
+from fairseq_posenc.backends.base import AttentionCall
+from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.hf.attention import (
+    ATTRIBUTE,
+    NAME,
+    AttentionPositions,
+    attend_with_positions,
+)
 from fairseq_posenc.hf.stack_hook import HookedPositions
 
 
 @torch.no_grad()
 def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[CapturedAttention]:
-    """Capture the self-attention of every layer in a pass without caches, stack by stack.
+    """Capture the attention of every layer in a pass without caches, stack by stack.
 
     Args:
         model: whose positions were set, in evaluation mode.
-        inputs: of the pass.
+        inputs: of the pass; where there is an encoder and a decoder, without padding.
     """
     captured: list[CapturedAttention] = []
     with ExitStack() as exits:
@@ -37,8 +45,10 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
                 hook = partial(_capture, name, number, captured)
                 exits.callback(layer.register_forward_hook(hook).remove)
         exits.enter_context(_attend_here(model))
+        if model.config.is_encoder_decoder:
+            exits.enter_context(_capture_cross_attention(model, captured))
         model(**inputs, use_cache=False)
-    return sorted(captured, key=lambda attention: (attention.stack == "decoder", attention.layer))
+    return sorted(captured, key=lambda layer: (layer.stack == "decoder", layer.cross, layer.layer))
 
 
 def _capture(
@@ -63,6 +73,35 @@ def _capture(
         mask=call.mask,
     )
     captured.append(CapturedAttention(stack, False, number, weights, parts))
+
+
+@contextmanager
+def _capture_cross_attention(
+    model: PreTrainedModel, captured: list[CapturedAttention]
+) -> Iterator[None]:
+    """Capture attention to an encoder's output, which has no positions, and no module of ours."""
+    of_encoder = set(model.get_encoder().modules())
+
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **named: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        if not hasattr(module, ATTRIBUTE) and module not in of_encoder:
+            scale, width = named["scaling"] or query.size(-1) ** -0.5, query.size(-1)
+            terms = Terms(scale_factor=1 / (scale**2 * width))
+            call = AttentionCall(query, key, value, terms, Mask(), need_weights=True)
+            _, weights = reference.attend(call)
+            assert weights is not None
+            number = sum(attention.cross for attention in captured)
+            captured.append(
+                CapturedAttention("decoder", True, number, weights, split(query, key, terms))
+            )
+        return attend_with_positions(module, query, key, value, *args, **named)
+
+    AttentionInterface.register(NAME, attend)
+    try:
+        yield
+    finally:
+        AttentionInterface.register(NAME, attend_with_positions)
 
 
 @contextmanager

@@ -76,6 +76,7 @@ def write_table(models: Iterable[str], specs: Iterable[str]) -> str:
     """Try all cells; write them as a table of Markdown, with the refusals below it."""
     models, specs = list(models), list(specs)
     refusals: list[str] = []
+    refused = 0
     lines = [f"| | {' | '.join(models)} |", f"| --- |{' ---: |' * len(models)}"]
     for spec in specs:
         row = []
@@ -84,13 +85,17 @@ def write_table(models: Iterable[str], specs: Iterable[str]) -> str:
             print(f"{name} {spec}: {text}", file=sys.stderr, flush=True)
             if text.startswith("refused: "):
                 line = text.removeprefix("refused: ")
+                refused += 1
                 if line not in refusals:
                     refusals.append(line)
-                text = f"[{refusals.index(line) + 1}]"
+                text = f"({refusals.index(line) + 1})"
             row.append(text)
         lines.append(f"| `{spec}` | {' | '.join(row)} |")
     notes = [f"{number}. {line}" for number, line in enumerate(refusals, 1)]
-    return "\n".join([f"transformers {transformers.__version__}", "", *lines, "", *notes, ""])
+    cells = len(models) * len(specs)
+    count = f"{cells:,} cells, of which {refused} ({refused / cells:.1%}) are refused."
+    title = f"## transformers {transformers.__version__}"
+    return "\n".join([title, "", count, "", *lines, "", *notes]).rstrip() + "\n"
 
 
 def main() -> None:

@@ -52,11 +52,9 @@ def _inspect(path: Path, args: argparse.Namespace) -> Inspection:
     if path.is_dir():
         from fairseq_posenc.workbench.plots.inspect_folder import inspect_folder
 
-        if args.data or args.target:
-            raise UserError(
-                f"{path} is a folder of transformers, which takes no --data or --target"
-            )
-        return inspect_folder(path, args.text)
+        if args.data:
+            raise UserError(f"{path} is a folder of transformers, which takes no --data")
+        return inspect_folder(path, args.text, args.target)
     from fairseq_posenc.workbench.plots.inspect_checkpoint import inspect_checkpoint
 
     return inspect_checkpoint(path, args.data, args.text, args.target)

@@ -6,7 +6,8 @@ import hashlib
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
@@ -17,41 +18,76 @@ from fairseq_posenc.workbench.plots.inspection import Facts, Inspection, refuse_
 from fairseq_posenc.workbench.running.files import checksum
 
 
-def inspect_folder(folder: Path, text: str) -> Inspection:
+def inspect_folder(folder: Path, text: str, target: str | None = None) -> Inspection:
     """Run the model of a folder on a text, and collect its quantized attention.
 
+    Where there is an encoder and a decoder, the decoder reads the target, or else what the model
+    generates from the text.
+
     Raises:
-        UserError: the folder cannot be read, its positions are not supported, it has both an
-            encoder and a decoder, the text is too long, or attention is NaN or infinite.
+        UserError: the folder cannot be read, its positions are not supported, the model does not
+            read text or such a target, a text is too long, or attention is NaN or infinite.
     """
     model = load_model(folder, dtype=torch.float32).eval()
-    positions = read_positions(model)
-    if model.config.is_encoder_decoder:
-        raise UserError(
-            f"{folder}: has an encoder and a decoder; for Hugging Face models the page supports "
-            "only one of them"
-        )
+    positions, is_pair = read_positions(model), model.config.is_encoder_decoder
+    if model.main_input_name != "input_ids":
+        raise UserError(f"{folder}: reads {model.main_input_name}, and --text is text")
+    if target is not None and not is_pair:
+        raise UserError(f"--target is for models with an encoder and a decoder, unlike {folder}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}: has no tokenizer, which --text needs") from error
-    inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
-    tokens = inputs["input_ids"][0].tolist()
-    if not tokens:
+    inputs = dict(tokenizer(text, return_tensors="pt", return_token_type_ids=False))
+    if not inputs["input_ids"].numel():
         raise UserError(f"--text: the tokenizer of {folder} finds no token in it")
-    # Byte-level tokens are readable only when decoded.
-    pieces = [tokenizer.decode([token]).strip() for token in tokens]
-    labels = [piece or name for piece, name in zip(pieces, tokenizer.convert_ids_to_tokens(tokens))]
-    _refuse_long(folder, model, len(tokens))
-    set_positions(model, "own", max(len(tokens), count_positions(model)))
+    _refuse_long(folder, model, inputs["input_ids"].size(1))
+    tokens = {"encoder": inputs["input_ids"]}
+    if is_pair:
+        tokens["decoder"] = inputs["decoder_input_ids"] = _read_target(
+            folder, model, tokenizer, inputs, target
+        )
+    labels = {stack: _label(tokenizer, ids[0].tolist()) for stack, ids in tokens.items()}
+    longest = max(map(len, labels.values()))
+    set_positions(model, "own", max(longest, count_positions(model)))
     config = model.config
-    heads = config.num_hidden_layers * config.num_attention_heads
-    refuse_large(folder, heads, {"text": labels})
-    captured = capture_attention(model, dict(inputs))
-    stack = captured[0].stack
-    family = type(model).__name__
-    facts = Facts(folder, _checksum_weights(folder), family, {stack: positions})
-    return Inspection.build(facts, captured, {stack: labels})
+    heads = config.num_hidden_layers * config.num_attention_heads * (3 if is_pair else 1)
+    refuse_large(folder, heads, labels)
+    captured = capture_attention(model, inputs)
+    if not is_pair:  # what stands alone may be a decoder
+        labels = {captured[0].stack: labels["encoder"]}
+    facts = Facts(
+        folder, _checksum_weights(folder), type(model).__name__, dict.fromkeys(labels, positions)
+    )
+    return Inspection.build(facts, captured, labels)
+
+
+def _read_target(
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    inputs: dict[str, Tensor],
+    target: str | None,
+) -> Tensor:
+    """Read what a decoder takes, ``(1, T)``: its start, and the target without its end."""
+    start = model.generation_config.decoder_start_token_id
+    if target is None:
+        tokens = model.generate(**inputs, do_sample=False)[0].tolist()
+    elif start is None:
+        raise UserError(f"{folder}: its generation_config.json has no decoder_start_token_id")
+    else:
+        tokens = [start, *tokenizer(text_target=target)["input_ids"]]
+    if len(tokens) > 1 and tokens[-1] == tokenizer.eos_token_id:
+        tokens.pop()
+    _refuse_long(folder, model, len(tokens))
+    return torch.tensor([tokens])
+
+
+def _label(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
+    """Decode each token: byte-level tokens are readable only when decoded."""
+    pieces = [tokenizer.decode([token]).strip() for token in tokens]
+    names = tokenizer.convert_ids_to_tokens(tokens)
+    return [piece or name for piece, name in zip(pieces, names)]
 
 
 def _refuse_long(folder: Path, model: PreTrainedModel, length: int) -> None:

@@ -76,6 +76,51 @@ def test_the_page_of_a_folder(tmp_path, capsys):
     assert np.nan_to_num(numbers_of(pages["alibi"], "decoder", "position")).any()
 
 
+PAIRS = [name for name in SERVED if MODELS[name].has_encoder]
+
+
+@pytest.mark.skipif(not PAIRS, reason="their attention can be replaced from transformers 5 on")
+@pytest.mark.parametrize("name", PAIRS)
+def test_weights_of_both_stacks_and_between_them(name):
+    tiny = MODELS[name]
+    inputs, stock = make_inputs(tiny), tiny.build()
+    stock.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = stock(**inputs, output_attentions=True)
+    captured = capture_attention(set_positions(tiny.build(), "own"), inputs)
+    for stack, cross, expected in (
+        ("encoder", False, out.encoder_attentions if not tiny.hears else ()),
+        ("decoder", False, out.decoder_attentions),
+        ("decoder", True, out.cross_attentions),
+    ):
+        layers = [x for x in captured if (x.stack, x.cross) == (stack, cross)]
+        assert [layer.layer for layer in layers] == list(range(len(expected)))
+        for attention, weights in zip(layers, expected):
+            torch.testing.assert_close(attention.weights, weights, rtol=1e-4, atol=1e-5)
+            if cross:
+                assert not attention.split.position.any()
+
+
+@pytest.mark.skipif(not PAIRS, reason="their attention can be replaced from transformers 5 on")
+@pytest.mark.parametrize("target", [None, "on the mat"])
+def test_the_page_of_an_encoder_and_a_decoder(target, tmp_path, capsys):
+    folder, out = tmp_path / "t5", tmp_path / "t5.html"
+    MODELS["t5"].build().save_pretrained(folder)
+    save_tokenizer(folder, TEXT.split())
+    words = ["--checkpoint", folder, "--text", TEXT, "--out", out]
+    words += [] if target is None else ["--target", target]
+    assert cli.main(["inspect", *map(str, words)]) == 0
+    (shown,) = content_of(out.read_text(encoding="utf-8"))[0]["models"]
+    assert shown["positions"] == {"encoder": "t5", "decoder": "t5"}
+    kinds = {kind["name"]: kind for kind in shown["kinds"]}
+    assert list(kinds) == ["encoder", "decoder", "cross"]
+    assert kinds["cross"]["keys"] == TEXT.split() == kinds["encoder"]["queries"]
+    if target is not None:
+        assert kinds["cross"]["queries"] == ["<s>", *target.split()]
+    weights = numbers_of(out.read_text(encoding="utf-8"), "cross", "weight")
+    assert abs(weights.sum(-1) - 1).max() < 0.05  # rounded
+
+
 def test_mistakes_are_one_line(tmp_path, capsys):
     out = str(tmp_path / "attention.html")
 
@@ -89,6 +134,9 @@ def test_mistakes_are_one_line(tmp_path, capsys):
     MODELS["llama"].build().save_pretrained(tmp_path / "llama")
     assert "has no tokenizer" in refused("--checkpoint", tmp_path / "llama")
     assert "no --data" in refused("--checkpoint", tmp_path / "llama", "--data", "bin")
+    save_tokenizer(tmp_path / "llama", TEXT.split())
+    refusal = refused("--checkpoint", tmp_path / "llama", "--target", "mat")
+    assert "--target is for models with an encoder" in refusal
     MODELS["gpt2"].build(max_position_embeddings=4).save_pretrained(tmp_path / "short")
     save_tokenizer(tmp_path / "short", TEXT.split())
     assert "reads 4 tokens, and the text has 6" in refused("--checkpoint", tmp_path / "short")
