@@ -16,8 +16,16 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 import pytest
+from transformers import AutoConfig
+
+from fairseq_posenc.hf import read_positions, set_positions
+from tests.helpers.hf_models import MODELS
 
 REPOSITORY = "me/tiny"
+
+
+def _hash(content: bytes) -> str:
+    return sha1(content).hexdigest()
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -65,18 +73,24 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
+        if path.startswith("/api/models/") and not path.startswith(f"/api/models/{REPOSITORY}"):
+            self._answer(b"{}", error="RepoNotFound")
+            return
         if path.startswith("/api/models/"):
             siblings = [{"rfilename": name} for name in self.files]
-            entries = [{"type": "file", "path": n, "size": len(x)} for n, x in self.files.items()]
-            content: object = {"id": REPOSITORY, "sha": self.commit, "siblings": siblings}
-            self._answer(json.dumps(entries if "/tree/" in path else content).encode())
+            entries = [
+                {"type": "file", "path": name, "size": len(content), "oid": _hash(content)}
+                for name, content in self.files.items()
+            ]
+            facts = {"id": REPOSITORY, "sha": self.commit, "siblings": siblings}
+            self._answer(json.dumps(entries if "/tree/" in path else facts).encode())
             return
         name = path.split("/", 5)[-1]
-        if name not in self.files:
+        if not path.startswith(f"/{REPOSITORY}/") or name not in self.files:
             self._answer(b"{}", error="EntryNotFound", commit=self.commit)
         else:
             content = self.files[name]
-            self._answer(content, commit=self.commit, tag=f'"{sha1(content).hexdigest()}"')
+            self._answer(content, commit=self.commit, tag=f'"{_hash(content)}"')
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -97,18 +111,22 @@ def hub() -> Iterator[str]:
     server.server_close()
 
 
-def run(code: str, hub: str, folder: Path, *arguments: object) -> str:
-    """Run code with the hub at an address, which is read when its package is imported."""
+def run(program: str, hub: str, folder: Path, *arguments: object) -> str:
+    """Run a program with the hub at an address, which is read when its package is imported.
+
+    Returns:
+        What it wrote as errors.
+    """
     settings = {"HF_ENDPOINT": hub, "HF_HOME": str(folder / "cache"), "HF_HUB_DISABLE_XET": "1"}
     result = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
+        [sys.executable, "-c", program, *map(str, arguments)],
         env={**os.environ, **settings},
         capture_output=True,
         text=True,
         check=False,
     )
     assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout
+    return result.stderr
 
 
 PUSH = """
@@ -116,15 +134,23 @@ import sys, torch
 from fairseq_posenc.hf import set_positions
 from tests.helpers.hf_models import MODELS, compute_logits, make_inputs
 from transformers import AutoModelForCausalLM
-name, spec, folder = sys.argv[1:]
-model = set_positions(MODELS["llama"].build(), spec)
-if folder:
-    model.save_pretrained(folder, push_to_hub=True, repo_id=name, token="hf_x")
-else:
-    model.push_to_hub(name, token="hf_x")
-loaded = AutoModelForCausalLM.from_pretrained(name)
-inputs = make_inputs(MODELS["llama"])
-assert torch.equal(compute_logits(loaded, inputs), compute_logits(model, inputs))
+name, folder = sys.argv[1:]
+for spec in ("alibi", "t5"):
+    model = set_positions(MODELS["llama"].build(), spec)
+    if folder:
+        model.save_pretrained(folder, push_to_hub=True, repo_id=name, token="hf_x")
+    else:
+        model.push_to_hub(name, token="hf_x")
+    loaded = AutoModelForCausalLM.from_pretrained(name)
+    inputs = make_inputs(MODELS["llama"])
+    assert torch.equal(compute_logits(loaded, inputs), compute_logits(model, inputs))
+"""
+SWAP = """
+import sys
+from fairseq_posenc.workbench.cli import main
+new, *names = sys.argv[1:]
+for name in names:
+    main(["swap", "--checkpoint", name, "--position-encoding", "own+sink", "--out", new])
 """
 
 
@@ -132,10 +158,23 @@ assert torch.equal(compute_logits(loaded, inputs), compute_logits(model, inputs)
 def test_a_pushed_model_has_a_card_with_its_positions(
     saves: bool, hub: str, tmp_path: Path
 ) -> None:
-    for spec in ("alibi", "t5"):
-        run(PUSH, hub, tmp_path, REPOSITORY, spec, tmp_path / "saved" if saves else "")
-        assert b"fairseq_posenc.hf" in Hub.files["config.json"]
-        card = Hub.files["README.md"].decode()
-        assert card.count("import fairseq_posenc.hf") == 1
-        assert f"\n    {spec}\n" in card
-        assert "- fairseq-posenc\n" in card or "[fairseq-posenc" in card
+    run(PUSH, hub, tmp_path, REPOSITORY, tmp_path / "saved" if saves else "")
+    assert b"fairseq_posenc.hf" in Hub.files["config.json"]
+    card = Hub.files["README.md"].decode()
+    assert card.count("import fairseq_posenc.hf") == 1
+    assert "\n    t5\n" in card
+    assert "- fairseq-posenc\n" in card
+
+
+def test_commands_take_names_of_the_hub(hub: str, tmp_path: Path) -> None:
+    model = set_positions(MODELS["llama"].build(), "alibi")
+    model.save_pretrained(tmp_path / "model")
+    Hub.files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    new = tmp_path / "new"
+    errors = run(SWAP, hub, tmp_path, new, "me/other", REPOSITORY)
+    assert read_positions(AutoConfig.from_pretrained(new)) == "alibi+sink"
+    errors += run(SWAP, "http://127.0.0.1:9", tmp_path / "empty", tmp_path / "none", REPOSITORY)
+    lines = [line for line in errors.splitlines() if "error: " in line]
+    assert len(lines) == 2
+    for name, line in zip(("me/other", REPOSITORY), lines):
+        assert f"{name}: no such file or folder, nor a model that the hub" in line

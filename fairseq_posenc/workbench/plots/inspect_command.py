@@ -9,6 +9,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import refuse_bad_place, write_whole
 from fairseq_posenc.workbench.plots.inspection import Inspection, render_page
 from fairseq_posenc.workbench.results.record import own_command
+from fairseq_posenc.workbench.running.hub import find_model
 from fairseq_posenc.workbench.running.options import add_data
 from fairseq_posenc.workbench.running.progress import say
 
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _inspect(path: Path, args: argparse.Namespace) -> Inspection:
     """Inspect a folder of transformers or a checkpoint of fairseq; only that host is imported."""
+    path = find_model(path)
     if path.is_dir():
         from fairseq_posenc.workbench.plots.inspect_folder import inspect_folder
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.convert.swap.hf_folder import CONFIG, swap_folder
+from fairseq_posenc.workbench.running.hub import find_model
 from fairseq_posenc.workbench.running.options import add_count
 
 # The options that change a model; at least one is needed.
@@ -48,6 +49,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the model with other positions, and print the origin of each position parameter."""
     if all(getattr(options, name) is None for name in _CHANGES):
         raise UserError("nothing to swap: give --position-encoding, --arch or --max-positions")
+    options.checkpoint = find_model(options.checkpoint)
     if (options.checkpoint / CONFIG).is_file():
         lines = swap_folder(options)
     else:  # imported only here: folders of transformers need no fairseq

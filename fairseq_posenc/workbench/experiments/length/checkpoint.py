@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import parse
+from fairseq_posenc.workbench.running.hub import find_model
 from fairseq_posenc.workbench.running.options import is_folder_name, parse_named
 
 FORM = "NAME=MODEL or NAME=MODEL@SPEC"
@@ -48,7 +49,7 @@ def _parse_checkpoint(name: str, value: str) -> NamedCheckpoint:
     path, at, spec = value.rpartition("@")
     if not at or Path(value).exists():
         path, spec = value, ""
-    named = NamedCheckpoint(name, Path(path), spec or None)
+    named = NamedCheckpoint(name, find_model(Path(path)), spec or None)
     if named.is_folder:
         if not (named.path / "config.json").is_file():
             raise UserError(f"{name}: the folder {path} has no config.json of transformers")
