@@ -4,7 +4,7 @@ import errno
 import os
 import re
 
-from fairseq_posenc.errors import RunError, UserError, chain, shortened
+from fairseq_posenc.errors import RunError, UserError, chain, how_to_install, shortened
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -39,7 +39,7 @@ def describe_mistake(error: BaseException) -> str | None:
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in _EXTRA:
-        return f"needs {error.name}: pip install 'fairseq-posenc[fairseq]'"
+        return f"needs {error.name}: {how_to_install('fairseq')}"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"{shortened(str(error.filename))}: the name is too long for a file"
     if isinstance(error, OSError) and error.errno in _NOT_ALLOWED and error.filename:

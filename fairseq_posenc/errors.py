@@ -46,6 +46,11 @@ def shortened(text: str) -> str:
     return f"{text[: _LONGEST - 50]}... ({len(text):,} characters)"
 
 
+def how_to_install(extra: str) -> str:
+    """Say how to install an extra of this package, of which no index has a release yet."""
+    return f"pip install '.[{extra}]' in a checkout of fairseq-posenc"
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """Ask whether names that are nearly the same were meant; "" if no name is."""
     near = get_close_matches(name, [*known], n=2)

@@ -19,7 +19,7 @@ _BODY = """A {name} for {length} tokens with these positions, in the words of fa
     {spec}
 
 ```python
-import fairseq_posenc.hf  # pip install 'fairseq-posenc[hf]'
+import fairseq_posenc.hf  # pip install '.[hf]' in a checkout of fairseq-posenc
 from transformers import {auto}
 
 model = {auto}.from_pretrained("FOLDER")

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
 
-from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.errors import UserError, how_to_install, shortened
 from fairseq_posenc.hf.attention import ATTRIBUTE
 from fairseq_posenc.hf.cards import TAG, complete_card, write_card
 from fairseq_posenc.hf.own_positions import LENGTH, SPEC
@@ -30,7 +30,7 @@ MODEL_TYPE = "fairseq_posenc.hf"  # of folders: transformers names it where it i
 _STOCK_TYPE = "base_model_type"
 # transformers reads the file of this name, and quotes it where it cannot be one.
 _WEIGHTS = "transformers_weights"
-_MESSAGE = "other positions: pip install 'fairseq-posenc[hf]' and import fairseq_posenc.hf"
+_MESSAGE = f"other positions: {how_to_install('hf')}, and import fairseq_posenc.hf"
 _SUFFIX = ".fairseq_posenc"  # of all weights' names in a folder
 _STRIP = {rf"^(.+){re.escape(_SUFFIX)}$": r"\1"}  # as transformers maps names
 _CLASS_PREFIX = "fairseq_posenc.hf."  # of classes in the `architectures` of a folder

@@ -17,6 +17,7 @@ import torch
 from fairseq_posenc import registry
 from fairseq_posenc.analysis.self_test import measure_errors
 from fairseq_posenc.backends import available
+from fairseq_posenc.errors import how_to_install
 from fairseq_posenc.version import __version__
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -68,7 +69,7 @@ def collect_findings() -> Iterator[Finding]:
 
 def _check_fairseq(is_installed: bool) -> Finding:
     if not is_installed:
-        extra = "pip install 'fairseq-posenc[fairseq]' adds the plugin and most commands"
+        extra = f"{how_to_install('fairseq')} adds the plugin and most commands"
         return Finding("fairseq", None, f"not installed: the library works; {extra}")
     for name in ("fairseq-fixed", "fairseq"):
         with suppress(importlib.metadata.PackageNotFoundError):

@@ -40,6 +40,8 @@ def load_state(path: Path, what: str, for_fairseq: bool = False) -> State:
     Raises:
         UserError: the path is no file, or no whole checkpoint of fairseq.
     """
+    if path.is_dir():
+        raise UserError(f"{what} {path}: {_explain_folder(path)}")
     if not path.is_file():
         raise UserError(f"{what} {path}: no such file")
     with open_checkpoint(path, what, for_weights=True) as state, warnings.catch_warnings():
@@ -50,6 +52,15 @@ def load_state(path: Path, what: str, for_fairseq: bool = False) -> State:
         # Raises an error if one of these is missing.
         _ = upgraded["cfg"].model, upgraded["cfg"].task, state["model"]
     return upgraded
+
+
+def _explain_folder(folder: Path) -> str:
+    """Explain what to name in place of a folder."""
+    if (folder / "config.json").is_file():
+        return "a folder of transformers, and this command reads a checkpoint of fairseq"
+    if checkpoints := sorted(folder.glob("*.pt")):
+        return f"a folder; name a checkpoint in it, such as {checkpoints[0]}"
+    return "a folder without a checkpoint (*.pt), and without the config.json of transformers"
 
 
 def _upgrade_settings(state: State) -> State:

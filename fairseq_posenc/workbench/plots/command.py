@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, how_to_install
 from fairseq_posenc.files import refuse_bad_place
 from fairseq_posenc.workbench.plots import attention, distances, plane, tables
 from fairseq_posenc.workbench.plots.stacks import (
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_bad_place(args.out, "--out")
     _check_source(args, kind)
     if not pictures.can_draw():
-        raise UserError("pictures need matplotlib: pip install 'fairseq-posenc[plot]'")
+        raise UserError(f"pictures need matplotlib: {how_to_install('plot')}")
     pictures.save(kind.draw(args), args.out)
     say(f"wrote {args.out}")
     return 0

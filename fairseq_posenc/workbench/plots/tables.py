@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.encodings.terms import Term
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, how_to_install
 from fairseq_posenc.workbench.plots import grids
 from fairseq_posenc.workbench.plots.stacks import PlottedStack, compute_terms
 from fairseq_posenc.workbench.results.pictures import GRID
@@ -107,7 +107,7 @@ def place_rows(rows: Tensor) -> Tensor:
     try:
         from sklearn.manifold import MDS
     except ImportError:
-        raise UserError("maps need scikit-learn: pip install 'fairseq-posenc[plot]'") from None
+        raise UserError(f"maps need scikit-learn: {how_to_install('plot')}") from None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about defaults of future versions
         scaling = MDS(n_components=2, n_init=4, max_iter=1000, eps=1e-9, random_state=_SEED)

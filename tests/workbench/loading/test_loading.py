@@ -82,9 +82,24 @@ def test_weights_that_are_no_table_are_named(tmp_path):
 
 
 def test_a_missing_file_is_named_with_its_option(tmp_path):
-    for path in (tmp_path / "a.pt", tmp_path):
-        with pytest.raises(UserError, match=f"^--checkpoint {path}: no such file$"):
-            checkpoints.load_state(path, "--checkpoint")
+    path = tmp_path / "a.pt"
+    with pytest.raises(UserError, match=f"^--checkpoint {path}: no such file$"):
+        checkpoints.load_state(path, "--checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ([], r"a folder without a checkpoint \(\*.pt\), and without the config.json"),
+        (["b.pt", "a.pt"], "a folder; name a checkpoint in it, such as .*a.pt"),
+        (["config.json"], "a folder of transformers, and this command reads a checkpoint"),
+    ],
+)
+def test_a_folder_is_no_checkpoint(files, message, tmp_path):
+    for name in files:
+        (tmp_path / name).touch()
+    with pytest.raises(UserError, match=f"^--checkpoint {tmp_path}: {message}"):
+        checkpoints.load_state(tmp_path, "--checkpoint")
 
 
 @pytest.mark.parametrize("state", [{}, {"optimizer_history": []}, {"optimizer_history": [{}]}])

@@ -415,7 +415,7 @@ class TestCommand:
         monkeypatch.setitem(sys.modules, package, None)
         words = ["plot", kind, "--encoding", "learned", "--out", str(tmp_path / "a.png")]
         assert main(words) == 2
-        assert "pip install 'fairseq-posenc[plot]'" in capsys.readouterr().err
+        assert "pip install '.[plot]' in a checkout" in capsys.readouterr().err
 
 
 PAGE = (Path(__file__).parents[3] / "docs" / "plots.md").read_text(encoding="utf-8")

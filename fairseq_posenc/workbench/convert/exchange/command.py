@@ -7,7 +7,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from fairseq_posenc.errors import UserError, printable
+from fairseq_posenc.errors import UserError, how_to_install, printable
 from fairseq_posenc.workbench.running.options import add_data
 
 
@@ -126,4 +126,4 @@ def _require(extra: str, *libraries: str) -> None:
                 continue
         missing.append(name)
     if missing:
-        raise UserError(f"needs {', '.join(missing)}: pip install 'fairseq-posenc[{extra}]'")
+        raise UserError(f"needs {', '.join(missing)}: {how_to_install(extra)}")

@@ -16,10 +16,10 @@ from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.specs import Spec, parse
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.workbench.convert.exchange.config_json import ACTIVATIONS, ARCHITECTURES
-from fairseq_posenc.workbench.convert.exchange.encoding_maps import parse_positions
+from fairseq_posenc.workbench.convert.exchange.encoding_maps import list_imported, parse_positions
 from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import HFFolder
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import EXPORTED_AS
-from fairseq_posenc.workbench.convert.exchange.param_names import BERT, EPSILON, GPT_NEOX, LAYOUTS
+from fairseq_posenc.workbench.convert.exchange.param_names import EPSILON, GPT_NEOX, LAYOUTS
 
 _OPTIONS = {
     "layers": "num_hidden_layers",
@@ -38,13 +38,13 @@ def options_from_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
         UserError: the class is unknown, or fairseq's RoBERTa has no such settings.
     """
     model = str((config.get("architectures") or [None])[0])
-    known = {name: layout for name, layout in LAYOUTS.items() if layout.style is BERT}
-    layout = known.get(model)
-    if layout is None:
+    if model not in (known := list_imported()):
         raise UserError(
             f"{path}: a {shortened(model)}; fairseq-posenc imports {', '.join(known)}, and its "
-            "own exports"
+            "own exports. For other positions, a model may stay one of transformers: "
+            "fairseq-posenc swap"
         )
+    layout = LAYOUTS[model]
     epsilon, activation = config.get("layer_norm_eps"), config.get("hidden_act")
     if epsilon != EPSILON:
         raise UserError(

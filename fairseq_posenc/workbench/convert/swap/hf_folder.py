@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, how_to_install
 from fairseq_posenc.workbench.running.folders import Folder
 
 CONFIG = "config.json"
@@ -31,7 +31,7 @@ def swap_folder(options: argparse.Namespace) -> list[str]:
     except ModuleNotFoundError as error:
         raise UserError(
             f"--checkpoint {options.checkpoint}: a folder of transformers needs {error.name}: "
-            "pip install 'fairseq-posenc[hf]'"
+            f"{how_to_install('hf')}"
         ) from None
     source, out = options.checkpoint, options.out
     for name in _FAIRSEQ_ONLY:
