@@ -245,7 +245,7 @@ def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, capsys):
     before = updates_done(folder)
     assert 0 < before < 3 * EPOCHS
     assert main(given) == 0
-    assert f"CoLA, learning rate 0.003, seed 1: going on from update {before}" in (
+    assert f"CoLA, learning rate 0.003, seed 1: resuming from update {before}" in (
         capsys.readouterr().err
     )
     assert f"(epoch {before // 3 + 1} @ {before} updates)" in (folder / "train.log").read_text()

@@ -148,7 +148,7 @@ def test_updates_follow_from_the_data_or_the_paper():
 def test_a_wrong_override_and_a_missing_file_are_told(tmp_path):
     with pytest.raises(UserError, match=r"decbert_rte.yaml: Could not override 'model.drop'"):
         compose_task_config(CONFIGS, "decbert", TASKS["RTE"], 10, ["model.drop=1"])
-    with pytest.raises(UserError, match=r"m4m_rte.yaml is not there: name the folder"):
+    with pytest.raises(UserError, match=r"m4m_rte.yaml does not exist: name the folder"):
         compose_task_config(tmp_path, "m4m", TASKS["RTE"], 10, [])
 
 

@@ -274,9 +274,9 @@ def test_an_unanswered_question_of_1_1_scores_0_and_is_named(files, tmp_path, ca
 @pytest.mark.parametrize(
     ("version", "predictions", "odds", "message"),
     [
-        ("v2.0", {"q1": "x"}, None, "predictions: 1 of 2 questions are missing, first of all q2; "),
+        ("v2.0", {"q1": "x"}, None, "predictions: 1 of 2 questions are missing, the first is q2; "),
         ("v2.0", {"q1": "x", "q2": ""}, {"q1": 0}, "odds of no answer: 1 of 2 questions are miss"),
-        ("1.1", {"q1": "x"}, {"q1": 0}, "dev-1.1.json: in SQuAD 1.1 every question has an answer"),
+        ("1.1", {"q1": "x"}, {"q1": 0}, "dev-1.1.json: odds of no answer are for SQuAD 2.0"),
         ("1.1", {"q1": None}, None, "the value of q1 is not a text"),
         ("1.1", ["q1"], None, "answers.json: must be a JSON object from ids to a text"),
         ("v2.0", {"q1": "x", "q2": ""}, {"q1": "x"}, "odds.json: the value of q1 is not a num"),
@@ -303,8 +303,8 @@ def test_bad_input_is_told_in_one_line(
         *((f"={n}", f"must be a finite number, not '{n}'") for n in ("nan", "NaN", "inf", "-inf")),
         ("=1e999", "must be a finite number, not '1e999'"),
         ("=", "must be a finite number, not ''"),
-        ("=-1", "--na-prob-thresh: give --na-prob-file, whose odds it is compared with"),
-        ("=0", "--na-prob-thresh: give --na-prob-file, whose odds it is compared with"),
+        ("=-1", "--na-prob-thresh: needs --na-prob-file, whose odds it is compared with"),
+        ("=0", "--na-prob-thresh: needs --na-prob-file, whose odds it is compared with"),
     ],
 )
 def test_a_threshold_that_means_nothing_is_told(files, tmp_path, capsys, value, message):

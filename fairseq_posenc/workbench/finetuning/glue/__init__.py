@@ -1,6 +1,6 @@
 """GLUE: fine-tunes a pre-trained masked LM on eight tasks, and reports the results.
 
-``command`` plans the ``runs``, here or on a cluster, each made by a ``worker``;
-``report`` and ``submission`` write what came out. The tasks, their data and metrics are in
-:mod:`fairseq_posenc.tasks.glue`.
+``command`` plans the ``runs``, on this machine or a cluster, and ``worker`` trains and evaluates
+each; ``report`` and ``submission`` write the results. The tasks, their data and their metrics are
+in :mod:`fairseq_posenc.tasks.glue`.
 """

@@ -40,18 +40,18 @@ from fairseq_posenc.workbench.training import recipes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
+    """Add the command's options."""
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, help="pre-trained masked LM")
-    add("--protocol", choices=PROTOCOLS, required=True, help="protocol of which paper")
+    add("--protocol", choices=PROTOCOLS, required=True, help="paper whose protocol is followed")
     add_data(parser, "directory made by fairseq-posenc preprocess glue", required=True)
     add("--tasks", default="all", help="tasks, separated by commas (default: all eight)")
     add("--learning-rates", help="peak learning rates, as in 1e-5,2e-5 (default: the paper's)")
     add_seeds(parser, "the paper's; one for m4m")
-    text = "name of the model in the report (default: the checkpoint's folder, and its file)"
+    text = "name of the model in the report (default: the checkpoint's folder and file)"
     add("--name", help=text)
     add_out(parser, computed_default="glue-NAME-PROTOCOL")
-    add_jobs(parser, "one on each GPU")
+    add_jobs(parser, "one per GPU")
     add_place(parser)
     text = "folder of the YAML configurations (default: the project's)"
     add("--configs", type=Path, default=CONFIGS, help=text)
@@ -62,11 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Work on all unfinished runs and write the report; return the exit code.
+    """Train and evaluate all unfinished runs, and write the report; return the exit code.
 
     Raises:
         UserError: wrong input.
-        RunError: runs that failed.
+        RunError: runs failed.
     """
     cluster = parse_place(args)
     pretrained = read_pretrained(args.checkpoint, "--checkpoint", for_fairseq=True)
@@ -90,36 +90,36 @@ def run(args: argparse.Namespace) -> int:
         for run in runs:
             print(f"# {run.label}: {run.max_update:,} updates\n{shlex.join(run.command)}")
         return 0
-    known = claim_runs(runs, out)
-    waiting = [job for job in (build_job(run, out) for run in runs) if not job.is_done]
-    say(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before; results: {out}")
-    where = cluster or LocalMachine(args.jobs or len(visible_gpus()) or 1, keep_going=True)
+    all_runs = claim_runs(runs, out)
+    unfinished = [job for job in (build_job(run, out) for run in runs) if not job.is_done]
+    say(f"{len(runs)} runs, {len(runs) - len(unfinished)} of them finished before; results: {out}")
+    machine = cluster or LocalMachine(args.jobs or len(visible_gpus()) or 1, keep_going=True)
     with signals_as_keyboard_interrupt():
-        failures = where.run(waiting, out) if waiting else []
-    record = write_results(known, out, pretrained, name)
+        failures = machine.run(unfinished, out) if unfinished else []
+    record = write_results(all_runs, out, pretrained, name)
     raise_if_failed(failures, len(runs))
     print(record.text() if args.json else format_report(record))
-    say(f"written: {out}/results.md, {out}/results.json, {out}/submission/")
+    say(f"wrote {out}/results.md, {out}/results.json and {out}/submission/")
     if missing := complete_submission(out / "submission", args.data):
         say(f"still missing from the submission to GLUE's site: {', '.join(missing)}")
     return 0
 
 
 def _name_model(path: Path) -> str:
-    """Name a model by its folder, and by its file as well unless that is fairseq's best."""
+    """Name a model by its folder and, unless that is ``checkpoint_best.pt``, by its file."""
     folder = path.parent.name
     return folder if path.name == "checkpoint_best.pt" else f"{folder}-{path.stem}"
 
 
 def _warn_of_divergence(protocol: str, model: Pretrained) -> None:
-    """Warn that a model's encoding diverged in the paper at the rates of the protocol."""
+    """Warn if a model's encoding diverged in the paper at the protocol's learning rates."""
     recipe = recipes.load()["finetuning"]["glue"][protocol]
     diverged = {item.name for item in model.spec.items} & set(recipe.get("diverge", ()))
     if diverged:
         rates = ",".join(f"{rate:g}" for rate in recipe["smaller_lr"])
         say(
-            f"warning: {', '.join(diverged)} diverged in the paper at these learning rates and "
-            f"needed smaller ones, which it does not give: try --learning-rates {rates}"
+            f"warning: in the paper, {', '.join(diverged)} diverged at these learning rates and "
+            f"needed smaller ones, which are not given there: try --learning-rates {rates}"
         )
 
 

@@ -1,7 +1,7 @@
-"""The results of all runs: the record, ``results.md`` beside the paper's figures, the submission.
+"""Writes the results of all runs: the record, ``results.md`` with the paper's figures, submissions.
 
-The learning rate is the one with the best mean. All its seeds count; collapsed runs are named, and
-the same figures are given without them.
+The figures are those of the learning rate with the best mean, over all its seeds. Collapsed runs
+are listed, and the figures are repeated without them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fairseq_posenc.workbench.training.recipes import Reported, reported
 
 _METRICS = {"f1": "F1", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}
 Tasks = dict[str, dict[str, Row]]  # rows by task and metric
-# The paper's way: the best over the learning rates, or the mean over the seeds.
+# Figures in the papers: the best over the learning rates, or the mean over the seeds.
 _REPORTED = {"m4m": "best", "decbert": "mean"}
 Result = dict[str, Any]  # a run's learning rate, seed, metrics and folder
 _SPREAD_HEAD = ["task", "metric", "learning rate", "seeds", "best", "mean", "median", "std"]
@@ -34,9 +34,9 @@ def write_results(runs: Sequence[GlueRun], out: Path, pretrained: Pretrained, na
     """Write ``results.json``, ``results.md`` and the submission; return the record.
 
     Args:
-        runs: all runs that are planned in ``out``, finished or not.
+        runs: all runs planned in ``out``, finished or not.
         out: folder of the runs.
-        pretrained: the model that they started from.
+        pretrained: the pre-trained model.
         name: name of the model.
     """
     finished = [run for run in runs if run.is_finished(out)]
@@ -66,14 +66,14 @@ def read_result(run: GlueRun, out: Path) -> Result:
     """Read the result of a finished run.
 
     Raises:
-        UserError: its file holds none.
+        UserError: its file is not a result.
     """
     folder = run.folder(out)
     result = read_json(folder / RESULT)
     metrics = result.get("metrics") if isinstance(result, dict) else None
     score = metrics.get(run.reported_metric) if isinstance(metrics, dict) else None
     if not isinstance(score, (int, float)):
-        raise UserError(f"{folder / RESULT}: is not a result of glue; delete it to rebuild it")
+        raise UserError(f"{folder / RESULT}: is not a result of glue; delete it to repeat the run")
     return {"learning_rate": run.learning_rate, "seed": run.seed, **result, "folder": str(folder)}
 
 
@@ -83,7 +83,7 @@ def build_record(
     """Build the record of all runs.
 
     Args:
-        tasks: for each task the reported metric, and the results of its runs, at least one.
+        tasks: the reported metric of each task, and the results of its runs (at least one).
         spec: spec of the model's positions.
         data: other facts about the model and its runs.
     """
@@ -93,9 +93,9 @@ def build_record(
         for name in best["metrics"]:
             row = {"task": task, "metric": name, "reported": name == metric}
             figures["tasks"].append({**row, **_summarise_seeds(chosen, name, best)})
-        upright = [result for result in chosen if not result["collapsed"]]
-        if upright and len(upright) < len(chosen):
-            spread = _summarise_seeds(upright, metric, find_best(upright, metric))
+        sound = [result for result in chosen if not result["collapsed"]]
+        if sound and len(sound) < len(chosen):
+            spread = _summarise_seeds(sound, metric, find_best(sound, metric))
             figures["without_collapsed"].append({"task": task, "metric": metric, **spread})
         for result in results:
             flat = {**result, **result["metrics"]}
@@ -122,7 +122,7 @@ def _select_best_rate(results: Sequence[Result], metric: str) -> list[Result]:
 
 
 def _summarise_seeds(results: Sequence[Result], metric: str, best: Result) -> Row:
-    """Compute mean, median and sample standard deviation (0 for a single run); add the best."""
+    """Compute the best, mean, median and sample standard deviation (0 for a single run)."""
     values = [result["metrics"][metric] for result in results]
     return {
         "learning_rate": results[0]["learning_rate"],
@@ -135,7 +135,7 @@ def _summarise_seeds(results: Sequence[Result], metric: str, best: Result) -> Ro
 
 
 def format_report(record: Record) -> str:
-    """Format the report."""
+    """Format the report in Markdown."""
     data, tasks = record.data, Tasks()
     for row in record.figures["tasks"]:
         tasks.setdefault(row["task"], {})[row["metric"]] = row
@@ -150,14 +150,14 @@ def format_report(record: Record) -> str:
         "",
         "## Learning rates and seeds",
         "",
-        "Of the learning rate with the best mean: its seeds. `best` is over all runs.",
+        "The seeds are those of the learning rate with the best mean; `best` is over all runs.",
         "",
         table(_SPREAD_HEAD, spread, "l"),
         "",
     ]
     if collapsed := [run["folder"] for run in record.figures["runs"] if run["collapsed"]]:
-        text = "(the same prediction for everything, or no better than chance)"
-        lines += [f"Collapsed {text}, and counted in the figures above:", ""]
+        text = "(they predict the same for everything, or no better than chance)"
+        lines += [f"Collapsed runs {text}, which the figures above include:", ""]
         lines += [*(f"- `{folder}`" for folder in collapsed), ""]
     lines.append("## All runs")
     for task, metrics in tasks.items():
@@ -169,35 +169,35 @@ def format_report(record: Record) -> str:
 
 
 def _compare_with_paper(data: Row, tasks: Tasks) -> Iterator[str]:
-    how, columns = _REPORTED[data["protocol"]], _select_columns(tasks)
-    ours = [f"**{data['name']}** ({_describe_selection(how, columns)})"]
-    ours += [f"{row[how]:.2f}" for row in columns.values()]
+    statistic, columns = _REPORTED[data["protocol"]], _select_columns(tasks)
+    ours = [f"**{data['name']}** ({_describe_selection(statistic, columns)})"]
+    ours += [f"{row[statistic]:.2f}" for row in columns.values()]
     head = [
         "",
         *(f"{name} ({_format_metric(row['metric']).split()[0]})" for name, row in columns.items()),
     ]
     rows, notes = [ours], []
-    for theirs in _select_paper_tables(data["protocol"]):
-        if not columns.keys() & theirs.columns.keys():
+    for paper in _select_paper_tables(data["protocol"]):
+        if not columns.keys() & paper.columns.keys():
             continue
-        for row in theirs.rows:
+        for row in paper.rows:
             values = [row["values"].get(name) for name in columns]
-            shown = ["" if value is None else f"{value:.2f}" for value in values]
-            label = f"{row['name']}, `{row['position_encoding']}`, {theirs.where}"
-            rows.append([label, *shown])
-        notes += [f"{theirs.where.capitalize()}: {theirs.note}"] if theirs.note else []
+            cells = ["" if value is None else f"{value:.2f}" for value in values]
+            label = f"{row['name']}, `{row['position_encoding']}`, {paper.where}"
+            rows.append([label, *cells])
+        notes += [f"{paper.where.capitalize()}: {paper.note}"] if paper.note else []
     yield table(head, rows, "l")
     for note in notes:
         yield from ("", note)
 
 
 def _select_columns(tasks: Tasks) -> dict[str, Row]:
-    """Select our reported figures by the paper's names of the columns; MNLI has two."""
+    """Select our reported figures by the paper's column; MNLI has two columns."""
     columns = {}
     for task, metrics in tasks.items():
         (key,) = (metric for metric, row in metrics.items() if row["reported"])
-        two = len(TASKS[task].valid_splits) > 1
-        for column, metric in zip(TASKS[task].submission, [key, f"{key}m"] if two else [key]):
+        has_two = len(TASKS[task].valid_splits) > 1
+        for column, metric in zip(TASKS[task].submission, [key, f"{key}m"] if has_two else [key]):
             columns[column] = metrics[metric]
     return columns
 
@@ -205,15 +205,15 @@ def _select_columns(tasks: Tasks) -> dict[str, Row]:
 def _select_paper_tables(protocol: str) -> list[Reported]:
     """Select the paper's tables of GLUE's development sets."""
     return [
-        theirs
-        for theirs in reported().values()
-        if theirs.source == protocol
-        and all(split == "dev" for _, _, split in theirs.columns.values())
+        paper
+        for paper in reported().values()
+        if paper.source == protocol
+        and all(split == "dev" for _, _, split in paper.columns.values())
     ]
 
 
-def _describe_selection(how: str, columns: dict[str, Row]) -> str:
-    if how == "best":
+def _describe_selection(statistic: str, columns: dict[str, Row]) -> str:
+    if statistic == "best":
         return "best run"
     seeds = sorted({row["seeds"] for row in columns.values()})
     return f"mean of {' or '.join(map(str, seeds))} seeds"
@@ -248,6 +248,6 @@ def _format_runs(runs: Sequence[Row], metrics: Sequence[str]) -> str:
 
 
 def _format_metric(metric: str) -> str:
-    """Format the name of a metric, and which of two development sets it is of."""
-    name, _, which = metric.partition("_")
-    return f"{_METRICS.get(name, name)} {which}".strip()
+    """Format the name of a metric; ``_m`` and ``_mm`` stand for MNLI's development sets."""
+    name, _, split = metric.partition("_")
+    return f"{_METRICS.get(name, name)} {split}".strip()

@@ -1,4 +1,4 @@
-"""The runs of GLUE: one for each task, learning rate and seed, each in a folder of its own."""
+"""Plans the runs of GLUE: one for each task, learning rate and seed, each in its own folder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NEEDS_NO_QUOTES = re.compile(r"[A-Za-z_./][\w./+-]*")
 
 
 class GlueRun(NamedTuple):
-    """One fine-tuning: a task, a learning rate and a seed; its fields are its folder's stamp."""
+    """A fine-tuning with one task, learning rate and seed; its fields form its folder's stamp."""
 
     protocol: str  # name of the protocol
     task: str  # name of the task
@@ -58,7 +58,7 @@ class GlueRun(NamedTuple):
 
     @property
     def reported_metric(self) -> str:
-        """The metric that is reported; of two development sets, on the matched one."""
+        """The metric that is reported; for MNLI, on the matched development set."""
         return f"{self.metric}_m" if len(TASKS[self.task].valid_splits) > 1 else self.metric
 
     def folder(self, out: Path) -> Path:
@@ -69,11 +69,11 @@ class GlueRun(NamedTuple):
         """Check whether the run has its result."""
         return (self.folder(out) / RESULT).exists()
 
-    def step(self, out: Path, work: Work = lambda place: None) -> Step:
+    def step(self, out: Path, work: Work = lambda context: None) -> Step:
         """Build the step that fills the run's folder."""
         folder = self.folder(out)
-        reached = partial(measure_progress, folder)
-        return Step(folder, self._asdict(), work, progress=reached, result=RESULT)
+        progress = partial(measure_progress, folder)
+        return Step(folder, self._asdict(), work, progress=progress, result=RESULT)
 
 
 class GlueRequest(NamedTuple):
@@ -106,9 +106,10 @@ class TaskConfig(NamedTuple):
 def compose_task_config(
     configs: Path, protocol: str, task: Task, examples: int, overrides: Sequence[str]
 ) -> TaskConfig:
-    """Compose a task's configuration, with the updates that depend on the data.
+    """Compose a task's configuration, and compute the numbers of updates, which depend on the data.
 
-    A YAML file holds one rate and one seed, and leaves open what depends on the data.
+    The YAML file holds the settings of a single run; the grid of learning rates and seeds is the
+    recipe's.
 
     Args:
         configs: folder of the YAML files.
@@ -118,11 +119,11 @@ def compose_task_config(
         overrides: the user's hydra overrides.
 
     Raises:
-        UserError: the file is not there, or hydra refuses it or an override.
+        UserError: the file does not exist, or hydra refuses it or an override.
     """
     path = configs / f"{config_name(protocol, task)}.yaml"
     cfg = _compose(path, overrides)
-    written = _compose(path, []) if overrides else cfg
+    unchanged = _compose(path, []) if overrides else cfg
     recipe = recipes.load()["finetuning"]["glue"][protocol]
     paper = {**recipe["not_given"], **recipe["settings"]}
     paper |= recipe.get("per_task", {}).get(task.name, {})
@@ -133,7 +134,7 @@ def compose_task_config(
         metric=cfg.checkpoint.best_checkpoint_metric,
         max_update=int(max_update),
         warmup_updates=int(warmup),
-        model=frozenset(written.get("model") or {}),
+        model=frozenset(unchanged.get("model") or {}),
         rates=paper["lr"],
         seeds=paper["seeds"],
     )
@@ -141,7 +142,7 @@ def compose_task_config(
 
 def _compose(path: Path, overrides: Sequence[str]) -> Any:
     if not path.is_file():
-        raise UserError(f"{path} is not there: name the folder of your YAML files with --configs")
+        raise UserError(f"{path} does not exist: name the folder of your YAML files with --configs")
     hydra_init(path.stem)
     try:
         return compose_file(path, overrides)
@@ -153,8 +154,8 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
     """Plan the runs of all tasks.
 
     Raises:
-        UserError: a task has no data, data of another dictionary, examples that are longer than the
-            model, or no configuration.
+        UserError: a task has no data or no configuration, its data have another dictionary, or an
+            example is longer than the model's positions.
     """
     runs = []
     for task in request.tasks:
@@ -211,7 +212,7 @@ def _build_command(run: GlueRun, settings: TaskConfig, request: GlueRequest) -> 
 
 
 def format_override(name: str, value: Any) -> str:
-    """Format a hydra override; texts with brackets, commas and so on are quoted."""
+    """Format a hydra override; texts with special characters are quoted."""
     if isinstance(value, (str, Path)):
         if _NEEDS_NO_QUOTES.fullmatch(str(value)):
             return f"{name}={value}"
@@ -221,24 +222,24 @@ def format_override(name: str, value: Any) -> str:
 
 
 def claim_runs(runs: Sequence[GlueRun], out: Path) -> list[GlueRun]:
-    """Note the runs in their folders; return all runs of ``out``, also those of earlier commands.
+    """Write the stamps of the runs; return all runs of ``out``, also those of earlier commands.
 
     Raises:
-        UserError: a folder has a run with other settings that has begun or is in use.
+        UserError: a folder has a run with other settings that has begun, or is in use.
     """
-    known = {run.folder(out): run for run in list_runs(out, like=runs[0])}
+    by_folder = {run.folder(out): run for run in list_runs(out, like=runs[0])}
     for run in runs:
         step = run.step(out)
         step.refuse_others()
         if not step.is_claimed:
             with lock_folder(step.folder, "run"):
                 step.claim()
-        known[step.folder] = run
-    return [known[folder] for folder in sorted(known)]
+        by_folder[step.folder] = run
+    return [by_folder[folder] for folder in sorted(by_folder)]
 
 
 def measure_progress(folder: Path) -> int:
-    """Count the updates in a run's checkpoints; 1 if it has its result alone, 0 if nothing."""
+    """Count the updates in a run's checkpoints; 1 if only its result is left, 0 without both."""
     return updates_done(folder) or int((folder / RESULT).exists())
 
 
@@ -254,24 +255,24 @@ def list_runs(out: Path, like: GlueRun) -> list[GlueRun]:
     for folder in sorted(path.parent for path in out.glob(f"*/*/{STAMP}")):
         run = read_run(folder)
         names = ("protocol", "checkpoint", "modified")
-        other = [name for name in names if getattr(run, name) != getattr(like, name)]
-        if other and measure_progress(folder):
+        differing = [name for name in names if getattr(run, name) != getattr(like, name)]
+        if differing and measure_progress(folder):
             raise UserError(
-                f"{folder} has a run with another {_NAMES.get(other[0], other[0])}; choose "
+                f"{folder} has a run with another {_NAMES.get(differing[0], differing[0])}; choose "
                 "another --out, or delete it"
             )
-        if not other:
+        if not differing:
             runs.append(run)
     return runs
 
 
 def read_run(folder: Path) -> GlueRun:
-    """Read the plan of a run.
+    """Read a run from the stamp of its folder.
 
     Raises:
-        UserError: its file holds none.
+        UserError: the stamp is not that of a run of GLUE.
     """
     inputs = read_inputs(folder)
     if not isinstance(inputs, dict) or inputs.keys() != set(GlueRun._fields):
-        raise UserError(f"{folder}: has no run of glue; delete it")
+        raise UserError(f"{folder}: is not the folder of a run of glue; delete it")
     return GlueRun(**inputs)

@@ -31,13 +31,13 @@ def write_submission(
 
 
 def write_predictions(path: Path, ids: Sequence[str], predictions: Sequence[str]) -> None:
-    """Write one file of a submission: the columns index and prediction."""
+    """Write a file of a submission, with the columns index and prediction."""
     rows = "".join(f"{index}\t{prediction}\n" for index, prediction in zip(ids, predictions))
     write_whole(path, "index\tprediction\n" + rows)
 
 
 def complete_submission(folder: Path, data: Path) -> list[str]:
-    """Add the file of WNLI, its majority class, and list the files that are missing.
+    """Add the file of WNLI, which predicts its majority class; list the files that are missing.
 
     Args:
         folder: folder of the submission.
@@ -46,10 +46,10 @@ def complete_submission(folder: Path, data: Path) -> list[str]:
     Returns:
         The names of the missing files.
     """
-    made = data / f"{WNLI.name}.tsv"
-    if made.exists():
+    wnli = data / f"{WNLI.name}.tsv"
+    if wnli.exists():
         folder.mkdir(exist_ok=True)
-        shutil.copyfile(made, folder / made.name)
+        shutil.copyfile(wnli, folder / wnli.name)
     return [name for name in SUBMISSION if not (folder / f"{name}.tsv").exists()]
 
 

@@ -1,7 +1,7 @@
-"""One run of GLUE: trains, measures the best checkpoint, predicts the test sets.
+"""Trains a run of GLUE, evaluates its best checkpoint, and predicts the test sets.
 
-Both have a process of their own; ``python -m fairseq_posenc.workbench.finetuning.glue.worker
-FOLDER`` measures, on the GPU that it is given.
+Training and evaluation each have a process of their own, on the GPU that the run was assigned;
+``python -m fairseq_posenc.workbench.finetuning.glue.worker FOLDER`` evaluates.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ from fairseq_posenc.workbench.running.programs import run_logged
 _THIS = "fairseq_posenc.workbench.finetuning.glue.worker"
 _SUFFIXES = ("_m", "_mm")  # metrics' suffixes for two development sets
 _BATCH = 32
-_PAUSE = 15.0  # seconds between two lines about one run
-# Chosen where the run is, which may be another machine than that of the command.
+_PAUSE = 15.0  # seconds between two progress lines of a run
 _ON_CPU = ["common.cpu=true", "common.fp16=false"]
 
 
@@ -54,11 +53,11 @@ def build_job(run: GlueRun, out: Path) -> Job:
 
 
 def _work(run: GlueRun, folder: Path, context: RunContext) -> None:
-    """Train and measure a run, as far as that is not done."""
+    """Train a run unless that is done, and evaluate it."""
     if updates_done(folder) < run.max_update or not (folder / BEST).exists():
         _train(run, folder, context)
-    measuring = [Path(sys.executable).name, "-m", _THIS, str(folder)]
-    run_logged(measuring, folder / TRAIN_LOG, context.lock, environment=context.environment)
+    evaluation = [Path(sys.executable).name, "-m", _THIS, str(folder)]
+    run_logged(evaluation, folder / TRAIN_LOG, context.lock, environment=context.environment)
     figures = read_json(folder / RESULT)["metrics"]
     scores = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
     context.report(run.max_update, f"{run.label}: finished, {scores}")
@@ -66,18 +65,20 @@ def _work(run: GlueRun, folder: Path, context: RunContext) -> None:
 
 def _train(run: GlueRun, folder: Path, context: RunContext) -> None:
     ensure_last_checkpoint(folder)
-    done = updates_done(folder)
-    how = f"going on from update {done:,}" if done else f"starting, {run.max_update:,} updates"
-    context.report(done, f"{run.label}: {how}")
-    machine = [] if choose_device() == "cuda" or _ON_CPU[0] in run.command else _ON_CPU
-    if machine:
-        context.report(done, f"{run.label}: no GPU here, so on the processor and without fp16")
-    # fairseq starts from it unless the folder has a last checkpoint.
-    start = format_override("checkpoint.finetune_from_model", run.checkpoint)
+    updates = updates_done(folder)
+    all_updates = f"starting, {run.max_update:,} updates"
+    start = f"resuming from update {updates:,}" if updates else all_updates
+    context.report(updates, f"{run.label}: {start}")
+    # Decided on the machine that runs, which may be another than the command's.
+    devices = [] if choose_device() == "cuda" or _ON_CPU[0] in run.command else _ON_CPU
+    if devices:
+        context.report(updates, f"{run.label}: no GPU here, so on the processor and without fp16")
+    # fairseq starts from this checkpoint unless the folder has a last one.
+    pretrained = format_override("checkpoint.finetune_from_model", run.checkpoint)
     last = time.monotonic()
 
     def read(text: str) -> None:
-        """Report validations, and the updates now and then."""
+        """Report validations, and the number of updates every few seconds."""
         nonlocal last
         line, score = parse_line(text), ""
         if line is None:
@@ -87,18 +88,18 @@ def _train(run: GlueRun, folder: Path, context: RunContext) -> None:
         elif line.kind != "train_inner" or time.monotonic() - last < _PAUSE:
             return
         last = time.monotonic()
-        where = f"update {line.updates:,} of {run.max_update:,}"
-        context.report(line.updates, f"{run.label}: {where}{score}")
+        progress = f"update {line.updates:,} of {run.max_update:,}"
+        context.report(line.updates, f"{run.label}: {progress}{score}")
 
-    command = [*run.command, *machine, start]
+    command = [*run.command, *devices, pretrained]
     run_logged(command, folder / TRAIN_LOG, context.lock, read, context.environment)
 
 
 def evaluate(run: GlueRun, folder: Path) -> None:
     """Write ``submission/`` and ``result.json``, and shrink the checkpoints.
 
-    The model runs in float32, whatever the training ran in. The best checkpoint loses the
-    optimizer's state, two thirds of its size, and the last checkpoint is deleted.
+    The model is evaluated in float32. The best checkpoint loses the optimizer's state, two thirds
+    of its size, and the last checkpoint is deleted.
     """
     path = folder / BEST
     opened = open_model(path, Path(run.data), option="best checkpoint")
@@ -116,7 +117,7 @@ def evaluate(run: GlueRun, folder: Path) -> None:
             outputs, _ = predict(model, opened.task, split)
             write_submission(folder / "submission", name, data, split, outputs)
     result = {"update": read_updates(opened.state), "metrics": figures, "collapsed": collapsed}
-    # Before the checkpoints shrink, because the training could not continue from them.
+    # Written before the checkpoints shrink, because training cannot continue from shrunk ones.
     write_whole(folder / RESULT, json.dumps(result, indent=1) + "\n")
     write_state({**open_mapped(path), "last_optimizer_state": None}, path)
     (folder / LAST).unlink(missing_ok=True)
@@ -124,7 +125,7 @@ def evaluate(run: GlueRun, folder: Path) -> None:
 
 @torch.no_grad()
 def predict(model: Any, task: Any, split: str) -> tuple[Tensor, Tensor]:
-    """Predict a split; return outputs, (N, C), and labels, (N,), in the order of its file."""
+    """Predict a split; return outputs ``(N, C)`` and labels ``(N,)`` in the order of its file."""
     dataset = task.load_dataset(split)
     batches = task.get_batch_iterator(
         dataset, max_sentences=_BATCH, max_positions=task.max_positions()
@@ -142,7 +143,7 @@ def predict(model: Any, task: Any, split: str) -> tuple[Tensor, Tensor]:
 
 
 def measure(task: Task, outputs: Tensor, labels: Tensor) -> dict[str, float]:
-    """Compute all metrics of a task from outputs, (N, C), and labels, (N,)."""
+    """Compute all metrics of a task from outputs ``(N, C)`` and labels ``(N,)``."""
     if task.regression:
         return metrics.regression(outputs.view(-1), labels)
     counts = metrics.confusion(outputs.argmax(-1), labels, len(task.classes))
@@ -153,12 +154,12 @@ def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> boo
     """Check whether a model predicts the same for everything, or no better than chance."""
     if task.regression:
         return metrics.is_constant(outputs.view(-1))
-    one_class = len(outputs.argmax(-1).unique()) == 1
-    return not outputs.isfinite().all() or one_class or figures.get("matthews") == 0
+    is_constant = len(outputs.argmax(-1).unique()) == 1
+    return not outputs.isfinite().all() or is_constant or figures.get("matthews") == 0
 
 
 def main() -> None:
-    """Measure the run of the folder that is the only argument."""
+    """Evaluate the run of the folder in the only argument."""
     folder = Path(sys.argv[1])
     with signals_as_keyboard_interrupt(advice=""):
         evaluate(read_run(folder), folder)

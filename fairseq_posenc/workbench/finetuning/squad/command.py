@@ -1,11 +1,12 @@
-"""``fairseq-posenc squad``: fine-tunes on SQuAD, answers questions, scores answers."""
+"""``fairseq-posenc squad``: fine-tunes on SQuAD, predicts answers, and scores them."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.errors import UserError
@@ -45,10 +46,10 @@ _SHOWN_IDS = 5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands and their options."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, (text, add, _) in ACTIONS.items():
-        action = actions.add_parser(name, help=text, description=text)
-        add(action)
-        add_examples(action, EXAMPLES[f"squad {name}"])
+    for name, action in ACTIONS.items():
+        subparser = actions.add_parser(name, help=action.help, description=action.help)
+        action.add_options(subparser)
+        add_examples(subparser, EXAMPLES[f"squad {name}"])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
-    _, _, run_action = ACTIONS[args.action]
-    return run_action(args)
+    return ACTIONS[args.action].run(args)
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add("--config", type=Path, metavar="YAML", help=text)
     add_computing(parser)
     add_place(parser)
-    parser.set_defaults(jobs=None)  # it is one
+    parser.set_defaults(jobs=None)  # there is a single job
     add_set(parser, "optimization.lr=[2e-5]")
 
 
@@ -91,60 +91,53 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
     add("data", type=Path, metavar="DATA.json", help="SQuAD file with answers")
     add("predictions", type=Path, metavar="PREDICTIONS.json", help="answers by id")
     add("--na-prob-file", type=Path, metavar="JSON", help="SQuAD 2.0: odds of no answer, by id")
-    text = "SQuAD 2.0: predict no answer where the odds exceed this (default: 1)"
+    text = "SQuAD 2.0: predict no answer if the odds exceed this (default: 1)"
     add("--na-prob-thresh", type=finite_number, metavar="X", help=text)
     add_json(parser)
 
 
 def _train(args: argparse.Namespace) -> int:
     cluster = parse_place(args)
-    changes = [*hydra_overrides(args, is_local=cluster is None), *args.changes]
+    overrides = [*hydra_overrides(args, is_local=cluster is None), *args.changes]
     with signals_as_keyboard_interrupt():
-        training = FineTuning(args.checkpoint, args.data, args.out, args.config, changes)
+        training = FineTuning(args.checkpoint, args.data, args.out, args.config, overrides)
         run_jobs([training.build_job()], args.out, cluster or LocalMachine())
     model = args.out / LAST
-    say(f"{model}: written; next: fairseq-posenc squad predict --checkpoint {model} ...")
+    say(f"wrote {model}; next: fairseq-posenc squad predict --checkpoint {model} ...")
     return 0
 
 
 def _predict(args: argparse.Namespace) -> int:
     """Answer the questions and write the files; return the exit code."""
-    how = ComputeOptions.choose(args.device, args.fp16, args.bf16)
+    compute = ComputeOptions.choose(args.device, args.fp16, args.bf16)
     squad = read_squad(args.questions)
-    predictor = Predictor.load(args.checkpoint, args.data, how)
+    predictor = Predictor.load(args.checkpoint, args.data, compute)
     if predictor.version != squad.version:
         say(
-            f"note: the model was trained on SQuAD {predictor.version}; the questions are of "
+            f"note: the model was trained on SQuAD {predictor.version}, but the questions are from "
             f"SQuAD {squad.version}"
         )
     make_folder(args.out)
     predictions = predictor.predict(squad.questions, args.max_tokens)
     if cut := predictor.encoder.questions_cut:
         say(f"{cut:,} questions were longer than the limit and were cut")
-    final = {
-        prediction.id: prediction.final(0.0) if squad.version == V2 else prediction.answer
-        for prediction in predictions
-    }
-    write_json(args.out / "predictions.json", final)
-    ranked = {
-        prediction.id: prediction.ranked(with_null=squad.version == V2)
-        for prediction in predictions
-    }
-    nbest = {name: [answer._asdict() for answer in answers] for name, answers in ranked.items()}
-    write_json(args.out / "nbest.json", nbest)
+    may_abstain = squad.version == V2
     answers = {prediction.id: prediction.answer for prediction in predictions}
-    odds = (
-        {prediction.id: prediction.null_odds for prediction in predictions}
-        if squad.version == V2
-        else None
-    )
-    if odds is not None:
-        write_json(args.out / "answers.json", answers)
-        write_json(args.out / "null_odds.json", odds)
+    odds = {prediction.id: prediction.null_odds for prediction in predictions}
+    final = {prediction.id: prediction.final(0.0) for prediction in predictions}
+    _write_json(args.out / "predictions.json", final if may_abstain else answers)
+    nbest = {
+        prediction.id: [answer._asdict() for answer in prediction.ranked(with_null=may_abstain)]
+        for prediction in predictions
+    }
+    _write_json(args.out / "nbest.json", nbest)
+    if may_abstain:
+        _write_json(args.out / "answers.json", answers)
+        _write_json(args.out / "null_odds.json", odds)
     if squad.answered:
-        figures = evaluate(squad, answers, odds, threshold=0.0)
+        figures = evaluate(squad, answers, odds if may_abstain else None, threshold=0.0)
         spec = str(predictor.model.encoder.sentence_encoder.assembly.spec)
-        # Named by its folder, because its file is checkpoint_last.pt.
+        # The folder names the model, because the file is checkpoint_last.pt.
         name = args.checkpoint.resolve().parent.name
         record = build_record(squad, figures, name, args.checkpoint, spec)
         record.write(args.out / "score.json")
@@ -152,13 +145,13 @@ def _predict(args: argparse.Namespace) -> int:
         if args.json:
             print(record.text())
         else:
-            print_figures(squad, figures)
+            _print_figures(squad, figures)
     return 0
 
 
-def _run_score(args: argparse.Namespace) -> int:
+def _score(args: argparse.Namespace) -> int:
     if args.na_prob_file is None and args.na_prob_thresh is not None:
-        raise UserError("--na-prob-thresh: give --na-prob-file, whose odds it is compared with")
+        raise UserError("--na-prob-thresh: needs --na-prob-file, whose odds it is compared with")
     squad = read_squad(args.data)
     predictions = read_predictions(args.predictions)
     odds = None if args.na_prob_file is None else read_odds(args.na_prob_file)
@@ -170,11 +163,11 @@ def _run_score(args: argparse.Namespace) -> int:
     if args.json:
         print(build_record(squad, figures, args.predictions.stem, None, None).text())
     else:
-        print_figures(squad, figures)
+        _print_figures(squad, figures)
     return 0
 
 
-def print_figures(squad: Squad, figures: Figures) -> None:
+def _print_figures(squad: Squad, figures: Figures) -> None:
     """Print the figures as the official script of the version does."""
     print(json.dumps(figures, indent=2 if squad.version == V2 else None))
 
@@ -186,7 +179,7 @@ def build_record(
     checkpoint: Optional[Path],
     position_encoding: Optional[str],
 ) -> Record:
-    """Build the record of the figures, by the names of SQuAD 2.0."""
+    """Build the record of the figures, under the names of SQuAD 2.0."""
     names = {"exact_match": "exact"}
     row = {names.get(key, key): value for key, value in figures.items()}
     data = {
@@ -199,14 +192,21 @@ def build_record(
     return Record("squad", {"scores": rows}, data, spec=position_encoding, command=own_command())
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write content as JSON, and print the path."""
+def _write_json(path: Path, content: Any) -> None:
     write_whole(path, json.dumps(content, ensure_ascii=False) + "\n")
     say(f"wrote {path}")
 
 
+class Action(NamedTuple):
+    """A subcommand of ``squad``."""
+
+    help: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]  # returns the exit code
+
+
 ACTIONS = {
-    "train": ("fine-tune a pre-trained model, or continue", _add_train, _train),
-    "predict": ("answer questions with a fine-tuned model", _add_predict, _predict),
-    "score": ("print the official figures of predictions", _add_score, _run_score),
+    "train": Action("fine-tune a pre-trained model, or continue", _add_train, _train),
+    "predict": Action("answer questions with a fine-tuned model", _add_predict, _predict),
+    "score": Action("print the official figures of predictions", _add_score, _score),
 }

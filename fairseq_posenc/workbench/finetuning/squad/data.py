@@ -16,10 +16,10 @@ _T = TypeVar("_T")
 
 
 class Answer(NamedTuple):
-    """An answer of an annotator."""
+    """An annotator's answer."""
 
     text: str
-    start: int  # the character of the context at which it begins
+    start: int  # number of its first character in the context
 
 
 class Question(NamedTuple):
@@ -45,10 +45,10 @@ class Squad(NamedTuple):
         return all(question.answers is not None for question in self.questions)
 
     def refuse_missing_answers(self) -> None:
-        """Refuse questions without an answer among others that have one, where that means nothing.
+        """Refuse questions without an answer if that has no meaning in the version of the file.
 
         Raises:
-            UserError: names the first.
+            UserError: there is such a question; the message names the first.
         """
         some = any(question.answers for question in self.questions)
         for question in self.questions:
@@ -67,11 +67,11 @@ class Squad(NamedTuple):
 def read_squad(path: Path) -> Squad:
     """Read a file of SQuAD 1.1 or 2.0, which may be compressed (``.gz``).
 
-    Whether a question has an answer is what ``answers`` says; ``is_impossible``, if it is there,
-    has to say the same. With it alone a question has no answer.
+    ``answers`` decides whether a question has an answer, and ``is_impossible``, if present, must
+    agree. A question with ``is_impossible`` and without ``answers`` has no answer.
 
     Raises:
-        UserError: it cannot be read, is not a SQuAD file, or contradicts itself; names the place.
+        UserError: the file cannot be read, is not a SQuAD file, or contradicts itself.
     """
     content = read_json(path)
     questions = list(_read_questions(content, str(path)))
@@ -99,7 +99,7 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
     except RecursionError:
         raise UserError(f"{path}: cannot be read (it is nested too deeply)") from None
-    except (*DAMAGED, OSError, ValueError) as error:  # also of a number's digits
+    except (*DAMAGED, OSError, ValueError) as error:  # ValueError: a number has too many digits
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"{path}: cannot be read ({reason})") from None
 
@@ -137,7 +137,7 @@ def _read_map(path: Path, kinds: tuple[type, ...], name: str) -> dict:
 
 
 def _determine_version(content: dict[str, Any], questions: list[Question]) -> str:
-    """Determine the version; files that do not name it have 2.0 if a question has no answer."""
+    """Determine the version; a file that does not name it is 2.0 if a question has no answer."""
     version = str(content.get("version", "")).lstrip("v")
     if version in (V1, V2):
         return version

@@ -1,4 +1,4 @@
-"""Answers questions with a fine-tuned model: the best spans of all windows, or no answer."""
+"""Predicts answers with a fine-tuned model: the best spans of all windows, or no answer."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from fairseq_posenc.workbench.tokens.loading import load_tokenizer
 from fairseq_posenc.workbench.tokens.tokenizer import Tokens
 
 NBEST = 20
-LONGEST = 30  # tokens of an answer
+LONGEST = 30  # maximum length of an answer in tokens
 
 
 class Candidate(NamedTuple):
     """A possible answer."""
 
-    text: str  # text of the context; empty for no answer
+    text: str  # text from the context; empty for no answer
     score: float  # sum of the scores of its first and its last token
-    probability: float = 0.0  # share among the candidates of the question
+    probability: float = 0.0  # probability among the candidates of the question
     start: int = 0  # first character in the context
-    end: int = 0  # the character after its last
+    end: int = 0  # character after its last one
 
 
 class Prediction(NamedTuple):
     """The prediction for a question."""
 
     id: str  # id of the question
-    candidates: list[Candidate]  # texts of the context, the best first; empty if the context is
+    candidates: list[Candidate]  # best first; empty if the context is empty
     null: float  # score of no answer
 
     @property
     def answer(self) -> str:
-        """The best text of the context."""
+        """Text of the best candidate."""
         return self.candidates[0].text if self.candidates else ""
 
     @property
     def null_odds(self) -> float:
-        """The score of no answer minus that of the best text."""
+        """Score of no answer minus that of the best candidate."""
         return self.null - self.candidates[0].score if self.candidates else 0.0
 
     def final(self, threshold: float) -> str:
@@ -56,7 +56,7 @@ class Prediction(NamedTuple):
         return "" if self.null_odds > threshold else self.answer
 
     def ranked(self, with_null: bool) -> list[Candidate]:
-        """Rank the candidates, optionally with no answer as one of them, with probabilities."""
+        """Rank the candidates, with probabilities; no answer is among them if ``with_null``."""
         candidates = [*self.candidates, *([Candidate("", self.null)] if with_null else [])]
         if not candidates:
             return []
@@ -67,29 +67,29 @@ class Prediction(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A possible answer, by its tokens in the context."""
+    """A possible answer, as a range of tokens in the context."""
 
-    first: int  # number of its first token
-    last: int  # number of its last token
+    first: int  # index of its first token
+    last: int  # index of its last token
     score: float  # sum of the scores of both
 
 
 class WindowSpans(NamedTuple):
     """The best spans of one window."""
 
-    spans: list[Span]  # the best first
+    spans: list[Span]  # best first
     null: float  # score of no answer
 
 
 def find_best_spans(window: Window, start: np.ndarray, end: np.ndarray) -> WindowSpans:
-    """Find the best spans of a window: within the context, and with the start before the end.
+    """Find the best spans of a window that lie in the context and are not too long.
 
-    A span counts in the window that has the most context around its first token.
+    A span counts only in the window with the most context around its first token.
 
     Args:
         window: the window.
-        start: scores of each token as the first one, ``[T]``.
-        end: scores of each token as the last one, ``[T]``.
+        start: score of each token as the first one, ``[T]``.
+        end: score of each token as the last one, ``[T]``.
     """
     size = len(window.best)
     null = float(start[0] + end[0])
@@ -102,9 +102,9 @@ def find_best_spans(window: Window, start: np.ndarray, end: np.ndarray) -> Windo
     order = np.argsort(-sums, axis=None, kind="stable")[:NBEST]
     best = [(int(index) // LONGEST, int(index) % LONGEST) for index in order]
     spans = [
-        Span(window.first + first, window.first + first + more, float(sums[first, more]))
-        for first, more in best
-        if np.isfinite(sums[first, more])
+        Span(window.first + first, window.first + first + extra, float(sums[first, extra]))
+        for first, extra in best
+        if np.isfinite(sums[first, extra])
     ]
     return WindowSpans(spans, null)
 
@@ -130,16 +130,16 @@ def combine_windows(
         if text and text not in texts:
             start = int(tokens.starts[first]) + len(piece) - len(piece.lstrip())
             texts[text] = Candidate(text, score, start=start, end=start + len(text))
-    # The window with the lowest score of no answer decides.
+    # The window that is least in favour of no answer decides about it.
     return Prediction(name, list(texts.values())[:NBEST], min(window.null for window in windows))
 
 
 class Predictor:
-    """Answers questions.
+    """Answers questions with a model.
 
     Args:
         model: fine-tuned model in evaluation mode, on its device.
-        encoder: maker of the windows.
+        encoder: makes the windows.
         dictionary: fairseq dictionary.
         version: version of SQuAD that the model was fine-tuned on.
     """
@@ -151,16 +151,18 @@ class Predictor:
         self.version = version
 
     @classmethod
-    def load(cls, path: Path, data: Optional[Path] = None, how: ComputeOptions = CPU) -> Predictor:
+    def load(
+        cls, path: Path, data: Optional[Path] = None, compute: ComputeOptions = CPU
+    ) -> Predictor:
         """Load a model that ``fairseq-posenc squad train`` made.
 
         Args:
             path: checkpoint of the model.
-            data: folder that it was trained on; None for the one that the checkpoint names.
-            how: device and precision; the scores of the head are always float32.
+            data: folder that it was trained on; None for the one in the checkpoint.
+            compute: device and precision; the scores of the head are always float32.
 
         Raises:
-            UserError: another model, or the folder is missing.
+            UserError: the model was not fine-tuned on SQuAD, or a file is missing.
         """
         state = load_state(path, "--checkpoint")
         has_head = any(name.startswith("span_head.") for name in state["model"])
@@ -171,14 +173,14 @@ class Predictor:
         opened = open_model(path, data, state=state)
         dictionary, data_bin = opened.task.dictionary, opened.task.data_bin
         encoder = WindowMaker(load_tokenizer(opened.data, dictionary), dictionary, data_bin.limits)
-        return cls(how.place(opened.model), encoder, dictionary, data_bin.version)
+        return cls(compute.place(opened.model), encoder, dictionary, data_bin.version)
 
     def predict(self, questions: Sequence[Question], max_tokens: int = 8192) -> list[Prediction]:
         """Answer questions.
 
         Args:
-            questions: questions, those about one paragraph best one after the other.
-            max_tokens: maximum tokens of a batch, with padding.
+            questions: the questions; it is faster if those about a paragraph follow each other.
+            max_tokens: maximum number of tokens in a batch, including padding.
 
         Returns:
             The predictions in the order of the questions.
@@ -216,7 +218,7 @@ class Predictor:
 def _batch_windows(
     inputs: Sequence[tuple[int, Window]], max_tokens: int
 ) -> Iterator[list[tuple[int, Window]]]:
-    """Batch windows of similar length, the longest first: if memory runs out, it does so early.
+    """Batch windows of similar length, the longest first, so that memory runs out early if at all.
 
     Each window comes with the number of its question.
     """

@@ -1,7 +1,7 @@
-"""Exact match and F1, equal to SQuAD's official evaluation scripts for 1.1 and 2.0.
+"""Computes exact match and F1 exactly as SQuAD's official evaluation scripts for 1.1 and 2.0 do.
 
-Both compare normalised texts; they differ in the treatment of empty texts, of questions without a
-prediction, and of the odds that a question has no answer.
+Both scripts compare normalised texts; they treat empty texts, questions without a prediction, and
+the odds that a question has no answer differently.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ def exact(gold: str, predicted: str) -> float:
 def f1(gold: str, predicted: str, empty_agrees: bool) -> float:
     """Compute the F1 of the words of two texts.
 
-    An ``int`` where the script for 2.0 has one: from Python 3.12 on, ``sum`` adds floats in another
-    way than these, which shows in the last digit.
+    0 and 1 are returned as ``int``, as in the script for 2.0: from Python 3.12 on, ``sum`` adds
+    integers and floats differently, which shows in the last digit.
 
     Args:
         gold: right answer.
         predicted: predicted answer.
-        empty_agrees: whether two texts without words get 1 (SQuAD 2.0) or 0 (1.1).
+        empty_agrees: whether two texts without words score 1 (SQuAD 2.0) or 0 (1.1).
     """
-    right, given = normalise(gold).split(), normalise(predicted).split()
-    if not right or not given:
-        return int(empty_agrees and right == given)
-    same = sum((Counter(right) & Counter(given)).values())
-    if not same:
+    gold_words, words = normalise(gold).split(), normalise(predicted).split()
+    if not gold_words or not words:
+        return int(empty_agrees and gold_words == words)
+    common = sum((Counter(gold_words) & Counter(words)).values())
+    if not common:
         return 0
-    precision, recall = same / len(given), same / len(right)
+    precision, recall = common / len(words), common / len(gold_words)
     return 2 * precision * recall / (precision + recall)
 
 
@@ -70,9 +70,9 @@ def evaluate(
 
     Args:
         squad: questions with answers; the version selects the script.
-        predictions: answers by id. In 1.1 a question without one scores 0.
+        predictions: answers by id; in 1.1 a question without one scores 0.
         odds: SQuAD 2.0: odds of no answer by id, for the best thresholds.
-        threshold: SQuAD 2.0: odds above it replace a prediction by no answer.
+        threshold: SQuAD 2.0: where the odds exceed it, the prediction becomes no answer.
 
     Raises:
         UserError: the file has no answers, or in SQuAD 2.0 a prediction is missing.
@@ -81,12 +81,12 @@ def evaluate(
         raise UserError(f"{squad.path}: has no answers, so nothing can be scored")
     if squad.version == V1:
         if odds is not None:
-            raise UserError(f"{squad.path}: in SQuAD 1.1 every question has an answer; no odds")
+            raise UserError(f"{squad.path}: odds of no answer are for SQuAD 2.0, not 1.1")
         return _evaluate_v1(squad, predictions)
     return _evaluate_v2(squad, predictions, odds, threshold)
 
 
-def unanswered(squad: Squad, predictions: Mapping[str, str]) -> list[str]:
+def unanswered(squad: Squad, predictions: Mapping[str, object]) -> list[str]:
     """List the ids of questions without a prediction."""
     return [question.id for question in squad.questions if question.id not in predictions]
 
@@ -103,10 +103,10 @@ def _evaluate_v1(squad: Squad, predictions: Mapping[str, str]) -> Figures:
 
 
 def _sum_sequentially(scores: Iterable[float]) -> float:
-    """Sum as the script for 1.1 does: one score after the other.
+    """Sum one score after the other, as the script for 1.1 does.
 
     From Python 3.12 on, ``sum`` compensates rounding errors. The script for 2.0 calls ``sum``, so
-    that its figures, and ours, differ between Pythons.
+    its figures (and ours) depend on the version of Python.
     """
     return reduce(add, scores, 0.0)
 
@@ -122,18 +122,18 @@ def _evaluate_v2(
         _refuse_missing(squad, odds, "odds of no answer")
     has_answer = {question.id: bool(question.answers) for question in squad.questions}
     raw = _compute_scores(squad.questions, predictions, empty_agrees=True)
-    # Without odds the official script takes 0 for each.
+    # Without odds, the official script assumes 0 for every question.
     above = {name: (odds[name] if odds else 0.0) > threshold for name in has_answer}
     final = Scores(*({k: float(not has_answer[k]) if above[k] else s[k] for k in s} for s in raw))
     figures = _average_scores(final, has_answer)
-    for prefix, wanted in (("HasAns", True), ("NoAns", False)):
-        if part := [name for name, has in has_answer.items() if has == wanted]:
+    for prefix, answered in (("HasAns", True), ("NoAns", False)):
+        if part := [name for name, has in has_answer.items() if has == answered]:
             means = _average_scores(final, part)
             figures.update({f"{prefix}_{name}": value for name, value in means.items()})
     if odds is not None:
         for kind, scores in zip(Scores._fields, raw):
-            best, where = _find_best_threshold(predictions, scores, odds, has_answer)
-            figures.update({f"best_{kind}": best, f"best_{kind}_thresh": where})
+            best, threshold = _find_best_threshold(predictions, scores, odds, has_answer)
+            figures.update({f"best_{kind}": best, f"best_{kind}_thresh": threshold})
     return figures
 
 
@@ -143,11 +143,11 @@ def _compute_scores(
     scores = Scores({}, {})
     for question in questions:
         texts = [answer.text for answer in question.answers or ()]
-        if empty_agrees:  # in 2.0, answers without words do not count, and none at all is ""
+        if empty_agrees:  # in 2.0, answers without words do not count, and no answer is ""
             texts = [text for text in texts if normalise(text)] or [""]
-        given = predictions[question.id]
-        scores.exact[question.id] = max(exact(text, given) for text in texts)
-        scores.f1[question.id] = max(f1(text, given, empty_agrees) for text in texts)
+        predicted = predictions[question.id]
+        scores.exact[question.id] = max(exact(text, predicted) for text in texts)
+        scores.f1[question.id] = max(f1(text, predicted, empty_agrees) for text in texts)
     return scores
 
 
@@ -163,9 +163,10 @@ def _find_best_threshold(
     odds: Mapping[str, float],
     has_answer: Mapping[str, bool],
 ) -> tuple[float, float]:
-    """Find the threshold on the odds with the best mean score; return the score, in percent, first.
+    """Find the best mean score, in percent, over all thresholds on the odds; return both.
 
-    No question has its answer at first; then they get them, those with the lowest odds first.
+    The threshold rises from below all odds, where no question is answered, and passes them in
+    order: each question that it passes is answered with its prediction.
     """
     score = best = float(sum(not has for has in has_answer.values()))
     threshold = 0.0
@@ -178,9 +179,9 @@ def _find_best_threshold(
     return 100.0 * best / len(scores), threshold
 
 
-def _refuse_missing(squad: Squad, values: Mapping[str, object], what: str) -> None:
-    if missing := [question.id for question in squad.questions if question.id not in values]:
+def _refuse_missing(squad: Squad, values: Mapping[str, object], name: str) -> None:
+    if missing := unanswered(squad, values):
         raise UserError(
-            f"{what}: {len(missing):,} of {len(squad.questions):,} questions are missing, first "
-            f"of all {missing[0]}; SQuAD 2.0 can be scored only if each has one"
+            f"{name}: {len(missing):,} of {len(squad.questions):,} questions are missing, the "
+            f"first is {missing[0]}; SQuAD 2.0 can be scored only with all of them"
         )

@@ -1,7 +1,7 @@
-"""Fine-tunes with fairseq's own command, on a configuration of recipe, model and data.
+"""Fine-tunes on SQuAD with ``fairseq-hydra-train``, configured by the recipe, model and data.
 
-The configuration is written into the folder of the results; the same call continues a training
-that was stopped.
+The configuration is written into the folder of the results. The same call continues an interrupted
+training.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.composing import compose_file, count_updates
 
-# Keeps hydra from writing a second log.
+# Settings of hydra that prevent a second log.
 _ONE_LOG = {
     "job_logging": {"handlers": {"file": {"delay": True}}, "root": {"handlers": ["console"]}}
 }
@@ -46,7 +46,7 @@ def compose(
     data_bin: SquadDataBin,
     out: Path,
     yaml_file: Path,
-    changes: Sequence[str],
+    overrides: Sequence[str],
     gpus: int,
 ) -> DictConfig:
     """Compose the configuration of a fine-tuning.
@@ -56,11 +56,11 @@ def compose(
         data_bin: the data, for the number of updates.
         out: folder of the results.
         yaml_file: the recipe.
-        changes: ``key=value`` that override everything else.
-        gpus: how many train; 0 for the processor.
+        overrides: ``key=value`` that override everything else.
+        gpus: number of GPUs; 0 for the processor.
 
     Raises:
-        UserError: the recipe or a change cannot be read, or sizes do not fit.
+        UserError: the recipe or an override cannot be read, or sizes do not fit.
     """
     local: dict[str, Any] = {
         "common": {"user_dir": str(USER_DIR), **({} if gpus else {"cpu": True, "fp16": False})},
@@ -72,13 +72,13 @@ def compose(
         "distributed_training": {"distributed_world_size": max(gpus, 1)},
         "hydra": {"run": {"dir": str(out.resolve())}, "output_subdir": None, **_ONE_LOG},
     }
-    # Learning rates of encodings that diverge at the recipe's 3e-5.
+    # Learning rates of the encodings that diverge at the recipe's 3e-5.
     recipe = recipes.load()["finetuning"]["squad"]["m4m"]
     for item in pretrained.spec.items:
         if item.name in recipe["lr_of"]:
             local["optimization"] = {"lr": [recipe["lr_of"][item.name]]}
     try:
-        given = _read_changes(changes)
+        changes = _parse_overrides(overrides)
         composed = compose_file(yaml_file)
         OmegaConf.set_struct(composed, False)
         config = OmegaConf.merge(
@@ -86,33 +86,33 @@ def compose(
         )
         if gpus > 1:
             _share_batch(config, gpus)
-        config = OmegaConf.merge(config, given)
+        config = OmegaConf.merge(config, changes)
         assert isinstance(config, DictConfig)
         _check_lengths(config, pretrained, data_bin)
         _set_updates(config, data_bin, recipe["not_given"]["warmup_ratio"])
     except UserError:
         raise
-    except Exception as error:  # many types: of yaml, of omegaconf, of values of another type
+    except Exception as error:  # yaml, omegaconf and values of a wrong type raise many types
         raise UserError(f"{yaml_file}, --set: {' '.join(str(error).split())}") from None
     return config
 
 
 def _select_unset_options(recipe: DictConfig, pretrained: Pretrained) -> dict[str, Any]:
     """Select the model options that the recipe does not set."""
-    given = recipe.get("model") or {}
+    model = recipe.get("model") or {}
     return {
         name: value
         for name, value in pretrained.options.items()
-        if name not in given or OmegaConf.is_missing(given, name)
+        if name not in model or OmegaConf.is_missing(model, name)
     }
 
 
-def _read_changes(changes: Sequence[str]) -> DictConfig:
-    for change in changes:
-        name, equals, _ = change.partition("=")
+def _parse_overrides(overrides: Sequence[str]) -> DictConfig:
+    for override in overrides:
+        name, equals, _ = override.partition("=")
         if not (name.strip() and equals):
-            raise UserError(f"--set {change}: write NAME=VALUE, as in optimization.lr=[2e-5]")
-    return OmegaConf.from_dotlist(list(changes))
+            raise UserError(f"--set {override}: write NAME=VALUE, as in optimization.lr=[2e-5]")
+    return OmegaConf.from_dotlist(list(overrides))
 
 
 def _check_lengths(config: Any, pretrained: Pretrained, data_bin: SquadDataBin) -> None:
@@ -126,10 +126,10 @@ def _check_lengths(config: Any, pretrained: Pretrained, data_bin: SquadDataBin) 
 
 
 def _share_batch(config: Any, gpus: int) -> None:
-    """Share the batch of the recipe, which is for one GPU, equally between several."""
-    most = config.dataset.batch_size
-    batch = most * config.optimization.update_freq[0]
-    per_gpu = recipes.largest_share(batch, gpus, most)
+    """Divide the batch of the recipe, which is for one GPU, equally among several."""
+    maximum = config.dataset.batch_size
+    batch = maximum * config.optimization.update_freq[0]
+    per_gpu = recipes.largest_share(batch, gpus, maximum)
     if per_gpu is None:
         raise UserError(
             f"a batch of {batch} windows cannot be divided among {gpus} GPUs: select fewer with "
@@ -140,7 +140,7 @@ def _share_batch(config: Any, gpus: int) -> None:
 
 
 def _set_updates(config: Any, data_bin: SquadDataBin, warmup_ratio: float) -> None:
-    """Set the updates of all epochs and those of the warm-up, where they are not set."""
+    """Set the numbers of updates in total and in the warm-up, unless they are set."""
     optimization = config.optimization
     if OmegaConf.is_missing(optimization, "max_update"):
         if config.dataset.get("max_tokens"):
@@ -154,13 +154,13 @@ def _set_updates(config: Any, data_bin: SquadDataBin, warmup_ratio: float) -> No
 
 
 class FineTuning(NamedTuple):
-    """A fine-tuning as the user asked for it."""
+    """The user's choices for a fine-tuning."""
 
     checkpoint: Path  # the pre-trained model
     data: Path  # folder made by `fairseq-posenc preprocess squad`
     out: Path  # folder of the results
-    yaml_file: Optional[Path]  # the recipe; None for that of the data
-    changes: Sequence[str]  # `key=value` that override the recipe
+    yaml_file: Optional[Path]  # the recipe; None for the one of the data's version of SQuAD
+    overrides: Sequence[str]  # `key=value` that override the recipe
 
     def compose(self, gpus: int) -> DictConfig:
         """Compose the configuration for a number of GPUs; see :func:`compose`.
@@ -172,31 +172,31 @@ class FineTuning(NamedTuple):
         data_bin = open_data_bin(self.data)
         pretrained.check_dictionary(data_bin.dictionary)
         yaml_file = self.yaml_file or find_recipe(data_bin)
-        return compose(pretrained, data_bin, self.out, yaml_file, self.changes, gpus)
+        return compose(pretrained, data_bin, self.out, yaml_file, self.overrides, gpus)
 
     def build_job(self) -> Job:
-        """Make a job of the training, to run here or on a cluster.
+        """Build the job of the training, to run on this machine or a cluster.
 
         Raises:
             UserError: wrong input.
         """
-        # Compared as for one GPU, so that a training can be resumed on another machine.
+        # Stamped with the configuration for one GPU, so that any machine can resume the training.
         inputs = cast("dict[str, Any]", OmegaConf.to_container(self.compose(gpus=1)))
-        reached = partial(updates_done, self.out)
-        step = Step(self.out, inputs, self._train, progress=reached, protected=True)
+        progress = partial(updates_done, self.out)
+        step = Step(self.out, inputs, self._train, progress=progress, protected=True)
         return Job(str(self.out), self.out, (step,))
 
     def _train(self, context: RunContext) -> None:
-        """Train, or go on with it, on the devices of this machine."""
+        """Train, or continue, on all GPUs of this machine or its processor."""
         config = self.compose(torch.cuda.device_count())
         write_whole(self.out / CONFIG, f"# @package _group_\n{OmegaConf.to_yaml(config)}")
         ensure_last_checkpoint(self.out)
-        where = ["--config-dir", str(self.out.resolve()), "--config-name", Path(CONFIG).stem]
-        command = ["fairseq-hydra-train", *where]
-        run_logged(command, self.out / TRAIN_LOG, context.lock, _print_progress)  # on all GPUs
+        command = ["fairseq-hydra-train", "--config-dir", str(self.out.resolve())]
+        command += ["--config-name", Path(CONFIG).stem]
+        run_logged(command, self.out / TRAIN_LOG, context.lock, _print_progress)
 
 
 def _print_progress(line: str) -> None:
-    """Print the progress of a training; the log has everything."""
+    """Print a line of the log if it shows the progress of the training."""
     if text := format_progress(line):
         say(text)

@@ -1,4 +1,4 @@
-"""Questions with a long context as overlapping windows of limited length, and their data-bin."""
+"""Cuts questions with their contexts into overlapping windows, and writes them as a data-bin."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from fairseq_posenc.workbench.finetuning.squad.data import Answer, Question, Squ
 from fairseq_posenc.workbench.tokens.symbols import warn_of_unknown
 from fairseq_posenc.workbench.tokens.tokenizer import Tokenizer, Tokens
 
-NO_ANSWER = (0, 0)  # the <s>
+NO_ANSWER = (0, 0)  # positions of <s>
 
 
 class Window(NamedTuple):
     """An input: ``<s> question </s></s> part of the context </s>``."""
 
     tokens: np.ndarray  # tokens of the window, `[T]`
-    offset: int  # beginning of the context in `tokens`
-    first: int  # number of the token of the context at `offset`
-    # for each token of the context, `[S]`, whether no other window has more context around
-    # it
+    offset: int  # index in `tokens` at which the context begins
+    first: int  # index in the whole context of the token at `offset`
+    # whether this window has the most context around a token of its context, `[S]`
     best: np.ndarray
 
     def target(self, first: int, last: int) -> tuple[int, int]:
-        """Locate two tokens of the context in the window; at ``<s>`` if it does not have both."""
+        """Locate two tokens of the context in the window; ``NO_ANSWER`` if one is outside."""
         if first < self.first or last >= self.first + len(self.best):
             return NO_ANSWER
         return first - self.first + self.offset, last - self.first + self.offset
@@ -43,7 +42,7 @@ def make_windows(
     """Make the windows of a question, at least one.
 
     Args:
-        question: tokens, ``[Q]``, of which ``limits.max_question`` are used.
+        question: tokens, ``[Q]``; those after ``limits.max_question`` are cut.
         context: tokens, ``[S]``.
         limits: sizes of the windows.
         dictionary: fairseq dictionary.
@@ -66,14 +65,14 @@ def make_windows(
 
 
 def _split_context(length: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Compute starts and ends of overlapping parts, the last of which reaches the end."""
+    """Compute the starts and ends of overlapping parts; the last one reaches the end."""
     firsts = range(0, max(length - room, 0) + stride, stride)
     parts = [(first, min(first + room, length)) for first in firsts]
     return parts[: 1 + next(i for i, (_, end) in enumerate(parts) if end == length)]
 
 
 def _find_best_parts(length: int, parts: list[tuple[int, int]]) -> np.ndarray:
-    """Find the part with the most context around each token, ``[S]``; the shorter side decides.
+    """Find the part with the most context around each token, on its shorter side: ``[S]``.
 
     As in BERT, a longer part gets a small bonus, and the first part wins a tie.
     """
@@ -85,7 +84,7 @@ def _find_best_parts(length: int, parts: list[tuple[int, int]]) -> np.ndarray:
 
 
 class WindowMaker:
-    """Makes windows; a paragraph is tokenized once for all of its questions.
+    """Makes windows, and tokenizes a paragraph once for all consecutive questions about it.
 
     Args:
         tokenizer: tokenizer with offsets.
@@ -101,8 +100,8 @@ class WindowMaker:
 
     def context(self, text: str) -> Tokens:
         """Tokenize a paragraph."""
-        known, tokens = self._last
-        if tokens is None or known != text:
+        previous, tokens = self._last
+        if tokens is None or previous != text:
             tokens = self._tokenizer.tokens(text)
             self._last = text, tokens
         return tokens
@@ -116,19 +115,19 @@ class WindowMaker:
 
 
 def locate_answer(context: str, answer: Answer) -> Optional[int]:
-    """Find an answer in its context: at its place, or the nearest occurrence; None without one."""
+    """Find an answer in its context: where it should start, or nearest to that; None without it."""
     if context.startswith(answer.text, answer.start) and answer.start >= 0:
         return answer.start
-    places = [i for i in range(len(context)) if context.startswith(answer.text, i)]
-    return min(places, key=lambda place: abs(place - answer.start), default=None)
+    starts = [i for i in range(len(context)) if context.startswith(answer.text, i)]
+    return min(starts, key=lambda start: abs(start - answer.start), default=None)
 
 
 def write_split(squad: Squad, encoder: WindowMaker, symbols: int, prefix: Path) -> dict[str, Any]:
-    """Write the windows of a file, with the first answer of each question that is found.
+    """Write the windows of a file, with the first answer of each question that its context has.
 
     Args:
         squad: the file.
-        encoder: maker of the windows.
+        encoder: makes the windows.
         symbols: size of the dictionary.
         prefix: path without suffixes.
 
@@ -168,7 +167,7 @@ def write_split(squad: Squad, encoder: WindowMaker, symbols: int, prefix: Path) 
 def _locate_answer_in_windows(
     question: Question, windows: list[Window], tokens: Tokens, counts: Counter[str]
 ) -> list[tuple[int, int]]:
-    """Locate the answer in each window; an empty list if the context does not have its text."""
+    """Locate the answer in each window; an empty list if the context does not contain it."""
     if not question.answers:
         counts["questions_without_answer"] += 1
         return [NO_ANSWER] * len(windows)
