@@ -123,7 +123,7 @@ def test_averages_of_other_meanings_are_refused_and_of_two_versions_made():
     paths = Path("a"), Path("b")
     state = make_model("translation", position_encoding="rope").state_dict()
     other = make_model("translation", position_encoding="rope", encoder_attention_heads=8)
-    with pytest.raises(UserError, match="not of one model: trained with 4 heads, and with 8 heads"):
+    with pytest.raises(UserError, match="different models: trained with 4 heads, and with 8 heads"):
         average._check_same(paths[0], state, paths[1], other.state_dict())
     average._check_same(paths[0], state, paths[1], of_the_last_version(state))
 

@@ -1,7 +1,8 @@
-"""Paired differences: models trained with the same seeds, compared seed by seed.
+"""Compares models that were trained with the same seeds, by paired differences.
 
-With a seed all models read the same text in the same order, so a difference is taken within each
-seed and judged over the seeds (paired t-test). Fewer than :data:`LEAST_SEEDS` are shown only.
+All models with the same seed read the same text in the same order, so differences are taken within
+each seed, and a paired t-test over the seeds decides whether they are significant. With fewer than
+:data:`LEAST_SEEDS` seeds, differences are reported without a test.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ NOT_SIGNIFICANT = (
 
 
 class Scale(NamedTuple):
-    """A figure, how to take it to the scale of differences, and whether the highest is the best."""
+    """A figure that models are compared by."""
 
     name: str
-    apply: Callable[[float], float] = float
-    higher: bool = False
+    apply: Callable[[float], float] = float  # transforms the figure before differences are taken
+    higher: bool = False  # whether higher is better
 
 
 PERPLEXITY = Scale("perplexity", math.log)
@@ -40,16 +41,16 @@ PERPLEXITY = Scale("perplexity", math.log)
 class PairedDifference(NamedTuple):
     """The paired difference of two models, the better one first."""
 
-    better: str  # the name of the one with the better mean
-    other: str  # the name of the other
-    seeds: int  # seeds that both have
-    interval: Interval  # difference on the scale, better less other
-    p_value: float = math.nan  # paired t-test; NaN with too few seeds
-    holm: float = math.nan  # the same, corrected for all comparisons (Holm 1979)
+    better: str  # name of the model with the better mean
+    other: str  # name of the other model
+    seeds: int  # number of seeds that both have
+    interval: Interval  # difference on the scale: better minus other
+    p_value: float = math.nan  # of the paired t-test; NaN with too few seeds
+    holm: float = math.nan  # p-value corrected for all comparisons (Holm 1979)
 
     @property
     def is_judged(self) -> bool:
-        """Whether there are seeds enough."""
+        """Whether there are enough seeds for a test."""
         return self.seeds >= LEAST_SEEDS
 
     @property
@@ -59,7 +60,7 @@ class PairedDifference(NamedTuple):
 
 
 def compare(first: Values, other: Values, scale: Scale = PERPLEXITY) -> PairedDifference:
-    """Compute the difference of the first from the second over the seeds that both have."""
+    """Compute the difference ``first - other`` over the seeds that both have; names stay empty."""
     pairs = [(scale.apply(first[s]), scale.apply(other[s])) for s in first.keys() & other.keys()]
     changes = [a - b for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
     change = interval(changes or [math.nan])
@@ -67,9 +68,9 @@ def compare(first: Values, other: Values, scale: Scale = PERPLEXITY) -> PairedDi
 
 
 def compare_all(samples: Mapping[str, Values]) -> list[PairedDifference]:
-    """Compare the perplexities of all pairs, from the best model on.
+    """Compare the perplexities of all pairs, starting with the best model.
 
-    Holm's correction is over the pairs that are judged.
+    Holm's correction is for all pairs that are judged.
     """
     differences = [
         compare(samples[better], samples[other])._replace(better=better, other=other)
@@ -90,24 +91,24 @@ def compare_all(samples: Mapping[str, Values]) -> list[PairedDifference]:
 def find_different(
     reference: Values, others: Mapping[str, Values], scale: Scale = PERPLEXITY
 ) -> set[str]:
-    """Choose the models that differ significantly from a reference.
+    """Find the models that differ significantly from a reference.
 
-    All are compared with it at once, so their p-values are those of Benjamini and Hochberg (1995):
-    of what is called significant a share of 1 - :data:`LEVEL` is expected to be chance.
+    The p-values are adjusted for the number of models (Benjamini and Hochberg 1995): at most a
+    share of 1 - :data:`LEVEL` of the models found is expected to differ by chance only.
     """
     p_values = {name: compare(values, reference, scale).p_value for name, values in others.items()}
     judged = {name: p_value for name, p_value in p_values.items() if math.isfinite(p_value)}
     if not judged:
         return set()
 
-    from scipy import stats  # a second to import
+    from scipy import stats  # takes a second to import
 
     adjusted = stats.false_discovery_control([*judged.values()])
     return {name for name, p_value in zip(judged, adjusted) if p_value < 1 - LEVEL}
 
 
 def _rank(samples: Mapping[str, Values]) -> list[str]:
-    """Sort names from the lowest mean loss on."""
+    """Sort names by mean loss, the lowest first."""
     means = {
         name: statistics.fmean(map(math.log, values.values())) for name, values in samples.items()
     }
@@ -115,38 +116,38 @@ def _rank(samples: Mapping[str, Values]) -> list[str]:
 
 
 def describe_differences(samples: Mapping[str, Values]) -> list[str]:
-    """Say which models differ significantly, which do not, and what Holm's correction leaves."""
+    """List the significant differences, before and after Holm's correction, and the others."""
     differences = compare_all(samples)
     judged = [difference for difference in differences if difference.is_judged]
     significant = [difference for difference in judged if difference.is_significant]
     same = [difference for difference in judged if not difference.is_significant]
-    few = [difference for difference in differences if not difference.is_judged]
+    unjudged = [difference for difference in differences if not difference.is_judged]
     sentences = [
         f"{code(name)} has a significantly lower perplexity than {_join_names(others)}."
         for name, others in _group_by_better(significant).items()
     ]
     if same:
         sentences.append(f"{NOT_SIGNIFICANT}: {_join_pairs(same)}.")
-    if few:
-        shared = f"fewer than {LEAST_SEEDS} seeds in common"
-        sentences.append(f"Not judged, {shared}: {_join_pairs(few)}.")
+    if unjudged:
+        reason = f"fewer than {LEAST_SEEDS} seeds in common"
+        sentences.append(f"Not judged, {reason}: {_join_pairs(unjudged)}.")
     if len(judged) > 1 and significant:
         kept = [difference for difference in significant if difference.holm < 1 - LEVEL]
-        some = f": {_join_pairs(kept)}" if 0 < len(kept) < len(significant) else ""
+        listed = f": {_join_pairs(kept)}" if 0 < len(kept) < len(significant) else ""
         sentences.append(
-            f"With Holm's correction for all {len(judged)} comparisons {len(kept)} of the "
-            f"{len(significant)} significant differences remain significant{some}."
+            f"After Holm's correction for {len(judged)} comparisons, {len(kept)} of the "
+            f"{len(significant)} significant differences remain significant{listed}."
         )
     return sentences
 
 
 def explain_few_seeds(seeds: int) -> Optional[str]:
-    """Say that so few seeds are not judged; None if they are enough."""
+    """Explain that there are too few seeds for a test; None if there are enough."""
     if seeds >= LEAST_SEEDS:
         return None
     return (
-        f"{'One seed is' if seeds == 1 else 'Two seeds are'} shown and not judged: "
-        f"with fewer than {LEAST_SEEDS} no difference is called significant. Use `--seeds 1,2,3`."
+        f"{'One seed is' if seeds == 1 else 'Two seeds are'} too few to judge differences: a test "
+        f"needs at least {LEAST_SEEDS}. Use `--seeds 1,2,3`."
     )
 
 
@@ -156,10 +157,10 @@ def _compute_p_value(changes: Sequence[float]) -> float:
     if not statistics.stdev(changes):
         return 0.0 if any(changes) else 1.0
 
-    from scipy import stats  # a second to import
+    from scipy import stats  # takes a second to import
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about differences that are nearly the same
+        warnings.simplefilter("ignore")  # about differences that are nearly equal
         return float(stats.ttest_1samp(changes, 0.0).pvalue)
 
 

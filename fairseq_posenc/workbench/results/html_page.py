@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs no other file and no network."""
+"""Converts a report to a single HTML file that needs no other files and no network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ img { max-width: 100%; }
 pre { background: #f5f5f5; padding: 0.8rem; overflow-x: auto; font-size: 0.85rem; }
 """
 _PICTURE = re.compile(r'(?<= src=")[^":/]+\.png(?=")')  # in the report's own folder
-_SAFE_URL = re.compile(r"\s*(https?:|#|[^:]*$)", re.IGNORECASE)  # or a part, or relative
+_SAFE_URL = re.compile(r"\s*(https?:|#|[^:]*$)", re.IGNORECASE)  # also fragments, relative paths
 
 
 class _SafeLinks(Treeprocessor):
@@ -34,9 +34,12 @@ class _SafeLinks(Treeprocessor):
 
 
 def convert_to_html(text: str, folder: Path, refresh: int = 0) -> str:
-    """Convert a report in Markdown, whose PNG files lie in a folder, to a page.
+    """Convert a report in Markdown to an HTML page, with its pictures embedded.
 
-    A browser loads it again after ``refresh`` seconds, if that is not 0.
+    Args:
+        text: the report.
+        folder: folder of its PNG files.
+        refresh: seconds after which a browser reloads the page; 0 for never.
     """
 
     def embed(match: re.Match[str]) -> str:

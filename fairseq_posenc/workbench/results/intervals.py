@@ -1,4 +1,4 @@
-"""Means over seeds, with intervals."""
+"""Computes means over seeds with confidence intervals, by Student's t."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 LEVEL = 0.95
-LEAST_SEEDS = 3  # fewest seeds for an interval: with two, Student's t has a factor of 12.7
+LEAST_SEEDS = 3  # fewest seeds for an interval: for two, the factor of Student's t is 12.7
 NOTE = f"Student's t, {LEVEL:.0%}, over the seeds"
 
 
 class Interval(NamedTuple):
-    """A mean over seeds and where the true one lies, by Student's t, with a chance of ``LEVEL``.
+    """A mean over seeds, with its confidence interval at ``LEVEL`` by Student's t.
 
-    Fewer than ``LEAST_SEEDS`` values say too little of chance: their interval has no bounds.
+    The bounds are infinite with fewer than ``LEAST_SEEDS`` values.
     """
 
     mean: float
@@ -23,11 +23,11 @@ class Interval(NamedTuple):
     high: float
 
     def figures(self, name: str) -> dict[str, float]:
-        """Collect mean and bounds by names for a record."""
+        """Collect the mean and the bounds by name, for a record."""
         return {name: self.mean, f"{name}_low": self.low, f"{name}_high": self.high}
 
     def show(self, digits: int) -> str:
-        """Format the mean and, if there are any, the bounds."""
+        """Format the mean and, if they are finite, the bounds."""
         mean = f"{self.mean:,.{digits}f}"
         if not math.isfinite(self.high - self.low):
             return mean
@@ -35,44 +35,45 @@ class Interval(NamedTuple):
 
 
 def interval(values: Iterable[float]) -> Interval:
-    """Compute the mean of some values with its interval; unbounded if any is NaN."""
-    known = list(values)
-    mean = statistics.fmean(known)
-    if len(known) < LEAST_SEEDS or not math.isfinite(mean):
+    """Compute the mean of some values with its interval; unbounded if a value is NaN."""
+    sample = list(values)
+    mean = statistics.fmean(sample)
+    if len(sample) < LEAST_SEEDS or not math.isfinite(mean):
         return Interval(mean, -math.inf, math.inf)
 
-    from scipy import stats  # a second to import
+    from scipy import stats  # takes a second to import
 
-    reach = stats.t.ppf((1 + LEVEL) / 2, len(known) - 1) * statistics.stdev(known)
-    reach = float(reach) / math.sqrt(len(known))
+    factor = float(stats.t.ppf((1 + LEVEL) / 2, len(sample) - 1))
+    reach = factor * statistics.stdev(sample) / math.sqrt(len(sample))
     return Interval(mean, mean - reach, mean + reach)
 
 
 def interval_of_share(values: Iterable[float]) -> Interval:
-    """Compute the mean of shares of a whole with its interval, which ends at 0 and 1."""
+    """Compute the mean of shares with its interval, which is limited to 0 and 1."""
     mean, low, high = interval(values)
     return Interval(mean, max(low, 0.0), min(high, 1.0)) if math.isfinite(low) else interval([mean])
 
 
 def interval_of_perplexity(values: Iterable[float]) -> Interval:
-    """Compute the perplexity of the mean loss, with the interval of that."""
-    known = [math.log(value) for value in values]
-    mean, low, high = interval(known)
+    """Compute the perplexity of the mean loss, with the interval of that perplexity."""
+    mean, low, high = interval(map(math.log, values))
     if math.isinf(high):
         return Interval(_exp(mean), -math.inf, math.inf)
     return Interval(_exp(mean), math.exp(low), _exp(high))
 
 
 def average_lines(
-    lines: Sequence[Sequence[tuple[int, float]]], over: Callable[[Iterable[float]], Interval]
+    lines: Sequence[Sequence[tuple[int, float]]], average: Callable[[Iterable[float]], Interval]
 ) -> list[tuple[int, Interval]]:
-    """Compute the mean over seeds at the updates at which all lines, one a seed, have a value.
+    """Average lines over seeds, at the updates at which all of them have a value.
 
-    ``over`` is the rule, such as :func:`interval_of_perplexity`.
+    Args:
+        lines: updates and values, a line for each seed.
+        average: computes a mean with its interval, such as :func:`interval_of_perplexity`.
     """
-    known = [dict(line) for line in lines]
-    shared = sorted(set.intersection(*map(set, known)))
-    return [(at, over(values[at] for values in known)) for at in shared]
+    by_seed = [dict(line) for line in lines]
+    shared = sorted(set.intersection(*map(set, by_seed)))
+    return [(updates, average(values[updates] for values in by_seed)) for updates in shared]
 
 
 def _exp(value: float) -> float:

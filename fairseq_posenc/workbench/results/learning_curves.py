@@ -1,4 +1,4 @@
-"""The picture of learning curves: a value over updates, and where it stopped being a number."""
+"""Draws learning curves: a loss or perplexity over updates, and where a training diverged."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.loss_stages import smooth_losses
 from fairseq_posenc.workbench.running.logs import Curve, Entry
 
-Points = Sequence[tuple[int, float]]  # updates and values, NaN where the loss was NaN or infinite
-Band = Sequence[tuple[int, float, float]]  # updates, and the bounds of values
+Points = Sequence[tuple[int, float]]  # updates and values; NaN if the loss was NaN or infinite
+Band = Sequence[tuple[int, float, float]]  # updates, lower and upper bounds
 _LABEL_HEIGHT = 0.055  # height of a label at the end of a line, as a share of the axes' height
-_MARGIN = 1.08  # room above and below the lines
+_MARGIN = 1.08  # factor of the room above and below the lines
 
 
 def validation_line(curve: Curve) -> Points:
-    """Compute the validation perplexity over updates."""
+    """Collect the validation perplexity over updates."""
     return sorted([*curve.points, *_find_gaps(curve.entries)])
 
 
@@ -39,12 +39,23 @@ def draw_lines(
     bands: Optional[Mapping[str, Band]] = None,
     dots: Optional[Mapping[str, Points]] = None,
 ) -> bool:
-    """Draw lines over updates, labelled at their ends, into a PNG file; return whether any was.
+    """Draw lines over updates, with labels at their ends, into a PNG file.
 
-    Values that are NaN or infinite leave a gap, and the first has a cross above the lines. The
-    label of a line that ends so says where. Bands are around lines, by name; dots are single seeds.
+    NaN and infinite values leave a gap, with a cross above the first. If a line ends with them, its
+    label says at which update the training diverged.
+
+    Args:
+        lines: values over updates by name.
+        title: title of the picture.
+        path: the file.
+        log: whether the axis of values is logarithmic.
+        bands: intervals around the lines by name.
+        dots: values of single seeds by name.
+
+    Returns:
+        Whether there was anything to draw.
     """
-    bands = {  # at points with seeds enough for an interval
+    bands = {  # points with too few seeds have infinite bounds
         name: [point for point in band if all(map(math.isfinite, point))]
         for name, band in (bands or {}).items()
     }
@@ -69,8 +80,8 @@ def draw_lines(
             colour = styles[name]["color"]
             if band := bands.get(name):
                 axes.fill_between(*zip(*band), color=colour, alpha=0.15, linewidth=0)
-            if known := [point for point in dots.get(name, ()) if math.isfinite(point[1])]:
-                axes.plot(*zip(*known), "o", color=colour, ms=2.5, alpha=0.6, mew=0)
+            if finite := [point for point in dots.get(name, ()) if math.isfinite(point[1])]:
+                axes.plot(*zip(*finite), "o", color=colour, ms=2.5, alpha=0.6, mew=0)
     pictures.label_ends(axes, ends, _LABEL_HEIGHT)
     axes.set_title(title, loc="left", fontsize=14, pad=14)
     figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)
@@ -83,8 +94,8 @@ def _draw_line(axes: Any, name: str, line: Points, style: Mapping[str, str]) -> 
     axes.plot(*zip(*((x, y if math.isfinite(y) else math.nan) for x, y in line)), **style, lw=2.2)
     broken = [x for x, y in line if not math.isfinite(y)]
     if broken:
-        place, colour = axes.get_xaxis_transform(), style["color"]
-        axes.plot(broken[0], 1.0, "X", color=colour, ms=9, transform=place, clip_on=False)
+        transform, colour = axes.get_xaxis_transform(), style["color"]
+        axes.plot(broken[0], 1.0, "X", color=colour, ms=9, transform=transform, clip_on=False)
     update, end = line[-1]
     if not math.isfinite(end):
         finite = max((x for x, y in line if math.isfinite(y)), default=-1)
@@ -99,7 +110,7 @@ def _style_updates(axes: Any, updates: Sequence[int]) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.set_xlabel("training updates", color=pictures.GREY, fontsize=11)
-    # From zero, unless all lines begin after an eighth of the updates.
+    # The axis begins at zero, unless all lines begin after an eighth of the updates.
     first, last = min(updates), max(updates)
     axes.set_xlim(first if last / 8 < first < last else 0, max(last, 1))
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))

@@ -1,8 +1,8 @@
-"""The training loss, smoothed, and the stages that it goes through.
+"""Smooths the training loss, and divides it into stages.
 
 The stages are those of DecBERT's paper (Luo et al. 2022, arXiv:2204.08688, section 4.2): start,
-plateau, dive and convergence. The paper reads their bounds off its figure; here they follow from a
-rule (:func:`find_stages`).
+plateau, dive and convergence. The paper reads their limits off its figure; here a rule defines them
+(:func:`find_stages`).
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ import numpy as np
 
 from fairseq_posenc.workbench.running.logs import Curve
 
-SIDE = 2  # lines of the log on either side over which a line is smoothed for the picture
-SLOW = 4  # the loss falls this many times faster before and after the plateau than on it
-LEAST = 0.1  # a dive is at least this share of the loss's whole fall
-SHORTEST = 3  # lines of the log, for a straight piece
-_DIGITS = 0.001  # nats, to which fairseq writes a loss: no line is more exact
+SIDE = 2  # number of lines of the log on each side that smooth a line for the picture
+SLOW = 4  # factor by which the loss falls faster before and after the plateau than on it
+LEAST = 0.1  # smallest share of the whole fall of the loss in a dive
+SHORTEST = 3  # fewest lines of the log in a segment
+_DIGITS = 0.001  # precision, in nats, of the losses that fairseq logs
 
 
 class LossStages(NamedTuple):
-    """Where the stages end, in updates."""
+    """The updates at which the stages end."""
 
-    start: int  # the plateau begins
-    plateau: int  # the dive begins
-    dive: int  # convergence begins, which lasts until the end
+    start: int  # end of the start: the plateau begins
+    plateau: int  # end of the plateau: the dive begins
+    dive: int  # end of the dive: convergence begins, and lasts until the end
 
 
 class Segment(NamedTuple):
-    """A straight piece of a fitted loss."""
+    """A line segment of the fitted loss."""
 
-    rate: float  # how fast it falls, in nats an update
-    updates: int  # how many it lasts
-    end: int  # the last of them
-    loss: float  # there, in nats
+    rate: float  # fall of the loss in nats per update
+    updates: int  # length in updates
+    end: int  # last update
+    loss: float  # loss at its end in nats
 
 
 def smooth_losses(curve: Curve) -> list[tuple[int, float]]:
-    """Smooth the training loss, in nats: at each line, the mean with those around it.
+    """Smooth the training loss, in nats, with the mean over neighbouring lines of the log.
 
-    There are ``SIDE`` on either side; near both ends fewer, as many on one side as on the other, so
-    that the first and the last stay what they are. A line is itself fairseq's mean since the line
-    before. Losses that are NaN or infinite are left out.
+    A mean includes up to ``SIDE`` lines on each side. Near the ends there are fewer, always equally
+    many on both sides, so the first and the last value are unchanged. (A line is itself fairseq's
+    mean since the previous line.) Losses that are NaN or infinite are left out.
     """
     kept = [entry for entry in curve.training if entry.is_finite]
     points = []
@@ -56,19 +56,20 @@ def smooth_losses(curve: Curve) -> list[tuple[int, float]]:
 
 
 def training_points(curve: Curve) -> list[tuple[int, float]]:
-    """List updates and training loss in nats, without losses that are NaN or infinite."""
+    """List updates and training losses in nats, without those that are NaN or infinite."""
     return [(entry.updates, entry.nats) for entry in curve.training if entry.is_finite]
 
 
 def find_stages(curve: Curve) -> Optional[LossStages]:
     """Find the stages of a training's loss; None if no dive follows a plateau.
 
-    The loss is fitted with straight pieces (:func:`fit_segments`). The *dive* is the steepest
-    piece that follows one at least ``SLOW`` times flatter (the *plateau*), which in turn follows
-    one ``SLOW`` times steeper (the *start*). Dive and plateau are as long as pieces follow each
-    other that are at least, or at most, a ``SLOW``-th as steep as the steepest one.
-    A dive is ``LEAST`` of the loss's whole fall, along its pieces and from its beginning to its
-    end: the way back from a jump, as over a hard stretch of text, is none.
+    The loss is fitted with line segments (:func:`fit_segments`). The *dive* is the steepest segment
+    that follows one at least ``SLOW`` times flatter (the *plateau*), which in turn follows one at
+    least ``SLOW`` times steeper (the *start*). The dive includes all following segments that are at
+    least 1 / ``SLOW`` times as steep; the plateau includes all preceding segments that are flatter
+    than this. Both the sum of the falls in the dive and the difference between its beginning and
+    end must be at least ``LEAST`` of the whole fall, so that the recovery from a jump of the loss
+    does not count as a dive.
     """
     segments = fit_segments(training_points(curve))
     whole = sum(segment.rate * segment.updates for segment in segments)
@@ -90,14 +91,15 @@ def find_stages(curve: Curve) -> Optional[LossStages]:
 
 
 def fit_segments(points: Sequence[tuple[int, float]]) -> list[Segment]:
-    """Fit updates and losses with the best straight pieces, as many as noise warrants.
+    """Fit losses over updates with line segments, as many as the noise warrants.
 
-    What is least is the sum of squared errors, in units of the noise, and log(lines) for each of
-    the three numbers of a piece (slope, height and end), the Bayesian information criterion;
-    found for all ways to cut, in time quadratic in lines. The noise is that of neighbours.
+    The segments minimize the Bayesian information criterion: the sum of squared errors, in units of
+    the noise, plus log(number of points) for each of a segment's three parameters (slope, height
+    and end). Dynamic programming over all possible cuts takes quadratic time. The noise is
+    estimated from the differences of neighbours.
 
-    ruptures' Pelt finds the same cuts (cost ``linear``), but takes 70 times as long at 400 lines,
-    and minutes at 4,000.
+    Pelt of the library ruptures (cost ``linear``) finds the same cuts, but takes 70 times as long
+    for 400 points, and minutes for 4,000.
 
     Source:
         Jackson et al. (2005), "An algorithm for optimal partitioning of data on an interval", IEEE
@@ -117,24 +119,26 @@ def fit_segments(points: Sequence[tuple[int, float]]) -> list[Segment]:
 
 
 def _find_best_cuts(x: np.ndarray, y: np.ndarray) -> list[int]:
-    """Find where to cut lines of noise 1 into straight pieces, with both ends."""
-    lines = len(x)
+    """Find the best cuts of points with noise 1 into segments, including both ends."""
+    count = len(x)
     sums = np.pad(np.cumsum([x, y, x * x, x * y, y * y], axis=1), ((0, 0), (1, 0)))
-    least, begin_of = np.full(lines + 1, np.inf), [0] * (lines + 1)  # by the end of a piece
-    least[0] = 0
-    for end in range(SHORTEST, lines + 1):
+    # Lowest cost of the points up to each index, and the beginning of the last segment then.
+    lowest, begin_of = np.full(count + 1, np.inf), [0] * (count + 1)
+    lowest[0] = 0
+    for end in range(SHORTEST, count + 1):
         begins = np.arange(end - SHORTEST + 1)
-        costs = least[begins] + _compute_errors(sums[:, end, None] - sums[:, begins], end - begins)
+        errors = _compute_errors(sums[:, end, None] - sums[:, begins], end - begins)
+        costs = lowest[begins] + errors
         begin_of[end] = int(costs.argmin())
-        least[end] = costs[begin_of[end]] + 3 * math.log(lines)
-    cuts = [lines]
+        lowest[end] = costs[begin_of[end]] + 3 * math.log(count)
+    cuts = [count]
     while cuts[-1] > 0:
         cuts.append(begin_of[cuts[-1]])
     return cuts[::-1]
 
 
-def _compute_errors(sums: np.ndarray, lines: np.ndarray) -> np.ndarray:
-    """Compute the squared errors of the best lines, from sums of x, y, xx, xy and yy."""
+def _compute_errors(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Compute the squared errors of least-squares lines from the sums of x, y, xx, xy and yy."""
     x, y, xx, xy, yy = sums
-    left = yy - y * y / lines - (xy - x * y / lines) ** 2 / (xx - x * x / lines)
-    return np.maximum(left, 0)
+    errors = yy - y * y / counts - (xy - x * y / counts) ** 2 / (xx - x * x / counts)
+    return np.maximum(errors, 0)

@@ -1,7 +1,7 @@
-"""Tables in Markdown, for every report and every generated page.
+"""Formats tables, code and foreign text in Markdown, for all reports and generated pages.
 
-Not by tabulate, which pads cells to the width of their column: one longer figure would change each
-line of a page that is kept. It leaves ``|`` in a cell as it is, too.
+The library tabulate pads cells to the width of their column, so one longer figure would change
+every line of a page under version control, and it does not escape ``|``.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pathlib import Path
 from fairseq_posenc.errors import UserError, printable
 
 _RULES = {"l": "---", "r": "---:"}
-_BAR = re.compile(r"(?<!\\)\|")  # it would end a cell
-# What begins HTML or code, or makes a link, a picture or a reference of what stands before it;
-# and the backslashes before that, which would take an escape away.
+_BAR = re.compile(r"(?<!\\)\|")  # an unescaped bar ends a cell
+# Characters that begin HTML or code, or turn the preceding text into a link or a picture, with the
+# backslashes before them, which would undo an escape.
 _ACTIVE = re.compile(r"(\\*)(<|`|\](?=[(\[:]))")
 _TICKS = re.compile("`+")
 
 
 def escape(text: str) -> str:
-    """Write a text of somebody else's so that a page shows it, and nothing of it is active."""
+    """Escape foreign text, so that a page shows it and no part of it becomes markup."""
 
     def replace(match: re.Match[str]) -> str:
         return match[1] * 2 + ("&lt;" if match[2] == "<" else f"\\{match[2]}")
@@ -30,7 +30,7 @@ def escape(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Format a text of somebody else's as code, whatever backquotes it has."""
+    """Format foreign text as code, even if it contains backquotes."""
     longest = max(map(len, _TICKS.findall(text)), default=0)
     ticks, space = "`" * (longest + 1), " " if longest else ""
     return f"{ticks}{space}{printable(text)}{space}{ticks}"
@@ -39,7 +39,7 @@ def code(text: str) -> str:
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr") -> str:
     """Format a table.
 
-    Columns are aligned ``l`` or ``r``, left or right; the last letter holds for all that follow.
+    Letters of ``align`` align columns left (``l``) or right (``r``); the last one is repeated.
     """
     rule = [_RULES[align[min(column, len(align) - 1)]] for column in range(len(header))]
     head, *lines = ([_BAR.sub(r"\|", printable(cell)) for cell in row] for row in (header, *rows))
@@ -47,20 +47,20 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr
 
 
 def fill_page(path: Path, start: str, content: str, end: str) -> str:
-    """Replace what stands between two markers of a page.
+    """Replace the text between two markers of a page, and return the new page.
 
     Raises:
-        UserError: the page has no such place.
+        UserError: the page lacks a marker.
     """
     old = path.read_text(encoding="utf-8") if path.is_file() else ""
     return fill_text(old, path, start, content, end)
 
 
 def fill_text(text: str, path: Path, start: str, content: str, end: str) -> str:
-    """Replace what stands between two markers of a text; errors name ``path``.
+    """Replace the part of a text between two markers; errors name ``path``.
 
     Raises:
-        UserError: the text has no such place.
+        UserError: the text lacks a marker.
     """
     before, begins, rest = text.partition(start)
     _, ends, after = rest.partition(end)

@@ -1,4 +1,4 @@
-"""The style that all pictures share: colours and styles of lines, axes, labels, files."""
+"""Defines the style of all pictures: colours and styles of lines, axes, labels and files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from fairseq_posenc.files import written_whole
 
-# Okabe and Ito's colours, which colour-blind people can tell apart, without the pale ones.
+# Okabe and Ito's colours, which colour-blind people can distinguish, without the pale ones.
 COLOURS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
-STYLES = ("-", "--", ":", "-.", (0, (7, 1, 1, 1, 1, 1)))  # tell lines of one colour from each other
-# An encoding's number here is that of its style in every picture: no two are alike, and those that
-# are compared most often have a colour each. New ones are added at the end.
+STYLES = ("-", "--", ":", "-.", (0, (7, 1, 1, 1, 1, 1)))  # distinguish lines of the same colour
+# The index of an encoding is the number of its style in every picture. The encodings that are
+# compared most often come first, with different colours; new ones are added at the end.
 _ENCODINGS = (
     *("none", "learned", "rope", "alibi", "m4m", "sinusoidal", "t5"),
     *("decbert_diff", "decbert_same", "kerple", "sandwich", "shaw", "fire", "xpos"),
@@ -27,8 +27,8 @@ _FEW_TICKS = 3
 
 
 def can_draw() -> bool:
-    """Whether matplotlib, which is optional, is installed."""
-    # fairseq switches on everybody's messages; matplotlib's are long lists of fonts.
+    """Check whether matplotlib, which is optional, is installed."""
+    # fairseq makes all libraries log; matplotlib would list all fonts.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     try:
         import matplotlib  # noqa: F401
@@ -43,21 +43,21 @@ def new_figure(width: float, height: float, dpi: int) -> Any:
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 
-    rcParams["text.parse_math"] = False  # names and tokens may have dollar signs
+    rcParams["text.parse_math"] = False  # names and tokens may contain dollar signs
     return Figure(figsize=(width, height), dpi=dpi, layout="constrained")
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a PNG or SVG file, without what would make every drawing a change: dates, names."""
+    """Write a PNG or SVG file that is the same in every run: without dates and versions."""
     from matplotlib import rc_context
 
-    named = "Date" if path.suffix == ".svg" else "Software"
+    varying = "Date" if path.suffix == ".svg" else "Software"
     with rc_context({"svg.hashsalt": path.stem}), written_whole(path) as new:
-        figure.savefig(new, format=path.suffix[1:], metadata={named: None})
+        figure.savefig(new, format=path.suffix[1:], metadata={varying: None})
 
 
 def line_style(number: int, colours: Sequence[str] = COLOURS) -> dict[str, Any]:
-    """Choose colour and style of a line by its number."""
+    """Choose the colour and style of a line by its number."""
     return {
         "color": colours[number % len(colours)],
         "linestyle": STYLES[number // len(colours) % len(STYLES)],
@@ -65,9 +65,9 @@ def line_style(number: int, colours: Sequence[str] = COLOURS) -> dict[str, Any]:
 
 
 def assign_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Assign colour and style to names of models, an encoding the same in every picture.
+    """Assign colours and styles to the names of models.
 
-    Any other name takes the first style that no name of the picture has.
+    An encoding has the same style in every picture; other names take the first free styles.
     """
     numbers = {name: _ENCODINGS.index(name) for name in names if name in _ENCODINGS}
     count = len(COLOURS) * len(STYLES)
@@ -79,7 +79,7 @@ def assign_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def style_values(axes: Any, low: float, high: float, log: bool) -> None:
-    """Give axes their limits and ticks of values, a quiet grid, and no frame."""
+    """Set the limits and ticks of the axis of values, with a light grid and no frame."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     if log:
@@ -92,7 +92,7 @@ def style_values(axes: Any, low: float, high: float, log: bool) -> None:
 
 
 def style_lines(axes: Any) -> None:
-    """Give axes of lines a quiet grid, and no frame but the line below."""
+    """Give axes a light grid, and no frame except the line at the bottom."""
     axes.tick_params(length=0, colors=GREY)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -100,23 +100,26 @@ def style_lines(axes: Any) -> None:
 
 
 def axes_height(axes: Any, x: float, y: float) -> float:
-    """Compute the height of a point as a share of axes, whose limits are set."""
+    """Compute the height of a point as a share of the height of the axes; their limits are set."""
     share: float = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[1]
     return share
 
 
 class LineEnd(NamedTuple):
-    """The label of a line, beside its last point."""
+    """The label beside the last point of a line."""
 
     text: str
-    height: float  # the point's, as a share of the axes' height (:func:`axes_height`)
+    height: float  # height of the point as a share of the axes' height (:func:`axes_height`)
     colour: str
 
 
 def label_ends(axes: Any, ends: Sequence[LineEnd], room: float) -> None:
-    """Write labels where lines end, one below the other; each takes ``room`` of the height.
+    """Write labels beside the ends of lines, without overlaps.
 
-    The limits of the axes are set.
+    Args:
+        axes: the axes, whose limits are set.
+        ends: the labels.
+        room: height of a label as a share of the axes' height.
     """
     for end, height in zip(ends, spread_out([end.height for end in ends], room)):
         axes.annotate(
@@ -134,7 +137,7 @@ def choose_ticks(low: float, high: float) -> list[float]:
     """Choose round numbers between two positive limits, about evenly spaced on a log scale."""
     powers = [10.0**exponent for exponent in range(-3, 300) if 10.0**exponent <= high]
     ticks = [digit * power for power in powers for digit in _TICKS if low <= digit * power <= high]
-    if len(ticks) < _FEW_TICKS:  # in so narrow a range a log scale is nearly linear
+    if len(ticks) < _FEW_TICKS:  # in such a narrow range a log scale is nearly linear
         from matplotlib.ticker import MaxNLocator
 
         values = MaxNLocator(5).tick_values(low, high)
@@ -143,19 +146,22 @@ def choose_ticks(low: float, high: float) -> list[float]:
 
 
 def spread_out(heights: list[float], distance: float) -> list[float]:
-    """Move heights apart, as little as their order allows, until none is too near the next."""
+    """Move heights apart, in their order, until none is closer than ``distance`` to the next.
+
+    Heights that are too close form a group, which is spread evenly around its mean.
+    """
     order = sorted(range(len(heights)), key=heights.__getitem__)
     groups: list[list[int]] = []
 
-    def places(group: list[int]) -> list[float]:
+    def spread(group: list[int]) -> list[float]:
         centre = sum(heights[index] for index in group) / len(group)
-        return [centre + (place - (len(group) - 1) / 2) * distance for place in range(len(group))]
+        return [centre + (rank - (len(group) - 1) / 2) * distance for rank in range(len(group))]
 
     for index in order:
         groups.append([index])
-        while len(groups) > 1 and places(groups[-1])[0] - places(groups[-2])[-1] < distance:
+        while len(groups) > 1 and spread(groups[-1])[0] - spread(groups[-2])[-1] < distance:
             groups[-2:] = [groups[-2] + groups[-1]]
-    moved = dict(
-        zip((i for group in groups for i in group), (p for g in groups for p in places(g)))
-    )
+    moved: dict[int, float] = {}
+    for group in groups:
+        moved.update(zip(group, spread(group)))
     return [moved[index] for index in range(len(heights))]

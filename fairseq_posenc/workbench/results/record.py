@@ -1,6 +1,6 @@
-"""The record of a job: the figures, what they are of, and the command that made them.
+"""Records: the figures of a command in JSON, with their data and the command line.
 
-Every job writes one, and ``fairseq-posenc report`` shows it, whatever the job.
+Every command writes its results as a record, and ``fairseq-posenc report`` shows any record.
 """
 
 from __future__ import annotations
@@ -18,26 +18,24 @@ from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.running.files import refuse_link
 
 VERSION = 1  # version of the format
-_HEAD = 4096  # characters of a file in which its kind has to be named
-Row = Mapping[str, Any]  # texts and numbers by column, None where there is no figure
+_HEAD = 4096  # number of characters within which a file must name its kind
+Row = Mapping[str, Any]  # texts and numbers by column; None for a missing figure
 
 
 class RecordError(ValueError):
-    """A file is not a record, or one of another version; the message says which."""
+    """A file is not a record, or is a record of another version; the message says which."""
 
 
 class Record(NamedTuple):
-    """What came out of a job."""
+    """The results of a command."""
 
-    kind: str  # the job, as in `compare`
-    # tables by name; each has rows, and a row has values by column. The first table holds what
-    # the job is about
+    kind: str  # the command, such as `compare`
+    # tables by name: rows, each with values by column. The first table holds the main results
     figures: Mapping[str, Sequence[Row]]
-    data: Row  # what the figures are of: the text or its folder, a checkpoint, the machine, by name
-    # the position encodings, where they are the same in all rows; None if not known
-    spec: Optional[str] = None
-    seed: Optional[int] = None  # the seed, where it is the same in all rows
-    command: str = ""  # the line that made it
+    data: Row  # facts by name, such as the text or its folder, the checkpoint and the machine
+    spec: Optional[str] = None  # position encodings, if they are the same in all rows and known
+    seed: Optional[int] = None  # seed, if it is the same in all rows
+    command: str = ""  # command line
     version: int = VERSION  # version of the format
 
     @property
@@ -62,7 +60,7 @@ class Record(NamedTuple):
 
 
 def own_command() -> str:
-    """Build the line that started this program."""
+    """Return the command line of this program."""
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
@@ -70,29 +68,29 @@ def read(path: Path) -> Record:
     """Read the record of a file.
 
     Raises:
-        RecordError: it is none, or one of another version.
+        RecordError: the file is not a record, or is a record of another version.
     """
     try:
         with open(path, encoding="utf-8") as stream:
             text = stream.read(_HEAD)
             if '"kind"' not in text:
-                raise RecordError("no record of fairseq-posenc")
+                raise RecordError("not a record of fairseq-posenc")
             content = json.loads(text + stream.read())
-            json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair is not text
+            json.dumps(content, ensure_ascii=False).encode()  # fails for half a surrogate pair
     except RecordError:
         raise
     except (ValueError, RecursionError) as error:
-        raise RecordError(f"not a whole file of JSON ({shortened(str(error))})") from None
+        raise RecordError(f"not a complete JSON file ({shortened(str(error))})") from None
     except OSError as error:
         raise RecordError(f"cannot be read ({error.strerror})") from None
     return _check_content(content)
 
 
 def make_folder(out: Path) -> None:
-    """Make the folder of a job's results.
+    """Make the folder of a command's results.
 
     Raises:
-        UserError: it cannot be made, or is a link.
+        UserError: the folder cannot be made, or is a link.
     """
     refuse_link(out)
     try:
@@ -103,12 +101,12 @@ def make_folder(out: Path) -> None:
 
 def _check_content(content: Any) -> Record:
     if not isinstance(content, dict) or not {"kind", "version", "figures"} <= content.keys():
-        raise RecordError("no record of fairseq-posenc")
+        raise RecordError("not a record of fairseq-posenc")
     if content["version"] != VERSION:
         version = shortened(str(content["version"]))
-        raise RecordError(f"a record of version {version}, which this one ({VERSION}) cannot read")
+        raise RecordError(f"a record of version {version}; this program reads version {VERSION}")
     record = Record(**{"data": {}, **{k: v for k, v in content.items() if k in Record._fields}})
-    forms = {
+    is_valid = {
         "kind": isinstance(record.kind, str),
         "command": isinstance(record.command, str),
         "spec": isinstance(record.spec, (str, type(None))),
@@ -116,9 +114,9 @@ def _check_content(content: Any) -> Record:
         "data": _is_row(record.data),
         "figures": _are_tables(record.figures),
     }
-    for name, is_right in forms.items():
-        if not is_right:
-            raise RecordError(f"a record whose {name} is not as it should be")
+    for name, valid in is_valid.items():
+        if not valid:
+            raise RecordError(f"a record whose {name!r} is invalid")
     return record
 
 
@@ -133,17 +131,16 @@ def _is_row(row: object) -> bool:
 
 
 def _is_value(value: object) -> bool:
-    if isinstance(value, int):  # JSON allows any number of digits
+    if isinstance(value, int):  # JSON does not limit the number of digits
         return abs(value) < 2**63
     return isinstance(value, (str, float, type(None)))
 
 
 def _json(value: Any) -> str:
-    """Format JSON without NaN and infinite values."""
+    """Format a value or row as JSON, with null for NaN and infinite figures."""
     if isinstance(value, Mapping):
-        value = {key: item if _is_finite(item) else None for key, item in value.items()}
+        value = {
+            name: None if isinstance(item, float) and not math.isfinite(item) else item
+            for name, item in value.items()
+        }
     return json.dumps(value, ensure_ascii=False)
-
-
-def _is_finite(value: object) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)

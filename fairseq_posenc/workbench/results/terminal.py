@@ -1,7 +1,4 @@
-"""Reports on a terminal: Markdown without its marks, tables with aligned columns, long lines cut.
-
-Reports are written once, in Markdown. Files keep it; a terminal shows what this module makes of it.
-"""
+"""Formats reports in Markdown for a terminal: without marks, with aligned tables, lines wrapped."""
 
 from __future__ import annotations
 
@@ -11,36 +8,32 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 _LONGEST = 100  # columns; longer lines are hard to read on any terminal
-_BAR = re.compile(r"(?<!\\)\|")  # ends a cell; `\|` is one of its characters
+_BAR = re.compile(r"(?<!\\)\|")  # an unescaped bar ends a cell
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 
 
 def show(report: str) -> str:
-    """Format a report in Markdown for the terminal that is there.
+    """Format a report in Markdown for the terminal.
 
-    Tables stay whole, also where they are wider; so do lines that begin with spaces, as commands
-    do, because they may be copied.
+    Tables are never wrapped, nor are lines that begin with spaces, such as commands to be copied.
     """
     return "\n".join(_format_blocks(report.splitlines(), width()))
 
 
 def width() -> int:
-    """Return the columns to fill: those of the terminal, or fewer if it is very wide."""
+    """Return the number of columns to fill: the terminal's, limited for readability."""
     return min(shutil.get_terminal_size().columns, _LONGEST)
 
 
 def wrap(text: str, columns: int, indent: str = "") -> str:
-    """Break a line at spaces; all but the first line begin with ``indent``.
-
-    Words that are longer than a line, such as paths, stay whole.
-    """
+    """Wrap a line at spaces only; all lines after the first begin with ``indent``."""
     return textwrap.fill(
         text, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 
 def strip_marks(text: str) -> str:
-    """Take the marks of code, bold text and links out of a text."""
+    """Remove the Markdown of code, bold text and links."""
     text = _LINK.sub(r"\1", text).replace(r"\|", "|").replace("&lt;", "<")
     return text.replace("**", "").replace("`", "")
 

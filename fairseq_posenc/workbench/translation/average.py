@@ -1,6 +1,6 @@
-"""Averages a model's last epoch checkpoints.
+"""Averages the checkpoints of a model's last epochs.
 
-fairseq has ``scripts/average_checkpoints.py`` for this, which its package does not install.
+fairseq's ``scripts/average_checkpoints.py`` does this, too, but its package does not install it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def last_checkpoints(folder: Path, count: int) -> list[Path]:
 def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
     """Write a checkpoint with the averaged parameters of several.
 
-    Sums are accumulated in float32 or wider; each mean is cast back to the dtype of its parameter.
-    The settings are those of the first checkpoint. The optimizer state is dropped: it would not
-    belong to the averaged parameters.
+    Sums are accumulated in float32 or wider, and each mean is cast back to the dtype of its
+    parameter. The settings are those of the first checkpoint. The optimizer state is dropped
+    because it does not belong to the averaged parameters.
 
     Raises:
-        UserError: a file is not a checkpoint, or the models are not of one kind.
+        UserError: a file is not a checkpoint, or the models differ in encoding or shapes.
     """
     first = load_translation(paths[0])["model"]
     sums: dict[str, Tensor] = {}
@@ -63,24 +63,25 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
 
 
 def _check_same(first: Path, old: dict[str, Tensor], path: Path, new: dict[str, Tensor]) -> None:
-    """Check that two checkpoints are of the same encoding, settings and parameter shapes."""
+    """Check that two checkpoints have the same encoding, settings and parameter shapes."""
     for name in filter(is_identity, old):
         if name not in new:
             continue
         ours, theirs = (Identity.from_tensor(model[name]) for model in (old, new))
-        unlike = ours.weight_settings.differences(theirs.weight_settings, "and with")
+        differences = ours.weight_settings.differences(theirs.weight_settings, "and with")
         if ours.describe() != theirs.describe():
-            unlike.insert(0, f"{ours.describe()}, and {theirs.describe()}")
-        if unlike:
-            raise UserError(f"{first} and {path} are not of one model: {'; '.join(unlike)}")
-    shapes, others = (
+            differences.insert(0, f"{ours.describe()}, and {theirs.describe()}")
+        if differences:
+            raise UserError(f"{first} and {path} are different models: {'; '.join(differences)}")
+    old_shapes, new_shapes = (
         {name: tuple(value.shape) for name, value in model.items() if not is_identity(name)}
         for model in (old, new)
     )
-    differing = [name for name in {**shapes, **others} if shapes.get(name) != others.get(name)]
+    names = {**old_shapes, **new_shapes}
+    differing = [name for name in names if old_shapes.get(name) != new_shapes.get(name)]
     if differing:
         name = differing[0]
         raise UserError(
-            f"{first} and {path} are not of one model: {len(differing)} parameters differ, such as "
-            f"{name}: {shapes.get(name, 'none')} and {others.get(name, 'none')}"
+            f"{first} and {path} are different models: {len(differing)} parameters differ, such as "
+            f"{name}: {old_shapes.get(name, 'missing')} and {new_shapes.get(name, 'missing')}"
         )

@@ -1,4 +1,4 @@
-"""Checkpoints of translation models, and the data folder that each was trained on."""
+"""Opens checkpoints of translation models, with the data folders that they were trained on."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 
 
 class ParallelDataBin(NamedTuple):
-    """A folder made by ``fairseq-preprocess``, and the direction in which it is translated."""
+    """A folder made by ``fairseq-preprocess``, and the direction of translation."""
 
     folder: Path
     source: str  # language to translate from
     target: str  # language to translate to
 
+    @property
+    def direction(self) -> str:
+        """The languages, as in ``fr-en``."""
+        return f"{self.source}-{self.target}"
+
     def find_pieces(self, language: str) -> Path:
-        """Find the sentencepiece model that cut a language's text.
+        """Find the sentencepiece model of a language.
 
         Raises:
             UserError: the folder has no such model.
@@ -42,7 +47,7 @@ class ParallelDataBin(NamedTuple):
         Raises:
             UserError: the folder has no such subset.
         """
-        for pair in (f"{self.source}-{self.target}", f"{self.target}-{self.source}"):
+        for pair in (self.direction, f"{self.target}-{self.source}"):
             data = data_utils.load_indexed_dataset(f"{self.folder}/{subset}.{pair}.{self.source}")
             if data is not None:
                 return len(data)
@@ -56,13 +61,13 @@ def load_translation(path: Path, option: str = "--checkpoint") -> State:
     """Load the checkpoint of a translation model; messages begin with the ``option`` that named it.
 
     Raises:
-        UserError: it is not a file, is damaged, or was made by another task than translation.
+        UserError: the path is not a file, the file is damaged, or its model does not translate.
     """
     state = load_state(path, option)
     task = state["cfg"].task
     if not translates(task):
         name = task.get("_name")
-        raise UserError(f"{option} {path}: a model of the task {name!r}, not of translation")
+        raise UserError(f"{option} {path}: is a model for the task {name!r}, not for translation")
     return state
 
 
@@ -72,21 +77,19 @@ def find_data_bin(opened: Union[OpenTask, OpenModel]) -> ParallelDataBin:
 
 
 def open_ensemble(paths: Iterable[Path], data: Optional[Path] = None) -> list[OpenModel]:
-    """Open models that read one folder: the first's, unless ``data`` names another.
+    """Open models with the data folder of the first, unless ``data`` names another.
 
     Raises:
-        UserError: no path is given, a model cannot be opened, or languages differ.
+        UserError: there is no path, a model cannot be opened, or their languages differ.
     """
     opened: list[OpenModel] = []
     for path in paths:
         folder = opened[0].data if opened else data
         opened.append(open_model(path, folder, state=load_translation(path)))
-        if find_data_bin(opened[-1]) != find_data_bin(opened[0]):
-            first, other = (
-                "-".join(find_data_bin(trained)[1:]) for trained in (opened[0], opened[-1])
-            )
+        first, last = find_data_bin(opened[0]).direction, find_data_bin(opened[-1]).direction
+        if first != last:
             raise UserError(
-                f"--checkpoint {path}: translates {other}, but {opened[0].path} translates {first}"
+                f"--checkpoint {path}: translates {last}, but {opened[0].path} translates {first}"
             )
     if not opened:
         raise UserError("no checkpoint to load")

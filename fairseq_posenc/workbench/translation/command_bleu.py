@@ -1,4 +1,4 @@
-"""``fairseq-posenc bleu``: measure translation models on a test set."""
+"""``fairseq-posenc bleu``: evaluates translation models on a test set."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "systems",
         nargs="+",
         metavar="NAME=PATH[,PATH...]",
-        help="a checkpoint (several, joined by ':', are an ensemble), a folder of checkpoints with "
-        "--average, or a text file with one translation per line; commas join trainings of "
-        "one model with different seeds; further models are compared with the first",
+        help="a checkpoint (':' joins several to an ensemble), a folder of checkpoints with "
+        "--average, or a text file with one translation per line; commas join trainings of one "
+        "model with different seeds; the other systems are compared with the first",
     )
     options.add_out(parser, "bleu")
     text = "raw text of the test set in the target language, may be gzipped "
@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", type=Path, metavar="FILE", help=text)
     add_model_arguments(parser)
     options.add_split(parser, "test")
-    options.add_computing(parser, bf16=False)  # fairseq-generate ignores it
-    options.add_count(parser, "--average", "average the last N epochs' checkpoints")
-    parts = "parts of the test set; an interrupted evaluation resumes with the next"
+    options.add_computing(parser, bf16=False)  # fairseq-generate ignores --bf16
+    options.add_count(parser, "--average", "average the checkpoints of the last N epochs")
+    parts = "parts of the test set; an interrupted evaluation resumes with the next part"
     options.add_count(parser, "--num-shards", parts, 4)
     options.add_count(parser, "--max-tokens", "source tokens translated at a time", 12000)
     options.add_place(parser, one_by_one=True)

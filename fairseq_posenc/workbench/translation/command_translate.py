@@ -1,4 +1,4 @@
-"""``fairseq-posenc translate``: translate sentences with a trained model."""
+"""``fairseq-posenc translate``: translates sentences with a trained model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fairseq_posenc.workbench.tokens.files import arriving_lines
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.translation.translator import Hypothesis, Translator
 
-_SHOWN = 3  # hypotheses of beam search
+_SHOWN = 3  # default number of hypotheses of beam search
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,10 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = "raw text (default: the lines of --input or, without it, of standard input)"
     add("sentences", nargs="*", metavar="SENTENCE", help=text)
-    text = "the model; several, joined by ':', are an ensemble"
+    text = "the model; ':' joins several to an ensemble"
     add("--checkpoint", required=True, metavar="FILE", help=text)
     add("--input", type=Path, metavar="FILE", help="UTF-8 text, one sentence per line")
-    text = "the French sentence of the report on IWSLT 2017, and its reference translation"
+    text = "translate the example of the report on IWSLT 2017, and print its reference"
     add("--example", action="store_true", help=text)
     add_model_arguments(parser)
     add_computing(parser)
@@ -53,11 +53,11 @@ def run(args: argparse.Namespace) -> int:
     nbest = args.nbest or min(_SHOWN, args.beam)
     if nbest > args.beam:
         raise UserError(f"--nbest {nbest}: must be from 1 to the beam of {args.beam}")
-    with _open_sentences(args) as arriving:
+    with _open_sentences(args) as batches:
         names = ("data", "device", "fp16", "bf16")
         options = {name: getattr(args, name) for name in names}
         translator = Translator.load(*split_paths(args.checkpoint), **options)
-        for sentences in arriving:
+        for sentences in batches:
             _print_translations(translator, sentences, args, nbest)
             if not has_reader():
                 return 0
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _open_sentences(args: argparse.Namespace) -> Iterator[Iterator[Sequence[str]]]:
-    """Open the input; yields an iterator over lists of sentences, each list as it arrives."""
+    """Open the input; yield an iterator over lists of sentences, each as soon as it arrives."""
     if sum(map(bool, (args.sentences, args.input, args.example))) > 1:
         raise UserError("give only one of sentences, --input and --example")
     if args.sentences or args.example:
@@ -89,7 +89,7 @@ def _open_sentences(args: argparse.Namespace) -> Iterator[Iterator[Sequence[str]
 
 
 def _find_example() -> dict[str, str]:
-    """Look up the example sentence of the report, ``source``, and its reference, ``target``."""
+    """Look up the report's example sentence (``source``) and its reference (``target``)."""
     example: dict[str, str] = recipes.load()["finetuning"]["translation"]["iwslt17"]["example"]
     return example
 

@@ -1,4 +1,4 @@
-"""Evaluation on a test set: every system translates it, and all translations are scored."""
+"""Evaluates systems on a test set: translates it with every model, and scores all translations."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from fairseq_posenc.workbench.translation.scores import PIECE_BLEU, PieceBleu, S
 
 
 class System(NamedTuple):
-    """One training of a system: its checkpoints, or a file of its translations."""
+    """One training of a system: its checkpoints, or a file with its translations."""
 
     name: str  # name of the system in tables
     # a checkpoint, several joined by `:` (an ensemble), a folder of checkpoints to average, or a
     # text file with one translation per line
     path: str
-    training: int = 1  # number among the trainings of the system, which differ by seed
+    training: int = 1  # number of the training; those of a system differ by seed
 
     @property
     def label(self) -> str:
@@ -44,7 +44,7 @@ class System(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Folder of its translations below that of the results."""
+        """Folder of its translations, relative to that of the results."""
         parts = [f"training-{self.training}"] if self.training > 1 else []
         return Path(self.name, *parts)
 
@@ -68,24 +68,27 @@ class System(NamedTuple):
 def parse_systems(texts: Sequence[str], average: int | None) -> list[System]:
     """Parse the systems of a command line, each ``NAME=PATH[,PATH...]`` or a path.
 
-    Of each folder ``average`` checkpoints are averaged.
+    Args:
+        texts: the arguments.
+        average: number of checkpoints to average in each folder; None if ``--average`` is missing.
 
     Raises:
-        UserError: a name cannot be a folder's or is given twice; one system has more trainings
+        UserError: a name is not valid for a folder or occurs twice; one system has more trainings
             than another; a folder without ``average``, or a checkpoint with it.
     """
-    given = [  # a path may hold the sign itself
+    named_texts = [  # a path may contain "="
         f"{_derive_name(text)}={text}" if "=" not in text or Path(text).exists() else text
         for text in texts
     ]
+    form = "NAME=PATH or NAME=PATH,PATH"
     paths = {
         name: split_trainings(path)
-        for name, path in parse_named(given, "NAME=PATH or NAME=PATH,PATH", "systems").items()
+        for name, path in parse_named(named_texts, form, "systems").items()
     }
     counts = {name: len(trainings) for name, trainings in paths.items()}
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} has {count}" for name, count in counts.items())
-        raise UserError(f"name equally many trainings of each system: {listed}")
+        raise UserError(f"name the same number of trainings for each system: {listed}")
     systems = [
         System(name, path, number)
         for name, trainings in paths.items()
@@ -102,7 +105,7 @@ def parse_systems(texts: Sequence[str], average: int | None) -> list[System]:
 
 
 def _derive_name(path: str) -> str:
-    """Derive a name from a path: the folder of a checkpoint, or the name of a text file."""
+    """Derive a name from a path: that of a checkpoint's folder, or of a text file."""
     name = Path(path).parent.name if path.endswith(".pt") else Path(path).stem
     return name.replace("=", "-")
 
@@ -111,19 +114,17 @@ class BleuRequest(NamedTuple):
     """The user's choices for an evaluation."""
 
     systems: list[System]  # all trainings of all systems
-    average: Optional[int]  # number of checkpoints to average in each folder, or None
-    # folder with the test set; None for the one that each model was trained on
-    data: Optional[Path]
+    average: Optional[int]  # number of checkpoints to average in each folder; None without
+    data: Optional[Path]  # folder with the test set; None for the data of each model's training
     reference: Optional[Path]  # file with the references; None for the one in the data folder
-    # file with the sources; None for the one in the data folder, if there is one
-    source: Optional[Path]
+    source: Optional[Path]  # file with the sources; None for the one in the data folder, if any
     searches: list[Search]  # settings of beam search; systems are compared by the last
     options: GenerationOptions
     cluster: Optional[Slurm]  # where to translate; None for this machine
 
 
 class _SystemModel(NamedTuple):
-    """The checkpoints of a system and the data-bin of the test set."""
+    """The checkpoints of a system, and the data-bin of the test set."""
 
     checkpoints: list[Path]
     data: ParallelDataBin
@@ -138,22 +139,22 @@ class _Texts(NamedTuple):
     data: Optional[ParallelDataBin]  # data-bin of the test set
 
     def check_count(self, name: str, count: int) -> None:
-        """Check that a text, by its name in messages, has as many sentences as the references."""
+        """Check that a text, by its name in messages, is as long as the references."""
         expected = len(self.references)
         if count != expected:
             raise UserError(f"{name} has {count} sentences, but {self.path} has {expected}")
 
 
 def evaluate(request: BleuRequest, out: Path) -> Record:
-    """Translate what is not translated yet into a folder, score it, and build the record.
+    """Make the translations that are missing in a folder, score them, and build the record.
 
     Raises:
-        UserError: wrong input, found before anything is translated.
+        UserError: wrong input; raised before anything is translated.
         RunError: ``fairseq-generate`` failed.
     """
     models = {system: _find_model(system, request) for system in request.systems if system.is_model}
     texts = _read_texts(request, list(models.values()))
-    written = _check_lengths(request, models, texts)
+    files = _read_translations(request, models, texts)
     scorer, piece_bleu = Scorer(texts.references), PieceBleu(texts.data, texts.references)
     generations = {
         system: _build_generation(system, model, request, out) for system, model in models.items()
@@ -164,7 +165,7 @@ def evaluate(request: BleuRequest, out: Path) -> Record:
     compared: dict[str, list[list[str]]] = {}  # all trainings of each system, by the last search
     for system in request.systems:
         for search in request.searches if system in models else [None]:
-            path, lines = system.path, written.get(system, [])
+            path, lines = system.path, files.get(system, [])
             if search is not None:
                 path, lines = generations[system].join(search)
             row = {
@@ -214,14 +215,13 @@ def _read_texts(request: BleuRequest, models: list[_SystemModel]) -> _Texts:
     if data is None and request.data is not None:
         data = ParallelDataBin(request.data, *infer_languages(request.data))
     if data is not None:
-        # Written by the preprocessing.
         languages = (data.source, data.target)
         raw = [data.folder / f"{request.options.subset}.raw.{name}" for name in languages]
         source = source or (raw[0] if raw[0].exists() else None)
         reference = reference or (raw[1] if raw[1].exists() else None)
     if reference is None:
-        where = f"{data.folder} holds none" if data else "without --data there is no default"
-        raise UserError(f"name the text to score against with --reference: {where}")
+        reason = f"{data.folder} has none" if data else "without --data there is no default"
+        raise UserError(f"name the reference translations with --reference: {reason}")
     references = read_lines(reference, "--reference")
     sources = read_lines(source, "--source") if source else None
     texts = _Texts(reference, references, sources, data)
@@ -230,26 +230,26 @@ def _read_texts(request: BleuRequest, models: list[_SystemModel]) -> _Texts:
     return texts
 
 
-def _check_lengths(
+def _read_translations(
     request: BleuRequest, models: dict[System, _SystemModel], texts: _Texts
 ) -> dict[System, list[str]]:
-    """Check that all are as long as the references; return the given files of translations."""
-    written = {}
+    """Read the user's files of translations; check that everything is as long as the references."""
+    files = {}
     for system in request.systems:
         if system in models:
             data = models[system].data
             count = data.count_sentences(request.options.subset)
             texts.check_count(f"{system.label}: {data.folder}", count)
         else:
-            written[system] = read_lines(Path(system.path), f"{system.label}:")
-            texts.check_count(f"{system.label}: {system.path}", len(written[system]))
-    return written
+            files[system] = read_lines(Path(system.path), f"{system.label}:")
+            texts.check_count(f"{system.label}: {system.path}", len(files[system]))
+    return files
 
 
 def _build_generation(
     system: System, model: _SystemModel, request: BleuRequest, out: Path
 ) -> Generation:
-    """Build the translations of a model, and average its checkpoints if it is a folder."""
+    """Build the generation of a model; if the system is a folder, average its checkpoints first."""
     folder, checkpoints = out / system.folder, model.checkpoints
     if system.is_folder:
         target = folder / "average" / f"checkpoint_average_{len(checkpoints)}.pt"

@@ -1,4 +1,4 @@
-"""Translate a test set by ``fairseq-generate``, in parts, so that it can be resumed."""
+"""Translates a test set with ``fairseq-generate``, in parts, so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Search(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name in tables."""
+        """Name in tables."""
         return "greedy" if self.beam == 1 else f"beam {self.beam}"
 
     @property
     def file_name(self) -> str:
-        """Its name in names of files."""
+        """Name in paths."""
         return self.name.replace(" ", "-")
 
 
@@ -44,17 +44,22 @@ class Search(NamedTuple):
 class GenerationOptions:
     """Options that all translations of an evaluation share."""
 
-    subset: str  # the part of the data to translate
-    num_shards: int  # number of parts; an interrupted evaluation resumes after the last whole one
-    max_tokens: int  # source tokens of a batch
-    device: Optional[str]  # to compute on; None for a GPU where there is one
-    fp16: bool  # half precision
+    subset: str  # name of the split to translate
+    num_shards: int  # number of parts, after each of which an interrupted evaluation can resume
+    max_tokens: int  # source tokens in a batch
+    device: Optional[str]  # device to compute on; None for a GPU if there is one
+    fp16: bool  # whether to compute in half precision
 
 
 class Generation:
-    """The translations of a test set, in a folder, by one model or by several as an ensemble.
+    """The translations of a test set by a model, or by several as an ensemble.
 
-    ``label`` is the name in messages.
+    Args:
+        label: name in messages.
+        checkpoints: the models.
+        data: the test set.
+        options: options of the evaluation.
+        folder: folder of the translations.
     """
 
     def __init__(
@@ -70,7 +75,7 @@ class Generation:
         self._sentences = data.count_sentences(options.subset)
         files = sorted(data.folder.glob(f"{options.subset}.*-*.*"))
         files += [data.folder / f"dict.{name}.txt" for name in (data.source, data.target)]
-        # Each part gets a batch at least: fairseq-generate divides by its number of sentences.
+        # No part is empty: fairseq-generate divides by the number of its sentences.
         self._shards = min(options.num_shards, self._sentences)
         self._inputs: Inputs = {
             "checkpoints": [checksum(path) for path in self._checkpoints],
@@ -86,10 +91,10 @@ class Generation:
         return Job(self.label, self.folder, tuple(steps))
 
     def join(self, search: Search) -> tuple[str, list[str]]:
-        """Join the parts to a file of plain text, in the order of the test set.
+        """Join the parts into a file of plain text, in the order of the test set.
 
         Returns:
-            The file, and its lines.
+            The path of the file, and its lines.
 
         Raises:
             UserError: ``fairseq-generate`` left out a sentence.
@@ -132,11 +137,11 @@ class Generation:
             *("--path", ":".join(map(str, self._checkpoints)), "--gen-subset", options.subset),
             *("--beam", str(search.beam), "--lenpen", str(search.length_penalty)),
             *("--remove-bpe", "sentencepiece", "--results-path", str(folder)),
-            # Files of pretrained embeddings are needed in training alone.
+            # Files of pre-trained embeddings are needed only for training.
             *("--model-overrides", "{'encoder_embed_path': None, 'decoder_embed_path': None}"),
             *("--max-tokens", str(options.max_tokens), "--batch-size", str(batch_size)),
             *("--required-batch-size-multiple", "1", "--num-workers", "0", "--no-progress-bar"),
-            # These two choose the part: fairseq-generate ignores --num-shards and --shard-id.
+            # These two select the part, as fairseq-generate ignores --num-shards and --shard-id.
             *("--distributed-world-size", str(self._shards), "--distributed-rank", str(shard)),
             *(["--cpu"] if choose_device(options.device, options.fp16) == "cpu" else []),
             *(["--fp16"] if options.fp16 else []),
@@ -144,11 +149,11 @@ class Generation:
 
 
 def read_hypotheses(path: Path) -> dict[int, str]:
-    """Read the best hypotheses that ``fairseq-generate`` wrote, plain text by sentence number."""
+    """Read the best hypotheses of ``fairseq-generate``: plain text by sentence number."""
     hypotheses: dict[int, str] = {}
     for line in read_lines(path, "the output of fairseq-generate"):
         if line.startswith("D-"):
             number, *rest = line.split("\t", 2)
-            # Hypotheses come best first; an empty one has lost its tab with the end of its line.
+            # The best hypothesis comes first; an empty one has no tab, which was stripped.
             hypotheses.setdefault(int(number[len("D-") :]), rest[1] if len(rest) > 1 else "")
     return hypotheses

@@ -1,4 +1,4 @@
-"""The results of an evaluation: tables in Markdown, and all figures as a record."""
+"""Writes the results of an evaluation: tables in Markdown, and all figures as a record."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from fairseq_posenc.workbench.translation.scores import METRICS, PIECE_BLEU
 
 REPORT, FIGURES = "bleu.md", "bleu.json"
 _P_OF_ONE_TRAINING = (
-    "p: how likely chance alone, in the choice of the test sentences, makes so large a difference "
-    "(paired bootstrap). What another seed of the training would change is not in it."
+    "p is the probability of a difference at least this large by chance in the choice of the test "
+    "sentences (paired bootstrap). It does not account for the variation between training seeds."
 )
 _P_OF_SEVERAL_TRAININGS = (
-    "Of all trainings' translations together. p: how likely so large a difference is if nothing "
-    "but chance put a translation among those of one system and not of the other, in any training "
-    "and sentence (approximate randomization, Clark et al. 2011)."
+    "The scores are over the translations of all trainings. p is the probability of a difference "
+    "at least this large if the translations of the two systems are exchanged at random, in every "
+    "training and sentence (approximate randomization, Clark et al. 2011)."
 )
 
 
 def compute_means(rows: Sequence[Row]) -> list[Row]:
     """Compute the mean scores of each system and search over its trainings, with intervals."""
     means: list[Row] = []
-    for alike in _group(rows, "system", *Search._fields):
-        mean: dict[str, Any] = {name: alike[0][name] for name in ("system", *Search._fields)}
-        mean["trainings"] = len(alike)
+    for group in _group(rows, "system", *Search._fields):
+        mean: dict[str, Any] = {name: group[0][name] for name in ("system", *Search._fields)}
+        mean["trainings"] = len(group)
         for name in METRICS:
-            mean |= interval(row[name] for row in alike).figures(name)
+            mean |= interval(row[name] for row in group).figures(name)
         means.append(mean)
     return means
 
 
 def _group(rows: Sequence[Row], *columns: str) -> list[list[Row]]:
-    """Group rows that have the same values in some columns."""
+    """Group the rows that have the same values in some columns."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in columns), []).append(row)
@@ -66,7 +66,7 @@ def _has_trainings(record: Record) -> bool:
 
 
 def _name_search(row: Row) -> str:
-    """Name the search of a row; translations that were given have none."""
+    """Name the search of a row; translations from the user's files have none."""
     return Search(row["beam"], row["length_penalty"]).name if row["beam"] else "-"
 
 
@@ -121,7 +121,7 @@ def _format_lengths(record: Record) -> list[str]:
     title = "## BLEU by length of the source"
     groups = _group(record.figures["lengths"], "words")
     if not groups:
-        return [title, "Not measured: the source text is not known; name it with --source."]
+        return [title, "Not computed: name the source text with --source."]
     rows = [
         [group[0]["words"], f"{group[0]['sentences']:,}", *(f"{row['BLEU']:.2f}" for row in group)]
         for group in groups
@@ -130,7 +130,7 @@ def _format_lengths(record: Record) -> list[str]:
 
 
 def _list_signatures(record: Record, prefix: str) -> str:
-    """List the signatures of the metrics, which the record's data hold under a prefix."""
+    """List the metrics' signatures, whose names in the record's data begin with a prefix."""
     return "\n".join(
         f"- {name.removeprefix(prefix)}: `{signature}`"
         for name, signature in record.data.items()

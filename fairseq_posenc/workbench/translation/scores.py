@@ -1,10 +1,9 @@
-"""BLEU and chrF by sacreBLEU: of a whole test set, by length, and of one system against another.
+"""Computes BLEU and chrF with sacreBLEU, for a test set and by length, and compares systems.
 
-Also BLEU-4 as some reports have it: NLTK's corpus BLEU on pieces, from 0 to 1. It is no substitute
-for sacreBLEU's: its figure depends on how the text was cut, so that it compares with nothing but
-itself on the same pieces. NLTK, which is optional, counts in one way other than sacreBLEU does
-without smoothing: a translation of fewer than four pieces adds one n-gram to those of each order
-that it has none of.
+It also computes the BLEU-4 of some reports: NLTK's corpus BLEU on pieces, from 0 to 1. That figure
+depends on the pieces, so it is comparable only between texts cut into the same ones. NLTK, which is
+optional, differs from sacreBLEU without smoothing in one respect: for every n-gram order that a
+translation is too short for, it counts one n-gram.
 """
 
 from __future__ import annotations
@@ -24,87 +23,91 @@ from fairseq_posenc.workbench.tokens.pieces import Pieces
 from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin
 
 METRICS = {"BLEU": BLEU, "chrF2": CHRF}  # sacreBLEU's name -> metric
-# The most words of a source sentence in each group but the last.
-_LENGTHS = (5, 10, 15, 20, 30, 50)
+_LENGTHS = (5, 10, 15, 20, 30, 50)  # most words of a source sentence in each group but the last
 PIECE_BLEU = "BLEU-4 on pieces, 0 to 1"
 _INSTALL = "NLTK is not installed (pip install nltk)"
-_NO_PIECES = "there is no sentencepiece model to cut the text with; name its folder with --data"
+_NO_PIECES = "no sentencepiece model is known; name its folder with --data"
 
 
 class Scorer:
-    """Measures translations of one test set, whose references are plain text."""
+    """Scores translations of a test set, whose references are plain text."""
 
     def __init__(self, references: Sequence[str]) -> None:
         self.references = list(references)
         self._metrics = {name: kind(references=[references]) for name, kind in METRICS.items()}
 
     def score(self, hypotheses: Sequence[str]) -> dict[str, float]:
-        """Compute the scores of a whole test set by metric."""
+        """Compute the scores of the whole test set by metric."""
         return {
             name: metric.corpus_score(hypotheses, None).score
             for name, metric in self._metrics.items()
         }
 
     def signatures(self) -> dict[str, str]:
-        """Get sacreBLEU's signature of each metric: all that changes its number."""
+        """Get sacreBLEU's signature of each metric, which lists everything that affects it."""
         return {name: str(metric.get_signature()) for name, metric in self._metrics.items()}
 
     def compare(
         self, systems: Mapping[str, Sequence[Sequence[str]]]
     ) -> tuple[list[Row], dict[str, str]]:
-        """Compare each system with the first; return differences, and the signatures by metric.
+        """Compare each system with the first, by sacreBLEU's tests.
 
-        A row has the system, the metric, the difference of its score, and the p-value: None where
-        both have the same translations, which sacreBLEU would call significant.
+        Systems with a single training are compared by paired bootstrap. Those with several, equally
+        many, are compared by approximate randomization over trainings and sentences (Clark et al.
+        2011, "Better hypothesis testing for statistical machine translation"): the translations of
+        a sentence by the n-th trainings of two systems are exchanged at random, and the score is
+        that of the translations of all trainings.
 
-        With a training of each, by sacreBLEU's paired bootstrap. With several, by approximate
-        randomization over trainings and sentences (Clark et al. 2011, "Better hypothesis testing
-        for statistical machine translation"): the translations of a sentence change places between
-        the n-th trainings of two systems, by chance. The score is of all trainings' translations
-        together. All systems have as many trainings.
+        Args:
+            systems: translations of the test set by each training of each system.
+
+        Returns:
+            Rows with the system, the metric, the difference of its score, and the p-value (None if
+            both have the same translations, which sacreBLEU would call significant); and the
+            signatures by metric.
         """
-        together = {name: list(chain(*trainings)) for name, trainings in systems.items()}
+        joined = {name: list(chain(*trainings)) for name, trainings in systems.items()}
         baseline, *others = systems
         trainings = len(systems[baseline])
         references = [self.references * trainings]
         metrics = {name: kind(references=references) for name, kind in METRICS.items()}
-        test = PairedTest(list(together.items()), metrics, None, "ar" if trainings > 1 else "bs")
-        signatures, tested = test()
-        results: Any = tested
+        test = PairedTest(list(joined.items()), metrics, None, "ar" if trainings > 1 else "bs")
+        results: Any
+        signatures, results = test()
         differences: list[Row] = []
         for index, name in enumerate(others, start=1):
-            same = together[name] == together[baseline]
+            is_same = joined[name] == joined[baseline]
             for metric in METRICS:
                 first, other = results[metric][0], results[metric][index]
                 row = {"system": name, "metric": metric, "difference": other.score - first.score}
-                differences.append({**row, "p_value": None if same else other.p_value})
+                differences.append({**row, "p_value": None if is_same else other.p_value})
         return differences, {name: str(signature) for name, signature in signatures.items()}
 
     def score_by_length(
         self, sources: Sequence[str], systems: Mapping[str, Sequence[Sequence[str]]]
     ) -> list[Row]:
-        """Compute the BLEU of each system, all trainings together, by the source's words.
+        """Compute the BLEU of each system, over all trainings, by the length of the source.
 
         A row has the range of words, such as ``6-10``, the number of sentences, system and BLEU.
         """
         rows: list[Row] = []
         for low, high in zip((0, *_LENGTHS), (*_LENGTHS, None)):
-            chosen = [
+            numbers = [
                 number
                 for number, source in enumerate(sources)
                 if low < max(len(source.split()), 1) and (not high or len(source.split()) <= high)
             ]
             group = {"words": f"{low + 1}-{high}" if high else f"over {low}"}
-            for name, trainings in systems.items() if chosen else ():
-                references = [self.references[number] for number in chosen] * len(trainings)
-                hypotheses = [lines[number] for lines in trainings for number in chosen]
+            for name, trainings in systems.items() if numbers else ():
+                references = [self.references[number] for number in numbers] * len(trainings)
+                hypotheses = [lines[number] for lines in trainings for number in numbers]
                 bleu = float(BLEU().corpus_score(hypotheses, [references]).score)
-                rows.append({**group, "sentences": len(chosen), "system": name, "BLEU": bleu})
+                rows.append({**group, "sentences": len(numbers), "system": name, "BLEU": bleu})
         return rows
 
 
 class PieceBleu:
-    """Measures translations of one test set, or says why it cannot."""
+    """Scores translations by BLEU-4 on pieces; ``note`` has its signature, or why it cannot."""
 
     def __init__(self, data: Optional[ParallelDataBin], references: Sequence[str]) -> None:
         self._corpus_bleu, self.note = None, _INSTALL
@@ -121,11 +124,11 @@ class PieceBleu:
                 self.note = f"NLTK {nltk.__version__}, corpus_bleu without smoothing, {path.name}"
 
     def score(self, hypotheses: Sequence[str]) -> Optional[float]:
-        """Compute the score of plain translations; None if it cannot be measured."""
+        """Compute the score of translations in plain text; None if it cannot be computed."""
         if self._corpus_bleu is None:
             return None
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it is 0 where no 4-gram is right, which one sees
+            warnings.simplefilter("ignore")  # about a score of 0 because no 4-gram is right
             return float(self._corpus_bleu(self._references, self._cut(hypotheses)))
 
     def _cut(self, lines: Sequence[str]) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Translation of raw text with trained models."""
+"""Translates raw text with trained models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
-from fairseq_posenc.workbench.running import host  # noqa: F401  (before fairseq: keeps it quiet)
+from fairseq_posenc.workbench.running import host  # noqa: F401  (before fairseq, see there)
 
 # isort: split
 from fairseq import utils
@@ -26,13 +26,13 @@ class Hypothesis(NamedTuple):
     """A translation."""
 
     text: str  # plain text
-    # fairseq's: the natural logarithm of the probability, divided by the length (in tokens, with
-    # the end) to the power of the length penalty. `fairseq-generate` prints it to base 2
+    # natural logarithm of the probability, divided by the length (in tokens, including the end) to
+    # the power of the length penalty; `fairseq-generate` prints the logarithm to base 2
     score: float
-    tokens: tuple[str, ...]  # the sentencepieces
+    tokens: tuple[str, ...]  # sentencepiece tokens
 
 
-_EMPTY = Hypothesis("", 0.0, ())  # translation of an empty line, which no model is asked for
+_EMPTY = Hypothesis("", 0.0, ())  # translation of an empty line, without a model
 
 
 class Translator:
@@ -42,7 +42,7 @@ class Translator:
 
     Args:
         task: fairseq's translation task, with its dictionaries.
-        models: on their device, ready for inference.
+        models: models on their device, prepared for inference.
         pieces: sentencepiece model of the source language.
     """
 
@@ -68,19 +68,18 @@ class Translator:
             data: folder with the dictionaries and the sentencepiece model; by default, the one that
                 the first model was trained on.
             device: ``cpu`` or ``cuda``; by default, a GPU if there is one.
-            fp16: compute in half precision, on a GPU.
-            bf16: compute in bfloat16.
+            fp16: whether to compute in half precision, on a GPU.
+            bf16: whether to compute in bfloat16.
 
         Raises:
-            UserError: a file is missing, damaged or does not fit the others.
+            UserError: a file is missing or damaged, or does not fit the others.
         """
-        how = ComputeOptions.choose(device, fp16, bf16)
+        compute = ComputeOptions.choose(device, fp16, bf16)
         opened = open_ensemble(map(Path, checkpoints), Path(data) if data else None)
-        models = [trained.model for trained in opened]
-        for model, trained in zip(models, opened):
-            how.place(model).prepare_for_inference_(trained.settings)
-        folder = find_data_bin(opened[0])
-        return cls(opened[0].task, models, folder.find_pieces(folder.source))
+        for model in opened:
+            compute.place(model.model).prepare_for_inference_(model.settings)
+        data_bin, models = find_data_bin(opened[0]), [model.model for model in opened]
+        return cls(opened[0].task, models, data_bin.find_pieces(data_bin.source))
 
     def translate(
         self,
@@ -92,7 +91,7 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """Translate sentences.
 
-        A source may be as long as the model's encodings allow: relative ones have no limit. As in
+        A source may be as long as the model's encodings allow; relative ones have no limit. As in
         fairseq, a translation ends at 200 tokens, or at the model's ``--max-target-positions``.
 
         Args:
@@ -100,14 +99,14 @@ class Translator:
             beam: number of hypotheses that the search follows; 1 is greedy.
             nbest: number of hypotheses to return.
             length_penalty: below 1 favours short translations, above 1 long ones.
-            max_tokens: source tokens translated at a time, padding included.
+            max_tokens: source tokens translated at a time, including padding.
 
         Returns:
             The ``nbest`` hypotheses of each sentence, best first, in the order of the sentences. An
-            empty sentence has one, which is empty.
+            empty sentence has a single, empty hypothesis.
 
         Raises:
-            UserError: a number makes no sense, or a sentence is too long for the encodings.
+            UserError: ``nbest`` is out of range, or a sentence is too long for the encodings.
         """
         if not 1 <= nbest <= beam:
             raise UserError(f"nbest {nbest}: must be from 1 to the beam of {beam}")
@@ -133,7 +132,7 @@ class Translator:
         return Hypothesis(text, float(hypothesis["score"]), tuple(tokens.split()))
 
     def _encode(self, sentence: str) -> Tensor:
-        """Look up the symbols of a sentence, the end included: ``(S,)``."""
+        """Convert a sentence to dictionary indices, including the end: ``(S,)``."""
         (pieces,) = self._pieces([" ".join(sentence.split())])
         symbols: Tensor = self.task.source_dictionary.encode_line(
             " ".join(pieces), add_if_not_exist=False
@@ -146,7 +145,7 @@ class Translator:
             return
         lengths = [tokens.numel() for tokens in encoded]
         dataset = self.task.build_dataset_for_inference(encoded, lengths)
-        # No limit of positions, which fairseq's iterators have: the encodings know theirs.
+        # Without the limit on positions of fairseq's iterators; the encodings check their own.
         for numbers in dataset.batch_by_size(
             dataset.ordered_indices(), max_tokens=max(max_tokens, *lengths)
         ):

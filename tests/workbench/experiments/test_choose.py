@@ -111,7 +111,7 @@ def test_a_training_is_recommended_only_by_models_that_learned(unigram, recommen
     simulated = Simulated(tmp_path, {"rope": 11.0, "alibi": 12.0}, 600, unigram=unigram)
     text = report.describe_rounds(simulated.run(), simulated._settings)
     assert "Measured: masked-lm models of 2 layers of width 128 on " in text
-    assert "Two seeds are shown and not judged" in text
+    assert "Two seeds are too few to judge differences" in text
     assert ("fairseq-posenc train-recipe a_small rope" in text) == recommended
     assert text.startswith("Take `rope`" if recommended else "No encoding is recommended.")
 

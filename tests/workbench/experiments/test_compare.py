@@ -377,7 +377,7 @@ class TestStatements:
         assert order[2] == "`learned` has a significantly lower perplexity than `none`."
         assert len(order) == 3
         assert holm == (
-            "With Holm's correction for all 6 comparisons 6 of the 6 significant differences "
+            "After Holm's correction for 6 comparisons, 6 of the 6 significant differences "
             "remain significant."
         )
         assert "Its lowest perplexity is 100.2" in bag
@@ -431,7 +431,7 @@ class TestStatements:
     def test_one_or_two_seeds_are_shown_and_not_judged(self, seeds, words, tmp_path) -> None:
         results = make_results(tmp_path, FOUR, seeds=seeds)
         _, falling, only = statements.derive_statements(results.models, UNIGRAM)
-        assert only.startswith(f"{words} shown and not judged")
+        assert only.startswith(f"{words} too few to judge differences")
         assert falling.startswith("Validation perplexity fell further")
         row = next(line for line in report.format_table(results).splitlines() if "`m4m`" in line)
         ends = [

@@ -623,16 +623,19 @@ def test_mistakes_are_told_in_a_line(arguments, message, tmp_path, monkeypatch, 
 
 RECORD = {"kind": "compare", "version": 1, "figures": {"models": [{"model": "m4m"}]}}
 STRAYS = {
-    "settings.json": ('{"a": 1}', "no record of fairseq-posenc"),
-    "list.json": ('["kind"]', "no record of fairseq-posenc"),
-    "torn.json": ('{"kind": "compare", "ver', "not a whole file of JSON (Unterminated string"),
-    "bytes.json": (b'{"kind": "\xff"}', "not a whole file of JSON ('utf-8' codec can't decode"),
-    "deep.json": ('{"kind": ' + "[" * 10**6, "not a whole file of JSON (maximum recursion depth"),
-    "old.json": ('{"kind": "glue", "tasks": {}}', "no record of fairseq-posenc"),
-    "newer.json": (json.dumps({**RECORD, "version": 2}), "a record of version 2, which this one"),
-    "list_of_figures.json": (json.dumps({**RECORD, "figures": []}), "whose figures is not as"),
-    "deep_row.json": (json.dumps({**RECORD, "figures": {"a": [{"b": [1]}]}}), "whose figures is"),
-    "seed.json": (json.dumps({**RECORD, "seed": "one"}), "a record whose seed is not as it"),
+    "settings.json": ('{"a": 1}', "not a record of fairseq-posenc"),
+    "list.json": ('["kind"]', "not a record of fairseq-posenc"),
+    "torn.json": ('{"kind": "compare", "ver', "not a complete JSON file (Unterminated string"),
+    "bytes.json": (b'{"kind": "\xff"}', "not a complete JSON file ('utf-8' codec can't decode"),
+    "deep.json": ('{"kind": ' + "[" * 10**6, "not a complete JSON file (maximum recursion depth"),
+    "old.json": ('{"kind": "glue", "tasks": {}}', "not a record of fairseq-posenc"),
+    "newer.json": (
+        json.dumps({**RECORD, "version": 2}),
+        "a record of version 2; this program reads",
+    ),
+    "list_of_figures.json": (json.dumps({**RECORD, "figures": []}), "whose 'figures' is"),
+    "deep_row.json": (json.dumps({**RECORD, "figures": {"a": [{"b": [1]}]}}), "whose 'figures' is"),
+    "seed.json": (json.dumps({**RECORD, "seed": "one"}), "a record whose 'seed' is invalid"),
     "part.json": (json.dumps({**RECORD, "kind": "glue"}), "not a whole record of glue (KeyError"),
     "score.json": (
         json.dumps({**RECORD, "kind": "glue-test", "figures": {"a": [{"task": "x", "y": "z"}]}}),
@@ -668,7 +671,7 @@ def test_strays_of_one_kind_are_a_line(tmp_path, capsys):
         (tmp_path / name).write_text("{}")
     glue(tmp_path / "whole.json")
     assert main(["report", str(tmp_path)]) == 0
-    said = f"skipped: {tmp_path}/00.json and 29 more: no record of fairseq-posenc\n"
+    said = f"skipped: {tmp_path}/00.json and 29 more: not a record of fairseq-posenc\n"
     assert capsys.readouterr().err == said
 
 

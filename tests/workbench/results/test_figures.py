@@ -130,7 +130,7 @@ def test_differences_in_words():
     )
     assert said[2].startswith("Not significantly different (95% interval")
     assert said[3].startswith("Not judged, fewer than 3 seeds in common: `")
-    assert said[4].startswith("With Holm's correction for all 3 comparisons 2 of the 2 ")
+    assert said[4].startswith("After Holm's correction for 3 comparisons, 2 of the 2 ")
     assert [bool(differences.explain_few_seeds(seeds)) for seeds in (1, 2, 3)] == [
         True,
         True,
@@ -191,16 +191,16 @@ def test_a_record_comes_back(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": 99}, r"version 99, which this one \(\d+\) cannot read"),
-        ({"kind": 3}, "whose kind is not"),
-        ({"command": None}, "whose command is not"),
-        ({"spec": 1}, "whose spec is not"),
-        ({"seed": "1"}, "whose seed is not"),
-        ({"seed": 2**63}, "whose seed is not"),
-        ({"data": {"a": [1]}}, "whose data is not"),
-        ({"figures": {"a": {}}}, "whose figures is not"),
-        ({"figures": {"a": [{"b": {}}]}}, "whose figures is not"),
-        ({"figures": {"a": [[1]]}}, "whose figures is not"),
+        ({"version": 99}, r"version 99; this program reads version \d+"),
+        ({"kind": 3}, "whose 'kind' is"),
+        ({"command": None}, "whose 'command' is"),
+        ({"spec": 1}, "whose 'spec' is"),
+        ({"seed": "1"}, "whose 'seed' is"),
+        ({"seed": 2**63}, "whose 'seed' is"),
+        ({"data": {"a": [1]}}, "whose 'data' is"),
+        ({"figures": {"a": {}}}, "whose 'figures' is"),
+        ({"figures": {"a": [{"b": {}}]}}, "whose 'figures' is"),
+        ({"figures": {"a": [[1]]}}, "whose 'figures' is"),
     ],
 )
 def test_what_is_no_record_is_told(change, said, tmp_path):
@@ -213,10 +213,10 @@ def test_what_is_no_record_is_told(change, said, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{}", "no record"),
-        ('["kind"]', "no record"),
-        ('{"kind": 1', "not a whole file"),
-        ('{"kind": "\\ud800"}', "not a whole file"),
+        ("{}", "not a record"),
+        ('["kind"]', "not a record"),
+        ('{"kind": 1', "not a complete JSON file"),
+        ('{"kind": "\\ud800"}', "not a complete JSON file"),
     ],
 )
 def test_files_of_another_form_are_told(text, said, tmp_path):

@@ -438,7 +438,7 @@ def test_without_nltk_or_pieces_the_report_says_so(tmp_path, monkeypatch, capsys
     assert read(tmp_path / "printed.json") == read(tmp_path / "out" / "bleu.json")
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert "`there is no sentencepiece model to cut the text with; name its folder" in said
+    assert "`no sentencepiece model is known; name its folder" in said
     assert f"| one | - | - | 100.00 | 100.00 | - | `{text}` |" in said.replace("`one`", "one")
 
 
@@ -676,10 +676,13 @@ def test_models_of_two_kinds_have_no_average(tmp_path):
         ),
         "shards": (["bleu", "a=a.txt", "--num-shards", "0"], "argument --num-shards: must be a"),
         "same name": (["bleu", "a=b.txt", "a=c.txt"], "two systems are called 'a'"),
-        "trainings": (["bleu", "a=b,c", "d=e"], "name equally many trainings of each system: a"),
+        "trainings": (
+            ["bleu", "a=b,c", "d=e"],
+            "name the same number of trainings for each system: a",
+        ),
         "bad name": (["bleu", "a/b=c.txt"], "'a/b': the name must be a valid folder name"),
         "average": (["bleu", "a=b.pt", "--average", "2"], "--average 2: b.pt is not a folder"),
-        "no reference": (["bleu", "a=b.txt"], "name the text to score against with --reference"),
+        "no reference": (["bleu", "a=b.txt"], "name the reference translations with --reference"),
         "half precision": (["bleu", "a=b.txt", "--device", "cpu", "--fp16"], "--fp16 is for GPUs"),
     }.values(),
 )
@@ -717,7 +720,7 @@ def test_same_translations_are_no_difference(capsys, tmp_path, monkeypatch):
 def test_a_checkpoint_of_another_task_or_a_damaged_one_is_refused(capsys, tmp_path):
     path = trained("causal_lm").save_dir / "checkpoint_last.pt"
     message = refused(capsys, "translate", "--checkpoint", path, "x")
-    assert message.startswith(f"--checkpoint {path}: a model of the task 'language_modeling'")
+    assert message.startswith(f"--checkpoint {path}: is a model for the task 'language_modeling'")
     whole = checkpoint().read_bytes()
     (tmp_path / "half.pt").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "text.pt").write_text("A man in an orange hat.", encoding="utf-8")
