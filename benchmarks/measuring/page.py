@@ -233,6 +233,22 @@ def repeated_rows_table(rows: Rows) -> str:
     return table(["pass", "n", "encoding or model", "ms", "time / `none`"], cells, "lrl")
 
 
+def given_positions_table(rows: Rows) -> str:
+    """Format the times of self-attention with ``position_ids``, by that without them."""
+    cells = [
+        [
+            f"`{row['encoding']}`",
+            f"{row['length']:,}",
+            f"{row['seconds'] * 1e3:,.1f}",
+            f"{row['from_100']:.2f}",
+            f"{row['gaps']:.2f}",
+        ]
+        for row in rows
+    ]
+    titles = ["encoding", "n", "ms without ids", "ids from 100 on", "ids with gaps"]
+    return table(titles, cells, "l")
+
+
 def serving_table(rows: Rows) -> str:
     """Format the speed of engines, and how equal what they find is to what fairseq finds."""
     sizes = [key.rpartition("_")[2] for key in rows[0] if key.startswith("ratio_")]
@@ -268,4 +284,5 @@ SECTIONS: dict[str, Callable[[Sequence[Result]], list[str]]] = {
     "serving": lambda kept: [serving_table(result.rows) for result in kept],
     "complexity": lambda kept: [complexity_table(result.rows) for result in kept],
     "repeated_rows": lambda kept: [repeated_rows_table(result.rows) for result in kept],
+    "given_positions": lambda kept: [given_positions_table(result.rows) for result in kept],
 }

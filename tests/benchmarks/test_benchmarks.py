@@ -356,6 +356,15 @@ def test_the_cost_of_a_reset_is_told():
     assert 0 < row["lowest"] == row["ratio"] == row["highest"]
 
 
+@pytest.mark.slow
+@whole
+def test_the_cost_of_given_positions_is_measured():
+    short = ("--length", "64", "--rounds", "3", "--encodings", "t5", "rope", "--json")
+    rows = json.loads(script("given_positions.py", *short).stdout)
+    assert [row["encoding"] for row in rows] == ["t5", "rope"]
+    assert all(row["seconds"] > 0 and row["from_100"] > 0 and row["gaps"] > 0 for row in rows)
+
+
 def test_the_cost_of_a_reset_is_the_median_over_processes():
     contender = Contender("m4m", "blocked")
     times = [(1.0, 1.02), (3.0, 0.99), (2.0, 1.01)]

@@ -1,0 +1,80 @@
+"""What ``position_ids`` cost: self-attention in training, with and without them.
+
+Ids that grow by one from 100 on are served like tokens that are counted; the ids of the last column
+grow by one, two or three, so that tables are looked up for each pair. All take turns; a ratio is to
+the same spec without ids.
+
+    python benchmarks/given_positions.py --threads 1
+"""
+
+from __future__ import annotations
+
+from measuring.process import begin
+
+if __name__ == "__main__":
+    begin()
+
+import argparse
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.api import SelfAttention, StackPositions
+from measuring import timing
+from measuring.commands import add_common, new_parser, run_script
+from measuring.families import BASE
+from measuring.page import Rows, given_positions_table
+
+ENCODINGS = ["none", "rope", "alibi", "t5", "shaw", "m4m", "deberta_v2"]
+
+
+def parse_args(words: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = new_parser(__doc__)
+    add_common(parser, ENCODINGS)
+    parser.add_argument("--length", type=int, default=512, help="n, tokens (default: 512)")
+    return parser.parse_args(words)
+
+
+def make_ids(batch: int, length: int) -> dict[str, Tensor | None]:
+    """Make the ids of each column, ``(batch, length)``."""
+    generator = torch.Generator().manual_seed(1)
+    steps = torch.randint(1, 4, (batch, length), generator=generator)
+    return {
+        "counted": None,
+        "from_100": torch.arange(100, 100 + length).expand(batch, -1),
+        "gaps": steps.cumsum(1),
+    }
+
+
+def build_pass(spec: str, ids: Tensor | None, args: argparse.Namespace) -> timing.Pass:
+    """Build a training step of self-attention with its positions."""
+    torch.manual_seed(1)
+    room = 3 * args.length + 100  # more than the largest id
+    positions = StackPositions(spec, BASE.embed_dim, BASE.num_heads, room).to(args.device)
+    layer = SelfAttention(positions, dropout=args.dropout).to(args.device)
+    size = (args.batch or 1, args.length, BASE.embed_dim)
+    x = torch.randn(size, device=args.device, requires_grad=True)
+    ids = None if ids is None else ids.to(args.device)
+
+    def run() -> None:
+        layer(*positions(x, position_ids=ids))[0].sum().backward()
+
+    return run
+
+
+def measure(args: argparse.Namespace) -> Rows:
+    """Measure each spec without ids and with either kind."""
+    rows: Rows = []
+    for spec in args.encodings:
+        columns = make_ids(args.batch or 1, args.length)
+        passes = [build_pass(spec, ids, args) for ids in columns.values()]
+        rounds = timing.interleaved(passes, args.device, args.rounds, args.seconds)
+        ratios = {name: timing.ratio(rounds, index, 0) for index, name in enumerate(columns)}
+        seconds = timing.median(rounds, 0)
+        rows.append({"encoding": spec, "length": args.length, "seconds": seconds, **ratios})
+    return rows
+
+
+if __name__ == "__main__":
+    run_script("given_positions", parse_args, measure, given_positions_table)
