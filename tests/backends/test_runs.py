@@ -141,8 +141,9 @@ def test_limits_of_the_keys(name, starts, form, window, left):
 
 @pytest.mark.parametrize("starts", ["clipped", "buckets", "two rows", "one row"])
 @pytest.mark.parametrize("form", ["two tables", "product", "product of all", "values"])
-def test_gradients_at_the_ends_of_runs_are_finite_differences(starts, form):
-    """At both ends of each run a pair moves from one row to the next."""
+def test_gradients_at_the_ends_of_runs_are_finite_differences(starts, form, monkeypatch):
+    """At both ends of each run a pair moves from one row to the next, here in several blocks."""
+    monkeypatch.setattr(geometry, "MAX_QUERIES", 4)
     length = 9
     runs = Runs(STARTS[starts], Span.from_lengths(length, length, CPU))
     names = [name for name in FORMS[form] if name in TERMS]
@@ -195,6 +196,26 @@ def test_a_span_takes_the_rows_that_it_needs(starts, span):
     assert whole[kept].tolist() == sorted(set(expected))
     assert runs.expand(whole[kept], 0).tolist() == expected
     assert runs.is_whole == (len(set(expected)) == len(expected))
+
+
+@pytest.mark.parametrize(
+    ("rows", "groups", "repeats"), [(46, 1, False), (47, 1, True), (47, H, False)]
+)
+def test_a_table_of_almost_all_distances_is_repeated_to_all(rows, groups, repeats, monkeypatch):
+    seen = []
+    band = blocked.function.Scores.band
+
+    def watch(*args):
+        seen.append(type(result := band(*args)).__name__)
+        return result
+
+    monkeypatch.setattr(blocked.function.Scores, "band", watch)
+    runs = Runs(range(1 - rows // 2, rows - rows // 2), Span.from_lengths(T, T, CPU))
+    assert runs.rows == rows
+    terms = Terms(query_table=torch.randn(groups, rows, D)).with_runs(runs)
+    query, key, value = (torch.randn(B, H, T, D) for _ in range(3))
+    blocked.attend(AttentionCall(query, key, value, terms, Mask()))
+    assert set(seen) == {"Band" if repeats else "Spread"}
 
 
 def test_equal_tables_stay_one_tensor_and_a_reset_stays_at_the_end():

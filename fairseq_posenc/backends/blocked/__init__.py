@@ -42,6 +42,9 @@ from fairseq_posenc.encodings.terms import Terms
 # again. So every encoding of RoBERTa-base saves 8 sentences of 512 tokens (288 MiB for a product
 # of three terms), and its 12 layers never save more than 3.75 GiB.
 SAVED_BYTES = 320 * 2**20
+# Rows of a table for each key of a call up to which they are multiplied once each (measured). A
+# table of more rows is repeated to all distances: its products by tiles are fewer.
+ROWS_PER_KEY = 2 / 3
 
 
 def unavailable() -> str:
@@ -68,7 +71,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
     call = call.with_all_heads()
     query, key, value, terms, mask, dropout, _ = call
-    terms = terms.expanded("gain", "bias")
+    terms = terms.expanded("gain", "bias", *_find_long_tables(terms, key.size(2)))
     if terms.product and not _can_fold(terms):
         terms = terms.expanded("query_table", "key_table")
     if query.size(2) == 1 or not query.numel():
@@ -121,6 +124,20 @@ def _prepare_operands(
     product = terms.product and not folds
     rule = Rule(product, folds, scale, dropout, saves=False, starts=starts, softcap=terms.softcap)
     return rule, operands
+
+
+def _find_long_tables(terms: Terms, src_len: int) -> list[str]:
+    """Find the tables that are better repeated to all distances.
+
+    Those of each head are not: to repeat them takes longer.
+    """
+    return [
+        name
+        for name, term, table in terms.given("table", "values", "states")
+        if name in terms.runs
+        and terms.runs[name].rows > ROWS_PER_KEY * src_len
+        and not term.per_head(table)
+    ]
 
 
 def _can_fold(terms: Terms) -> bool:

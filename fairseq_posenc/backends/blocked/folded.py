@@ -12,7 +12,6 @@ distinct rows that a block needs.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.blocked.skew import KEY_SIDE, QUERY_SIDE
@@ -46,9 +45,9 @@ class Factor:
         """Select the numbers of a patch's pairs, ``(c, M, W)``; 1 without a table."""
         return 1.0 if self.numbers is None else self.numbers.select(patch)
 
-    def begin_gradients(self) -> Tensor | None:
-        """Make zeros for the gradients of all numbers, ``(c, members, U)``; None without any."""
-        return None if self.numbers is None else torch.zeros_like(self.numbers.products)
+    def begin_gradients(self, pairs: Tensor) -> Tensor | None:
+        """Begin the gradients of all numbers, ``(c, members, U)``; None without any."""
+        return None if self.spread is None else self.spread.begin_sums(pairs)
 
     def add_vector_sums(
         self, patch: Patch, vector_sums: Tensor, total: Tensor, sums: Tensor | None
@@ -74,8 +73,7 @@ class Factor:
     def finish_gradients(self, sums: Tensor | None, total: Tensor, table: Tensor | None) -> None:
         """Add the gradients of the numbers to those of vectors and table."""
         if self.spread is not None and sums is not None:
-            total.add_(self.spread.sum_rows(sums))
-            self.spread.add_table_gradient(table, sums, self.members)
+            self.spread.add_gradients(sums, self.members, total, table)
 
 
 def multiply_factors(query: Factor, key: Factor, patches: tuple[Patch, ...]) -> Tensor:
@@ -108,7 +106,7 @@ def add_factor_gradients(
         tables: gradients of their tables; None for one that needs none.
     """
     query_total, key_total = totals
-    query_sums, key_sums = query.begin_gradients(), key.begin_gradients()
+    query_sums, key_sums = query.begin_gradients(grad), key.begin_gradients(grad)
     for patch in patches:
         pairs = patch.select(grad)
         queries, keys = query.select_vectors(patch), key.select_vectors(patch)
@@ -125,4 +123,4 @@ def add_factor_gradients(
         patch.select_members(query_total, QUERY_SIDE).baddbmm_(content_grad, keys)
         patch.select_members(key_total.mT, KEY_SIDE).mT.baddbmm_(queries.mT, content_grad)
     query.finish_gradients(query_sums, query_total, tables[0])
-    key.finish_gradients(key_sums, key_total.mT, tables[1])
+    key.finish_gradients(key_sums, key_total, tables[1])

@@ -19,9 +19,10 @@ from torch.nn import functional as F
 
 from fairseq_posenc.backends.base import refuse_second_order
 from fairseq_posenc.backends.blocked import dropout
+from fairseq_posenc.backends.blocked.block_state import BlockState
 from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Rule, Strip
 from fairseq_posenc.backends.blocked.operands import Operands, reverse_queries
-from fairseq_posenc.backends.blocked.scores import BlockState, Scores
+from fairseq_posenc.backends.blocked.scores import Scores
 from fairseq_posenc.backends.blocked.skew import QUERY_SIDE
 from fairseq_posenc.backends.blocked.values import Values
 from fairseq_posenc.backends.forward_cache import writable
@@ -130,6 +131,8 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
             scores.add_temperature_gradient(block, state, score_grad, chunk_totals)
             state = state._replace(weights=None, scores=None, capped=None)
             scores.add_gradients(block, state, score_grad, chunk_totals)
+            if block is strips[-1][-1]:
+                scores.finish_gradients(chunk_totals)
     return totals
 
 

@@ -23,12 +23,13 @@ or keys of a tile.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.blocked import dropout
+from fairseq_posenc.backends.blocked.block_state import BlockState
 from fairseq_posenc.backends.blocked.folded import Factor, add_factor_gradients, multiply_factors
 from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Rule, Strip
 from fairseq_posenc.backends.blocked.operands import FORBIDDEN, Operands
@@ -46,65 +47,8 @@ from fairseq_posenc.backends.blocked.skew import (
     sum_by_distance,
     view_by_distance,
 )
-from fairseq_posenc.backends.blocked.spread import Patch, Spread, SpreadProducts, add_pairs
+from fairseq_posenc.backends.blocked.spread import KeyProducts, Patch, Spread, add_pairs
 from fairseq_posenc.backends.forward_cache import writable
-
-
-class BlockState(NamedTuple):
-    """The tensors of a block after its forward pass, or those saved of them; each ``(c, M, W)``."""
-
-    # products of queries and keys; a sum without a gain overwrites it
-    content: Tensor | None = None
-    gain: Tensor | None = None  # multiplies the content; a view of a table, never saved
-    # products of queries and their table rows; in a sum, maybe in tiles `(c, tiles, N, W)`, or
-    # `SpreadProducts` with one product for each run of distances
-    query_term: Tensor | SpreadProducts | None = None
-    # products of keys and theirs; in a sum, maybe in tiles `(c, M, tiles, N)`
-    key_term: Tensor | SpreadProducts | None = None
-    weights: Tensor | None = None  # after the softmax; dropped ones are negative
-    scores: Tensor | None = None  # before a temperature multiplies them; never saved
-    capped: Tensor | None = None  # tanh(score / cap); of a product never saved
-
-    def select_saved(self, rule: Rule) -> BlockState:
-        """Select the tensors for a backward pass.
-
-        They are the weights of a sum, and the parts of a product, whose gradients need each other.
-        """
-        if rule.product:
-            return BlockState(self.content, None, self.query_term, self.key_term)
-        content = None if self.gain is None else self.content
-        return BlockState(content, weights=self.weights, capped=self.capped)
-
-    def combine(self, product: bool) -> Tensor:
-        """Combine the fields: their product, or content * gain + query term + key term."""
-        scores, gain, *terms = self[:4]
-        assert scores is not None
-        given = [term for term in terms if term is not None]
-        if gain is not None:
-            scores = scores * gain
-        if product:  # the content is needed again
-            return _multiply(scores, given)
-        for term in given:
-            add_pairs(scores, term)
-        return scores
-
-    def compute_gradient(self, name: str, grad: Tensor, product: bool) -> Tensor:
-        """Compute the gradient of a part of the scores, ``(c, M, W)``, from that of the scores.
-
-        Args:
-            name: the field, or ``bias``, which is always a summand.
-            grad: gradient of the scores; returned itself if the part's is the same.
-            product: whether the fields are multiplied.
-        """
-        if name == "bias":
-            return grad
-        if product:
-            part = getattr(self, name)
-            others = [x for x in self[:4] if x is not None and x is not part]
-        else:  # only content and gain multiply each other
-            other = {"content": self.gain, "gain": self.content}.get(name)
-            others = [] if other is None else [other]
-        return _multiply(grad, others)
 
 
 class Scores:
@@ -168,7 +112,23 @@ class Scores:
         places = getattr(self.operands, name.replace("table", "places"))
         if places is None:
             return Band(table, block, side, self.geometry.tile)
-        return Spread(table, places, self.rule.starts[name], block, side, self.geometry.src_len)
+        common = self.key_products if side == KEY_SIDE else None
+        starts, src_len = self.rule.starts[name], self.geometry.src_len
+        return Spread(table, places, starts, block, side, src_len, common)
+
+    @cached_property
+    def key_products(self) -> KeyProducts | None:
+        """The products of keys that blocks share; None where a block has few of the keys."""
+        given = self.operands
+        if self.geometry.visible or given.key_table is None or given.key_places is None:
+            return None
+        rows = len(self.rule.starts["key_table"]) + 1
+        return KeyProducts(given.key, given.key_table[:, :rows])
+
+    def finish_gradients(self, totals: Operands) -> None:
+        """Add the gradients that the blocks of a chunk share, after the last of them."""
+        if self.key_products is not None:
+            self.key_products.add_gradients(totals.key, totals.key_table)
 
     def locate_reset(self, block: Block) -> ResetLines | None:
         """Locate the first token's scores in a block; None without a reset."""
@@ -276,13 +236,13 @@ class Scores:
         if given.query_table is not None:
             band = self.band("query_table", block, QUERY_SIDE)
             sums = band.sum_by_row(state.compute_gradient("query_term", grad, self.rule.product))
-            totals.query[:, block.queries].add_(band.sum_rows(sums))
-            band.add_table_gradient(totals.query_table, sums, given.query[:, block.queries])
+            query, query_total = (x[:, block.queries] for x in (given.query, totals.query))
+            band.add_gradients(sums, query, query_total, totals.query_table)
         if given.key_table is not None:
             band = self.band("key_table", block, KEY_SIDE)
             sums = band.sum_by_row(state.compute_gradient("key_term", grad, self.rule.product))
-            totals.key[:, :, block.keys].add_(band.sum_rows_transposed(sums))
-            band.add_table_gradient(totals.key_table, sums, given.key[:, block.keys])
+            key, key_total = given.key[:, block.keys], totals.key[:, :, block.keys]
+            band.add_gradients(sums, key, key_total, totals.key_table)
 
     def _add_reset_gradients(
         self,
@@ -410,14 +370,6 @@ class Scores:
         if given.masked is not None:
             self.chunk.split_sentences(scores).add_(block.select_pairs(given.masked))
         return scores, parts._replace(scores=unscaled, capped=capped)
-
-
-def _multiply(pairs: Tensor, factors: list[Any]) -> Tensor:
-    """Multiply ``(c, M, W)`` by factors, into a new tensor unless there are none."""
-    product = pairs
-    for factor in factors:
-        product = pairs * factor if product is pairs else product.mul_(factor)
-    return product
 
 
 def _subtract(query_sums: Tensor, key_sums: Tensor, dtype: torch.dtype) -> Tensor:

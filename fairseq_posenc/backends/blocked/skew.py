@@ -104,10 +104,20 @@ class Band:
         sums = (skewed @ self.rows).unflatten(2, (-1, self.tile))  # [G, tiles, c / G, N, D]
         return sums.transpose(1, 2).reshape(-1, self.tiles * self.tile, sums.size(-1))
 
-    def sum_rows_transposed(self, skewed: Tensor) -> Tensor:
-        """Compute :meth:`sum_rows` transposed, ``(c, D, members)``, as gradients of keys are."""
-        sums = (self.rows.transpose(2, 3) @ skewed.transpose(2, 3)).unflatten(3, (-1, self.tile))
-        return sums.permute(0, 3, 2, 1, 4).reshape(-1, sums.size(2), self.tiles * self.tile)
+    def add_gradients(
+        self, skewed: Tensor, members: Tensor, total: Tensor, table: Tensor | None
+    ) -> None:
+        """Add the gradients of members and table.
+
+        Args:
+            skewed: of the pairs (:meth:`sum_by_row`).
+            members: ``(c, members, D)``.
+            total: gradient of queries ``(c, members, D)``, or of keys ``(c, D, members)``.
+            table: gradient of the table; None if it needs none.
+        """
+        by_query = self.side == QUERY_SIDE
+        total.add_(self.sum_rows(skewed) if by_query else self._sum_rows_transposed(skewed))
+        self.add_table_gradient(table, skewed, members)
 
     def add_table_gradient(self, table: Tensor | None, skewed: Tensor, members: Tensor) -> None:
         """Add the weighted sums of members ``(c, members, D)`` to a table of gradients, if any."""
@@ -117,6 +127,11 @@ class Band:
         for t in range(self.tiles):  # neighbouring tiles share rows
             start = self.start + t * self.tile
             table[:, start : start + rows.size(2)].add_(rows[:, t])  # += would assign as well
+
+    def _sum_rows_transposed(self, skewed: Tensor) -> Tensor:
+        """Compute :meth:`sum_rows` transposed, ``(c, D, members)``, as gradients of keys are."""
+        sums = (self.rows.transpose(2, 3) @ skewed.transpose(2, 3)).unflatten(3, (-1, self.tile))
+        return sums.permute(0, 3, 2, 1, 4).reshape(-1, sums.size(2), self.tiles * self.tile)
 
     def _tile(self, members: Tensor) -> Tensor:
         """Reshape ``(c, members, D)`` to ``(G, tiles, c / G * N, D)``: a product for all heads."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from torch import Tensor
@@ -46,6 +46,36 @@ def _narrow(x: Tensor, dim: int, part: slice) -> Tensor:
     return x.narrow(dim, part.start, part.stop - part.start)
 
 
+class KeyProducts:
+    """The products of all keys of a chunk with all distinct rows, which its blocks share.
+
+    Most blocks see most keys, at other distances: each block by itself would compute many of these
+    products again.
+
+    Args:
+        key: ``(c, S, D)``.
+        rows: ``(G, U, D)``.
+    """
+
+    def __init__(self, key: Tensor, rows: Tensor) -> None:
+        self.key, self.rows = key, rows
+
+    @cached_property
+    def products(self) -> Tensor:
+        """The products, ``(c, S, U)``."""
+        return _multiply_rows(self.key, self.rows)
+
+    @cached_property
+    def sums(self) -> Tensor:
+        """The gradients of the products, ``(c, S, U)``: zeros that blocks add to."""
+        return self.key.new_zeros(*self.key.shape[:2], self.rows.size(1))
+
+    def add_gradients(self, total: Tensor, table: Tensor | None) -> None:
+        """Add the gradients of keys, ``(c, D, S)``, and of the table, after all blocks."""
+        total.add_(_sum_rows_transposed(self.sums, self.rows))
+        _add_row_gradients(table, self.sums, self.key)
+
+
 class Spread:
     """Multiplies one side of a block with distinct rows, and spreads the products to pairs.
 
@@ -56,6 +86,7 @@ class Spread:
         block: queries and keys of a chunk.
         side: which of them are the members, QUERY_SIDE or KEY_SIDE.
         src_len: S.
+        common: products that blocks share, where keys are the members.
     """
 
     def __init__(
@@ -66,11 +97,13 @@ class Spread:
         block: Block,
         side: int,
         src_len: int,
+        common: KeyProducts | None = None,
     ) -> None:
         lowest = block.rows.start - (src_len - 1)
         ends = lowest, lowest + sum(block.shape) - 2
         first, last = (bisect_right(starts, end) for end in ends)
-        self.side, self.kept = side, slice(first, last + 1)
+        self.side, self.keys, self.common = side, block.keys, common
+        self.kept = slice(first, last + 1)
         self.rows = table[:, self.kept]  # [G, U, D]
         self.places = places[0, block.rows] - first  # [M + W - 1]
         shared = starts[first:last]  # where rows end that the block shares
@@ -79,15 +112,22 @@ class Spread:
 
     def multiply(self, members: Tensor) -> SpreadProducts:
         """Multiply members ``(c, members, D)`` with the rows."""
-        rows = self.rows.transpose(1, 2)
-        return SpreadProducts(self, members @ (rows[0] if len(rows) == 1 else rows))
+        if self.common is not None:
+            return SpreadProducts(self, self.common.products[:, self.keys, self.kept])
+        return SpreadProducts(self, _multiply_rows(members, self.rows))
 
     def sum_by_row(self, pairs: Tensor) -> Tensor:
         """Sum each member's pairs of equal row in ``(c, M, W)``: ``(c, members, U)``."""
-        sums = pairs.new_zeros(len(pairs), pairs.size(self.side + 1), self.rows.size(1))
+        sums = self.begin_sums(pairs)
         for patch in self.patches:
             self.add_by_row(sums, patch, patch.select(pairs))
         return sums
+
+    def begin_sums(self, pairs: Tensor) -> Tensor:
+        """Make zeros for the sums of pairs ``(c, M, W)``; common ones may have others' sums."""
+        if self.common is not None:
+            return self.common.sums[:, self.keys, self.kept]
+        return pairs.new_zeros(len(pairs), pairs.size(self.side + 1), self.rows.size(1))
 
     def add_by_row(self, sums: Tensor, patch: Patch, pairs: Tensor) -> None:
         """Add the pairs of a patch to the sums ``(c, members, U)`` of their members and rows."""
@@ -102,17 +142,26 @@ class Spread:
         """Add up the rows by weight (:meth:`sum_by_row`) for each member, ``(c, members, D)``."""
         return sums @ (self.rows[0] if len(self.rows) == 1 else self.rows)
 
-    def sum_rows_transposed(self, sums: Tensor) -> Tensor:
-        """Compute :meth:`sum_rows` transposed, ``(c, D, members)``, as gradients of keys are."""
-        return self.rows.transpose(1, 2) @ sums.transpose(1, 2)
+    def add_gradients(
+        self, sums: Tensor, members: Tensor, total: Tensor, table: Tensor | None
+    ) -> None:
+        """Add the gradients of members and table, unless blocks share them.
+
+        Args:
+            sums: of the pairs' gradients by row (:meth:`sum_by_row`).
+            members: ``(c, members, D)``.
+            total: gradient of queries ``(c, members, D)``, or of keys ``(c, D, members)``.
+            table: gradient of the table; None if it needs none.
+        """
+        if self.common is not None:
+            return
+        by_query = self.side == QUERY_SIDE
+        total.add_(self.sum_rows(sums) if by_query else _sum_rows_transposed(sums, self.rows))
+        self.add_table_gradient(table, sums, members)
 
     def add_table_gradient(self, table: Tensor | None, sums: Tensor, members: Tensor) -> None:
         """Add the weighted sums of members ``(c, members, D)`` to a table of gradients, if any."""
-        if table is None:
-            return
-        if len(table) == 1:  # one product for all that share it
-            sums, members = sums.flatten(0, 1)[None], members.flatten(0, 1)[None]
-        table[:, self.kept].baddbmm_(sums.transpose(1, 2), members)
+        _add_row_gradients(None if table is None else table[:, self.kept], sums, members)
 
     def index(self, patch: Patch, batch: int) -> Tensor:
         """Index the row of each pair of a patch, ``(c, members, others)``: a view."""
@@ -180,3 +229,22 @@ def add_pairs(pairs: Tensor, term: Tensor | SpreadProducts) -> None:
         term.add_to(pairs)
     else:
         (pairs.view(term.shape) if term.dim() == 4 else pairs).add_(term)
+
+
+def _multiply_rows(members: Tensor, rows: Tensor) -> Tensor:
+    """Multiply ``(c, members, D)`` with ``(G, U, D)``: ``(c, members, U)``."""
+    return members @ (rows[0] if len(rows) == 1 else rows).mT
+
+
+def _sum_rows_transposed(sums: Tensor, rows: Tensor) -> Tensor:
+    """Add up rows ``(G, U, D)`` by weight ``(c, members, U)``: ``(c, D, members)``."""
+    return rows.mT @ sums.mT
+
+
+def _add_row_gradients(rows: Tensor | None, sums: Tensor, members: Tensor) -> None:
+    """Add the sums of members ``(c, members, D)`` by weight to the gradients of rows, if any."""
+    if rows is None:
+        return
+    if len(rows) == 1:  # one product for all that share it
+        sums, members = sums.flatten(0, 1)[None], members.flatten(0, 1)[None]
+    rows[:, : sums.size(2)].baddbmm_(sums.mT, members)
