@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from fairseq_posenc import registry, specs
 from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.encodings.base import Dims
-from fairseq_posenc.encodings.terms import Cost, Terms
+from fairseq_posenc.encodings.term import Cost
+from fairseq_posenc.encodings.terms import Terms
 
 
 def describe_operations(name: str) -> str:

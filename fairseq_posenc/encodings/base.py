@@ -30,7 +30,8 @@ from fairseq_posenc.encodings.precision import (
     to_fixed,
 )
 from fairseq_posenc.encodings.rotation import Rotation
-from fairseq_posenc.encodings.terms import Cost, Terms
+from fairseq_posenc.encodings.term import Cost
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 

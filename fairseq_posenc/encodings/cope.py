@@ -4,7 +4,8 @@ import torch
 from torch import nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
-from fairseq_posenc.encodings.terms import Cost, Terms
+from fairseq_posenc.encodings.term import Cost
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
 
 

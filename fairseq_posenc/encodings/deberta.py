@@ -7,7 +7,8 @@ from torch import nn
 
 from fairseq_posenc.encodings.base import Dims, register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
-from fairseq_posenc.encodings.terms import Cost, Terms
+from fairseq_posenc.encodings.term import Cost
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
 
 

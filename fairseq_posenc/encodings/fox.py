@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
-from fairseq_posenc.encodings.terms import Cost
+from fairseq_posenc.encodings.term import Cost
 
 
 @register("fox")

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.runs import Runs
-from fairseq_posenc.encodings.terms import Cost, Terms
+from fairseq_posenc.encodings.term import Cost
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
 
 EXTENT = 1024  # of the released model

@@ -11,7 +11,7 @@ from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.precision import make_constant
 from fairseq_posenc.encodings.rope_scaling import Scaling
 from fairseq_posenc.encodings.rotation import PairRotation
-from fairseq_posenc.encodings.terms import Cost
+from fairseq_posenc.encodings.term import Cost
 from fairseq_posenc.errors import UserError
 
 

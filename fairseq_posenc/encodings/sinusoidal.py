@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
-from fairseq_posenc.encodings.terms import Cost
+from fairseq_posenc.encodings.term import Cost
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
 

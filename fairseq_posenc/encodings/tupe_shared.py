@@ -7,7 +7,8 @@ from torch.nn import functional as F
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.t5 import Buckets
-from fairseq_posenc.encodings.terms import Cost, Terms
+from fairseq_posenc.encodings.term import Cost
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_posenc.encodings.terms import Term
+from fairseq_posenc.encodings.term import Term
 from fairseq_posenc.errors import UserError, how_to_install
 from fairseq_posenc.workbench.plots import grids
 from fairseq_posenc.workbench.plots.stacks import PlottedStack, compute_terms
