@@ -28,12 +28,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from fairseq_posenc import specs
+from fairseq_posenc import registry, specs
 from fairseq_posenc.analysis import costs
 from fairseq_posenc.api import SelfAttention, StackPositions
+from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Span
 from measuring import timing
 from measuring.commands import new_parser, run_script
+from measuring.contenders import make_positions
 from measuring.growth import TABLE1, complexity_table
 from measuring.page import Rows
 
@@ -124,11 +127,27 @@ def count_costs(run: timing.Pass) -> dict[str, int]:
     return {"operations": operations, "numbers": timing.peak(run, torch.device("cpu")) // BYTES}
 
 
-def evaluate(formulas: str, size: Size) -> int:
-    """Compute the value of what :mod:`fairseq_posenc.analysis.costs` describes in formulas."""
+def count_rows(item: specs.Item, size: Size) -> int:
+    """Count the distinct rows of an encoding's longest table of vectors, u; 0 without a table."""
+    n, device = size.length, torch.device("cpu")
+    dims = Dims(size.heads * size.width, size.heads, max_positions=n)
+    encoding = registry.get(item.name)(dims, **dict(item.options))
+    terms = encoding.terms(Span.from_lengths(n, n, device), make_positions(1, n, device))
+    tables = (name for name, term, _ in terms.given() if term.rows is not None and term.has_vectors)
+    rows = (terms.runs[name].rows if name in terms.runs else 2 * n - 1 for name in tables)
+    return max(rows, default=0)
+
+
+def evaluate(formulas: str, size: Size, rows: int) -> int:
+    """Compute the value of what :mod:`fairseq_posenc.analysis.costs` describes in formulas.
+
+    Args:
+        formulas: in words, with formulas between double backquotes.
+        size: of the layer.
+        rows: u (:func:`count_rows`).
+    """
     n, h, d = size.length, size.heads, size.width
-    values = {"n": n, "h": h, "d": d, "C": h * d, "(2n-1)": 2 * n - 1}
-    values["u"] = 2 * n - 1  # a row for each distance
+    values = {"n": n, "h": h, "d": d, "C": h * d, "(2n-1)": 2 * n - 1, "u": rows}
     values |= {f"{name}^2": values[name] ** 2 for name in "ndC"}
     products = (
         term.split()
@@ -161,7 +180,8 @@ def measure_size(encodings: list[str], size: Size, args: argparse.Namespace) -> 
 
 
 def _sum_formulas(describe: Callable[[str], str], spec: str, size: Size) -> int:
-    return sum(evaluate(describe(item.name), size) for item in specs.parse(spec).items)
+    items = specs.parse(spec).items
+    return sum(evaluate(describe(item.name), size, count_rows(item, size)) for item in items)
 
 
 def measure(args: argparse.Namespace) -> Rows:

@@ -32,7 +32,7 @@ _CHANNEL_GAIN_COST = Cost("3 h n^2 d", "2 h n^2", "", "{g}n^2")
 _CONTENT_ROWS_COST = Cost("4 h n u d + 2 h n^2", "2 h n u + 2 h n^2", "4 u C^2", "2 u C")
 _VALUE_TABLE_COST = Cost("h n^2 + 2 h n u d", "h n u")
 _BIAS_COST = Cost("h n^2", "", "", "{g}n^2")
-_STATE_TABLE_COST = Cost("2 h n (2n-1) w + h n^2", "h n (3n-1)")
+_STATE_TABLE_COST = Cost("2 h n u w + h n^2", "h n u + h n^2")
 
 
 class Terms(NamedTuple):
