@@ -1,1 +1,1 @@
-"""Reports over many runs: the papers' tables, learning curves, generated documentation."""
+"""Reports over many runs: the papers' tables with a user's results, and learning curves."""

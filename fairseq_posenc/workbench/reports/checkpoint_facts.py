@@ -1,4 +1,4 @@
-"""Reads a checkpoint's training: task, settings, updates, positions and best perplexity."""
+"""Reads facts about a training from its checkpoint: task, settings, positions, best perplexity."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fairseq_posenc.workbench.loading.checkpoints import read_updates
 
 PRETRAINING = ("masked_lm", "language_modeling")  # fairseq's tasks
 NAMES = ("checkpoint_last.pt", "checkpoint_best.pt")
-LARGE = (24, 1024)  # layers and width
-# Sections of fairseq's configuration; where two have an option of one name, the later one counts.
+LARGE = (24, 1024)  # layers and width of RoBERTa-large
+# Sections of fairseq's configuration; if two have an option of the same name, the later one counts.
 _SECTIONS = (
     *("common", "distributed_training", "dataset", "optimization", "optimizer", "lr_scheduler"),
     *("checkpoint", "model", "task"),
@@ -25,11 +25,11 @@ class CheckpointFacts(NamedTuple):
     task: str  # fairseq's name of the task
     settings: dict[str, Any]  # fairseq's options by name
     updates: int  # number of updates
-    perplexity: Optional[float]  # lowest of the validation set; None if that was not measured
+    perplexity: Optional[float]  # lowest validation perplexity; None if it was not measured
 
     @property
     def encoding(self) -> str:
-        """The position encodings, also of fairseq's own models, which have other options."""
+        """Spec of the position encodings; for fairseq's own models, the equivalent spec."""
         if "position_encoding" in self.settings:
             decoder = self.settings.get("position_encoding_decoder")
             causal = self.task == "language_modeling"
@@ -42,7 +42,7 @@ class CheckpointFacts(NamedTuple):
 
     @property
     def directions(self) -> str:
-        """Directions of the layers, as in ``lr,rl``; ``lr`` for causal models."""
+        """Attention directions of the layers, as in ``lr,rl``; ``lr`` for causal models."""
         if self.task == "language_modeling":
             return "lr"
         return str(self.settings.get("attention_directions") or "")
@@ -54,30 +54,30 @@ class CheckpointFacts(NamedTuple):
 
     @property
     def is_large(self) -> bool:
-        """Whether it has the size of RoBERTa-large."""
+        """Whether the model has the size of RoBERTa-large."""
         sizes = (self.settings.get("encoder_layers"), self.settings.get("encoder_embed_dim"))
         return sizes == LARGE
 
     @property
     def is_released(self) -> bool:
-        """Whether it counts as a released model: fairseq's own, or one converted from it."""
+        """Whether the model is one that fairseq released, or converted from one."""
         return self.updates == 0 or "position_encoding" not in self.settings
 
     @property
     def start(self) -> Optional[Path]:
-        """The checkpoint that the weights are from, None if they were random."""
-        if begun := self.settings.get("finetune_from_model"):
-            return Path(begun)
+        """The checkpoint that the training started from; None if its weights were random."""
+        if pretrained := self.settings.get("finetune_from_model"):
+            return Path(pretrained)
         resumed = Path(self.settings.get("restore_file") or NAMES[0])
         is_same_run = resumed == Path(NAMES[0]) or resumed.parent == self.path.parent
         return None if is_same_run else resumed
 
 
 def read_checkpoint(path: Path) -> CheckpointFacts:
-    """Read a checkpoint; its tensors stay on the disk.
+    """Read a checkpoint without loading its tensors.
 
     Raises:
-        UserError: it is not a checkpoint of fairseq.
+        UserError: the file is not a checkpoint of fairseq.
     """
     with open_checkpoint(path) as state:
         settings, updates = _flatten_settings(state), read_updates(state)
@@ -89,7 +89,7 @@ def read_checkpoint(path: Path) -> CheckpointFacts:
 
 
 def read_folder(folder: Path) -> Optional[CheckpointFacts]:
-    """Read the training of a ``--save-dir``, None if the folder is not of one."""
+    """Read the training in a ``--save-dir``; None if the folder has no checkpoint of fairseq's."""
     files = (folder / name for name in NAMES if (folder / name).is_file())
     return next(map(read_checkpoint, files), None)
 
@@ -106,6 +106,6 @@ def _flatten_settings(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def name_translation_test(training: Optional[CheckpointFacts]) -> str:
-    """Name the test of a translation model: the papers' if the data is theirs, or its folder."""
+    """Name the test set of a translation model by its data: IWSLT 2017's, or the data folder."""
     name = "" if training is None else training.data_name
     return "IWSLT2017 fr-en" if "iwslt" in name and "fr-en" in name else name or "another text"

@@ -1,4 +1,4 @@
-"""Tables in Markdown of trainings' logs: best validations, epochs, seeds, stages of the loss."""
+"""Formats training logs as tables: best validations, epochs, seeds, and stages of the loss."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from fairseq_posenc.workbench.running.logs import Curve, Entry
 Curves = Mapping[str, Curve]
 Trainings = Mapping[str, Sequence[Curve]]  # name -> a curve for each seed
 
-_MEANS = {"perplexity": 2, "loss_at_the_end_nats": 3, "plateau_ends": 0, "plateau": 0}  # digits
+_MEANS = {"perplexity": 2, "loss_at_the_end_nats": 3, "plateau_ends": 0, "plateau": 0}  # decimals
 STAGES_NOTE = (
-    "The loss is fitted with straight segments, as many as its noise warrants. The dive is the "
+    "The loss is fitted with line segments, as many as its noise warrants. The dive is the "
     f"steepest segment that follows one at least {SLOW} times flatter (the plateau), which in turn "
-    f"follows one {SLOW} times steeper (the start); it lasts while the loss falls at least "
-    f"1/{SLOW} as fast, and must be {LEAST:.0%} of the loss's whole fall."
+    f"follows one {SLOW} times steeper (the start). It lasts while the loss falls at least "
+    f"1/{SLOW} as fast, and must make up {LEAST:.0%} of the whole fall of the loss."
 )
 
 
 def format_all_tables(trainings: Trainings) -> str:
-    """Format all tables, and name the losses that are NaN or infinite."""
+    """Format all tables, and list trainings that diverged."""
     curves = _number_seeds(trainings)
     parts = [_format_best(curves), *_format_epochs(trainings), *_format_seeds(trainings)]
     parts += [*_format_stages(curves), _list_divergences(curves)]
@@ -49,7 +49,7 @@ def format_all_tables(trainings: Trainings) -> str:
 
 
 def _number_seeds(trainings: Trainings) -> dict[str, Curve]:
-    """Collect the single trainings, with a number in their names where a name has several."""
+    """Collect all trainings by name, with a number in the names of those that differ by seed."""
     return {
         f"{name} {number}" if len(curves) > 1 else name: curve
         for name, curves in trainings.items()
@@ -59,10 +59,13 @@ def _number_seeds(trainings: Trainings) -> dict[str, Curve]:
 
 def collect_figures(trainings: Trainings) -> dict[str, list[Row]]:
     """Collect the figures of all tables for the record."""
-    tables: dict[str, list[Row]] = {"best": [], "epochs": [], "stages": [], "pieces": []}
+    tables: dict[str, list[Row]] = {
+        name: [] for name in ("best", "epochs", "stages", "pieces", "seeds")
+    }
     for name, curve in _number_seeds(trainings).items():
         best, broken = curve.best, [entry.updates for entry in curve.entries if not entry.is_finite]
         row = {
+            "training": name,
             "updates": curve.entries[-1].updates,
             "best_at": best.updates if best.is_finite else None,
             "loss_bits": best.loss,
@@ -71,24 +74,16 @@ def collect_figures(trainings: Trainings) -> dict[str, list[Row]]:
             "tokens_per_second": curve.speed,
             "diverged_at": broken[0] if broken else None,
         }
-        stages = find_stages(curve)
-        rows_by_table: dict[str, list[Row]] = {
-            "best": [row],
-            "epochs": [
-                {"epoch": epoch, "update": entry.updates, "perplexity": entry.perplexity}
-                for epoch, entry in curve.epochs.items()
-            ],
-            "stages": [{f"{stage}_ends": at for stage, at in stages._asdict().items()}]
-            if stages
-            else [],
-            "pieces": [
-                {"last_update": piece.end, "nats_in_1000_updates": 1000 * piece.rate}
-                for piece in fit_segments(training_points(curve))
-            ],
-        }
-        for table_name, rows in rows_by_table.items():
-            tables[table_name] += [{"training": name, **row} for row in rows]
-    tables["seeds"] = []
+        tables["best"].append(row)
+        for epoch, entry in curve.epochs.items():
+            row = {"epoch": epoch, "update": entry.updates, "perplexity": entry.perplexity}
+            tables["epochs"].append({"training": name, **row})
+        if stages := find_stages(curve):
+            ends = {f"{stage}_ends": updates for stage, updates in stages._asdict().items()}
+            tables["stages"].append({"training": name, **ends})
+        for segment in fit_segments(training_points(curve)):
+            row = {"last_update": segment.end, "nats_in_1000_updates": 1000 * segment.rate}
+            tables["pieces"].append({"training": name, **row})
     for name, curves in trainings.items():
         if len(curves) > 1:
             figures: dict[str, float] = {}
@@ -99,7 +94,7 @@ def collect_figures(trainings: Trainings) -> dict[str, list[Row]]:
 
 
 def _average_over_seeds(curves: Sequence[Curve]) -> dict[str, Interval]:
-    """Compute means of trainings that differ by seed; of the stages where all have them."""
+    """Compute means of trainings that differ by seed; those of stages only if all have stages."""
     means = {"perplexity": interval_of_perplexity(curve.best.perplexity for curve in curves)}
     ends = [points[-1][1] for points in map(smooth_losses, curves) if points]
     if len(ends) == len(curves):
@@ -132,7 +127,7 @@ def _format_seeds(trainings: Trainings) -> list[str]:
 
 
 def _format_differences(trainings: Trainings) -> list[str]:
-    """Compare the best perplexities; the n-th trainings of all names are taken to share a seed."""
+    """Compare the best perplexities, assuming that the n-th trainings of all names share a seed."""
     best = {
         name: {seed: curve.best.perplexity for seed, curve in enumerate(curves)}
         for name, curves in trainings.items()
@@ -140,8 +135,8 @@ def _format_differences(trainings: Trainings) -> list[str]:
     }
     if len(best) < 2:
         return []
-    few = explain_few_seeds(min(map(len, best.values())))
-    sentences = [few] if few else describe_differences(best)
+    explanation = explain_few_seeds(min(map(len, best.values())))
+    sentences = [explanation] if explanation else describe_differences(best)
     return [
         "\n".join(f"- {sentence}" for sentence in sentences),
         f"The n-th logs of two names count as one seed. {RULE}",
@@ -179,7 +174,7 @@ def _format_epochs(trainings: Trainings) -> list[str]:
 
 
 def _average_epochs(curves: Sequence[Curve]) -> dict[int, Entry]:
-    """Take the last validation of each epoch that all seeds have, with their mean perplexity."""
+    """Average the perplexities of the last validation of each epoch that all seeds have."""
     averages = {}
     for epoch, entry in curves[0].epochs.items():
         if all(epoch in curve.epochs for curve in curves):
@@ -197,7 +192,7 @@ def _format(value: float | None, digits: int = 0) -> str:
 
 
 def _format_reached(perplexities: Mapping[str, Mapping[int, Entry]]) -> list[str]:
-    """Format when each reaches the lowest perplexity, at the end of an epoch, that all reach."""
+    """Format when each training reaches the lowest perplexity that all of them reach."""
     lowest = {
         name: min(entry.perplexity for entry in entries.values())
         for name, entries in perplexities.items()
@@ -211,9 +206,7 @@ def _format_reached(perplexities: Mapping[str, Mapping[int, Entry]]) -> list[str
         epochs = perplexities[name].items()
         epoch, entry = next(pair for pair in epochs if pair[1].perplexity <= lowest[worst])
         parts.append(f"{code(name)} at epoch {epoch} (update {entry.updates:,})")
-    return [
-        f"{code(worst)} comes down to {lowest[worst]:,.2f}. That is reached by {', '.join(parts)}."
-    ]
+    return [f"The lowest perplexity that all reach, {lowest[worst]:,.2f}: {', '.join(parts)}."]
 
 
 def _format_stages(curves: Curves) -> list[str]:
@@ -235,14 +228,14 @@ def _format_stages(curves: Curves) -> list[str]:
 
 
 def _list_divergences(curves: Curves) -> str:
-    """List the losses that are NaN or infinite, which are neither drawn nor counted."""
+    """List the trainings with losses that are NaN or infinite; tables and pictures omit these."""
     lines = []
     for name, curve in curves.items():
-        for what, entries in (("training", curve.training), ("validation", curve.entries)):
+        for kind, entries in (("training", curve.training), ("validation", curve.entries)):
             if broken := [entry for entry in entries if not entry.is_finite]:
                 lines.append(
-                    f"- {code(name)} diverged: the {what} loss is {broken[0].loss:g} at update "
+                    f"- {code(name)} diverged: the {kind} loss is {broken[0].loss:g} at update "
                     f"{broken[0].updates:,} first, and NaN or infinite in {len(broken)} of "
-                    f"{len(entries)} lines; these are left out"
+                    f"{len(entries)} lines, which are left out"
                 )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""``fairseq-posenc learning-curves``: trainings' losses as a table and a picture."""
+"""``fairseq-posenc learning-curves``: tables and pictures of training logs."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write table and picture, print the table; return the exit code."""
+    """Write the tables and pictures, print the tables; return the exit code."""
     first, last = _parse_updates(args.updates)
     logs = {
         name: split_trainings(paths)
         for name, paths in parse_named(args.logs, "NAME=LOG", "trainings").items()
     }
     trainings: dict[str, list[Curve]] = {name: [] for name in logs}
-    for name, log in ((title, path) for title in logs for path in logs[title]):
+    for name, log in ((name, path) for name, paths in logs.items() for path in paths):
         if not Path(log).is_file():
             raise UserError(f"{name}: the log {log} does not exist")
         trainings[name].append(read_curve_file(Path(log)))
         if not trainings[name][-1].entries:
-            raise UserError(f"{name}: {log} has no validation; fairseq-train prints one an epoch")
+            raise UserError(f"{name}: {log} has no validation; fairseq-train logs one per epoch")
     make_folder(args.out)
     text = format_all_tables(trainings)
     data = {name: ",".join(paths) for name, paths in logs.items()}
@@ -66,11 +66,11 @@ def run(args: argparse.Namespace) -> int:
         TRAINING: ("Training loss in nats", learning_curves.training_line, intervals.interval),
     }
     drawn = []
-    for file, (title, line_of, over) in pictures.items() if can_draw() else ():
+    for file, (title, collect_line, average) in pictures.items() if can_draw() else ():
         means, bands, dots = {}, {}, {}
         for name, curves in trainings.items():
-            seeds = [line_of(curve) for curve in curves]
-            points = intervals.average_lines(seeds, over)
+            seeds = [collect_line(curve) for curve in curves]
+            points = intervals.average_lines(seeds, average)
             mean = [point for point in points if first <= point[0] <= last]
             means[name] = [(x, y.mean) for x, y in mean]
             bands[name] = [(x, y.low, y.high) for x, y in mean]
@@ -78,15 +78,14 @@ def run(args: argparse.Namespace) -> int:
                 dots[name] = [
                     point for line in seeds for point in line if first <= point[0] <= last
                 ]
-        is_log = file == PICTURE  # perplexities have a logarithmic axis
+        is_log = file == PICTURE  # the axis of perplexities is logarithmic
         if learning_curves.draw_lines(means, title, args.out / file, is_log, bands, dots):
             drawn.append(f"\n![{escape(title)}]({file})\n")
     write_whole(args.out / TABLE, "".join([text, *drawn]))
-    pictures_text = (
-        " and pictures" if drawn else " (nothing was logged in --updates, so no picture)"
-    )
-    missing = " (matplotlib, for pictures, is missing)"
-    say(f"tables{pictures_text if can_draw() else missing}: {args.out}")
+    written = "tables and pictures" if drawn else "tables (the log has no lines in --updates)"
+    if not can_draw():
+        written = "tables (pictures need matplotlib)"
+    say(f"{written}: {args.out}")
     return 0
 
 

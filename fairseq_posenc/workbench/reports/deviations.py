@@ -1,4 +1,4 @@
-"""Lists the settings in which our runs differ from the paper's, for the results page."""
+"""Lists the settings in which a user's runs differ from the paper's."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fairseq_posenc.workbench.reports.own_runs import TRANSLATION, OwnRun
 from fairseq_posenc.workbench.training import recipes
 
 _NOT_COMPARED = {"task", "criterion", "max_update", "total_num_update", "seed"}
-_NOT_COMPARED |= {"warmup_epochs", "runs"}  # fairseq has no option for them
-_NO_CHECKPOINT = "its pre-training is not known, as the checkpoint is not there"
+_NOT_COMPARED |= {"warmup_epochs", "runs"}  # not options of fairseq
+_NO_CHECKPOINT = "the settings of its pre-training are unknown: the checkpoint is missing"
 
 
 def list_differences(model: Sequence[OwnRun], recipe_name: str) -> list[str]:
-    """List the differences between the settings of one of our models, by its runs, and the paper's.
+    """List the differences between the settings of a model's runs and the paper's.
 
-    A setting that the runs' files do not hold is listed as not known.
+    Settings that the files of the runs do not contain are listed as not known.
     """
     training = next((run.training for run in model if run.training is not None), None)
     if recipe_name == TRANSLATION:
@@ -32,7 +32,7 @@ def list_differences(model: Sequence[OwnRun], recipe_name: str) -> list[str]:
 
 
 def _compare_pretraining(training: CheckpointFacts, recipe: recipes.Recipe) -> list[str]:
-    """List how a pre-training differs from its recipe."""
+    """List the differences between a pre-training and its recipe."""
     settings, paper = training.settings, recipe.settings
     data = recipes.load()["pretraining"][recipe.name]["data"]["name"]
     start = str(training.start or "random")
@@ -50,7 +50,7 @@ def _compare_pretraining(training: CheckpointFacts, recipe: recipes.Recipe) -> l
 
 
 def _compare_settings(settings: dict[str, Any], paper: dict[str, Any]) -> list[str]:
-    """List the options of fairseq that have other values than the paper's."""
+    """List the options of fairseq whose values differ from the paper's."""
     lines = []
     for name in sorted(paper.keys() - _NOT_COMPARED):
         if name not in settings or _normalize(settings[name]) != _normalize(paper[name]):
@@ -70,7 +70,7 @@ def _compare_translation(training: CheckpointFacts) -> list[str]:
 
 
 def _format_batch(settings: dict[str, Any]) -> str:
-    """Format the batch of an update on all GPUs; fairseq takes the lesser of two limits."""
+    """Format the batch of an update on all GPUs; fairseq uses the smaller of two limits."""
     steps = settings.get("update_freq") or [1]
     times = steps[0] if isinstance(steps, list) else steps
     times *= settings.get("distributed_world_size") or 1
@@ -85,12 +85,12 @@ def _compare_fine_tuning(run: OwnRun) -> list[str]:
     recipe = recipes.load()["finetuning"]["glue"].get(run.record.data["protocol"], {})
     runs, lines = run.record.figures["runs"], []
     for task in dict.fromkeys(run["task"] for run in runs):
-        given = {**recipe.get("settings", {}), **recipe.get("per_task", {}).get(task, {})}
-        for key, paper in ("learning_rate", given.get("lr")), ("seed", given.get("seeds")):
+        settings = {**recipe.get("settings", {}), **recipe.get("per_task", {}).get(task, {})}
+        for key, paper in ("learning_rate", settings.get("lr")), ("seed", settings.get("seeds")):
             ours = sorted({run[key] for run in runs if run["task"] == task})
             if paper is None or ours != sorted(paper):
-                what = f"{key.replace('_', ' ')}s"
-                lines.append(f"{task}, {what}: {_join(ours)} (paper: {_join(paper)})")
+                name = f"{key.replace('_', ' ')}s"
+                lines.append(f"{task}, {name}: {_join(ours)} (paper: {_join(paper)})")
     return lines
 
 
@@ -103,7 +103,7 @@ def _format(value: Any) -> str:
 
 
 def _normalize(value: Any) -> Any:
-    """Normalize a value: fairseq writes pairs as text, lists or tuples."""
+    """Convert sequences to tuples: fairseq stores them as text, lists or tuples."""
     if isinstance(value, str) and value[:1] in "([":
         value = ast.literal_eval(value)
     return tuple(value) if isinstance(value, (list, tuple)) else value

@@ -1,8 +1,9 @@
-"""Reads our runs and their figures from records of evaluations, checkpoints and logs."""
+"""Reads a user's runs and their figures from records, checkpoints and logs."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -19,33 +20,37 @@ from fairseq_posenc.workbench.running.logs import TRAIN_LOG, Curve, read_curve_f
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import Figure
 
-TRANSLATION = "translation/iwslt17"  # all translation models' recipe, as tables name it
+TRANSLATION = "translation/iwslt17"  # recipe of all translation models in the papers' tables
 _STAGES = ("start ends", "plateau ends", "dive ends", "length of the plateau")
-_PERPLEXITY = "3.48"  # the models of DecBERT's figure 4 reach it; the task of that table
+_PERPLEXITY = "3.48"  # perplexity that the models of DecBERT's figure 4 reach; names its column
 _METRICS = {"BLEU-4 on pieces, 0 to 1": "bleu", "BLEU": "sacreBLEU", "chrF2": "chrF2"}
-# figures, the recipe that such a record is compared with unless a user names another, and notes
-Evaluation = tuple[dict[Figure, float], Optional[str], list[str]]
+
+
+class Evaluation(NamedTuple):
+    """The results in a record."""
+
+    figures: dict[Figure, float]  # in the units of the paper's table
+    recipe: Optional[str] = None  # recipe to compare with unless the user names another
+    notes: Sequence[str] = ()  # remarks on the figures
 
 
 class OwnRun(NamedTuple):
-    """One model of ours: its figures and what they are of."""
+    """A user's training or evaluation of a model, with its figures."""
 
     name: str  # name in the report
     kind: str  # `pre-training`, `training` (translation), `glue`, `glue-test`, `squad` or `bleu`
     path: Path  # file or folder of the results
-    recipe: str  # the paper's recipe that it is compared with
-    encoding: Optional[str]  # position encodings; None if not known
+    recipe: str  # recipe of the paper that it is compared with
+    encoding: Optional[str]  # spec of the position encodings; None if not known
     directions: Optional[str]  # directions of its layers, as in `lr,rl`; None if not known
-    # (task, metric, split) -> figure, in the units of the paper's table
-    figures: dict[Figure, float]
-    # the training of its weights; None if that checkpoint is gone
-    training: Optional[CheckpointFacts]
-    notes: list[str]  # remarks on the figures
-    record: Optional[Record] = None  # content of the file; None for a training
+    figures: dict[Figure, float]  # figures in the units of the paper's table
+    training: Optional[CheckpointFacts]  # training of the model; None if its checkpoint is missing
+    notes: Sequence[str]  # remarks on the figures
+    record: Optional[Record] = None  # the record; None for a training
 
     @property
     def model(self) -> str:
-        """A key that runs of one pre-trained model share."""
+        """A key that all runs of a pre-trained model share."""
         if self.training is None:
             return self.name
         path = self.training.path
@@ -53,25 +58,31 @@ class OwnRun(NamedTuple):
 
 
 def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[OwnRun]:
-    """Build the runs of a record, for the user's recipe if any; none if no table shows its kind."""
+    """Build the runs of a record; empty if no table of the papers has results of its kind.
+
+    Args:
+        path: file of the record.
+        record: the record.
+        recipe: recipe that the user named; None for the usual one.
+    """
     if record.kind == "bleu":
-        # The papers' test is greedy; a given translation has no beam.
+        # The papers' search is greedy; a user's file of translations has no beam.
         rows = record.figures["scores"]
         return [_build_bleu_run(path, row, record) for row in rows if row["beam"] in (None, 1)]
     if record.kind not in _READERS:
         return []
-    figures, usual_recipe, notes = _READERS[record.kind](record)
-    training = _read_if_there(record.data.get("checkpoint"), path)
+    evaluation = _READERS[record.kind](record)
+    training = _read_if_present(record.data.get("checkpoint"), path)
     directions, encoding = record.data.get("attention_directions"), record.spec
     if training is not None:
         directions = training.directions if directions is None else directions
         encoding = encoding or training.encoding
         if training.task not in PRETRAINING:  # a fine-tuned model
-            training = _read_if_there(training.start, path)
-    if not (recipe := recipe or usual_recipe):  # the nearest one of the M4M paper
-        trained_on = training is not None and (training.is_released or training.start)
+            training = _read_if_present(training.start, path)
+    if not (recipe := recipe or evaluation.recipe):  # the most similar one of the M4M paper
+        has_start = training is not None and (training.is_released or training.start)
         is_large = training is not None and training.is_large
-        recipe = "a_large" if is_large else "a_base" if trained_on else "a_small"
+        recipe = "a_large" if is_large else "a_base" if has_start else "a_small"
     run = OwnRun(
         name=str(record.data.get("name") or path.stem),
         kind=record.kind,
@@ -79,9 +90,9 @@ def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[OwnRun]
         recipe=recipe,
         encoding=encoding,
         directions=directions,
-        figures=figures,
+        figures=evaluation.figures,
         training=training,
-        notes=notes,
+        notes=evaluation.notes,
         record=record,
     )
     return [run]
@@ -103,7 +114,7 @@ def _read_glue(record: Record) -> Evaluation:
     notes = [f"{task}: {n} of {counts[task]} runs collapsed" for task, n in collapsed.items()]
     if unfinished := record.data.get("unfinished"):
         notes.append(f"not finished: {unfinished}")
-    return figures, "b_small" if is_decbert else None, notes
+    return Evaluation(figures, "b_small" if is_decbert else None, notes)
 
 
 def _read_glue_test(record: Record) -> Evaluation:
@@ -113,12 +124,12 @@ def _read_glue_test(record: Record) -> Evaluation:
         for metric, value in row.items()
         if metric != "task"
     }
-    return figures, "b_large", []
+    return Evaluation(figures, "b_large")
 
 
 def _read_squad(record: Record) -> Evaluation:
     task, (row,) = f"SQuAD{record.data['squad']}", record.rows
-    return {(task, metric, "dev"): float(row[metric]) for metric in ("exact", "f1")}, None, []
+    return Evaluation({(task, metric, "dev"): float(row[metric]) for metric in ("exact", "f1")})
 
 
 _READERS = {"glue": _read_glue, "glue-test": _read_glue_test, "squad": _read_squad}
@@ -126,7 +137,7 @@ _READERS = {"glue": _read_glue, "glue-test": _read_glue_test, "squad": _read_squ
 
 def _build_bleu_run(path: Path, row: Row, record: Record) -> OwnRun:
     is_model = row["beam"] is not None and str(row["path"]).endswith(".pt")
-    training = _read_if_there(row["path"], path) if is_model else None
+    training = _read_if_present(row["path"], path) if is_model else None
     task = name_translation_test(training)
     figures: dict[Figure, float] = {
         (task, metric, "test"): float(row[name])
@@ -147,29 +158,31 @@ def _build_bleu_run(path: Path, row: Row, record: Record) -> OwnRun:
     )
 
 
-def _read_if_there(checkpoint: Any, path: Path) -> Optional[CheckpointFacts]:
-    """Read a checkpoint, whose path is relative to here or to the file that names it."""
+def _read_if_present(checkpoint: Any, path: Path) -> Optional[CheckpointFacts]:
+    """Read a checkpoint that a file names, relative to the working folder or to that file."""
     if checkpoint is None:
         return None
-    places = (Path(checkpoint), path.parent / checkpoint)
-    return next((read_checkpoint(place) for place in places if place.is_file()), None)
+    paths = (Path(checkpoint), path.parent / checkpoint)
+    return next((read_checkpoint(path) for path in paths if path.is_file()), None)
 
 
 def build_run(path: Path, training: CheckpointFacts, recipe: Optional[str]) -> OwnRun:
     """Build the run of a training, with its perplexity and the figures of its log.
 
-    ``path`` is its folder or checkpoint. Without a recipe of the user's, that of the script that
-    made the folder is taken, or the usual one.
+    Args:
+        path: folder or checkpoint of the training.
+        training: facts about it.
+        recipe: recipe that the user named; None for that of the folder's stamp, or the usual one.
     """
-    whole = path.is_dir() or training.path.name.startswith("checkpoint")
+    is_save_dir = path.is_dir() or training.path.name.startswith("checkpoint")
     usual = {"language_modeling": "b_lm", "translation": TRANSLATION}.get(training.task, "b_small")
-    given = str((read_inputs(training.path.parent) or {}).get("recipe"))
-    figures, notes = _collect_figures(training, whole)
+    stamped = str((read_inputs(training.path.parent) or {}).get("recipe"))
+    figures, notes = _collect_figures(training, is_save_dir)
     return OwnRun(
-        name=training.path.parent.name if whole else path.stem,
+        name=training.path.parent.name if is_save_dir else path.stem,
         kind="training" if training.task == "translation" else "pre-training",
         path=path,
-        recipe=recipe or (given if given in recipes.load()["pretraining"] else usual),
+        recipe=recipe or (stamped if stamped in recipes.load()["pretraining"] else usual),
         encoding=training.encoding,
         directions=training.directions,
         figures=figures,
@@ -186,15 +199,15 @@ def _collect_figures(
     curve = read_curve_file(log) if has_log and log.is_file() else Curve([], 0.0)
     if training.task == "translation":
         figures = _compute_translation_figures(curve, name_translation_test(training))
-        return figures, [] if figures else ["there is no train.log beside its checkpoint"]
-    causal, name, notes = training.task == "language_modeling", training.data_name, []
-    figures = {} if causal else _compute_masked_lm_figures(curve)
+        return figures, [] if figures else ["no train.log beside its checkpoint"]
+    is_causal, name, notes = training.task == "language_modeling", training.data_name, []
+    figures = {} if is_causal else _compute_masked_lm_figures(curve)
     task: Optional[str] = "validation"
-    if causal:  # the data folder names the column of its text
+    if is_causal:  # the name of the data folder tells which text, a column of the table, it is
         chinese = "Chinese Wikipedia" if "zh" in name or "chinese" in name else None
         task = "WikiText-103" if "wikitext" in name and "103" in name else chinese
     if task is None:
-        notes.append("the name of its data folder holds neither wikitext nor zh or chinese")
+        notes.append("the name of its data folder contains neither wikitext nor zh or chinese")
     if training.perplexity is None:
         notes.append("its checkpoint has no validation loss")
     else:
@@ -203,7 +216,7 @@ def _collect_figures(
 
 
 def _compute_masked_lm_figures(curve: Curve) -> dict[Figure, float]:
-    """Compute the last training loss, the stages, and when DecBERT's perplexity is reached."""
+    """Compute the last training loss, the stages, and when figure 4's perplexity is reached."""
     figures: dict[Figure, float] = {}
     if points := smooth_losses(curve):
         figures["masked LM", "loss", "train"] = points[-1][1]
@@ -220,7 +233,7 @@ def _compute_masked_lm_figures(curve: Curve) -> dict[Figure, float]:
 
 
 def _compute_translation_figures(curve: Curve, task: str) -> dict[Figure, float]:
-    """Collect losses in nats and the accuracy as a share, as the report on IWSLT 2017 does."""
+    """Collect losses in nats and the accuracy as a share, as in the report on IWSLT 2017."""
     figures: dict[Figure, float] = {}
     if points := smooth_losses(curve):
         figures[task, "loss", "train"] = points[-1][1]

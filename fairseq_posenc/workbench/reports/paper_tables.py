@@ -1,4 +1,4 @@
-"""The papers' tables of results, with the runs that belong to their rows."""
+"""Places a user's runs in the rows of the papers' tables of results."""
 
 from __future__ import annotations
 
@@ -16,41 +16,35 @@ from fairseq_posenc.workbench.reports.own_runs import TRANSLATION, OwnRun
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.training.recipes import TABLES, Figure, Reported, reported
 
-# Settings of a training that say which of several alike it is, and where it lies.
-_OF_ONE_RUN = {
-    "seed",
-    "save_dir",
-    "restore_file",
-    "tensorboard_logdir",
-    "log_file",
-    "wandb_project",
-}
-# What the best of several trainings is found by, where the paper reports that one.
+# Settings in which trainings may differ and still count as seeds of the same model.
+_OF_ONE_RUN = {"seed", "save_dir", "restore_file", "tensorboard_logdir", "log_file"}
+_OF_ONE_RUN |= {"wandb_project"}
+# Columns, in order of preference, by which the best of several trainings is chosen.
 _BEST_BY = {"valid loss": min, "BLEU": max}
 
 
 class BestRun(NamedTuple):
-    """The best of trainings that differ by seed alone, as the paper reports it."""
+    """The best of several trainings that differ only by seed."""
 
     model: list[OwnRun]  # its runs
-    trainings: int  # number of them
-    column: str  # what it is the best by
+    trainings: int  # number of trainings
+    column: str  # column by which it is the best
 
 
 class PaperRow(NamedTuple):
-    """A row of a paper's table, and our models in its place."""
+    """A row of a paper's table, with the user's models that belong to it."""
 
-    name: str  # the paper's name
+    name: str  # the paper's name of the row
     encoding: str  # spec of its positions
     paper: dict[str, float]  # the paper's figures by column
-    texts: dict[str, str]  # the paper's cells that are text, by column
+    texts: dict[str, str]  # the paper's cells that contain text, by column
     computed: dict[str, float]  # our figures that need no run, by column
-    models: list[list[OwnRun]]  # runs of each of our models
-    best: list[BestRun]  # of trainings that differ by seed, where the paper reports the best
+    models: list[list[OwnRun]]  # runs of each model of the user
+    best: list[BestRun]  # best runs over seeds, if the paper reports the best
 
 
 class PaperTable(NamedTuple):
-    """A paper's table, and our runs in its rows."""
+    """A paper's table, with the user's runs in its rows."""
 
     paper: Reported
     rows: list[PaperRow]
@@ -61,7 +55,7 @@ class PaperTable(NamedTuple):
         return [run for row in self.rows for model in row.models for run in model]
 
     def select_figures(self, model: Sequence[OwnRun]) -> dict[str, float]:
-        """Select the figures of one of our models by column."""
+        """Select the figures of a model, given as its runs, by column."""
         figures = {key: value for run in model for key, value in run.figures.items()}
         columns = self.paper.columns.items()
         selected = {name: figures[key] for name, key in columns if key in figures}
@@ -72,34 +66,38 @@ class PaperTable(NamedTuple):
         return selected
 
 
-def collect(runs: Sequence[OwnRun], wanted: Optional[str]) -> tuple[list[PaperTable], list[OwnRun]]:
-    """Place the runs in the tables; return the tables and the runs that belong to none.
+def collect(
+    runs: Sequence[OwnRun], selection: Optional[str]
+) -> tuple[list[PaperTable], list[OwnRun]]:
+    """Place the runs in the tables; return the tables and the runs that fit in no table.
 
-    ``wanted`` is as in ``A2,B3``, or ``all``; None for all tables with a figure of ours.
+    Args:
+        runs: the runs.
+        selection: names of tables, as in ``A2,B3``, or ``all``; None for all that have a run.
 
     Raises:
-        UserError: there is no such table.
+        UserError: an unknown table.
     """
-    every = wanted in (None, "all")
-    names = list(TABLES) if every else [name.strip() for name in str(wanted).split(",")]
+    is_all = selection in (None, "all")
+    names = list(TABLES) if is_all else [name.strip() for name in str(selection).split(",")]
     for name in names:
         if name not in TABLES:
-            known = ", ".join(TABLES)
-            raise UserError(f"--tables {wanted}: unknown table {name!r}: choose from {known}")
+            choices = ", ".join(TABLES)
+            raise UserError(f"--tables {selection}: unknown table {name!r}: choose from {choices}")
     tables = {name: _build_table(paper, runs) for name, paper in reported().items()}
     placed = {id(run) for table in tables.values() for run in table.runs}
-    others = [run for run in runs if id(run) not in placed]
-    return [tables[name] for name in names if wanted or tables[name].runs], others
+    unmatched = [run for run in runs if id(run) not in placed]
+    return [tables[name] for name in names if selection or tables[name].runs], unmatched
 
 
 def _build_table(paper: Reported, runs: Sequence[OwnRun]) -> PaperTable:
     released, columns = any("released" in row for row in paper.rows), set(paper.columns.values())
     table = PaperTable(paper, [])
     for row in paper.rows:
-        wanted = {"recipe": paper.recipe, "released": False if released else None, **row}
+        criteria = {"recipe": paper.recipe, "released": False if released else None, **row}
         by_model: dict[str, list[OwnRun]] = {}
         for run in runs:
-            if columns & run.figures.keys() and _belongs_to_row(run, wanted):
+            if columns & run.figures.keys() and _belongs_to_row(run, criteria):
                 by_model.setdefault(run.model, []).append(run)
         models, spec = list(by_model.values()), row["position_encoding"]
         computed = {
@@ -114,27 +112,25 @@ def _build_table(paper: Reported, runs: Sequence[OwnRun]) -> PaperTable:
 
 
 def _find_best(table: PaperTable, models: Sequence[list[OwnRun]]) -> list[BestRun]:
-    """Find the best of each group of trainings that differ by seed alone."""
+    """Find the best of each group of trainings that differ only by seed."""
     groups: dict[str, list[list[OwnRun]]] = {}
     for model in models:
         training = next((run.training for run in model if run.training is not None), None)
         if training is not None:
-            known = {k: v for k, v in training.settings.items() if k not in _OF_ONE_RUN}
-            groups.setdefault(repr(sorted(known.items(), key=str)), []).append(model)
+            shared = {k: v for k, v in training.settings.items() if k not in _OF_ONE_RUN}
+            groups.setdefault(repr(sorted(shared.items(), key=str)), []).append(model)
     best = []
     for group in groups.values():
         figures = [table.select_figures(model) for model in group]
-        column = next(
-            (name for name in _BEST_BY if all(known.get(name) for known in figures)), None
-        )
+        column = next((name for name in _BEST_BY if all(row.get(name) for row in figures)), None)
         if len(group) > 1 and column is not None:
-            place = _BEST_BY[column](range(len(group)), key=lambda n: figures[n][column])
-            best.append(BestRun(group[place], len(group), column))
+            index = _BEST_BY[column](range(len(group)), key=lambda n: figures[n][column])
+            best.append(BestRun(group[index], len(group), column))
     return best
 
 
 def _belongs_to_row(run: OwnRun, row: dict[str, Any]) -> bool:
-    """Whether a run has the recipe, encoding and directions of a row, released or not."""
+    """Check whether a run has the recipe, encoding, directions and release status of a row."""
     if run.recipe != row["recipe"] or run.encoding is None:
         return False
     if specs.parse(run.encoding) != specs.parse(row["position_encoding"]):
@@ -150,7 +146,7 @@ def _belongs_to_row(run: OwnRun, row: dict[str, Any]) -> bool:
 
 
 def explain_absence(run: OwnRun) -> str:
-    """Say why a run belongs to no row: what the tables of its recipe lack."""
+    """Explain why a run belongs to no row: what the tables of its recipe lack."""
     tables = [paper for paper in reported().values() if paper.recipe == run.recipe]
     if not tables:
         return f"no table has the recipe {run.recipe}"
@@ -209,8 +205,14 @@ def _build_row(table: PaperTable, row: PaperRow) -> dict[str, Any]:
         }
         for model in row.models
     ]
-    known = {"name": row.name, "encoding": row.encoding, "paper": row.paper, "ours": ours}
-    return {**known, "paper_texts": row.texts, "computed": row.computed}
+    return {
+        "name": row.name,
+        "encoding": row.encoding,
+        "paper": row.paper,
+        "ours": ours,
+        "paper_texts": row.texts,
+        "computed": row.computed,
+    }
 
 
 def _describe_run(run: OwnRun) -> dict[str, Any]:

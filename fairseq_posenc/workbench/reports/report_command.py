@@ -1,4 +1,4 @@
-"""``fairseq-posenc report``: finds the results that a user names, and reports them."""
+"""``fairseq-posenc report``: shows results, and compares them with the papers' tables."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import TABLES
 
-Runs = dict[tuple[Path, str], OwnRun]  # runs that may belong to a paper's row, by file and name
-Records = dict[Path, Record]  # records of all commands, by file
-_STATE = ("stamp.json", "result.json")  # states from which commands continue
+Runs = dict[tuple[Path, str], OwnRun]  # runs that may belong to a row of a paper, by file and name
+Records = dict[Path, Record]  # records of any command, by file
+_STATE = ("stamp.json", "result.json")  # files from which commands continue, not results
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="[RECIPE=]PATH",
         help="results of any command, a --save-dir, or a folder with such files; "
-        "RECIPE, as in a_base=PATH, says which of the papers' set-ups they stand for",
+        "RECIPE, as in a_base=PATH, is the paper's recipe to compare them with",
     )
-    text = f"of {', '.join(TABLES)}, or all (default: those with a figure of yours)"
+    text = f"tables to show: {', '.join(TABLES)}, or all (default: those with your results)"
     parser.add_argument("--tables", metavar="LIST", help=text)
     add_json(parser)
 
@@ -43,16 +43,16 @@ def run(args: argparse.Namespace) -> int:
     """Print the report.
 
     Raises:
-        UserError: there are no results, no such table, or a checkpoint that cannot be read.
+        UserError: there are no results, an unknown table, or a checkpoint that cannot be read.
     """
     if not args.runs and args.tables is None:
         raise UserError("name runs, or the papers' tables to show with --tables")
     runs: Runs = {}
     records: Records = {}
     for argument in args.runs:
-        found_runs, found_records = find_results(argument)
-        runs |= found_runs  # what is named twice counts once
-        records |= found_records
+        more_runs, more_records = find_results(argument)
+        runs |= more_runs  # a run that is named twice counts once
+        records |= more_records
     if args.runs and not (runs or records):
         raise UserError("all files were skipped: nothing to report")
     tables, others = collect(list(runs.values()), args.tables)
@@ -66,34 +66,32 @@ def run(args: argparse.Namespace) -> int:
 def find_results(argument: str) -> tuple[Runs, Records]:
     """Find the results of an argument, ``PATH`` or ``RECIPE=PATH``.
 
-    Files that are not records, or are of another version, are named on standard error.
+    Files that are not records, or records of another version, are listed on standard error.
 
     Raises:
-        UserError: there is nothing at all, or a checkpoint that cannot be read.
+        UserError: there are no results at all, or a checkpoint cannot be read.
     """
-    recipe, equals, rest = argument.partition("=")
-    if equals and recipe in recipes.load()["pretraining"]:
-        path, given = Path(rest), recipe
-    else:
-        path, given = Path(argument), None
+    name, _, rest = argument.partition("=")
+    has_recipe = name in recipes.load()["pretraining"] and argument != name
+    path, recipe = (Path(rest), name) if has_recipe else (Path(argument), None)
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
     runs: Runs = {}
     records: Records = {}
-    passed_over = defaultdict(list)
-    for place in _list_places(path):
+    skipped = defaultdict(list)
+    for source in _list_sources(path):
         try:
-            found_runs, record = _read(place, given)
+            source_runs, record = _read(source, recipe)
         except RecordError as error:
-            passed_over[str(error)].append(place)
+            skipped[str(error)].append(source)
             continue
-        runs |= {(run.path.resolve(), run.name): run for run in found_runs}
+        runs |= {(run.path.resolve(), run.name): run for run in source_runs}
         if record is not None:
-            records[place.resolve()] = record
-    for reason, files in passed_over.items():
+            records[source.resolve()] = record
+    for reason, files in skipped.items():
         others = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
         say(f"skipped: {files[0]}{others}: {reason}")
-    if not (runs or records or passed_over):
+    if not (runs or records or skipped):
         raise UserError(
             f"{path}: holds no results of a fairseq-posenc command, and no checkpoint of a "
             "pre-training or translation model (checkpoint_last.pt)"
@@ -101,8 +99,8 @@ def find_results(argument: str) -> tuple[Runs, Records]:
     return runs, records
 
 
-def _list_places(path: Path) -> Iterator[Path]:
-    """Yield the paths below one that may be results: JSON files, and folders of checkpoints."""
+def _list_sources(path: Path) -> Iterator[Path]:
+    """Yield a file or, of a folder, all folders and JSON files that may hold results."""
     if path.is_file():
         yield path
         return
@@ -123,4 +121,4 @@ def _read(path: Path, recipe: Optional[str]) -> tuple[list[OwnRun], Optional[Rec
     try:
         return read_runs(path, record, recipe), record
     except (LookupError, TypeError, ValueError) as error:
-        raise RecordError(f"not a whole record of {record.kind} ({error!r})") from error
+        raise RecordError(f"not a complete record of {record.kind} ({error!r})") from error

@@ -1,4 +1,4 @@
-"""The report as text: tables, runs of no table, records of any kind."""
+"""Formats the report in Markdown: the papers' tables, runs outside them, and records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def format_report(
     """Format the report in Markdown."""
     letters = sorted({table.paper.id[0] for table in tables})
     papers = " ".join(f"{letter}: {_cite_paper(letter)}." for letter in letters)
-    legend = f"Every cell is ours / the paper's; - where there is no figure. {papers}"
+    legend = f"Cells have our figure / the paper's; - stands for a missing figure. {papers}"
     parts = [
         "# Our runs beside the papers'" if tables else "# Results",
         legend if tables else "",
@@ -71,11 +71,11 @@ def _format_table(table: PaperTable) -> str:
 
 
 def _format_examples() -> str:
-    """List the report's example sentence and its models' outputs."""
+    """List the report's example sentence and the outputs of its models."""
     recipe = recipes.load()["finetuning"]["translation"]["iwslt17"]
     lines = [
-        "The report's example; for a model of ours: `fairseq-posenc translate --checkpoint FILE "
-        "--example`.",
+        "The report's example, which `fairseq-posenc translate --checkpoint FILE --example` "
+        "translates with your model:",
         "",
         f"- source: {recipe['example']['source']}",
         f"- reference: {recipe['example']['target']}",
@@ -96,7 +96,7 @@ def _format_differences(table: PaperTable) -> str:
         for model in row.models:
             differences = markdown.escape("; ".join(list_differences(model, model[0].recipe)))
             lines.append(f"- {_join_names(model)} ({row.name}): {differences}")
-    return "\n".join(["What differed:", "", *lines]) if lines else ""
+    return "\n".join(["Differences from the paper:", "", *lines]) if lines else ""
 
 
 def _format_unmatched_runs(runs: Sequence[OwnRun]) -> str:
@@ -115,7 +115,7 @@ def _format_unmatched_runs(runs: Sequence[OwnRun]) -> str:
 
 
 def _format_records(records: Mapping[Path, Record]) -> Iterator[str]:
-    """Format the records of each kind as a section."""
+    """Yield a section for each kind of record."""
     for kind in dict.fromkeys(record.kind for record in records.values()):
         chosen = [pair for pair in records.items() if pair[1].kind == kind]
         numbered = list(enumerate(chosen, start=1))
@@ -125,7 +125,7 @@ def _format_records(records: Mapping[Path, Record]) -> Iterator[str]:
 
 
 def _describe_record(path: Path, record: Record) -> str:
-    """Describe a record: its command, positions, seed and data."""
+    """Describe a record by its file, command, positions, seed and data."""
     facts = {"positions": record.spec, "seed": record.seed, **record.data}
     facts_text = "; ".join(
         f"{markdown.escape(name)}: {_format_value(value)}"
@@ -138,7 +138,7 @@ def _describe_record(path: Path, record: Record) -> str:
 
 
 def _format_rows(rows: list[tuple[int, Mapping[str, Any]]]) -> str:
-    """Format the rows of several records, each with its number, with the columns that any has."""
+    """Format the rows of several records, each with the number of its record, as one table."""
     columns = dict.fromkeys(
         name for _, row in rows for name, value in row.items() if value not in (None, "")
     )

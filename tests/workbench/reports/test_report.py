@@ -289,7 +289,7 @@ def test_fine_tuning_that_differs_is_told(tmp_path, capsys):
     told = differences(data)
     assert "SST-2, learning rates: 2e-05, 3e-05 (paper: 2e-05, 3e-05, 4e-05)" in told
     assert "SST-2, seeds: 1 (paper: -)" in told
-    assert "its pre-training is not known, as the checkpoint is not there" in told
+    assert "the settings of its pre-training are unknown: the checkpoint is missing" in told
 
 
 def test_collapsed_and_unfinished_runs_are_told(tmp_path, capsys):
@@ -636,10 +636,13 @@ STRAYS = {
     "list_of_figures.json": (json.dumps({**RECORD, "figures": []}), "whose 'figures' is"),
     "deep_row.json": (json.dumps({**RECORD, "figures": {"a": [{"b": [1]}]}}), "whose 'figures' is"),
     "seed.json": (json.dumps({**RECORD, "seed": "one"}), "a record whose 'seed' is invalid"),
-    "part.json": (json.dumps({**RECORD, "kind": "glue"}), "not a whole record of glue (KeyError"),
+    "part.json": (
+        json.dumps({**RECORD, "kind": "glue"}),
+        "not a complete record of glue (KeyError",
+    ),
     "score.json": (
         json.dumps({**RECORD, "kind": "glue-test", "figures": {"a": [{"task": "x", "y": "z"}]}}),
-        "not a whole record of glue-test (ValueError",
+        "not a complete record of glue-test (ValueError",
     ),
 }
 # 6,000 digits are not a number to Python 3.11, and one too large for any figure to Python 3.9.

@@ -112,6 +112,6 @@ def test_two_nodes_give_the_losses_of_one_whatever_happens(cluster, alone, tmp_p
     assert wait_for_end(cluster, job) == "COMPLETED", Path(f"{out}.log").read_text()
     log = Path(f"{out}.log").read_text()
     assert "training on 2 devices" in log
-    assert ("going on from" in log) == (fault != "none")
+    assert ("resuming from" in log) == (fault != "none")
     assert last(out)["optimizer_history"][-1]["num_updates"] == UPDATES
     assert losses(out) == pytest.approx(losses(alone), rel=2e-3)

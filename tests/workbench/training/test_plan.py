@@ -212,7 +212,7 @@ def test_a_probe_of_a_script_says_how_long_its_recipe_takes(tmp_path):
         (["--updates", "3", "--", "fairseq-train", "x"], "--updates 3: a probe needs at least 10"),
         (
             [str(SCRIPTS / "b_small.sh"), "none", "nowhere", "--device", "cpu"],
-            "there is no folder nowhere",
+            "nowhere: no such folder",
         ),
     ],
 )
@@ -277,11 +277,11 @@ def test_the_text_names_gpu_memory_and_days():
     text = format_plan(plan)
     assert "50 updates on 8 x NVIDIA A100; medians without the first 10" in text
     assert "31.2 of 39.4 GiB on a GPU; 4.0 GiB in the largest process" in text
-    assert "34.7 hours (1.45 days) to update 500,000, which are 5.85 epochs" in text
+    assert "34.7 hours (1.45 days) for 500,000 updates, or 5.85 epochs" in text
     assert "1,250.0 MB, written in 2.5 s" in text
     assert "30 hours on 8 x A100-40GB" in text
     long = format_plan({**plan, "hours": 4321.0})
     assert "4,321 hours (180 days)" in long
-    assert "no --max-update" in format_plan(
+    assert "neither --max-update" in format_plan(
         {**plan, "end": None, "hours": None, "paper_hours": None}
     )

@@ -157,7 +157,7 @@ def test_the_architecture_alone_has_that_size_too(encoding):
 
 
 def test_an_unknown_recipe_is_told_with_the_known_ones():
-    with pytest.raises(UserError, match=r"'a_huge'; there are a_small, a_base, a_c4,"):
+    with pytest.raises(UserError, match=r"'a_huge'; choose from a_small, a_base, a_c4,"):
         recipes.build_recipe("a_huge")
 
 

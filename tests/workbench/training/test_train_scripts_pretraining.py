@@ -266,35 +266,39 @@ def test_some_of_the_shards_are_not_the_whole_corpus():
     for number, other in ((0, 0), (1, 2)):
         (folder / f"shard{number}").rename(folder / f"shard{other}-of-4")
     told = refusal("train-recipe", "a_c4", "m4m", folder, "--device", "cpu")
-    assert "shard0-of-4 is one of 4 shards, and 2 are given" in told
+    assert "shard0-of-4 is one of 4 shards, but there are 2" in told
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("a_base", ["--gpus", 1], "this model starts from a released RoBERTa: --init CHECKPOINT"),
-        ("a_large", ["--gpus", 1], "this model starts from a released RoBERTa: --init CHECKPOINT"),
+        ("a_base", ["--gpus", 1], "this recipe starts from a released RoBERTa: name a checkpoint"),
+        ("a_large", ["--gpus", 1], "this recipe starts from a released RoBERTa: name a checkpoint"),
         ("a_base", ["--gpus", 1, "--init", "nowhere.pt"], "--init nowhere.pt does not exist"),
         (
             "a_small",
             ["--device", "cpu", "--init", "x.pt"],
             "a_small starts from new weights: leave",
         ),
-        ("a_small", ["--model", "bert"], "a_small has no models to choose from: leave --model out"),
+        (
+            "a_small",
+            ["--model", "bert"],
+            "--model: the recipe a_small has a single model; leave it out",
+        ),
         ("b_small", ["--model", "bart"], "argument --model: invalid choice: 'bart'"),
         (
             "b_small",
             ["--device", "cpu", "--", "--save-dir", "x"],
-            "name the folder by --out, before the two dashes",
+            "--save-dir: name the folder with --out, before the two dashes",
         ),
         (
             "b_small",
             ["--device", "cpu", "--seeds", "1,2", "--", "--seed=3"],
-            "set the seeds by --seeds 1,2",
+            "--seed: name the seeds with --seeds 1,2",
         ),
         ("b_small", ["--gpus", 3], "a batch of 256 sequences cannot be made of steps of 3 (3 x 1)"),
         ("b_lm", ["--gpus", 3], "a batch of 128 sequences cannot be made of steps of 3 (3 x 1)"),
-        ("b_small", ["--gpus", 1, "--nodes", 2], "--nodes 2 needs --head HOST:PORT outside SLURM"),
+        ("b_small", ["--gpus", 1, "--nodes", 2], "--nodes 2 needs --head HOST:PORT outside Slurm"),
         (
             "b_lm",
             ["--device", "cpu", "--gpus", 2],
@@ -322,7 +326,7 @@ def test_wrong_arguments_are_told_in_one_line(name, arguments, message):
     [
         (["a_huge", "learned", "x"], "argument RECIPE: invalid choice: 'a_huge' (choose from"),
         (["b_lm", "learned"], "the following arguments are required: DATA"),
-        (["b_lm", "learned", "nowhere", "--device", "cpu"], "there is no folder nowhere"),
+        (["b_lm", "learned", "nowhere", "--device", "cpu"], "nowhere: no such folder"),
         (["b_lm", "leant", "x", "--device", "cpu"], "unknown position encoding 'leant'"),
     ],
 )
@@ -332,7 +336,7 @@ def test_what_is_not_there_is_told_in_one_line(words, message):
 
 def test_without_a_gpu_a_dry_run_shows_the_command_for_one():
     words, said = dry_run("b_small", "learned")
-    assert "no GPU is visible here: this is the command for one" in said
+    assert "no GPU is visible: this is the command for one GPU" in said
     assert settings(words).distributed_world_size == 1
     assert settings(dry_run("b_small", "learned", gpus=4)[0]).distributed_world_size == 4
 
@@ -413,17 +417,17 @@ def test_a_folder_goes_on_with_its_own_run_only(tmp_path):
 
 def test_overrides_of_the_batch_are_said():
     _, said = dry_run("b_small", "learned", "--device", "cpu", "--", "--batch-size", 4)
-    assert "the options after the two dashes change the batch" in said
+    assert "options after -- change the batch" in said
 
 
 def test_a_restore_file_cannot_replace_the_last_checkpoint():
     folder = new_directory()
     restore = ["--device", "cpu", "--out", folder, "--", "--restore-file", "x.pt"]
     _, said = dry_run("a_base", "m4m", *restore)
-    assert "starting as its options for fairseq-train say" in said
+    assert "starting from the checkpoint in the options after --" in said
     (folder / "checkpoint_last.pt").touch()
     told = refusal("train-recipe", "a_base", "m4m", sentences(), *restore)
-    assert "would be lost: leave --restore-file out" in told
+    assert "would be overwritten: leave --restore-file out" in told
 
 
 def test_help_names_all_recipes_and_options():
@@ -473,7 +477,7 @@ def test_what_an_ablation_is_given_reaches_every_model():
         (["depth", "x"], "argument NAME: invalid choice: 'depth' (choose from"),
         (["heads"], "the following arguments are required: DATA"),
         (["heads", "x", "--out", "y"], "unrecognized arguments: --out y"),
-        (["heads", "x", "--device", "cpu", "--", "--save-dir", "y"], "there is no folder x"),
+        (["heads", "x", "--device", "cpu", "--", "--save-dir", "y"], "x: no such folder"),
     ],
 )
 def test_wrong_ablations_are_told_in_one_line(arguments, message):
@@ -581,7 +585,7 @@ def test_a_killed_training_goes_on_from_its_own_checkpoint_and_not_from_the_firs
     init.unlink()  # is not needed any more
     done = start("a_base", *arguments, "--max-update", before + 2, cwd=tmp_path)
     assert "resumes from checkpoint_best.pt, the newest complete checkpoint" in done.stdout
-    assert f"going on from {last}" in done.stderr
+    assert f"resuming from {last}" in done.stderr
     assert f"Loaded checkpoint {last}" in done.stdout
     assert f"@ {before} updates)" in done.stdout
     assert "loading pretrained model" not in done.stdout
@@ -632,7 +636,7 @@ def test_the_same_command_goes_on_and_its_exit_code_is_the_trainings(tmp_path):
     )
     assert "starting from new weights; checkpoints go to mine" in first.err
     assert "position encoding: alibi" in first.out
-    assert "going on from mine/checkpoint_last.pt" in second.err
+    assert "resuming from mine/checkpoint_last.pt" in second.err
     assert "Loaded checkpoint mine/checkpoint_last.pt (epoch 2 @ 1 updates)" in second.out
     assert updates(tmp_path / "mine/checkpoint_last.pt") == 3
     log = (tmp_path / "mine/train.log").read_text(encoding="utf-8")

@@ -148,15 +148,15 @@ def test_nodes_share_the_batches_of_an_epoch_as_gpus_do():
         ),
         (
             ["--device", "cpu", "--", "--seed", 4],
-            "set the seeds by --seeds 1,2 before the two dashes",
+            "--seed: name the seeds with --seeds 1,2, before the two dashes",
         ),
         (
             ["--device", "cpu", "--", "--save-dir=x"],
-            "name the folder by --out, before the two dashes",
+            "--save-dir: name the folder with --out, before the two dashes",
         ),
         (
             ["--device", "cpu", "--", "--update-freq", "1,2"],
-            "--update-freq: give one number, so that",
+            "--update-freq: give a single number, so that",
         ),
     ],
 )

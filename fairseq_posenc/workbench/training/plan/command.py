@@ -1,4 +1,4 @@
-"""``fairseq-posenc plan``: speed, memory and time of a training, from its first updates."""
+"""``fairseq-posenc plan``: estimates speed, memory and duration of a training by a short probe."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fairseq_posenc.workbench.training.plan.probe import (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    add_count(parser, "--updates", "length of the probe", 50)
+    add_count(parser, "--updates", "length of the probe in updates", 50)
     add_json(parser)
     add("--log", type=Path, metavar="FILE", help="keep the log of the probe in this file")
     text = "a training script and its arguments, or a fairseq-train command after --"
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--updates {args.updates}: a probe needs at least 10")
     training = read_training(words)
     _refuse_without_gpu(training.command)
-    with signals_as_keyboard_interrupt("nothing is left of the probe but its log"):
+    with signals_as_keyboard_interrupt("the probe was deleted, except its log"):
         plan = run_probe(training, args.updates, args.log)
     if args.json:
         spec, data = training.position_encoding, {"training": shlex.join(training.command)}
@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_without_gpu(command: list[str]) -> None:
-    """Refuse fp16 without a GPU, on which fairseq ends in a stack trace."""
-    import torch  # slow, and not needed to read the options
+    """Refuse fp16 without a GPU, for which fairseq would end in a traceback."""
+    import torch  # slow to import, and not needed to read the options
 
     if "--fp16" in command and "--cpu" not in command and not torch.cuda.is_available():
         raise UserError(
@@ -78,10 +78,12 @@ def _refuse_without_gpu(command: list[str]) -> None:
 def run_probe(
     training: PlannedTraining, updates: int, log: Optional[Path] = None
 ) -> dict[str, Any]:
-    """Run a probe of a training; return its figures, and the time of the whole training.
+    """Run a probe of a training; return its figures, and the duration of the whole training.
 
-    The first fifth of its updates, at most 10, does not count. Without ``log`` the log is a
-    temporary file, which stays if the probe fails.
+    Args:
+        training: the training.
+        updates: length of the probe; the first fifth, at most 10, does not count.
+        log: the log; None for a temporary file, which is kept if the probe fails.
 
     Raises:
         UserError: the training failed.
@@ -89,7 +91,7 @@ def run_probe(
     left_out = min(10, updates // 5)
     log_file = log or Path(tempfile.mkstemp(prefix="fairseq-posenc-plan-", suffix=".log")[1])
     probe_log = ProbeLog()
-    # Beside the later checkpoints: the same disk, for its room and its speed.
+    # On the disk of the later checkpoints, whose space and speed matter.
     save_dir = training.save_dir.absolute()
     parent = next(folder for folder in (save_dir, *save_dir.parents) if folder.is_dir())
     with tempfile.TemporaryDirectory(prefix="plan-", dir=parent) as folder:
@@ -100,7 +102,7 @@ def run_probe(
                 progress.update(int(probe_log.read(line, time.monotonic())))
 
             run_logged(command, log_file, lock, read)
-        size = sum(path.stat().st_size for path in Path(folder).glob("*.pt"))  # sharded: several
+        size = sum(path.stat().st_size for path in Path(folder).glob("*.pt"))  # one for each shard
     figures = probe_log.measure(left_out)
     if log is None:
         log_file.unlink()
@@ -115,27 +117,27 @@ def run_probe(
 
 
 def _compute_duration(training: PlannedTraining, figures: dict[str, Any]) -> dict[str, Any]:
-    """Compute the duration of the training, and look up the paper's."""
+    """Compute the duration of the training, and look up that in the paper."""
     ends = [training.max_update] if training.max_update else []
     if training.max_epoch:
         ends.append(training.max_epoch * figures["updates_per_epoch"])
     end = min(ends, default=None)
     hours = end * figures["seconds_per_update"] / 3600 if end else None
-    paper: dict[str, Any] = {}
+    hardware: dict[str, Any] = {}
     if training.script and training.script in recipes.load()["pretraining"]:
-        paper = recipes.build_recipe(training.script).hardware
-    theirs = {f"paper_{name}": paper.get(name) for name in ("hours", "gpus", "kind")}
-    return {"end": end, "hours": hours, **theirs}
+        hardware = recipes.build_recipe(training.script).hardware
+    paper = {f"paper_{name}": hardware.get(name) for name in ("hours", "gpus", "kind")}
+    return {"end": end, "hours": hours, **paper}
 
 
 def format_plan(plan: dict[str, Any]) -> str:
-    """Format the figures of :func:`run_probe` as text, a figure a line."""
+    """Format the figures of :func:`run_probe`, a line for each."""
     device = f"{plan['devices']} x {plan['gpu']}" if plan["gpu"] else "the processor"
     memory = f"{plan['process_memory']:.1f} GiB in the largest process"
     if plan["gpu_memory"] is not None:
         memory = f"{plan['gpu_memory']:.1f} of {plan['gpu_total']:.1f} GiB on a GPU; {memory}"
-    written = plan["checkpoint_seconds"]
-    took = f", written in {written:.1f} s" if written is not None else ""
+    seconds = plan["checkpoint_seconds"]
+    duration = f", written in {seconds:.1f} s" if seconds is not None else ""
     rows = {
         "probe": f"{plan['probe_updates']} updates on {device}; medians without the first "
         f"{plan['left_out']}",
@@ -144,7 +146,7 @@ def format_plan(plan: dict[str, Any]) -> str:
         "an update": f"{plan['tokens_per_update']:,.0f} tokens, "
         f"{plan['sequences_per_update']:,.0f} sequences",
         "peak memory": memory,
-        "checkpoint": f"{plan['checkpoint_bytes'] / 1e6:,.1f} MB{took}",
+        "checkpoint": f"{plan['checkpoint_bytes'] / 1e6:,.1f} MB{duration}",
         "time": _format_time(plan),
     }
     if plan["paper_hours"]:
@@ -156,15 +158,14 @@ def format_plan(plan: dict[str, Any]) -> str:
 
 def _format_time(plan: dict[str, Any]) -> str:
     if plan["end"] is None:
-        return "the command has no --max-update and no --max-epoch"
+        return "unknown: the command has neither --max-update nor --max-epoch"
     hours, epochs = plan["hours"], plan["end"] / plan["updates_per_epoch"]
     return (
-        f"{_format_number(hours)} hours ({_format_number(hours / 24)} days) to update "
-        f"{plan['end']:,}, which are {_format_number(epochs)} epochs; validation and checkpoints "
-        "come on top"
+        f"{_format_number(hours)} hours ({_format_number(hours / 24)} days) for {plan['end']:,} "
+        f"updates, or {_format_number(epochs)} epochs, plus validation and checkpoints"
     )
 
 
 def _format_number(value: float) -> str:
-    """Format a number with three figures at least, never in powers of ten."""
+    """Format a number with at least three significant digits, without an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Reads the training to plan, builds the command of a short run (the probe), and reads its log."""
+"""Reads the training to plan, builds the command of the probe (a short run), and reads its log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fairseq_posenc.workbench.running.logs import Entry, parse_line, read_machin
 from fairseq_posenc.workbench.training import recipes
 
 TRAIN = "fairseq-train"
-# argparse needs a value of at least one epoch; the probe must not end with the epochs.
+# The probe must not end or save by epochs, and fairseq's options need a positive number.
 _NEVER = "1000000000"
 
 
@@ -25,18 +25,17 @@ class PlannedTraining(NamedTuple):
     """The command of a training, and the options that the plan needs."""
 
     command: list[str]  # `fairseq-train` and its arguments
-    script: Optional[str]  # name of the script that printed it; None without one
-    max_update: Optional[int]  # its last update; None without that limit
-    max_epoch: Optional[int]  # its last epoch; None without that limit
-    save_dir: Path  # folder of its checkpoints
-    restores: bool  # whether it goes on from the updates of another checkpoint
+    script: Optional[str]  # name of the script that printed the command; None without a script
+    max_update: Optional[int]  # last update; None without this limit
+    max_epoch: Optional[int]  # last epoch; None without this limit
+    save_dir: Path  # folder of the checkpoints
+    restores: bool  # whether it continues the training of another checkpoint
     position_encoding: Optional[str]  # spec of the positions; None if the architecture decides
     seed: int  # random seed
 
     def build_probe(self, updates: int, save_dir: Path) -> list[str]:
-        """Build the command of a short training, always from the start, with one checkpoint."""
-        # By its name, for run_logged.
-        command = [Path(self.command[0]).name, *self.command[1:]]
+        """Build the command of a short training from update 0, which saves one checkpoint."""
+        command = [Path(self.command[0]).name, *self.command[1:]]  # run_logged finds it by name
         command += ["--max-update", str(updates), "--max-epoch", _NEVER]
         command += ["--save-dir", str(save_dir), "--no-epoch-checkpoints", "--disable-validation"]
         command += ["--save-interval", _NEVER, "--save-interval-updates", "0"]
@@ -48,28 +47,28 @@ class PlannedTraining(NamedTuple):
 
 
 def read_training(words: Sequence[str]) -> PlannedTraining:
-    """Read the words that a user gave: a ``fairseq-train`` command, or a script and its arguments.
+    """Read the user's words: a ``fairseq-train`` command, or a script and its arguments.
 
     Raises:
-        UserError: they start no training, or several.
+        UserError: the words start no training, or several.
     """
     script = None
     if not _is_training(words):
         names = [Path(word).stem for word in words]
-        known = recipes.load()["pretraining"]
-        script = next((name for name in names if name in known), names[0])
+        recipe_names = recipes.load()["pretraining"]
+        script = next((name for name in names if name in recipe_names), names[0])
         words = _print_command(words)
     position = [Path(word).name for word in words].index(TRAIN)
-    given = _parse_options([*words[position + 1 :]])
+    options = _parse_options([*words[position + 1 :]])
     return PlannedTraining(
         command=list(words),
         script=script,
-        max_update=given.max_update or None,  # 0: no limit
-        max_epoch=given.max_epoch or None,
-        save_dir=Path(given.save_dir),
-        restores=given.restore_file is not None,
-        position_encoding=given.position_encoding,
-        seed=given.seed,
+        max_update=options.max_update or None,  # 0 means no limit
+        max_epoch=options.max_epoch or None,
+        save_dir=Path(options.save_dir),
+        restores=options.restore_file is not None,
+        position_encoding=options.position_encoding,
+        seed=options.seed,
     )
 
 
@@ -78,7 +77,7 @@ def _is_training(words: Sequence[str]) -> bool:
 
 
 def _parse_options(words: list[str]) -> argparse.Namespace:
-    """Parse the few options of fairseq-train that matter here, without importing its user-dir."""
+    """Parse the options of fairseq-train that the plan needs, without importing fairseq."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--max-update", type=int)
     parser.add_argument("--max-epoch", type=int)
@@ -90,22 +89,22 @@ def _parse_options(words: list[str]) -> argparse.Namespace:
 
 
 def _print_command(words: Sequence[str]) -> list[str]:
-    """Get the command of a training script by ``--dry-run``; show the script's messages."""
+    """Get a script's training command with ``--dry-run``, and print the script's messages."""
     end = words.index("--") if "--" in words else len(words)
     command = [*words[:end], "--dry-run", *words[end:]]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise UserError(
             f"{words[0]}: {error.strerror or error}; give a training script and its arguments, or "
             f"a {TRAIN} command after --"
         ) from error
-    lines = done.stderr.strip().splitlines()
-    if done.returncode:
+    lines = result.stderr.strip().splitlines()
+    if result.returncode:
         message = lines[-1].removeprefix("fairseq-posenc: error: ") if lines else ""
         raise UserError(message or f"{shlex.join(command)} failed")
-    print(done.stderr, end="", file=sys.stderr)
-    commands = [shlex.split(line) for line in done.stdout.splitlines()]
+    print(result.stderr, end="", file=sys.stderr)
+    commands = [shlex.split(line) for line in result.stdout.splitlines()]
     commands = [command for command in commands if _is_training(command)]
     if len(commands) != 1:
         raise UserError(
@@ -116,14 +115,14 @@ def _print_command(words: Sequence[str]) -> list[str]:
 
 
 class ProbeLog:
-    """Reads the log of a training, which has a line for each update."""
+    """Reads the log of the probe, which has a line for each update."""
 
     def __init__(self) -> None:
-        self.updates: list[tuple[float, Entry]] = []  # each with the time at which its line came
+        self.updates: list[tuple[float, Entry]] = []  # with the times at which the lines came
         self._machine: dict[str, str] = {}
 
     def read(self, text: str, time: float) -> bool:
-        """Read a line that came at a time, in seconds; return whether it is an update's."""
+        """Read a line that came at a time, in seconds; return whether it reports an update."""
         self._machine.update(read_machine_facts(text.rstrip()))
         entry = parse_line(text.rstrip())
         if entry is None or entry.kind != "train_inner":
@@ -132,10 +131,10 @@ class ProbeLog:
         return True
 
     def measure(self, left_out: int) -> dict[str, Any]:
-        """Compute the figures of all updates but the first ``left_out``.
+        """Compute the figures of all updates except the first ``left_out``.
 
         Raises:
-            UserError: there are no others.
+            UserError: there are no other updates.
         """
         counted = self.updates[left_out:]
         if left_out < 1 or not counted:
@@ -143,13 +142,13 @@ class ProbeLog:
                 f"the probe's log has {len(self.updates)} updates, and the first {left_out} do "
                 "not count; does --log-file or --quiet hide the rest?"
             )
-        before, figures = self.updates[left_out - 1 : -1], [entry.figures for _, entry in counted]
-        seconds = [now - then for (then, _), (now, _) in zip(before, counted)]
+        previous, figures = self.updates[left_out - 1 : -1], [entry.figures for _, entry in counted]
+        seconds = [now - then for (then, _), (now, _) in zip(previous, counted)]
         tokens = [float(update["wpb"]) for update in figures]
         free = [float(x.figures["gb_free"]) for _, x in self.updates if "gb_free" in x.figures]
         numbers = {name: float(value) for name, value in self._machine.items() if name != "gpu"}
         total = numbers.get("gpu_total")
-        return {  # medians; None for what a processor does not have
+        return {  # medians; figures of GPUs are None on a processor
             "seconds_per_update": statistics.median(seconds),
             "tokens_per_second": statistics.median(t / s for t, s in zip(tokens, seconds)),
             "tokens_per_update": statistics.median(tokens),
@@ -164,6 +163,6 @@ class ProbeLog:
 
 
 def measure_largest_process() -> float:
-    """Measure the peak memory of the largest process started from here, in GiB."""
+    """Measure the peak memory of the largest child process so far, in GiB."""
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return peak / (2**30 if sys.platform == "darwin" else 2**20)  # Linux counts in KiB
+    return peak / (2**30 if sys.platform == "darwin" else 2**20)  # in bytes, on Linux in KiB

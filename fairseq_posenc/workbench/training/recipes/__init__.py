@@ -1,19 +1,18 @@
-"""The papers' recipes and the numbers that they report, from ``recipes.json``.
+"""The papers' recipes and the results that they report, from ``recipes.json``.
 
-It is the one source of ``fairseq-posenc train-recipe``, of the YAML files and of the tables beside
-which ``fairseq-posenc report`` sets a user's figures. Its parts:
+The file is the source of ``fairseq-posenc train-recipe``, of the YAML files for fine-tuning, and of
+the papers' tables in ``fairseq-posenc report``. Its parts:
 
 - ``sources``: the papers;
-- ``pretraining``, ``finetuning``: set-ups, by name. ``settings`` holds what the paper gives, under
-  the names of fairseq's options; ``not_given`` holds what a training needs beside that and the
-  paper does not give; ``note`` says where these values are from. A set-up that is ``like`` another
-  one says only what differs;
-- ``housekeeping``: options that change no result, for all and by kind of model: what is logged and
-  kept, and that no sentence is dropped;
-- ``models``: DecBERT's, by the name that ``--model`` takes, with what their first layers see;
-- ``ablations``: models that belong together, each trained by ``fairseq-posenc ablation NAME``;
-- ``reported``: the tables of results, with a metric for each column: on GLUE, the protocol's;
-- ``pictures``: what the sources show or describe and have no figures of, each with its command.
+- ``pretraining``, ``finetuning``: recipes by name. ``settings`` has the values in the paper, under
+  the names of fairseq's options; ``not_given`` has further values that a training needs, and
+  ``note`` their origin. A recipe that is ``like`` another one lists only the differences;
+- ``housekeeping``: options that do not change results, for all models and by family: about logs,
+  checkpoints, and that no sentence is dropped;
+- ``models``: DecBERT's models, by their name for ``--model``, with the directions of their layers;
+- ``ablations``: groups of models, trained by ``fairseq-posenc ablation NAME``;
+- ``reported``: tables of results, with a metric for each column; on GLUE, that of the protocol;
+- ``pictures``: pictures and descriptions in the papers without figures, each with its command.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ FILE = Path(__file__).with_name("recipes.json")
 TRANSLATION = "translation_iwslt17"
 Figure = tuple[str, str, Optional[str]]  # task, metric, split
 
-# By the paper's own number or, where a figure or the text has the numbers, by that.
+# Tables by the paper's number, or by the figure or the topic in the text that has the results.
 TABLES = {
     **{"A1": "m4m_table1", "A-loss": "m4m_losses", "A2": "m4m_table2", "A-raffel": "m4m_raffel"},
     **{f"A{number}": f"m4m_table{number}" for number in range(3, 8)},
@@ -40,38 +39,38 @@ TABLES = {
 
 
 class Recipe(NamedTuple):
-    """How a paper trained a model from scratch, or went on with a released one."""
+    """A paper's recipe for training a model from scratch, or from a released one."""
 
     name: str  # name of the recipe and of its script in `train_scripts/`
-    title: str  # description in a line
+    title: str  # description in one line
     source: str  # key of the paper in `sources`
-    where: str  # place in the paper
-    arch: str  # architecture; its positions are chosen apart
-    batch: int  # size of the global batch, in `unit`
+    where: str  # section of the paper
+    arch: str  # architecture of the model, without its positions
+    batch: int  # size of the global batch in `unit`
     unit: str  # `sequences` or `tokens`
-    per_gpu: int  # maximum size of the batch of a GPU, in `unit`
-    settings: dict[str, Any]  # values that the paper gives, by option of fairseq (`adam_betas`)
-    not_given: dict[str, Any]  # values of further options, which it does not give
-    housekeeping: dict[str, Any]  # values of options that change no result
-    init: str  # start of the weights: `random`, the name of a released model, or `not given`
+    per_gpu: int  # maximum size of a GPU's batch in `unit`
+    settings: dict[str, Any]  # values in the paper, by option of fairseq (such as `adam_betas`)
+    not_given: dict[str, Any]  # values of further options, which are not in the paper
+    housekeeping: dict[str, Any]  # values of options that do not change results
+    init: str  # initial weights: `random`, the name of a released model, or `not given`
     is_decbert: bool  # whether it is for DecBERT's models, which are chosen by name
-    hardware: dict[str, Any]  # `gpus`, their `kind`, `hours` of a run, as far as they are given
-    warmup_epochs: Optional[int]  # for a schedule in epochs, until `max_epoch`; None for updates
+    hardware: dict[str, Any]  # `gpus`, their `kind` and `hours` of a run, if they are in the paper
+    warmup_epochs: Optional[int]  # warm-up of a schedule in epochs; None for a schedule in updates
     seeds: Sequence[int]  # random seeds, if the paper made several runs
-    note: str  # source of the values of `not_given`
+    note: str  # origin of the values of `not_given`
 
     @property
     def all_settings(self) -> dict[str, Any]:
-        """Every setting, given or not."""
+        """All settings, whether they are in the paper or not."""
         return {**self.settings, **self.not_given}
 
 
 @cache
 def load() -> dict[str, Any]:
-    """Load the contents of the file; see the head of this module."""
+    """Load ``recipes.json``, with ``like`` and the metrics of GLUE resolved."""
     data: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     entries = data["pretraining"]
-    for name, entry in entries.items():  # one that another is like stands before it
+    for name, entry in entries.items():  # an entry comes after the one that it is like
         if "like" in entry:
             entries[name] = _merge(entries[entry.pop("like")], entry)
     for table in data["reported"].values():
@@ -84,37 +83,37 @@ def load() -> dict[str, Any]:
 
 
 def _merge(old: Any, new: Any) -> Any:
-    """Merge two nested tables; an entry of the new one replaces that of the old."""
+    """Merge two nested tables; entries of the new one win."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new
     return {**old, **{key: _merge(old.get(key), value) for key, value in new.items()}}
 
 
 def housekeeping(family: str) -> dict[str, Any]:
-    """Collect the options that change no result, for a kind of model or of fine-tuning."""
+    """Collect the options that do not change results, for a family of models or a fine-tuning."""
     return {**load()["housekeeping"]["all"], **load()["housekeeping"][family]}
 
 
 def list_trainings() -> dict[str, Any]:
-    """List the entries of the recipes of ``fairseq-posenc train-recipe`` by name."""
+    """List the recipes for ``fairseq-posenc train-recipe``, as entries of the file, by name."""
     return {**load()["pretraining"], TRANSLATION: load()["finetuning"]["translation"]["iwslt17"]}
 
 
 def build_recipe(name: str) -> Recipe:
-    """Build a recipe of ``fairseq-posenc train-recipe`` by name.
+    """Build a recipe for ``fairseq-posenc train-recipe`` by name.
 
     Raises:
         UserError: no recipe has this name.
     """
-    known = list_trainings()
-    if name not in known:
-        raise UserError(f"no recipe is called '{name}'; there are {', '.join(known)}")
-    entry = known[name]
+    entries = list_trainings()
+    if name not in entries:
+        raise UserError(f"no recipe is called '{name}'; choose from {', '.join(entries)}")
+    entry = entries[name]
     batch = entry["batch"]
-    same = ("title", "source", "where", "arch", "init", "note", "settings", "not_given")
+    copied = ("title", "source", "where", "arch", "init", "note", "settings", "not_given")
     return Recipe(
         name=name,
-        **{key: entry[key] for key in same},
+        **{key: entry[key] for key in copied},
         batch=batch["size"],
         unit=batch["unit"],
         per_gpu=batch["per_gpu"],
@@ -127,33 +126,34 @@ def build_recipe(name: str) -> Recipe:
 
 
 def find_model(directions: str) -> str:
-    """Find the name of DecBERT's model that has given directions in its first layers."""
+    """Find the name of DecBERT's model by the attention directions of its first layers."""
     models = load()["models"]
     return next(name for name, model in models.items() if model["directions"] == directions)
 
 
-def largest_share(batch: int, devices: int, most: int) -> Optional[int]:
-    """Compute a device's largest share that divides the batch of all into whole steps, if any."""
-    return next((share for share in range(most, 0, -1) if batch % (devices * share) == 0), None)
+def largest_share(batch: int, devices: int, maximum: int) -> Optional[int]:
+    """Compute the largest batch per device that divides the global batch; None without one."""
+    sizes = range(maximum, 0, -1)
+    return next((size for size in sizes if batch % (devices * size) == 0), None)
 
 
 class Reported(NamedTuple):
-    """A paper's table."""
+    """A paper's table of results."""
 
     id: str  # short name, such as `A2`
     title: str
     source: str  # key of the paper in `sources`
     where: str  # place in the paper
     recipe: str  # name of the recipe of its models
-    columns: dict[str, Figure]  # the figure of each column, by the column's name
-    digits: dict[str, int]  # decimals of its figures, by column
-    rows: list[dict[str, Any]]  # entries of `recipes.json`, in the paper's order
+    columns: dict[str, Figure]  # task, metric and split of each column
+    digits: dict[str, int]  # decimals of each column
+    rows: list[dict[str, Any]]  # entries of `recipes.json` in the paper's order
     note: str  # remark on the figures
 
 
 @cache
 def reported() -> dict[str, Reported]:
-    """Collect all tables by their short names."""
+    """Collect all tables by short name."""
     return {name: _build_table(name, load()["reported"][key]) for name, key in TABLES.items()}
 
 

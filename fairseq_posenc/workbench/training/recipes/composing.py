@@ -1,7 +1,4 @@
-"""Reads a YAML file of ``finetune_configs`` or ``train_scripts/configs`` as fairseq does.
-
-Fine-tuning on GLUE and SQuAD starts from these files.
-"""
+"""Composes the YAML files of ``finetune_configs`` and ``train_scripts/configs`` as fairseq does."""
 
 from __future__ import annotations
 
@@ -20,31 +17,31 @@ try:
     from hydra import compose, initialize_config_dir
 
     _HYDRA_VERSION = {"version_base": "1.1"}
-except ImportError:  # the hydra 1.0 that the official fairseq asks for
+except ImportError:  # hydra 1.0, which the official fairseq requires
     from hydra.experimental import compose, initialize_config_dir  # type: ignore[assignment]
 
     _HYDRA_VERSION = {}
 
 
 def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
-    """Compose the configuration of a file and of those that it names.
+    """Compose the configuration of a file and of its defaults.
 
-    If fairseq's ``hydra_init`` was called with the file's name before, fairseq's defaults are
-    merged in, and overrides of unknown options are refused.
+    After fairseq's ``hydra_init`` with the file's name, fairseq's defaults are merged in, and
+    overrides of unknown options are refused.
 
     Raises:
-        HydraException: there is no such file, or an override cannot be read.
-        OmegaConfBaseException: a value does not fit.
+        HydraException: the file does not exist, or an override cannot be read.
+        OmegaConfBaseException: a value has a wrong type.
     """
     GlobalHydra.instance().clear()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # hydra's, about how fairseq uses it
+        warnings.simplefilter("ignore")  # of hydra, about fairseq's use of it
         with initialize_config_dir(str(path.parent.resolve()), **_HYDRA_VERSION):
             return compose(path.stem, list(overrides))
 
 
 def count_updates(config: Any, examples: int) -> int:
-    """Count the updates of all epochs of a fine-tuning, each of which reads every example once."""
+    """Count the updates of all epochs of a fine-tuning; an epoch reads every example once."""
     batches = math.ceil(examples / config.dataset.batch_size)
     steps = config.distributed_training.distributed_world_size * config.optimization.update_freq[0]
     return math.ceil(batches / steps) * config.optimization.max_epoch

@@ -1,4 +1,4 @@
-"""The commands ``train-recipe`` and ``ablation``."""
+"""The commands ``train-recipe`` and ``ablation``, which train models by the papers' recipes."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("recipe", choices=known, metavar="RECIPE", help="a recipe of the list below")
     add("encoding", metavar="ENCODING", help="position encoding, as in rope or learned+m4m")
     _add_common(parser)
-    folder = "checkpoints/RECIPE/DATA/, then the encoding and what was changed"
+    folder = "checkpoints/RECIPE/DATA/, then the encoding and the changed options"
     add_out(parser, computed_default=folder)
-    text = "start checkpoint, which fairseq-posenc swap makes"
+    text = "start checkpoint, made by fairseq-posenc swap"
     add("--init", type=Path, metavar="FILE", help=text)
     add(
         "--model",
@@ -73,9 +73,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add("data", metavar="DATA", help="a data-bin, several joined by colons, or a folder of shards")
     add_count(parser, "--gpus", "GPUs of this machine (default: all that are visible)")
     add_count(parser, "--nodes", "number of machines (default: all of the Slurm step)")
-    text = "address of the first machine (default: the Slurm step's first)"
+    text = "address of the first machine (default: the first of the Slurm step)"
     add("--head", metavar="HOST:PORT", help=text)
-    text = "sequences per GPU (translation: tokens); the global batch does not change"
+    text = "sequences per GPU (translation: tokens); the global batch stays the same"
     add_count(parser, "--per-gpu", text)
     add_computing(parser)
     add_place(parser, one_by_one=True)
@@ -83,10 +83,10 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, or go on with it; return the exit code."""
+    """Train, or continue; return the exit code."""
     recipe = recipes.build_recipe(args.recipe)
     if args.model and not recipe.is_decbert:
-        raise UserError(f"{recipe.name} has no models to choose from: leave --model out")
+        raise UserError(f"--model: the recipe {recipe.name} has a single model; leave it out")
     model = args.model or ("bert" if recipe.is_decbert else "")
     runs = RecipeTraining(recipe, args.encoding, args, model).runs
     _run_all(runs, args)
@@ -99,7 +99,7 @@ def _print_best(folder: Path) -> None:
     """Print the runs of a folder by the validation loss of their best checkpoint, lowest first.
 
     Raises:
-        UserError: there is no checkpoint, or one that is not whole.
+        UserError: there is no checkpoint, or one is damaged.
     """
     from fairseq_posenc.checkpoints.safe_loading import open_checkpoint  # imports torch
 
@@ -108,7 +108,7 @@ def _print_best(folder: Path) -> None:
         with open_checkpoint(path) as state:
             losses[path] = float(state["extra_state"]["val_loss"])
     if not losses:
-        raise UserError(f"{folder}: no folder in it has a checkpoint_best.pt; train first")
+        raise UserError(f"{folder}: its folders have no checkpoint_best.pt; train first")
     for number, path in enumerate(sorted(losses, key=losses.__getitem__)):
         mark, bits = "    " if number else "best", losses[path]
         print(f"{mark}  validation loss {bits:.4f} bits, {bits_to_nats(bits):.4f} nats  {path}")
@@ -128,10 +128,10 @@ def run_ablation(args: argparse.Namespace) -> int:
 
 
 def _run_all(runs: list[TrainingRun], args: argparse.Namespace) -> None:
-    """Run the trainings that are left: as jobs of a cluster, or here until one fails.
+    """Run the unfinished trainings: as jobs of a cluster, or on this machine until one fails.
 
     Raises:
-        SystemExit: with the exit code of a training here that failed.
+        SystemExit: a training on this machine failed, with its exit code.
     """
     cluster = parse_place(args)
     if args.dry_run:
@@ -144,7 +144,7 @@ def _run_all(runs: list[TrainingRun], args: argparse.Namespace) -> None:
             "train_scripts/slurm.sh"
         )
     for training in runs:
-        training.choose_start()  # a wrong one is an error before the first is trained
+        training.choose_start()  # so that errors come before the first training
     out = Path(os.path.commonpath([training.folder for training in runs]))
     with signals_as_keyboard_interrupt():
         if cluster:
@@ -174,8 +174,8 @@ def _build_job(training: TrainingRun) -> Job:
 
 
 def run_command(command: Sequence[str], log: Path) -> int:
-    """Run a command whose output goes into a log as well; return its exit code as shells do."""
-    # fairseq's own --log-file repeats every line once more in each epoch.
+    """Run a command, and write its output to a log as well; return its exit code as shells do."""
+    # fairseq's own --log-file would repeat every line once more in each epoch.
     with open(log, "a", encoding="utf-8", buffering=1) as file:  # a line at a time
 
         def write(line: str) -> None:

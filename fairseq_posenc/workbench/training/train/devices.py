@@ -1,4 +1,4 @@
-"""GPUs, nodes, and the global batch that they make together."""
+"""Chooses the GPUs and nodes of a training, and divides the global batch among them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,28 @@ from fairseq_posenc.workbench.training.recipes import Recipe, largest_share
 class Devices(NamedTuple):
     """The devices of a training."""
 
-    gpus: int  # GPUs of each machine; 1 without GPUs: a process on each machine
+    gpus: int  # processes on each machine: its GPUs, or 1 on the processor
     nodes: int  # number of machines
-    rendezvous: list[str]  # torchrun's options to find the others; empty for a single process
-    precision: str  # an option of fairseq-train: `--fp16`, `--bf16` or `--cpu`
+    rendezvous: list[str]  # options of torchrun to connect processes; empty for a single process
+    precision: str  # option of fairseq-train: `--fp16`, `--bf16` or `--cpu`
 
     @property
     def world(self) -> int:
-        """Number of devices on all machines."""
+        """Number of processes on all machines."""
         return self.gpus * self.nodes
 
     @property
     def kind(self) -> str:
-        """Kind of the devices in messages."""
+        """Name of the kind of device in messages."""
         return "processor" if self.precision == "--cpu" else "GPU"
 
 
 def choose_devices(args: Namespace, name: str) -> Devices:
-    """Choose the devices from a user's options, or from what is there, for a run of that name.
+    """Choose the devices by the user's options and those of the machine.
+
+    Args:
+        args: the options.
+        name: name of the run, which identifies it among the machines outside Slurm.
 
     Raises:
         UserError: no GPU is visible, or options contradict each other.
@@ -55,23 +59,22 @@ def choose_devices(args: Namespace, name: str) -> Devices:
 
 
 def _count_gpus(dry_run: bool) -> int:
-    """Count the GPUs that torch sees; CUDA_VISIBLE_DEVICES chooses them."""
-    import torch  # slow, and not needed where the user gives the number
+    """Count the GPUs that torch sees, which CUDA_VISIBLE_DEVICES selects; 1 for a dry run."""
+    import torch  # slow to import, and not needed if the user gives the number
 
     gpus = torch.cuda.device_count()
     if gpus == 0 and not dry_run:
         raise UserError("no GPU is visible; --device cpu trains on the processor, slowly")
     if gpus == 0:
-        other = "(--gpus N, or --device cpu, for another)"
-        say(f"no GPU is visible here: this is the command for one {other}")
+        say("no GPU is visible: this is the command for one GPU (see --gpus and --device cpu)")
     return gpus or 1
 
 
 def _slurm_head(nodes: int) -> str:
-    """Build the address of a SLURM step: its first node, and a port from the id of the job."""
+    """Build the address of a Slurm step: its first node, and a port from the id of the job."""
     step = os.environ.get("SLURM_STEP_NODELIST")
     if not step:
-        raise UserError(f"--nodes {nodes} needs --head HOST:PORT outside SLURM")
+        raise UserError(f"--nodes {nodes} needs --head HOST:PORT outside Slurm")
     if os.environ.get("SLURM_STEP_NUM_TASKS") != str(nodes):
         raise UserError("start it once on each node: srun --ntasks-per-node=1 (see slurm.sh)")
     command = ["scontrol", "show", "hostnames", step]
@@ -82,13 +85,13 @@ def _slurm_head(nodes: int) -> str:
 
 
 def share_batch(recipe: Recipe, devices: Devices, per_gpu: int | None) -> tuple[int, int]:
-    """Split the global batch; return the batch of a device, and the steps between updates.
+    """Split the global batch; return the batch per device, and the steps between updates.
 
-    Without ``per_gpu`` a GPU's batch is smaller than the recipe says if that does not divide the
-    global batch.
+    Without ``per_gpu``, the batch per device is the recipe's, or the next smaller one that divides
+    the global batch.
 
     Raises:
-        UserError: the batch is not a multiple of devices times their batch.
+        UserError: the global batch is not a multiple of the devices times ``per_gpu``.
     """
     size = per_gpu or recipe.per_gpu
     if per_gpu is None and recipe.unit == "sequences":

@@ -1,7 +1,7 @@
-"""Counts the updates of an epoch of ``fairseq-train``.
+"""Counts the updates in an epoch of ``fairseq-train``.
 
-The number depends on how fairseq sorts sentences into batches and shares them out to GPUs, so the
-batches are made by fairseq itself.
+The number depends on how fairseq groups sentences into batches and divides them among GPUs, so
+fairseq itself makes the batches here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fairseq_posenc.errors import UserError
 
 
 def count_updates_per_epoch(words: Sequence[str]) -> int:
-    """Count the updates of the first epoch, given the arguments of fairseq-train.
+    """Count the updates in the first epoch, given the arguments of fairseq-train.
 
     Raises:
         UserError: ``--update-freq`` changes from epoch to epoch.
@@ -29,11 +29,11 @@ def count_updates_per_epoch(words: Sequence[str]) -> int:
         config = convert_namespace_to_omegaconf(parsed)
         if len(config.optimization.update_freq) > 1:
             raise UserError(
-                "--update-freq: give one number, so that all epochs have as many updates"
+                "--update-freq: give a single number, so that all epochs have the same length"
             )
         task = tasks.setup_task(config.task)
         task.load_dataset(config.dataset.train_subset, combine=True, epoch=1)
-        # The model says how long a sentence may be; longer ones are left out.
+        # The model limits the length of sentences; longer ones are left out.
         longest = task.build_model(config.model).max_positions()
         skip = config.optimization.skip_remainder_batch
         batches = task.get_batch_iterator(
@@ -55,7 +55,7 @@ def count_updates_per_epoch(words: Sequence[str]) -> int:
 
 @contextmanager
 def _silence_fairseq() -> Iterator[None]:
-    """Silence fairseq, which logs as if the training had begun."""
+    """Silence fairseq, which would log as if a training had begun."""
     before = logging.root.manager.disable
     logging.disable(logging.INFO)
     try:

@@ -1,4 +1,4 @@
-"""A recipe trained with an encoding: the command and the state of each run, one for each seed."""
+"""Trains a recipe with an encoding: builds the command and the step of each run, one per seed."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import TRANSLATION, Recipe
 from fairseq_posenc.workbench.training.train.devices import Devices, choose_devices, share_batch
 from fairseq_posenc.workbench.training.train.identity import (
-    DataBins,
     RunIdentity,
+    TrainingData,
     find_data,
     parse_options,
     select_changes,
 )
 
 LAST = "checkpoint_last.pt"
-_WITH_VALUE_TRUE = {"update_epoch_batch_itr"}  # written as --OPTION True
-# fairseq finds out about ranks by itself only where there are GPUs.
+_WITH_VALUE_TRUE = {"update_epoch_batch_itr"}  # options that are written as --OPTION True
+# Without GPUs, fairseq does not read its rank from torchrun's environment.
 _WITH_RANK = ("--no-python", "sh", "-c", 'exec "$0" "$@" --distributed-rank "$RANK"')
 _ON_PROCESSORS = {
     "distributed_no_spawn": True,
@@ -46,7 +46,7 @@ class RecipeTraining:
         recipe: hyper-parameters.
         encoding: spec of the positions.
         args: the user's options.
-        model: one of DecBERT's, or empty.
+        model: name of one of DecBERT's models, or empty.
     """
 
     def __init__(self, recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> None:
@@ -62,14 +62,14 @@ class RecipeTraining:
 
     @property
     def runs(self) -> list[TrainingRun]:
-        """The runs, one for each seed."""
+        """The runs: one for each seed."""
         if not self._seeds:
             return [TrainingRun(self, self._folder, None)]
         return [TrainingRun(self, self._folder / f"seed{seed}", seed) for seed in self._seeds]
 
     @cached_property
     def words(self) -> list[str]:
-        """The command of all runs, with the devices of this machine."""
+        """The part of the command that all runs share, with the devices of this machine."""
         devices = choose_devices(self.args, self.recipe.name)
         options = {
             **_choose_architecture(self.recipe, self.model),
@@ -78,7 +78,7 @@ class RecipeTraining:
             **self.recipe.housekeeping,
             **self._choose_batch(devices),
         }
-        del options["fp16"]  # the precision is a choice
+        del options["fp16"]  # the user chooses the precision
         if devices.precision == "--cpu" and devices.rendezvous:
             options.update(_ON_PROCESSORS)
         if self.recipe.warmup_epochs:
@@ -93,7 +93,7 @@ class RecipeTraining:
     def _choose_batch(self, devices: Devices) -> dict[str, Any]:
         per_device, steps = share_batch(self.recipe, devices, self.args.per_gpu)
         if _BATCH_OPTIONS & self.passed.keys():
-            say("the options after the two dashes change the batch")
+            say("options after -- change the batch")
         size = "batch_size" if self.recipe.unit == "sequences" else "max_tokens"
         return {size: per_device, "update_freq": steps, "distributed_world_size": devices.world}
 
@@ -110,37 +110,34 @@ class RecipeTraining:
 
 
 class TrainingRun(NamedTuple):
-    """One run of a training, with one seed."""
+    """A run of a training, with one seed."""
 
-    training: RecipeTraining  # the recipe, encoding and options
-    folder: Path  # its checkpoints and its log
-    seed: Optional[int]  # the random seed; None for fairseq's default
+    training: RecipeTraining  # recipe, encoding and options
+    folder: Path  # folder of the checkpoints and the log
+    seed: Optional[int]  # random seed; None for fairseq's default
 
     @property
-    def until(self) -> dict[str, str]:
-        """The options that end a training, such as ``max_update``, with their values."""
-        given = {**self.training.recipe.all_settings}
+    def end_options(self) -> dict[str, str]:
+        """Values of the options that end a training, such as ``max_update``."""
+        options = {**self.training.recipe.all_settings}
         for option, value in self.training.passed.items():
-            given[option.lstrip("-").replace("-", "_")] = value
-        return {name: str(given[name]) for name in _END_OPTIONS if name in given}
+            options[option.lstrip("-").replace("-", "_")] = value
+        return {name: str(options[name]) for name in _END_OPTIONS if name in options}
 
-    def step(self, work: Work = lambda place: None) -> Step:
-        """Build the step that trains; it is done with the same options for the end only."""
+    def step(self, work: Work = lambda context: None) -> Step:
+        """Build the step that trains; it counts as done only for the same end options."""
         last = self.folder / LAST
         return Step(
             self.folder,
             self.training.identity._asdict(),
             work,
-            goal=self.until,
+            goal=self.end_options,
             progress=lambda: last.exists() and last.stat().st_mtime_ns,
             protected=True,
         )
 
     def command(self) -> list[str]:
-        """Build the whole command, and print what the weights start from.
-
-        A model that starts from a released one never starts from random weights by mistake.
-        """
+        """Build the whole command, and print what the weights start from."""
         say(self.choose_start())
         words, args = [*self.training.words, "--save-dir", str(self.folder)], self.training.args
         if self.seed is not None:
@@ -152,7 +149,8 @@ class TrainingRun(NamedTuple):
         """Describe what the weights start from.
 
         Raises:
-            UserError: the folder has another run, or there is nothing to start from.
+            UserError: the folder has another run, or a recipe that starts from a released model has
+                no checkpoint to start from.
         """
         last, init = self.folder / LAST, self.training.args.init
         requested = self.training.passed.keys()
@@ -160,36 +158,36 @@ class TrainingRun(NamedTuple):
         if last.exists():
             if "--restore-file" in requested:
                 raise UserError(
-                    f"{last} would be lost: leave --restore-file out to go on from it, or choose "
-                    "another --out"
+                    f"{last} would be overwritten: leave --restore-file out to continue from it, "
+                    "or choose another --out"
                 )
-            return f"going on from {last}"
-        goes = f"checkpoints go to {self.folder}"
+            return f"resuming from {last}"
+        folder = f"checkpoints go to {self.folder}"
         if init:
             if not init.is_file():
                 raise UserError(f"--init {init} does not exist")
-            return f"starting from the weights of {init}; {goes}"
+            return f"starting from the weights of {init}; {folder}"
         if requested & {"--restore-file", "--finetune-from-model"}:
-            return f"starting as its options for fairseq-train say; {goes}"
+            return f"starting from the checkpoint in the options after --; {folder}"
         if self.training.recipe.init.startswith("roberta"):
             raise UserError(
-                "this model starts from a released RoBERTa: --init CHECKPOINT, which "
-                "'fairseq-posenc swap' makes"
+                "this recipe starts from a released RoBERTa: name a checkpoint made by "
+                "'fairseq-posenc swap' with --init"
             )
-        return f"starting from new weights; {goes}"
+        return f"starting from new weights; {folder}"
 
 
 def _check_options(recipe: Recipe, args: Namespace, passed: Mapping[str, str]) -> None:
     if "--save-dir" in passed:
-        raise UserError("name the folder by --out, before the two dashes")
+        raise UserError("--save-dir: name the folder with --out, before the two dashes")
     if "--seed" in passed and (args.seeds or recipe.seeds):
-        raise UserError("set the seeds by --seeds 1,2 before the two dashes")
+        raise UserError("--seed: name the seeds with --seeds 1,2, before the two dashes")
     if args.init and recipe.init == "random":
         raise UserError(f"{recipe.name} starts from new weights: leave --init out")
 
 
 def _choose_architecture(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Choose the architecture; some of DecBERT's have no name, only directions."""
+    """Choose the options of the architecture; some of DecBERT's models only have directions."""
     if not name:
         return {"arch": recipe.arch}
     model = recipes.load()["models"][name]
@@ -198,7 +196,7 @@ def _choose_architecture(recipe: Recipe, name: str) -> dict[str, Any]:
     return {"arch": recipe.arch, "attention_directions": model["directions"]}
 
 
-def _format_arguments(data: DataBins, options: Mapping[str, Any]) -> list[str]:
+def _format_arguments(data: TrainingData, options: Mapping[str, Any]) -> list[str]:
     """Format the arguments of fairseq-train."""
     words = [data.path, "--user-dir", str(USER_DIR)]
     for name, value in options.items():
