@@ -103,6 +103,8 @@ class HookedPositions(RecordedPositions, StackPositions):
                 f"positions out: model.set_attn_implementation({NAME!r})"
             )
         given = self._take_axes(named)
+        if self.is_native:
+            self._keep_together(named, given)
         if self.is_native and self.input is None:
             ids = self._count_ids(named, given) if any(self.is_rotated) else None
             if ids is not None:
@@ -186,6 +188,23 @@ class HookedPositions(RecordedPositions, StackPositions):
             "position_ids", ids, self.assembly.spec, ids.size(1), (ids.size(2),)
         )
 
+    def _keep_together(self, named: dict[str, Any], ids: Tensor | None) -> None:
+        """Give a mask of ones with ids ``(B or 1, T, ...)`` that have gaps.
+
+        Without a mask, transformers begins a document wherever ids do not grow by one. Ids that
+        count the tokens of several documents are left to it.
+        """
+        x = named.get("input_ids")
+        x = named.get("inputs_embeds") if x is None else x
+        if ids is None or x is None or named.get("attention_mask") is not None:
+            return
+        if ids.dim() == 3:
+            ids = ids[..., 0]
+        if may_sync(ids.device) and bool(ids.diff(dim=1).ne(1).any()) and not _is_packed(ids):
+            past = self._find_cache(named)
+            seen = 0 if past is None else past.get_seq_length()
+            named["attention_mask"] = ids.new_ones(x.size(0), seen + x.size(1), dtype=torch.long)
+
     def _count_ids(self, named: dict[str, Any], ids: Tensor | None) -> Tensor | None:
         """Count the new tokens as transformers does, but without padding: ``(B or 1, T)``."""
         x = named.get("input_ids")
@@ -261,7 +280,9 @@ class HookedPositions(RecordedPositions, StackPositions):
             position ids, ``(B or 1, S)`` or ``(B or 1, S, axes)``, and the number of each token's
             document, ``(B, S)``; each may be None.
         """
-        tgt_len = embeddings.size(1)
+        batch, tgt_len = embeddings.shape[:2]
+        if ids is not None and (ids.size(0) not in (1, batch) or ids.size(1) != tgt_len):
+            raise UserError(f"position_ids {tuple(ids.shape)} must be ({batch} or 1, {tgt_len})")
         documents = named.pop("document_ids", None)
         if self.has_documents:
             if ids is not None and ids.dim() == 3:
@@ -300,7 +321,7 @@ class HookedPositions(RecordedPositions, StackPositions):
         """Check whether new tokens' ids, ``(B or 1, T, ...)``, are others than their count.
 
         Raises:
-            UserError: they start again.
+            UserError: they count the tokens of several documents.
         """
         if not may_sync(ids.device):  # in a graph
             return True
@@ -311,7 +332,7 @@ class HookedPositions(RecordedPositions, StackPositions):
         differs = ids.ne(counted[..., None]).any(-1) if has_axes else ids.ne(counted)
         if padding is not None:
             differs = differs & ~padding[:, past:]
-        elif not has_axes and bool((ids.diff(dim=1) < 0).any()):
+        elif not has_axes and _is_packed(ids):
             raise UserError(
                 f"position_ids start again, as in a packed batch: add +documents to "
                 f"{self.assembly.spec}, so that attention stays inside each document"
@@ -369,6 +390,12 @@ def prepare_pass(
         module, args, named
     )
     return result
+
+
+def _is_packed(ids: Tensor) -> bool:
+    """Check whether a row of ids, ``(B or 1, T)``, counts tokens and starts again from 0."""
+    steps, restarts = ids.diff(dim=1), ids[:, 1:].eq(0)
+    return bool(((steps < 0).any(1) & (steps.eq(1) | restarts).all(1)).any())
 
 
 def _refuse_offloaded(stack: Stack) -> None:

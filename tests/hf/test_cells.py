@@ -179,7 +179,8 @@ def test_inputs_of_a_pass_that_cannot_be_served_are_refused():
     for named, words in [
         ({"attention_mask": torch.ones(2, 1, 12, 12)}, "1 for tokens and 0 for padding"),
         ({"attention_mask": torch.ones(2, 11)}, r"must be \(2, 12\)"),
-        ({"position_ids": torch.arange(12).flip(0)[None]}, "start again"),
+        ({"position_ids": torch.arange(12)[None] % 5}, "start again"),
+        ({"position_ids": torch.arange(11)[None]}, r"\(1, 11\) must be \(2 or 1, 12\)"),
         ({"document_ids": torch.zeros(2, 12)}, "must have \\+documents"),
     ]:
         with pytest.raises(UserError, match=words):
@@ -191,16 +192,21 @@ def test_inputs_of_a_pass_that_cannot_be_served_are_refused():
         cell.model(ids)
 
 
-@pytest.mark.parametrize("spec", ["alibi", "m4m", "t5+rope", "learned+fire"])
-def test_position_ids_are_where_tokens_stand(spec):
+@pytest.mark.parametrize("spec", ["alibi", "m4m", "t5+rope", "learned+fire", "own"])
+@pytest.mark.parametrize("grows", [True, False])
+def test_position_ids_are_where_tokens_stand(spec, grows):
     model = Cell.build("llama", spec).model
     ids = torch.randint(3, 40, (2, 8))
     places = torch.tensor([[0, 2, 3, 7, 8, 9, 11, 12], [1, 2, 3, 4, 6, 6, 7, 9]])
+    if not grows:  # as in a tree
+        places = torch.tensor([[0, 2, 1, 7, 7, 4, 11, 0], [9, 2, 0, 4, 6, 6, 1, 5]])
     full = compute_logits(model, {"input_ids": ids, "position_ids": places})
     assert distance(full, compute_logits(model, {"input_ids": ids})) > 1e-3
     for row in range(2):
         alone = {"input_ids": ids[[row]], "position_ids": places[[row]]}
         assert distance(compute_logits(model, alone), full[[row]]) < 2e-5
+    named = {"input_ids": ids, "position_ids": places, "use_cache": False}
+    assert distance(compute_logits(model, named), full) < 2e-5
     padding = torch.tensor([[0, 1, 1], [0, 0, 1]])
     padded = {
         "input_ids": torch.cat([torch.zeros(2, 3, dtype=torch.long), ids], 1),
