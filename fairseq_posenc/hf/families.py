@@ -234,8 +234,9 @@ def get_part(module: nn.Module, name: str) -> Any:
         return None
 
 
-_VERSION = int(transformers.__version__.partition(".")[0])
+_VERSION, _MINOR = map(int, transformers.__version__.split(".")[:2])
 _V4 = _VERSION == 4
+_OLDEST_MINOR = 8  # of version 5: earlier ones fail in several families
 _ROTARY = Family(rotary=("rotary_emb",))
 _BERT = Family(
     layers="encoder.layer",
@@ -329,6 +330,11 @@ def find_family(model: PreTrainedModel) -> Family:
         reason = explain_unservable(model) or f"known types: {', '.join(sorted(_list_served()))}"
         raise UserError(
             f"models of type {model.config.model_type!r} cannot be given other positions: {reason}"
+        )
+    if _VERSION == 5 and _MINOR < _OLDEST_MINOR:
+        raise UserError(
+            f"transformers {transformers.__version__} is not supported: install 4.57, or "
+            f"5.{_OLDEST_MINOR} or later"
         )
     family = FAMILIES[name]
     if family.since > _VERSION:

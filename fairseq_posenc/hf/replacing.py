@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, TypeVar
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -40,9 +41,9 @@ def replace_positions(model: Model, spec: str, max_positions: int | None = None)
     plans = [Plan.make(parsed, stack, length) for stack in stacks]
     for plan in plans:  # attention is the model's own in all stacks, or in none
         plan.positions.is_native = all(other.positions.is_native for other in plans)
+    _choose_attention(model, plans)
+    for plan in plans:
         plan.install()
-    positions = plans[0].positions
-    model.set_attn_implementation(positions.stock if positions.is_native else NAME)
     if not model.config.is_encoder_decoder:  # attention to the encoder has such caches, too
         for stack in (plan.stack for plan in plans if plan.stack.causal):
             _limit_caches(stack, parsed)
@@ -131,6 +132,23 @@ class Plan(NamedTuple):
             if isinstance(sinks, nn.Parameter):
                 trained["encodings.sink.score"] = sinks
             _copy(layer, trained)
+
+
+def _choose_attention(model: PreTrainedModel, plans: list[Plan]) -> None:
+    """Let a model attend by our function, or by its own where that is enough.
+
+    Raises:
+        UserError: its own cannot be replaced.
+    """
+    positions = plans[0].positions
+    attention = positions.stock if positions.is_native else NAME
+    model.set_attn_implementation(attention)
+    if any(plan.stack.config._attn_implementation != attention for plan in plans):
+        model.set_attn_implementation(positions.stock)
+        raise UserError(
+            f"models of type {model.config.model_type!r} compute attention themselves in "
+            f"transformers {transformers.__version__}: install a later one"
+        )
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
