@@ -1,0 +1,102 @@
+"""Trained models with their own positions as a spec: do they remain the same models?
+
+    python benchmarks/same_model.py --decoder FOLDER --encoder FOLDER --sts dev.tsv
+
+A decoder's logits and greedy generation, an encoder's vectors and their correlation (Spearman's) with
+the scores of STS-B, before and after ``set_positions`` gives the model its own positions. Encoders
+need transformers 5.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from fairseq_posenc.hf import read_positions, set_positions
+from measuring.commands import existing_file, exit_on_error, new_parser
+from sentence_encoder import Encoder, read_table, spearman
+
+TEXTS = [
+    "The theory of relativity says that",
+    "A language model is trained on text, one token at a time, and so",
+    "Once upon a time, in a village at the foot of the mountains, there lived",
+]
+
+
+def distance(after: Tensor, before: Tensor) -> float:
+    """Measure the largest difference, relative to the largest number."""
+    return float((after - before).abs().max() / before.abs().max())
+
+
+@torch.no_grad()
+def compare_decoder(folder: Path, tokens: int) -> dict[str, object]:
+    """Compare logits and greedy generation."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = [tokenizer(text, return_tensors="pt") for text in TEXTS]
+    settings = {"max_new_tokens": tokens, "do_sample": False}
+
+    def run(model: PreTrainedModel) -> list[tuple[Tensor, Tensor]]:
+        return [(model(**text).logits, model.generate(**text, **settings)) for text in texts]
+
+    before, positions = run(model), read_positions(model)
+    after = run(set_positions(model, positions))
+    return {
+        "positions": positions,
+        "largest difference of logits": max(distance(a[0], b[0]) for a, b in zip(after, before)),
+        "texts generated alike": sum(torch.equal(a[1], b[1]) for a, b in zip(after, before)),
+        "texts": len(TEXTS),
+    }
+
+
+def compare_encoder(folder: Path, sts: Path) -> dict[str, object]:
+    """Compare vectors of sentences, and their correlation with people's scores."""
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    pairs = [*read_table(sts)]
+    scores = torch.tensor([float(row["score"]) for row in pairs])
+
+    def run(model: PreTrainedModel) -> tuple[Tensor, float]:
+        first, second = (
+            Encoder(model, tokenizer).encode([row[key] for row in pairs])
+            for key in ("sentence1", "sentence2")
+        )
+        return first, spearman((first * second).sum(1), scores)
+
+    (before, correlation), positions = run(model), read_positions(model)
+    after, again = run(set_positions(model, positions))
+    return {
+        "positions": positions,
+        "largest difference of vectors": distance(after, before),
+        "spearman before": correlation,
+        "spearman after": again,
+        "pairs": len(pairs),
+    }
+
+
+def main() -> None:
+    """Compare, and print a record."""
+    parser = new_parser(__doc__)
+    add = parser.add_argument
+    add("--decoder", type=Path, metavar="FOLDER", help="a causal language model")
+    add("--tokens", type=int, default=48, help="that are generated (default: %(default)s)")
+    add("--encoder", type=Path, metavar="FOLDER", help="an encoder of sentences")
+    add("--sts", type=existing_file, metavar="FILE", help="STS-B's dev.tsv, with --encoder")
+    args = parser.parse_args()
+    if args.encoder and not args.sts:
+        parser.error("--encoder needs --sts")
+    record: dict[str, object] = {"transformers": transformers.__version__}
+    if args.decoder:
+        record["decoder"] = compare_decoder(args.decoder, args.tokens)
+    if args.encoder:
+        record["encoder"] = compare_encoder(args.encoder, args.sts)
+    print(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    exit_on_error(main)
