@@ -2,9 +2,9 @@
 
     python benchmarks/same_model.py --decoder FOLDER --encoder FOLDER --sts dev.tsv
 
-A decoder's logits and greedy generation, an encoder's vectors and their correlation (Spearman's) with
-the scores of STS-B, before and after ``set_positions`` gives the model its own positions. Encoders
-need transformers 5.
+A decoder's logits and greedy generation, an encoder's vectors and their correlation (Spearman's)
+with the scores of STS-B, before and after ``set_positions`` gives the model its own positions.
+Encoders need transformers 5.
 """
 
 from __future__ import annotations
