@@ -14,6 +14,7 @@ from measuring.growth import complexity_table
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 RESULTS = PAGE.parent / "results"
 PREFIX, KIND = "benchmark_", "benchmark-"  # of the names of files and kinds
+ROWS = "layer_rows"  # begins the names of measurements of layers whose tables repeat rows
 Rows = list[dict[str, Any]]
 PANELS = {"seconds": ("time of a pass, ms", 1e3), "memory": ("peak of memory, MB", 1e-6)}
 
@@ -26,6 +27,11 @@ class Result(NamedTuple):
     command: str
     machine: str
     rows: Rows
+
+    @property
+    def section(self) -> str:
+        """The section of the page that shows it."""
+        return "repeated_rows" if self.name.startswith(ROWS) else self.script
 
 
 def keep(result: Result, folder: Path = RESULTS, page: Path = PAGE) -> None:
@@ -71,11 +77,13 @@ def text(old: str, kept: Iterable[Result]) -> str:
         UserError: a marker is missing.
     """
     kept = list(kept)
-    for script, section in SECTIONS.items():
-        start, end = f"<!-- {script}: generated -->", f"<!-- end of {script} -->"
-        results = [result for result in kept if result.script == script]
+    for section, format_results in SECTIONS.items():
+        start, end = f"<!-- {section}: generated -->", f"<!-- end of {section} -->"
+        results = [result for result in kept if result.section == section]
         lines = (
-            [*_list_commands(results), *section(results)] if results else ["Nothing is kept yet."]
+            [*_list_commands(results), *format_results(results)]
+            if results
+            else ["Nothing is kept yet."]
         )
         body = "\n".join(lines).strip()
         old = fill_text(old, PAGE, start, f"\n\n{body}\n\n", end)
@@ -84,7 +92,7 @@ def text(old: str, kept: Iterable[Result]) -> str:
 
 def has_picture(result: Result) -> bool:
     """Check whether a measurement has several lengths to draw."""
-    return result.script == "attention" and len({row["length"] for row in result.rows}) > 1
+    return result.section == "attention" and len({row["length"] for row in result.rows}) > 1
 
 
 def _list_commands(kept: Iterable[Result]) -> list[str]:
@@ -249,6 +257,33 @@ def given_positions_table(rows: Rows) -> str:
     return table(titles, cells, "l")
 
 
+def _format_repeated_rows(kept: Sequence[Result]) -> list[str]:
+    """Format one table of all layers, and one for each measurement of decoding."""
+    layers = [result for result in kept if result.script == "attention"]
+    tables = [_tabulate_layers(layers)] if layers else []
+    tables += [repeated_rows_table(result.rows) for result in kept if result not in layers]
+    return [line for text in tables for line in (text, "")]
+
+
+def _tabulate_layers(kept: Iterable[Result]) -> str:
+    """Format times and memory of layers divided by those of ``none`` on the same backend."""
+    cells: dict[str, dict[str, str]] = {}
+    for result in kept:
+        plain = {
+            (row["length"], row["backend"]): row["memory"]
+            for row in result.rows
+            if row["encoding"] == "none"
+        }
+        for row in result.rows:
+            if row["encoding"] in ("stock", "none"):
+                continue
+            column = f"{row['mode']}, {row['batch']} x {row['length']:,}"
+            memory = row["memory"] / plain[row["length"], row["backend"]]
+            cell = f"{row['ratio_to_none']:.2f} ({memory:.2f})"
+            cells.setdefault(column, {})[f"`{row['encoding']}`"] = cell
+    return _tabulate_encodings(cells)
+
+
 def serving_table(rows: Rows) -> str:
     """Format the speed of engines, and how equal what they find is to what fairseq finds."""
     sizes = [key.rpartition("_")[2] for key in rows[0] if key.startswith("ratio_")]
@@ -283,6 +318,6 @@ SECTIONS: dict[str, Callable[[Sequence[Result]], list[str]]] = {
     "train": lambda kept: [backend_table("train", result.rows) for result in kept],
     "serving": lambda kept: [serving_table(result.rows) for result in kept],
     "complexity": lambda kept: [complexity_table(result.rows) for result in kept],
-    "repeated_rows": lambda kept: [repeated_rows_table(result.rows) for result in kept],
+    "repeated_rows": _format_repeated_rows,
     "given_positions": lambda kept: [given_positions_table(result.rows) for result in kept],
 }

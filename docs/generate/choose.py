@@ -166,7 +166,8 @@ def _format_correlations(columns: Sequence[Column]) -> list[str]:
 
 def _format_costs() -> list[str]:
     columns = measured.layer_costs()
-    return ["### Cost", *_format_part(columns, columns[0].ranked())]
+    names = dict.fromkeys(name for column in columns for name in column.ranked())
+    return ["### Cost", *_format_part(columns, names)]
 
 
 def _format_part(columns: Sequence[Column], names: Iterable[str]) -> list[str]:

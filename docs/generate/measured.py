@@ -52,6 +52,7 @@ SWITCH_RECORD = {
 GLUE_RECORDS = {MASKED: ("glue.json", "glue_small.json")}
 EARLY_RECORD = "trainability.json"  # one seed
 COST_RECORD = "benchmark_layer_one_thread_cpu.json"
+LONG_COST_RECORD = "benchmark_layer_rows_cpu.json"  # its longest sentences
 _SCORE = Scale("score", higher=True)
 _TRANSLATION_MODELS = (  # docs/results/multi30k.md
     "encoder-decoder models of 2 + 2 layers of width 128, trained for 1,000 updates on Multi30k, "
@@ -283,18 +284,24 @@ def after_300_updates(family: str) -> list[Column]:
 
 def layer_costs() -> list[Column]:
     """Read time and peak memory of a training step of a layer, divided by those of ``none``."""
-    record = _read_record(COST_RECORD)
-    rows = {str(row["encoding"]): row for row in record.rows} if record else {}
-    if "none" not in rows:
-        return []
-    none = rows["none"]
-    same = {name: row for name, row in rows.items() if row["backend"] == none["backend"]}
-    time = {name: interval([row["ratio_to_none"]]) for name, row in same.items()}
-    memory = {name: interval([row["memory"] / none["memory"]]) for name, row in same.items()}
     return [
-        Column("time of a layer / `none`, 512 tokens", COST_RECORD, 2, time),
-        Column("memory of a layer / `none`, 512 tokens", COST_RECORD, 2, memory),
+        Column(f"{cost} of a layer / `none`, {length:,} tokens", source, 2, figures)
+        for source in (COST_RECORD, LONG_COST_RECORD)
+        if (record := _read_record(source))
+        for length in [max(int(row["length"]) for row in record.rows)]
+        for cost, figures in _read_layer_costs(record, length).items()
     ]
+
+
+def _read_layer_costs(record: Record, length: int) -> dict[str, dict[str, Interval]]:
+    """Read time and memory by encoding, on the first backend of ``none``."""
+    rows = [row for row in record.rows if row["length"] == length]
+    none = next(row for row in rows if row["encoding"] == "none")
+    same = {str(row["encoding"]): row for row in rows if row["backend"] == none["backend"]}
+    return {
+        "time": {name: interval([row["ratio_to_none"]]) for name, row in same.items()},
+        "memory": {name: interval([row["memory"] / none["memory"]]) for name, row in same.items()},
+    }
 
 
 def list_result_columns(family: str, multiples: Iterable[int]) -> list[Column]:

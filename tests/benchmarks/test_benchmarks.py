@@ -266,6 +266,22 @@ def test_kept_figures_come_back_and_fill_the_page(tmp_path):
     assert page.text(text, [again]) == text
 
 
+def test_layers_of_repeated_rows_are_compared_with_none_in_a_section_by_themselves():
+    kept = [row._asdict() for row in rows()]
+    result = page.Result("layer_rows_some", "attention", "python x.py", "here", kept)
+    text = page.text(page.PAGE.read_text(), [result])
+    attention, section = (
+        text.split(f"<!-- {name}: generated -->")[1].split(f"<!-- end of {name} -->")[0]
+        for name in ("attention", "repeated_rows")
+    )
+    assert "python x.py" in section
+    assert "python x.py" not in attention
+    (first,) = [row for row in kept if row["encoding"] == "m4m"][:1]
+    assert f"| `m4m` | {first['ratio_to_none']:.2f} (" in section
+    assert "`none` |" not in section
+    assert f"| encoding | {first['mode']}, {first['batch']} x {first['length']} |" in section
+
+
 def test_the_page_is_up_to_date():
     text = page.PAGE.read_text("utf-8")
     assert text == page.text(text, page.load()), "run python benchmarks/attention.py --write-docs"
