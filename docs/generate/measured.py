@@ -32,13 +32,17 @@ from fairseq_posenc.workbench.results.record import Record, Row, read
 RESULTS = Path(__file__).parents[1] / "results"
 # By family, the records of models trained for choose.md, and patterns of several records.
 MAIN_RECORD = {MASKED: "masked_lm.json", CAUSAL: "causal_lm.json", BOTH: "translation.json"}
-# Encodings added later, trained alike; one that is in the main record too is left out here.
-NEWER_RECORD = {MASKED: "masked_lm_newer.json", CAUSAL: "causal_lm_newer.json"}
+# Encodings added later, trained alike; those of an earlier record are left out.
+NEWER_RECORDS = {
+    "masked_lm.json": ("masked_lm_newer.json",),
+    "causal_lm.json": ("causal_lm_newer.json", "causal_lm_inkling.json"),
+    "wikitext2_causal_lm.json": ("wikitext2_causal_lm_inkling.json",),
+}
 # Models trained on another text: its name, their record, and the records of longer inputs.
 ANOTHER_TEXT: dict[str, list[tuple[str, str, Optional[str]]]] = {
     MASKED: [("WikiText-2", "masked_lm_wikitext2.json", None)],
     CAUSAL: [
-        ("WikiText-2", "wikitext2_causal_lm.json", "wikitext2_causal_lm_length_seed_*.json"),
+        ("WikiText-2", "wikitext2_causal_lm.json", "wikitext2_causal_lm*_length_seed_*.json"),
         ("WikiText-2, 4 layers", "patterns.json", "patterns_length_seed_*.json"),
     ],
 }
@@ -110,22 +114,16 @@ def at_trained_length(family: str) -> Optional[Column]:
         )
         seeds = _group_by_seed(rows, "system", "training", "BLEU")
         return Column("BLEU", MAIN_RECORD[family], 2, figures, True, seeds, BLEU)
-    source, (figures, seeds) = MAIN_RECORD[family], _read_perplexities(record)
-    if more := _read_record(NEWER_RECORD[family]):
-        source = f"{source}, {NEWER_RECORD[family]}"
-        newer, newer_seeds = _read_perplexities(more)
-        figures, seeds = {**newer, **figures}, {**newer_seeds, **seeds}
-    return Column("perplexity", source, 2, figures, by_seed=seeds)
+    return _read_perplexities(MAIN_RECORD[family], "perplexity")
 
 
 def on_another_text(family: str) -> list[Column]:
     """Read perplexities of models of another text, at the length of training and far beyond."""
     columns = []
     for text, name, lengths in ANOTHER_TEXT.get(family, ()):
-        if (record := _read_record(name)) is None:
+        if _read_record(name) is None:
             continue
-        figures, seeds = _read_perplexities(record)
-        columns.append(Column(f"perplexity on {text}", name, 2, figures, by_seed=seeds))
+        columns.append(_read_perplexities(name, f"perplexity on {text}"))
         times = max(_read_perplexities_by_multiple(lengths), default=0)
         if times and (further := at_multiple(family, times, lengths)):
             columns.append(further._replace(title=f"{text}, {times} times the length"))
@@ -150,12 +148,17 @@ def fine_tuned(family: str) -> list[Column]:
     return columns
 
 
-def _read_perplexities(record: Record) -> tuple[dict[str, Interval], dict[str, dict[int, float]]]:
-    """Read the perplexities at the best learning rates: over the seeds, and by seed."""
-    figures = {str(row["model"]): _read_interval(row, "perplexity") for row in record.rows}
-    rates = {row["model"]: row["lr"] for row in record.rows}
-    rows = [row for row in record.figures["trainings"] if row["lr"] == rates[row["model"]]]
-    return figures, _group_by_seed(rows, "model", "seed", "perplexity")
+def _read_perplexities(name: str, title: str) -> Column:
+    """Read the perplexities at the best learning rates, of a record and of newer ones beside it."""
+    names = [each for each in (name, *NEWER_RECORDS.get(name, ())) if _read_record(each)]
+    figures: dict[str, Interval] = {}
+    seeds: dict[str, dict[int, float]] = {}
+    for record in filter(None, map(_read_record, reversed(names))):
+        figures |= {str(row["model"]): _read_interval(row, "perplexity") for row in record.rows}
+        rates = {row["model"]: row["lr"] for row in record.rows}
+        rows = [row for row in record.figures["trainings"] if row["lr"] == rates[row["model"]]]
+        seeds |= _group_by_seed(rows, "model", "seed", "perplexity")
+    return Column(title, ", ".join(names), 2, figures, by_seed=seeds)
 
 
 def collect_evidence(family: str) -> Evidence:
@@ -250,11 +253,8 @@ def after_switch(family: str) -> Column:
     if record is None:
         return Column(title, "", 0, {})
     if family != BOTH:
-        figures, seeds = _read_perplexities(record)
         after = f"{record.rows[0]['updates']} updates after `{record.data['source']}`"
-        return Column(
-            f"{title}: perplexity, {after}", SWITCH_RECORD[family], 2, figures, by_seed=seeds
-        )
+        return _read_perplexities(SWITCH_RECORD[family], f"{title}: perplexity, {after}")
     title += ": BLEU, 120 updates after `sinusoidal`, greedily"
     return Column(title, SWITCH_RECORD[family], 2, _bleu(record, greedy=True), higher=True)
 
