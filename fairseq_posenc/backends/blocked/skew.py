@@ -49,6 +49,16 @@ def _sum_skewed(x: Tensor, step: int) -> Tensor:
     return skewed.sum(-2)  # [..., (N - 1) * step + W]
 
 
+def transpose_pairs(pairs: Tensor) -> Tensor:
+    """Copy the pairs ``(c, ..., W, M)`` to ``(c, M, W)``; tiles in between become one dimension.
+
+    All heads are laid side by side as one matrix: torch transposes that several times faster than
+    it reads a transposed view of several.
+    """
+    stacked = pairs.movedim(0, -2).reshape(-1, len(pairs) * pairs.size(-1))  # [W, c * M]
+    return stacked.t().contiguous().unflatten(0, (len(pairs), -1))  # [c, M, W]
+
+
 class Band:
     """Multiplies one side of a block, its *members*, with the table rows of their pairs.
 
@@ -73,15 +83,15 @@ class Band:
         )
 
     def multiply(self, members: Tensor) -> Tensor:
-        """Multiply members ``(c, members, D)`` with the rows of all pairs, a view.
+        """Multiply members ``(c, members, D)`` with the rows of all pairs.
 
         Returns:
-            ``(c, tiles, N, W)``, where queries are the members, or ``(c, M, tiles, N)``.
+            ``(c, tiles, N, W)``, a view, where queries are the members, else ``(c, M, W)``.
         """
         pairs = self._unskew(
             self._tile(members) @ self.rows.transpose(2, 3)
         )  # [c, tiles, N, others]
-        return pairs if self.side == QUERY_SIDE else pairs.permute(0, 3, 1, 2)
+        return pairs if self.side == QUERY_SIDE else transpose_pairs(pairs)
 
     def sum_by_row(self, weights: Tensor) -> Tensor:
         """Skew weights of pairs, ``(c, M, W)``, to weights of rows, with zeros elsewhere.
@@ -91,9 +101,9 @@ class Band:
         Returns:
             ``(G, tiles, c / G * N, N + others - 1)``.
         """
-        pairs = weights.unflatten(self.side + 1, (-1, self.tile))  # [c, tiles, N, W]
         if self.side == KEY_SIDE:
-            pairs = pairs.permute(0, 2, 3, 1)  # [c, tiles, N, M]
+            weights = transpose_pairs(weights)  # [c, W, M]
+        pairs = weights.unflatten(1, (-1, self.tile))  # [c, tiles, N, others]
         stacked = weights.size(0) // self.groups * self.tile  # members that share a table
         skewed = weights.new_zeros(self.groups, self.tiles, stacked, self.rows.size(2))
         self._unskew(skewed).copy_(pairs)

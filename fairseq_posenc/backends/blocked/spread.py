@@ -19,7 +19,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fairseq_posenc.backends.blocked.geometry import Block
-from fairseq_posenc.backends.blocked.skew import QUERY_SIDE
+from fairseq_posenc.backends.blocked.skew import QUERY_SIDE, transpose_pairs
 
 PATCH_QUERIES = 256  # queries of a patch
 MIN_FAR = 0.25  # share of pairs in patches of one row from which on a block is cut into patches
@@ -135,7 +135,7 @@ class Spread:
         if patch.row is not None:
             sums.select(2, patch.row).add_(pairs.sum(2 - self.side))
         else:
-            pairs = pairs if self.side == QUERY_SIDE else pairs.transpose(1, 2)
+            pairs = pairs if self.side == QUERY_SIDE else transpose_pairs(pairs)
             sums.scatter_add_(2, self.index(patch, len(pairs)), pairs)
 
     def sum_rows(self, sums: Tensor) -> Tensor:
@@ -186,11 +186,11 @@ class SpreadProducts(NamedTuple):
         """Look up the numbers of a patch's pairs, as broad as needed."""
         side = self.spread.side
         products = patch.select_members(self.products, side)
-        if patch.row is None:
-            pairs = products.gather(2, self.spread.index(patch, len(products)))
-        else:
+        if patch.row is not None:
             pairs = products.narrow(2, patch.row, 1)
-        return pairs if side == QUERY_SIDE else pairs.transpose(1, 2)
+            return pairs if side == QUERY_SIDE else pairs.mT
+        pairs = products.gather(2, self.spread.index(patch, len(products)))
+        return pairs if side == QUERY_SIDE else transpose_pairs(pairs)
 
 
 @lru_cache(maxsize=256)
