@@ -245,20 +245,47 @@ _BERT = Family(
     projections=("query", "key"),
     since=5,
 )
-_ROBERTA = replace(_BERT, first_row=AFTER_PADDING)
+_GPT2 = Family(layers="h", attention="attn", table="wpe", projections="c_attn")
+_T5 = Family(
+    stacks=("encoder", "decoder"),
+    layers="block",
+    attention="layer.0.SelfAttention",
+    bias="relative_attention_bias",
+    projections=("q", "k"),
+    since=5,
+)
 _BART = Family(stacks=("encoder", "decoder"), table="embed_positions", since=5)
 
 # By `model_type`.
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(
         (
-            *("apertus", "arcee", "cwm", "flex_olmo", "gemma", "gemma2", "glm4_moe", "granite"),
-            *("hunyuan_v1_dense", "llama", "ministral", "mistral", "mixtral", "olmo", "olmo2"),
+            *("apertus", "arcee", "bitnet", "cwm", "flex_olmo", "gemma", "gemma2", "glm4_moe"),
+            *("granite", "hunyuan_v1_dense", "hunyuan_v1_moe", "llama", "ministral", "mistral"),
+            *("mixtral", "olmo", "olmo2"),
             *("phi", "qwen2", "qwen3", "qwen3_moe", "seed_oss", "starcoder2", "vaultgemma"),
         ),
         _ROTARY,
     ),
-    **dict.fromkeys(("granitemoe", "olmoe", "phimoe", "qwen2_moe"), replace(_ROTARY, since=5)),
+    **dict.fromkeys(
+        (
+            *("eurobert", "granitemoe", "granitemoeshared", "hy_v3", "hyperclovax", "jais2"),
+            *("minimax_m2", "ministral3", "nomic_bert", "olmoe", "phimoe"),
+            *("qwen2_moe", "solar_open"),
+        ),
+        replace(_ROTARY, since=5),
+    ),
+    **dict.fromkeys(("bert", "electra", "ernie"), _BERT),
+    **dict.fromkeys(
+        ("camembert", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"),
+        replace(_BERT, first_row=AFTER_PADDING),
+    ),
+    **dict.fromkeys(("bart", "mbart", "plbart"), replace(_BART, first_row=2)),
+    **dict.fromkeys(("marian", "pegasus"), replace(_BART, scale="embed_scale")),
+    **dict.fromkeys(("blenderbot", "m2m_100"), _BART),
+    **dict.fromkeys(("mt5", "t5"), _T5),
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT2),
+    "biogpt": Family(table="embed_positions", first_row=2),
     **dict.fromkeys(
         ("ernie4_5", "ernie4_5_moe", "glm", "glm4", "helium"),
         replace(_ROTARY, cosines="doubled_pairs"),
@@ -266,20 +293,14 @@ FAMILIES: dict[str, Family] = {
     "cohere": replace(_ROTARY, cosines="pairs"),
     "exaone4": replace(_ROTARY, rotates="is_sliding"),
     "persimmon": replace(_ROTARY, projections="query_key_value", by_head=True),
-    "bart": replace(_BART, first_row=2),
-    "bert": _BERT,
     "cohere2": replace(_ROTARY, cosines="pairs", rotates="sliding_window"),
-    "electra": _BERT,
     "gemma3_text": replace(
         _ROTARY, rotary=("rotary_emb", "rotary_emb_local") if _V4 else ("rotary_emb",)
     ),
-    "gpt2": Family(layers="h", attention="attn", table="wpe", projections="c_attn"),
     "gpt_neox": replace(
         _ROTARY, attention="attention", projections="query_key_value", by_head=True
     ),
     "gpt_oss": replace(_ROTARY, cosines="half", sinks="sinks"),
-    "m2m_100": _BART,
-    "marian": replace(_BART, scale="embed_scale"),
     "modernbert": replace(_ROTARY, attention="attn", projections="Wqkv", since=5),
     "olmo3": replace(
         _ROTARY,
@@ -289,18 +310,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "opt": Family(stacks=("decoder",), table="embed_positions", first_row=2),
     "phi3": replace(_ROTARY, projections="qkv_proj"),
-    "roberta": _ROBERTA,
     "smollm3": replace(_ROTARY, rotates="use_rope"),
-    "t5": Family(
-        stacks=("encoder", "decoder"),
-        layers="block",
-        attention="layer.0.SelfAttention",
-        bias="relative_attention_bias",
-        projections=("q", "k"),
-        since=5,
-    ),
     "whisper": replace(_BART, stacks=("decoder",)),
-    "xlm-roberta": _ROBERTA,
 }
 
 

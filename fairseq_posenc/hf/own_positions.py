@@ -152,10 +152,11 @@ def join_layers(layers: Sequence[str]) -> str:
 # Model types with rotations: how they form pairs, and which layers have none.
 _HALF = (
     "apertus arcee bitnet cwm dots1 eurobert exaone4 flex_olmo gemma gemma2 gemma3_text glm4_moe "
-    "gpt_neox gpt_oss granite granitemoe granitemoeshared hunyuan_v1_dense hunyuan_v1_moe jetmoe "
-    "llama ministral ministral3 mistral mixtral modernbert modernbert-decoder nemotron nomic_bert "
-    "olmo olmo2 olmo3 olmoe persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss "
-    "smollm3 stablelm starcoder2 vaultgemma"
+    "gpt_neox gpt_oss granite granitemoe granitemoeshared hunyuan_v1_dense hunyuan_v1_moe hy_v3 "
+    "hyperclovax jais2 jetmoe llama minimax_m2 ministral ministral3 mistral mixtral modernbert "
+    "modernbert-decoder nemotron nomic_bert olmo olmo2 olmo3 olmoe persimmon phi phi3 "
+    "phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 "
+    "vaultgemma"
 )
 _PAIRS = "codegen cohere cohere2 ernie4_5 ernie4_5_moe glm glm4 gptj helium llama4_text"
 _LAYOUTS = {

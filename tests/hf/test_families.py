@@ -1,4 +1,4 @@
-"""Decoders with rotations that are built alike: their own positions, others, and refusals."""
+"""Models that are built alike: their own positions, others, and refusals."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+)
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import families, set_positions
 from fairseq_posenc.hf.attention import AttentionPositions
 from tests.helpers.hf_models import (
+    MODELS,
     SYMBOLS,
     VERSION,
     compute_logits,
@@ -28,12 +34,20 @@ SIZES = {
     **{"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "topk_group": 1},
     **{"n_routed_experts": 4, "first_k_dense_replace": 1, "attention_dropout": 0.0},
 }
-DECODERS = [
+ROTATED = [
     kind
     for kind, family in families.FAMILIES.items()
     if family.rotary and family.since <= VERSION and kind in CONFIG_MAPPING
     if kind != "modernbert"
 ]
+ENCODERS = ("eurobert", "nomic_bert")
+ALIKE = {  # models with tables, and the tiny model whose sizes they take
+    **dict.fromkeys(("biogpt", "gpt_bigcode"), "gpt2"),
+    **dict.fromkeys(("camembert", "xlm-roberta-xl", "roberta-prelayernorm", "ernie"), "roberta"),
+    **dict.fromkeys(("blenderbot", "mbart", "pegasus", "plbart"), "bart"),
+    "mt5": "t5",
+}
+TABLES = [kind for kind in ALIKE if families.FAMILIES[kind].since <= VERSION]
 FRACTIONS = {  # of a head that their configurations rotate by default
     **{"glm": 0.5, "glm4": 0.5, "glm4_moe": 0.5, "persimmon": 0.5, "phi": 0.5, "gpt_neox": 0.25}
 }
@@ -41,15 +55,24 @@ FRACTIONS = {  # of a head that their configurations rotate by default
 
 def build(kind):
     torch.manual_seed(1)
-    config = CONFIG_MAPPING[kind](**SIZES)
+    like = MODELS[ALIKE[kind]] if kind in ALIKE else None
+    config = CONFIG_MAPPING[kind](**(SIZES if like is None else like.settings))
+    auto = AutoModelForCausalLM
+    if kind in ENCODERS or (like is not None and not like.generates):
+        auto = AutoModelForMaskedLM
+    elif like is not None and like.has_encoder:
+        auto = AutoModelForSeq2SeqLM
     # transformers' sdpa leaves the cap of scores out.
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = auto.from_config(config, attn_implementation="eager").eval()
     redraw(model)
     ids = torch.randint(3, SYMBOLS, (2, 12))
-    return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.randint(3, SYMBOLS, (2, 12))
+    return model, inputs
 
 
-@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("kind", [*ROTATED, *TABLES])
 def test_own_and_other_positions(kind):
     model, inputs = build(kind)
     before = compute_logits(model, inputs)
@@ -62,7 +85,7 @@ def test_own_and_other_positions(kind):
     assert distance(compute_logits(model, inputs), before) > 1e-2
 
 
-@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("kind", ROTATED)
 def test_rotations_by_the_models_code_are_those_of_the_library(kind, monkeypatch):
     model, inputs = build(kind)
     family = families.FAMILIES[kind]
