@@ -74,7 +74,7 @@ class Swaps(TextExperiment):
             start.parent.mkdir(parents=True, exist_ok=True)
             command = ["fairseq-posenc", "swap", "--checkpoint", str(source), "--out", str(start)]
             command += ["--seed", str(run.seed), *run.variant.options]
-            run_logged(command, start.with_suffix(".swap.log"), self._place.lock)
+            run_logged(command, start.with_suffix(".swap.log"), self._context.lock)
         return super().job(run)
 
 

@@ -1,13 +1,13 @@
-"""Small models trained on one text, alike but for their positions, with fairseq's own commands.
+"""Experiments: small models that differ only in their positions, trained with fairseq's commands.
 
-The words, each a class:
+The terms, each a class:
 
-- A *variant* is a model to compare: a position encoding and its directions (``variants``).
-- A *run* names one training: variant, seed, and learning rate, or task of a probe (``variants``).
-- A *job* has the steps of a run, which train and measure its model (``trainings``). A step leaves a
-  folder with a stamp of what it was made from, so that the same command, given again, continues
-  where it was stopped and repeats only what has changed (``running/jobs``).
-- An *outcome* is what came out of a run, a *seed aggregate* those of all seeds (``outcomes``).
-- An *experiment* prepares the data, has all jobs done and collects the *results*
-  (``experiment``): on a text (``corpus``, ``text_experiment``), or on tasks (``probe``).
+- A *variant* is a model to compare: a position encoding and attention directions (``variants``).
+- A *run* identifies a training: variant, seed, and learning rate or task (``variants``).
+- A *job* has the steps of a run, which train and measure the model (``trainings``). The folder of a
+  step has a stamp of its inputs, so the same command resumes where it was interrupted, and repeats
+  only the steps whose inputs have changed (``running/jobs``).
+- An *outcome* has the results of a run, a *seed aggregate* those of all seeds (``outcomes``).
+- An *experiment* prepares the data, runs all jobs and collects the *results* (``experiment``): on
+  a text (``corpus``, ``text_experiment``), or on tasks (``probe``).
 """

@@ -1,6 +1,6 @@
-"""Text for an experiment: checked, split by document, a paragraph a line, cut into sentencepieces.
+"""Prepares the text of an experiment: checks it, splits it by document, cuts it into pieces.
 
-The text is the user's, or one that is on every machine: the documentation inside Python.
+The text is the user's, or one that every machine has: the documentation in Python's library.
 """
 
 from __future__ import annotations
@@ -19,31 +19,28 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.tokens.files import decode_text
 from fairseq_posenc.workbench.tokens.pieces import Pieces, learn_pieces
 
-# With fewer words the validation text has only a few hundred, and perplexities are mere chance.
+# With fewer words, the validation text would have only a few hundred and its perplexity be random.
 LEAST_WORDS = 5_000
 VALIDATION_SHARE = 0.05
-# A fixed split: runs with other seeds, or of other models, are measured on the same text.
-SPLIT_SEED = 1
-# A file without any structure is cut into runs of this many words, which serve as documents.
-_DOCUMENT_WORDS = 500
+SPLIT_SEED = 1  # fixed, so that all models and seeds are validated on the same text
+_DOCUMENT_WORDS = 500  # length of a document in a file without structure
 _PARAGRAPH_WORDS = 200
-# What others installed would make the text differ from machine to machine; tests hardly have any
-# documentation.
+# Installed packages differ between machines, and tests have hardly any documentation.
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 _TOPICS = Path("pydoc_data", "topics.py")
-# fairseq has words of these names; kept out of the text, or fairseq would take text for them.
+# Names of fairseq's symbols; as control symbols they are never pieces of the text.
 _FAIRSEQ_SYMBOLS = ["<pad>", "<mask>"]
 
 
 class Document(NamedTuple):
-    """A piece of text that belongs together."""
+    """A part of the text that is not split between training and validation."""
 
-    name: str  # where it is from
-    paragraphs: list[str]  # its paragraphs, each without line breaks
+    name: str  # its origin
+    paragraphs: list[str]  # paragraphs without line breaks
 
     @property
     def words(self) -> int:
-        """The number of words, as separated by spaces."""
+        """Number of words, separated by spaces."""
         return sum(len(paragraph.split()) for paragraph in self.paragraphs)
 
 
@@ -51,7 +48,7 @@ def read_text(path: Path) -> str:
     """Read the content of a UTF-8 text file.
 
     Raises:
-        UserError: it cannot be read, is empty, or is not UTF-8 text.
+        UserError: the file cannot be read, is empty, or is not UTF-8 text.
     """
     try:
         content = path.read_bytes()
@@ -63,7 +60,7 @@ def read_text(path: Path) -> str:
 
 
 def split_into_documents(text: str) -> list[Document]:
-    """Cut one text into runs of paragraphs, or of lines if it has no empty line."""
+    """Split a text into documents of whole paragraphs, or of lines if it has no empty line."""
     paragraphs = split_paragraphs(text)
     if len(paragraphs) == 1:
         paragraphs = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
@@ -79,33 +76,38 @@ def split_into_documents(text: str) -> list[Document]:
 
 
 def drop_repeats(documents: Iterable[Document]) -> list[Document]:
-    """Drop paragraphs seen before: else the validation text would hold text trained on."""
-    seen: set[str] = set()
-    kept = []
+    """Drop repeated paragraphs, so that the validation text is not in the training text."""
+    known: set[str] = set()
+    unique = []
     for document in documents:
-        fresh = [text for text in dict.fromkeys(document.paragraphs) if text not in seen]
-        seen.update(fresh)
-        if fresh:
-            kept.append(Document(document.name, fresh))
-    return kept
+        new = [text for text in dict.fromkeys(document.paragraphs) if text not in known]
+        known.update(new)
+        if new:
+            unique.append(Document(document.name, new))
+    return unique
 
 
 def split_documents(documents: list[Document]) -> tuple[list[Document], list[Document]]:
     """Split documents into those for training and those for validation, in a fixed random order."""
     shuffled = random.Random(SPLIT_SEED).sample(documents, len(documents))
-    wanted = VALIDATION_SHARE * sum(document.words for document in documents)
+    least = VALIDATION_SHARE * sum(document.words for document in documents)
     words = count = 0
-    while words < wanted and count < len(shuffled) - 1:
+    while words < least and count < len(shuffled) - 1:
         words += shuffled[count].words
         count += 1
     return shuffled[count:], shuffled[:count]
 
 
 def write_corpus(text: Optional[str], origin: str, folder: Path) -> dict[str, Any]:
-    """Write ``train.txt`` and ``valid.txt`` of a text, None for Python's own; return their figures.
+    """Write ``train.txt`` and ``valid.txt``, and count their documents and words.
+
+    Args:
+        text: the text; None for Python's documentation.
+        origin: name of the text in messages.
+        folder: folder of the files.
 
     Raises:
-        UserError: there are too few words.
+        UserError: the text has too few words.
     """
     documents = _read_documents(text, origin)
     words = sum(document.words for document in documents)
@@ -121,7 +123,7 @@ def check_text(path: Path) -> None:
     """Check that a file can be the text of an experiment.
 
     Raises:
-        UserError: it cannot be read, is not UTF-8, or has too few words.
+        UserError: the file cannot be read, is not UTF-8, or has too few words.
     """
     _read_documents(read_text(path), f"--text {path}")
 
@@ -134,14 +136,14 @@ def _read_documents(text: Optional[str], origin: str) -> list[Document]:
     words = sum(document.words for document in documents)
     if words < LEAST_WORDS:
         raise UserError(
-            f"{origin}: too short, {words:,} words of the {LEAST_WORDS:,} that are needed (a "
+            f"{origin}: too short, {words:,} words; at least {LEAST_WORDS:,} are needed (a "
             "repeated paragraph counts once); give a longer text with --text"
         )
     return documents
 
 
 def split_paragraphs(text: str) -> list[str]:
-    """Cut a text at its empty lines; join the lines of each paragraph."""
+    """Split a text at its empty lines, and join the lines of each paragraph."""
     paragraphs: list[list[str]] = [[]]
     for line in text.splitlines():
         if words := line.split():
@@ -157,9 +159,9 @@ def find_python_library() -> Path:
 
 
 def read_python_documents(library: Path) -> Iterator[Document]:
-    """Yield the language reference's topics, then the docstrings of each source file.
+    """Yield the topics of the language reference, then the docstrings of each source file.
 
-    The files are read, not imported, so that nothing in them runs.
+    The files are parsed, not imported, so no code in them runs.
     """
     yield from _read_topics(library / _TOPICS)
     for path in sorted(library.rglob("*.py")):
@@ -173,9 +175,9 @@ def read_python_documents(library: Path) -> Iterator[Document]:
 def _parse(path: Path) -> ast.Module:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about escapes such as "\d" in other people's strings
+            warnings.simplefilter("ignore")  # about invalid escapes such as "\d"
             return ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # the library holds files that are broken on purpose
+    except (OSError, SyntaxError, ValueError):  # the library has files with deliberate errors
         return ast.Module(body=[], type_ignores=[])
 
 
@@ -188,7 +190,7 @@ def _read_docstrings(path: Path) -> list[str]:
 
 
 def _read_topics(path: Path) -> Iterator[Document]:
-    """Yield the entries of the dictionary of texts that ``help()`` shows."""
+    """Yield the entries of the dictionary of texts for ``help()``."""
     for node in ast.walk(_parse(path)):
         if isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values):
@@ -200,7 +202,7 @@ def train_pieces(text: Path, prefix: Path, vocab_size: int) -> None:
     """Learn sentencepieces from a text file and write ``PREFIX.model`` and ``PREFIX.vocab``.
 
     Raises:
-        UserError: the text does not support that many pieces, or needs more.
+        UserError: the text has too little or too much variety for this number of pieces.
     """
     learn_pieces(
         vocab_size, input=str(text), model_prefix=str(prefix), control_symbols=_FAIRSEQ_SYMBOLS
@@ -208,28 +210,28 @@ def train_pieces(text: Path, prefix: Path, vocab_size: int) -> None:
 
 
 def write_pieces(model: Path, text: Path, pieces: Path) -> int:
-    """Write a text's pieces, separated by spaces, line by line; return their number."""
-    cut, count = Pieces(model), 0
+    """Write the pieces of a text, separated by spaces, line by line; return their number."""
+    tokenize, count = Pieces(model), 0
     with open(text, encoding="utf-8") as lines, open(pieces, "w", encoding="utf-8") as output:
         for line in lines:
-            (symbols,) = cut([line.strip()])
+            (symbols,) = tokenize([line.strip()])
             output.write(" ".join(symbols) + "\n")
             count += len(symbols)
     return count
 
 
 def unigram_perplexity(train: Path, valid: Path) -> float:
-    """Compute the perplexity of a model that knows only how often each piece of ``train`` occurs.
+    """Compute the perplexity of a model that knows only the frequencies of pieces in ``train``.
 
-    Frequencies are smoothed by one; as in fairseq every line ends with one more symbol.
+    Frequencies have add-one smoothing; as in fairseq, every line ends with ``</s>``.
     """
-    counts, wanted = (Counter(_read_symbols(path)) for path in (train, valid))
-    total = sum(counts.values()) + len(counts | wanted)
-    loss = sum(n * math.log(total / (counts[piece] + 1)) for piece, n in wanted.items())
-    return math.exp(loss / sum(wanted.values()))
+    counts, valid_counts = (Counter(_read_symbols(path)) for path in (train, valid))
+    total = sum(counts.values()) + len(counts | valid_counts)
+    loss = sum(n * math.log(total / (counts[piece] + 1)) for piece, n in valid_counts.items())
+    return math.exp(loss / sum(valid_counts.values()))
 
 
 def _read_symbols(path: Path) -> list[str]:
-    """Read the pieces of a file, with the end of each line."""
+    """Read the pieces of a file, with ``</s>`` at the end of each line."""
     with open(path, encoding="utf-8") as lines:
         return [symbol for line in lines for symbol in (*line.split(), "</s>")]

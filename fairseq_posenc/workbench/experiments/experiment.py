@@ -1,4 +1,4 @@
-"""An experiment of many small trainings: settings, results, and the steps between them."""
+"""The base classes of experiments with many small trainings: settings, results, and their runs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from fairseq_posenc.workbench.running.jobs import Inputs, Job, Outputs, RunConte
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, Curve, read_curve_file
 from fairseq_posenc.workbench.running.options import build_settings, parse_place
 
-# An interval of epochs that never ends: validation and checkpoints go by updates.
-_NEVER = "1000000000"
-# Options of fairseq-train that the user cannot set, and what to use instead.
+_NEVER = "1000000000"  # epochs between validations or checkpoints, which go by updates instead
+# Options of fairseq-train that the user cannot set, with the alternative or the reason.
 RESERVED = {
     "--max-update": "use --updates",
     "--max-epoch": "use --updates",
@@ -42,18 +41,17 @@ RESERVED = {
 class ExperimentSettings(ABC):
     """The user's choices for an experiment."""
 
-    case: ClassVar[str]  # what varies beside model and seed, for messages: `task`, say
+    case: ClassVar[str]  # meaning of `Run.case` in messages, such as `task`
     reserved: ClassVar[Mapping[str, str]] = RESERVED
-    out: Path  # folder for all results
-    variants: tuple[Variant, ...]  # the models to compare
-    seeds: tuple[int, ...]  # one training of each model for each
+    out: Path  # folder of all results
+    variants: tuple[Variant, ...]  # models to compare
+    seeds: tuple[int, ...]  # random seeds; every model is trained with each
     updates: int  # training updates of each model
     family: str  # masked-lm, causal-lm or encoder-decoder
-    jobs: int = 1  # trainings at a time
-    cluster: Optional[Slurm] = None  # where to train; None for this machine
-    points: int = 10  # validations of a training, so points of its learning curve
-    # more options of `fairseq-train`, which override those set here
-    train_args: tuple[str, ...] = ()
+    jobs: int = 1  # number of trainings at a time
+    cluster: Optional[Slurm] = None  # cluster to train on; None for this machine
+    points: int = 10  # number of validations in a training: points of its learning curve
+    train_args: tuple[str, ...] = ()  # further options of `fairseq-train`, which override others
 
     def __post_init__(self) -> None:
         if self.family == CAUSAL:
@@ -63,12 +61,12 @@ class ExperimentSettings(ABC):
         for argument in self.train_args:
             option = argument.split("=")[0]
             if option in self.reserved:
-                instead = self.reserved[option]
-                raise UserError(f"-- {argument}: {option} cannot be set here; {instead}")
+                advice = self.reserved[option]
+                raise UserError(f"-- {argument}: {option} cannot be set here; {advice}")
 
     @classmethod
     def from_args(cls: type[AnySettings], args: Namespace, **computed: Any) -> AnySettings:
-        """Build the settings from the options of the same names.
+        """Build the settings from the options that have the names of its fields.
 
         Args:
             args: the parsed options.
@@ -87,36 +85,35 @@ class ExperimentSettings(ABC):
     @property
     @abstractmethod
     def runs(self) -> list[Run]:
-        """The trainings, seed after seed, so that an early end leaves whole seeds."""
+        """The trainings, seed by seed, so that an interruption leaves complete seeds."""
 
     @abstractmethod
     def folder(self, run: Run) -> Path:
-        """Name the folder of a model's checkpoints and log."""
+        """Return the folder of a run's checkpoints and log."""
 
     @abstractmethod
     def data(self, run: Run) -> Path:
-        """Name the data-bin that a model is trained on."""
+        """Return the data-bin that a run is trained on."""
 
     @abstractmethod
     def options(self, run: Run) -> list[str]:
         """List the options of ``fairseq-train`` that define the model and what it learns."""
 
     def train_command(self, run: Run) -> list[str]:
-        """Build the command that trains one model, without ``--user-dir``.
+        """Build the command that trains a model, without ``--user-dir``.
 
-        The training can be continued at each of its validations.
+        The training saves a checkpoint, from which it can resume, at every validation.
         """
-        between = max(1, self.updates // self.points)  # updates from one validation to the next
-        begin = f"--max-update {self.updates} --seed {run.seed} --save-dir"
+        interval = max(1, self.updates // self.points)
         options = (
-            f"--validate-interval-updates {between} --save-interval-updates {between} "
+            f"--max-update {self.updates} --seed {run.seed} "
+            f"--validate-interval-updates {interval} --save-interval-updates {interval} "
             f"--keep-interval-updates 1 --no-epoch-checkpoints --save-interval {_NEVER} "
-            f"--validate-interval {_NEVER} --log-format json --log-interval {min(20, between)} "
+            f"--validate-interval {_NEVER} --log-format json --log-interval {min(20, interval)} "
             "--num-workers 0 --distributed-world-size 1"
         )
-        folders = str(self.data(run)), str(self.folder(run))
-        words = ["fairseq-train", folders[0], *begin.split(), folders[1], *options.split()]
-        return [*words, *self.options(run)]
+        folders = [str(self.data(run)), "--save-dir", str(self.folder(run))]
+        return ["fairseq-train", *folders, *options.split(), *self.options(run)]
 
     def label(self, run: Run) -> str:
         """Name a training in messages."""
@@ -133,27 +130,26 @@ AnySettings = TypeVar("AnySettings", bound=ExperimentSettings)
 
 @dataclass(frozen=True)
 class Results(Generic[AnySettings]):
-    """Everything that came out of an experiment so far."""
+    """The results of an experiment so far."""
 
     settings: AnySettings  # the user's choices
-    outcomes: Sequence[Outcome]  # one for each finished training
+    outcomes: Sequence[Outcome]  # outcomes of the finished trainings
     data: Outputs = field(default_factory=dict)  # figures of the data
-    # learning curves of the trainings that have begun and are not finished
-    begun: Mapping[Run, Curve] = field(default_factory=dict)
+    begun: Mapping[Run, Curve] = field(default_factory=dict)  # curves of unfinished trainings
 
     @property
     def models(self) -> list[SeedAggregate]:
-        """Each model over its seeds, at its best learning rate, in the user's order."""
+        """All models over their seeds, at their best learning rates, in the user's order."""
         return aggregate(self.outcomes)
 
     @property
     def missing(self) -> list[Run]:
         """The trainings that are not finished."""
-        done = {outcome.run for outcome in self.outcomes}
-        return [run for run in self.settings.runs if run not in done]
+        finished = {outcome.run for outcome in self.outcomes}
+        return [run for run in self.settings.runs if run not in finished]
 
     def by_seed(self, figure: str, variant: Variant, case: str) -> dict[int, float]:
-        """Collect a figure of one model in one case for each seed; 0 where it diverged."""
+        """Collect a figure of a model in a case by seed; 0 where the training diverged."""
         return {
             outcome.run.seed: outcome.figures.get(figure, 0.0)
             for outcome in self.outcomes
@@ -165,7 +161,7 @@ class Experiment(ABC, Generic[AnySettings]):
     """Trainings that share their data and differ in variant, seed and case."""
 
     def __init__(self, settings: AnySettings, lock: int) -> None:
-        self.settings, self._place = settings, RunContext(lock)
+        self.settings, self._context = settings, RunContext(lock)
 
     @abstractmethod
     def prepare(self) -> Outputs:
@@ -173,18 +169,19 @@ class Experiment(ABC, Generic[AnySettings]):
 
     @abstractmethod
     def job(self, run: Run) -> Job:
-        """Build the job of a training and its measurement; called when the data is there."""
+        """Build the job of a training and its measurement; called after :meth:`prepare`."""
 
     def run(
         self, watch: Optional[Callable[[Callable[[], Results[AnySettings]]], None]] = None
     ) -> Results[AnySettings]:
-        """Do all steps that are not done and return the figures.
+        """Do all steps that are not done, and return the results.
 
-        ``watch`` is called several times a second with a function that reads the results so far.
+        Args:
+            watch: called several times a second with a function that reads the results so far.
 
         Raises:
-            UserError: bad data, or a command that failed.
-            RunError: trainings that failed on a cluster.
+            UserError: bad data, or a command failed.
+            RunError: trainings failed on a cluster.
         """
         settings, data = self.settings, self.prepare()
         jobs = {run: self.job(run) for run in settings.runs}
@@ -194,13 +191,14 @@ class Experiment(ABC, Generic[AnySettings]):
             return Results(settings, outcomes, data, begun)
 
         follow = (lambda: watch(read_results)) if watch else None
-        # The trainings of a seed are a wave: they end before cores are shared with the next.
-        here = LocalMachine(settings.jobs, self._place.lock, wave=len(jobs) // len(settings.seeds))
-        run_jobs([*jobs.values()], settings.out, settings.cluster or here, follow)
+        # The trainings of a seed are a wave: later seeds do not slow them down.
+        wave = len(jobs) // len(settings.seeds)
+        machine = settings.cluster or LocalMachine(settings.jobs, self._context.lock, wave)
+        run_jobs([*jobs.values()], settings.out, machine, follow)
         return read_results()
 
     def _build_job(self, run: Run, data: Inputs, measurement: Optional[Measurement] = None) -> Job:
-        """Build the job of a run on data that was made from these inputs."""
+        """Build the job of a run; ``data`` are the inputs that its data were made from."""
         settings = self.settings
         inputs = {
             "data": data,
@@ -208,12 +206,18 @@ class Experiment(ABC, Generic[AnySettings]):
             "seed": run.seed,
             "version": __version__,
         }
-        made = settings.label(run), settings.folder(run), inputs, settings.updates
-        return build_job(*made, settings.train_command(run), measurement)
+        return build_job(
+            settings.label(run),
+            settings.folder(run),
+            inputs,
+            settings.updates,
+            settings.train_command(run),
+            measurement,
+        )
 
 
 def _read_outcomes(jobs: Mapping[Run, Job]) -> tuple[list[Outcome], dict[Run, Curve]]:
-    """Read the outcomes of finished trainings, and the curves of those that have begun."""
+    """Read the outcomes of finished trainings, and the curves of unfinished ones."""
     outcomes, begun = [], {}
     for run, job in jobs.items():
         figures, log = job.outputs, job.folder / TRAIN_LOG

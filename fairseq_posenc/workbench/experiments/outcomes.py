@@ -1,4 +1,4 @@
-"""What came out of trainings: an outcome of each, and the models over their seeds."""
+"""The results of trainings: an outcome for each, and aggregates over the seeds of a model."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from fairseq_posenc.workbench.running.logs import Curve
 
 
 class Outcome(NamedTuple):
-    """What came out of one training."""
+    """The results of a training."""
 
     run: Run  # the training
-    # measured values by name: `perplexity` at another length than that of training (infinite where
-    # the model cannot be read), shares by length, `position_parameters`; empty if it diverged
+    # figures by name: `perplexity` at another length than in training (infinite if the model cannot
+    # read it), shares by length, `position_parameters`; empty if the training diverged
     figures: Outputs
-    curve: Curve = Curve([], 0.0)  # its learning curve and speed
-    seconds: float = math.nan  # time of the training; NaN if it diverged
-    diverged: int = 0  # the update at which it diverged, 0 if it did not
+    curve: Curve = Curve([], 0.0)  # learning curve and speed
+    seconds: float = math.nan  # duration of the training; NaN if it diverged
+    diverged: int = 0  # update at which it diverged; 0 if it did not
 
     @property
     def perplexity(self) -> float:
-        """The perplexity on the validation text; NaN if the training diverged."""
+        """Perplexity on the validation text; NaN if the training diverged."""
         if self.diverged or not self.curve.entries:
             return self.figures.get("perplexity", math.nan)
         return self.figures.get("perplexity", self.curve.entries[-1].perplexity)
 
 
 class SeedAggregate(NamedTuple):
-    """A model at one learning rate, over its seeds."""
+    """A model at one learning rate, with all of its seeds."""
 
     outcomes: Sequence[Outcome]
 
@@ -52,26 +52,26 @@ class SeedAggregate(NamedTuple):
 
     @property
     def perplexity(self) -> Interval:
-        """The perplexity at the end."""
+        """Final perplexity over the seeds."""
         return interval_of_perplexity(outcome.perplexity for outcome in self.outcomes)
 
     @property
     def by_seed(self) -> dict[int, float]:
-        """The perplexity at the end, for each seed."""
+        """Final perplexity by seed."""
         return {outcome.run.seed: outcome.perplexity for outcome in self.outcomes}
 
     @property
     def sort_key(self) -> tuple[bool, float]:
-        """A key that sorts models from the best on; without a number they come last."""
+        """A key that sorts models by perplexity, the best first and NaN last."""
         return math.isnan(self.perplexity.mean), self.perplexity.mean
 
     @property
     def diverged(self) -> dict[int, int]:
-        """The update at which it diverged, for each seed with which it did."""
+        """The updates at which seeds diverged, by seed."""
         return {outcome.run.seed: outcome.diverged for outcome in self.outcomes if outcome.diverged}
 
     def show(self, digits: int) -> str:
-        """Format the perplexity for a table, or say where the model diverged."""
+        """Format the perplexity, or the updates at which the model diverged, for a table."""
         seeds = [f"{update:,} (seed {seed})" for seed, update in self.diverged.items()]
         if seeds:
             return f"diverged at update {', '.join(seeds)}"
@@ -79,7 +79,7 @@ class SeedAggregate(NamedTuple):
 
     @property
     def has_perplexity(self) -> bool:
-        """Whether it reads texts of the measured length at all; else its perplexity is infinite."""
+        """Whether the model can read texts of the measured length."""
         return not math.isinf(self.perplexity.mean)
 
     @property
@@ -89,7 +89,7 @@ class SeedAggregate(NamedTuple):
 
     @property
     def curve(self) -> list[tuple[int, Interval]]:
-        """Updates and validation perplexity, where all seeds have one."""
+        """Updates and validation perplexity, where all seeds were validated."""
         curves = [outcome.curve.points for outcome in self.outcomes]
         return average_lines(curves, interval_of_perplexity)
 

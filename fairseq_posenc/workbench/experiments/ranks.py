@@ -1,8 +1,8 @@
-"""From which perplexity on the ranks of models mean something, and how far they are from it.
+"""Decides from which perplexity on the ranks of models mean something.
 
-A model that knows only how often each piece occurs has the unigram perplexity. One that has not
-come down to half of that has learned nothing of the order of the text, which is what position
-encodings are for: so a rank above it says nothing of them.
+A model that knows only the frequencies of pieces has the unigram perplexity. A model that has not
+reached half of it has learned nothing about the order of the text, which is the purpose of position
+encodings, so its rank says nothing about them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Optional
 
 from fairseq_posenc.workbench.results.markdown import code
 
-_SHARE = 0.5  # of the unigram perplexity
-_RECENT = 0.7  # share of a curve after which its points say how fast it falls
-_STEP = 50  # updates to which a number of them is rounded up
+_SHARE = 0.5  # share of the unigram perplexity at which ranks begin to mean something
+_RECENT = 0.7  # share of a curve after which its slope is measured
+_STEP = 50  # estimates are rounded up to a multiple of this number of updates
 
 
 def meaningful_perplexity(unigram: float) -> float:
@@ -29,40 +29,37 @@ def describe_ranks(name: str, lowest: float, updates: int, unigram: float) -> st
     Args:
         name: the model with the lowest perplexity.
         lowest: that perplexity; may be NaN.
-        updates: the updates after which it was measured.
-        unigram: the perplexity of a model that knows only how often each piece occurs.
+        updates: number of updates after which it was measured.
+        unigram: perplexity of a model that knows only the frequencies of pieces.
     """
-    level = meaningful_perplexity(unigram)
-    if lowest <= level:
-        return (
-            f"Ranks mean something here: {code(name)} has {lowest:,.1f}, and ranks mean something "
-            f"from {level:,.1f} on, half the perplexity of a model that only counts pieces."
-        )
+    level = f"{meaningful_perplexity(unigram):,.1f}"
+    rule = f"below {level}, half the perplexity of a model that only counts pieces"
+    if lowest <= meaningful_perplexity(unigram):
+        return f"Ranks mean something here: {code(name)} has {lowest:,.1f}, {rule}."
     return (
         f"**Ranks mean nothing yet**: after {updates:,} updates the lowest perplexity is "
-        f"{lowest:,.1f} ({code(name)}), and ranks mean something from {level:,.1f} on, half the "
-        "perplexity of a model that only counts pieces."
+        f"{lowest:,.1f} ({code(name)}). They mean something {rule}."
     )
 
 
 def estimate_updates(curve: Sequence[tuple[int, float]], unigram: float) -> Optional[int]:
-    """Estimate how many updates a model needs in all until ranks mean something.
+    """Estimate the total number of updates after which ranks mean something.
 
-    Its loss goes on falling as it did in the last part of its curve; None if it did not fall.
+    The loss is assumed to fall as fast as in the last part of its curve; None if it did not fall.
 
     Args:
         curve: updates and perplexity, from the first validation on.
-        unigram: the perplexity of a model that knows only how often each piece occurs.
+        unigram: perplexity of a model that knows only the frequencies of pieces.
     """
-    known = [(updates, math.log(value)) for updates, value in curve if math.isfinite(value)]
-    if len(known) < 2:
+    points = [(updates, math.log(value)) for updates, value in curve if math.isfinite(value)]
+    if len(points) < 2:
         return None
-    last, loss = known[-1]
-    before, higher = ([point for point in known if point[0] <= _RECENT * last] or known)[-1]
-    if before == last:
-        before, higher = known[-2]
-    slope = (higher - loss) / (last - before)
+    last, loss = points[-1]
+    first, first_loss = ([point for point in points if point[0] <= _RECENT * last] or points)[-1]
+    if first == last:
+        first, first_loss = points[-2]
+    slope = (first_loss - loss) / (last - first)
     if slope <= 0:
         return None
-    missing = max(0.0, loss - math.log(meaningful_perplexity(unigram)))
-    return math.ceil((last + missing / slope) / _STEP) * _STEP
+    distance = max(0.0, loss - math.log(meaningful_perplexity(unigram)))
+    return math.ceil((last + distance / slope) / _STEP) * _STEP

@@ -1,4 +1,4 @@
-"""Language models that learn a text: the experiment behind compare and choose."""
+"""Experiments on language models that learn a text, for the commands ``compare`` and ``choose``."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from fairseq_posenc.workbench.running.jobs import Job, Outputs, RunContext, Step
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 
-# Small enough that two processor cores train a model in minutes, large enough that the loss
-# leaves the level of a bag of words. Dropout would only slow down runs that see each text a few
-# times. The schedule does not depend on the length of the run, so a longer run continues a shorter.
-# By default fairseq cuts the last batch to a multiple of 8 and drops the rest, in validation too.
+# The models are small enough for two cores to train one in minutes, and large enough to learn more
+# than a bag of words. Dropout would only slow down trainings of few epochs. The schedule does not
+# depend on the number of updates, so a longer training continues a shorter one. By default, fairseq
+# drops sentences to make the last batch a multiple of 8, also in validation.
 _OPTIONS = """
 --task {task} --criterion {criterion} --sample-break-mode none --tokens-per-sample 64
 --max-tokens 3072 --required-batch-size-multiple 1 --arch {arch}
@@ -42,8 +42,7 @@ _OPTIONS = """
 --lr-scheduler inverse_sqrt --warmup-updates 200
 """
 TASKS = {MASKED: "masked_lm", CAUSAL: "language_modeling"}
-# the stack's name in fairseq's options, such as --encoder-layers
-STACKS = {MASKED: "encoder", CAUSAL: "decoder"}
+STACKS = {MASKED: "encoder", CAUSAL: "decoder"}  # name in options, such as --encoder-layers
 LEARNING_RATE = "0.003"
 _MIN_VOCAB_SIZE = 16
 _MODELS = {
@@ -60,13 +59,12 @@ TRAIN_OPTIONS = {
 class TextSettings(ExperimentSettings):
     """The user's choices for language models that learn a text."""
 
-    case: ClassVar[str] = "learning rate"  # what `Run.case` is
+    case: ClassVar[str] = "learning rate"
     reserved: ClassVar[Mapping[str, str]] = {**RESERVED, "--lr": "use --lrs"}
     family: str = MASKED
-    text: Optional[Path] = None  # the user's text file, or None for Python's own documentation
-    eval_length: int = 0  # length in tokens at which models are evaluated; 0 for that of training
-    # learning rates; a model is trained with each and compared by its best one
-    lrs: tuple[str, ...] = (LEARNING_RATE,)
+    text: Optional[Path] = None  # the user's text file; None for Python's documentation
+    eval_length: int = 0  # length of inputs in evaluation, in tokens; 0 for that in training
+    lrs: tuple[str, ...] = (LEARNING_RATE,)  # learning rates; models are compared at their best one
     vocab_size: int  # number of sentencepieces
 
     def __post_init__(self) -> None:
@@ -82,16 +80,16 @@ class TextSettings(ExperimentSettings):
 
     @property
     def runs(self) -> list[Run]:
-        """The trainings: each model with each learning rate and seed."""
+        """The trainings: every model with every learning rate and seed."""
         pairs = [(variant, lr) for variant in self.variants for lr in self.lrs]
         return [Run(variant, seed, lr) for seed in self.seeds for variant, lr in pairs]
 
     def folder(self, run: Run) -> Path:
-        """Name the folder of a model's checkpoints and log."""
+        """Return the folder of a run's checkpoints and log."""
         return self.out / "models" / run.variant.folder / f"lr-{run.case}-seed-{run.seed}"
 
     def data(self, run: Optional[Run] = None) -> Path:
-        """Name the data-bin, the same for all models."""
+        """Return the data-bin, the same for all runs."""
         return self.out / "data" / "binary"
 
     def options(self, run: Run) -> list[str]:
@@ -100,21 +98,21 @@ class TextSettings(ExperimentSettings):
         return [*ours, *self.train_args, "--lr", run.case]
 
     def option(self, name: str) -> str:
-        """Look up the value that ``fairseq-train`` gets for an option."""
+        """Look up the value of an option of ``fairseq-train``."""
         return option_value(self.family, self.train_args, name)
 
     def size(self, name: str) -> str:
-        """Look up a size of the stack, as in ``embed-dim``."""
+        """Look up a size of the stack, such as ``embed-dim``."""
         return self.option(f"--{STACKS[self.family]}-{name}")
 
     @property
     def trained(self) -> int:
-        """The length of training, in tokens."""
+        """Length of inputs in training, in tokens."""
         return int(self.option("--tokens-per-sample"))
 
 
 def option_value(family: str, train_args: Sequence[str], name: str) -> str:
-    """Look up the value of an option of ``fairseq-train``; where it is given twice, the last."""
+    """Look up the value of an option of ``fairseq-train``, the last one if it is repeated."""
     words = [word for option in (*TRAIN_OPTIONS[family], *train_args) for word in option.split("=")]
     return words[len(words) - words[::-1].index(name)]
 
@@ -130,19 +128,20 @@ TextResults = Results[TextSettings]
 
 
 class TextExperiment(Experiment[TextSettings]):
-    """Models that learn one text: each variant with each learning rate and seed."""
+    """Models that learn a text: every variant with every learning rate and seed."""
 
     def prepare(self) -> Outputs:
-        """Write the text, cut it into sentencepieces and binarize it; return its figures."""
+        """Write the text, split it into sentencepieces and binarize it; return its figures."""
         facts = self._write_text()
-        self._data.do(self._place)
+        self._data.do(self._context)
         pieces = [self._data.folder / f"{part}.pieces" for part in ("train", "valid")]
         return {**facts, "unigram_perplexity": corpus.unigram_perplexity(*pieces)}
 
     def job(self, run: Run) -> Job:
-        """Build a training; where another length is read, measured at that one as well."""
+        """Build the job of a training, with a measurement if another length is evaluated."""
         settings = self.settings
-        if settings.eval_length in (0, settings.trained):  # a training ends with a validation
+        # The last validation of a training measures its own length.
+        if settings.eval_length in (0, settings.trained):
             return self._build_job(run, self._data.inputs)
         folder = settings.folder(run) / f"read-{settings.eval_length}"
         measure = [
@@ -153,7 +152,7 @@ class TextExperiment(Experiment[TextSettings]):
         ]
 
         def read_perplexity(_: list[str]) -> Outputs:
-            """Read the perplexity that was found; infinite without one."""
+            """Read the perplexity; infinite if the model cannot read this length."""
             record = json.loads((folder / "lm-length.json").read_text(encoding="utf-8"))
             (row,) = record["figures"]["perplexity"]
             return {"perplexity": math.inf if row["perplexity"] is None else row["perplexity"]}
@@ -198,7 +197,7 @@ class TextExperiment(Experiment[TextSettings]):
         folder = self._data.folder
         say(f"text: learning {vocab_size:,} sentencepieces, then fairseq-preprocess")
         binary.mkdir()
-        # Beside the dictionary, where every command that reads text with a model looks for it.
+        # All commands look for the tokenizer of a model beside its dictionary.
         corpus.train_pieces(self._text / "train.txt", binary / "sentencepiece", vocab_size)
         model, tokens = binary / "sentencepiece.model", {}
         for part in ("train", "valid"):

@@ -1,4 +1,4 @@
-"""Jobs that train and measure a small model, many of them in parallel."""
+"""Builds the jobs that train and measure small models, many of them in parallel."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fairseq_posenc.workbench.running.logs import TRAIN_LOG, parse_line, read_cu
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 
-# A sum over several threads depends on their number: with one, a seed's figures are the same on any
-# number of cores. Small models train faster so, too, than one by one on all cores.
+# Sums over several threads depend on their number; with one thread, figures are the same on any
+# number of cores. Small models also train faster in parallel than one after the other.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -32,7 +32,7 @@ class Measurement(NamedTuple):
 
 
 def default_jobs() -> int:
-    """Count the trainings to run at a time: one on a GPU, else one on each core."""
+    """Return the number of trainings to run at a time: one on a GPU, else one per core."""
     return 1 if choose_device() == "cuda" else cores()
 
 
@@ -44,18 +44,18 @@ def build_job(
     command: Sequence[str],
     measurement: Measurement | None = None,
 ) -> Job:
-    """Build the job of a training and of its measurement.
+    """Build the job of a training and its measurement.
 
-    Its outputs are ``position_parameters``, ``seconds``, and what was measured. A training that
-    diverged has ``diverged`` alone, the update: it is an outcome too, and ends no other.
+    Its outputs are ``position_parameters``, ``seconds``, and the measured figures. If the training
+    diverges, the only output is ``diverged``, the update; this counts as a result, not a failure.
 
     Args:
-        label: what messages call it.
-        folder: of checkpoints and log.
-        inputs: all that the training depends on.
-        updates: of the training; a longer one continues a shorter one.
-        command: of ``fairseq-train``, without ``--user-dir``.
-        measurement: measures the model, where the last validation of its training does not.
+        label: name in messages.
+        folder: folder of the checkpoints and the log.
+        inputs: all that the training depends on, except the number of updates.
+        updates: number of updates; a longer training continues a shorter one.
+        command: command of ``fairseq-train``, without ``--user-dir``.
+        measurement: measures the model; None if the last validation of the training does.
     """
 
     def train(context: RunContext) -> Outputs:
@@ -85,7 +85,7 @@ def _train(
 ) -> Outputs:
     log, done = folder / TRAIN_LOG, updates_done(folder)
     if done == updates and not _has_last_validation(log, updates):
-        # Interrupted before its last validation was logged, which fairseq does not repeat.
+        # It was interrupted before its last validation was logged; fairseq does not repeat that.
         for checkpoint in folder.glob("checkpoint*.pt"):
             checkpoint.unlink()
         done = 0
@@ -95,10 +95,9 @@ def _train(
         if entry := parse_line(line):
             context.report(entry.updates, "")
 
-    # With all updates done, only the stamp is missing: it was interrupted before writing it.
-    if done < updates:
-        where = f"to continue at update {done:,}" if done else f"for {updates:,} updates"
-        say(f"{label}: starting fairseq-train {where}")
+    if done < updates:  # else only the stamp is missing
+        extent = f"to continue at update {done:,}" if done else f"for {updates:,} updates"
+        say(f"{label}: starting fairseq-train {extent}")
         ensure_last_checkpoint(folder)
         try:
             _run_command(command, log, context, report)
@@ -127,24 +126,24 @@ def _measure(measurement: Measurement, log: Path, label: str, context: RunContex
 def _run_command(
     command: Sequence[str], log: Path, context: RunContext, on_line: Callable[[str], None]
 ) -> None:
-    ours = command[0] == "fairseq-posenc"  # fairseq's commands have to find the package
-    words = command if ours else [*command, "--user-dir", str(USER_DIR)]
-    run_logged(words, log, context.lock, on_line, {**_ONE_THREAD, **context.environment})
+    if command[0] != "fairseq-posenc":  # fairseq's commands must find the package
+        command = [*command, "--user-dir", str(USER_DIR)]
+    run_logged(command, log, context.lock, on_line, {**_ONE_THREAD, **context.environment})
 
 
 def _has_last_validation(log: Path, updates: int) -> bool:
-    """Whether a log has the validation at the end of a training."""
+    """Check whether a log has the validation at the end of a training."""
     entries = read_curve_file(log).entries if log.is_file() else []
     return bool(entries) and entries[-1].updates == updates
 
 
 def _read_checkpoint_figures(folder: Path) -> Outputs:
-    """Count the position parameters of a trained model, and read the seconds of its training.
+    """Count the position parameters of a trained model, and read the duration of its training.
 
-    The seconds are fairseq's own: training, validation and writing checkpoints, summed over all
-    parts of a continued training, without starting up.
+    The duration is fairseq's: training, validation and checkpoints, without start-up, summed over
+    all parts of a resumed training.
     """
-    ensure_last_checkpoint(folder)  # it may have been interrupted while fairseq copied it
+    ensure_last_checkpoint(folder)  # an interruption may have prevented fairseq from copying it
     with open_checkpoint(folder / LAST) as state:
         sizes = {key: value.numel() for key, value in state["model"].items()}
         return {

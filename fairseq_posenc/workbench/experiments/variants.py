@@ -1,4 +1,4 @@
-"""Variants, the models to compare: position encodings by spec, and DecBERT by short names."""
+"""Variants: the models to compare, named by the spec of their positions or a name of DecBERT's."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fairseq_posenc.specs import parse
 MASKED, CAUSAL, BOTH = FAMILIES = ("masked-lm", "causal-lm", "encoder-decoder")
 DEFAULT = "none,learned,rope,alibi,m4m"
 
-_BETWEEN = re.compile(r",(?![^(]*\))")  # commas outside of brackets
-# Name -> spec and directions: DecBERT's settings, each with learned positions and without.
+_BETWEEN = re.compile(r",(?![^(]*\))")  # a comma outside brackets
+# Specs and directions by name: DecBERT's models with learned positions and without positions.
 SHORTHANDS = {
     **{name: ("learned", directions) for name, directions in DECBERT.items()},
     **{f"{name}_nope": ("none", directions) for name, directions in DECBERT.items()},
@@ -22,51 +22,52 @@ SHORTHANDS = {
 
 
 class Variant(NamedTuple):
-    """One model of the comparison."""
+    """A model to compare."""
 
-    name: str  # what the user wrote; names the row of the table
+    name: str  # the user's name, shown in tables
     position_encoding: str  # canonical spec for `--position-encoding`
-    # value of `--attention-directions`; empty if every layer looks both ways
-    directions: str = ""
+    directions: str = ""  # value of `--attention-directions`; empty if all layers attend both ways
 
-    @property
-    def model(self) -> tuple[str, str]:
-        """What is trained, whatever it is called: spec and directions."""
-        return self.position_encoding, self.directions
+    def is_plain(self, spec: str) -> bool:
+        """Check whether the positions have this spec, and all layers attend in both directions."""
+        return self.position_encoding == spec and not self.directions
+
+    def trains_as(self, other: Variant) -> bool:
+        """Check whether another variant is the same model under another name."""
+        return self._replace(name=other.name) == other
 
     @property
     def folder(self) -> str:
-        """The name as a folder name that needs no quoting in a shell."""
+        """The name in a form that needs no quoting in a shell."""
         name = _BETWEEN.sub("--", self.name.replace(" ", "")).replace("*", "x")
         return name.replace("(", "-").replace(")", "")
 
     @property
     def options(self) -> list[str]:
-        """The options of ``fairseq-train`` in which this model differs from the others."""
+        """The options of ``fairseq-train`` that distinguish this model from the others."""
         options = ["--position-encoding", self.position_encoding]
         return options + (["--attention-directions", self.directions] if self.directions else [])
 
 
 class Run(NamedTuple):
-    """One training of an experiment."""
+    """Identifies a training of an experiment."""
 
     variant: Variant  # the model
-    seed: int  # seeds initial weights, order of the data, and masks
-    case: str  # its learning rate, as the user wrote it; of a probe its task
+    seed: int  # random seed of initial weights, order of the data, and masks
+    case: str  # the learning rate as the user wrote it, or the task of a probe
 
 
 def split_list(text: str) -> list[str]:
-    """Split a list of specs at its semicolons, or, where it has none, at commas.
+    """Split a list of specs at semicolons or, if it has none, at commas outside brackets.
 
-    Commas in the brackets of options separate nothing. Specs that differ from layer to layer have
-    commas of their own, as in ``none;3*rope,none``.
+    Specs that differ between layers contain commas, as in ``none;3*rope,none``.
     """
     items = text.removesuffix(";").split(";") if ";" in text else _BETWEEN.split(text)
     return [item.strip() for item in items]
 
 
 def join_list(specs: Sequence[str]) -> str:
-    """Join specs to a list that :func:`split_list` splits into the same."""
+    """Join specs into a list that :func:`split_list` splits into the same specs."""
     if not any(_BETWEEN.search(spec) for spec in specs):
         return ",".join(specs)
     return ";".join(specs) + (";" if len(specs) == 1 else "")
@@ -82,7 +83,7 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
     for item in split_list(text):
         variant = _parse_one(item, text)
         for other in variants:
-            if variant.model == other.model:
+            if variant.trains_as(other):
                 both = repr(item) if item == other.name else f"{other.name!r} and {item!r}"
                 raise UserError(f"--encodings: {both} would train the same model twice")
         variants.append(variant)
@@ -90,16 +91,16 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
 
 
 def refuse_directions(variants: Iterable[Variant]) -> None:
-    """Check that all can be causal LMs.
+    """Refuse attention directions, which causal LMs do not have.
 
     Raises:
-        UserError: one has directions.
+        UserError: a variant has directions.
     """
     for variant in variants:
         if variant.directions:
             raise UserError(
-                f"--encodings: {variant.name!r} has directions, which are for encoders; a "
-                "causal LM sees only lr"
+                f"--encodings: {variant.name!r} has attention directions, which are for encoders; "
+                "a causal LM attends only lr"
             )
 
 

@@ -161,8 +161,8 @@ def parse_args(*words: str) -> argparse.Namespace:
     ("words", "message"),
     [
         ("--length 64 --trained 128", "--trained 128 is more than --length 64"),
-        ("--length 64 --json", "--json: is for --text"),
-        ("--length 128 --trained 64 --text t", "--trained: candidates of masked-lm"),
+        ("--length 64 --json", "--json: needs --text"),
+        ("--length 128 --trained 64 --text t", "--trained: masked-lm candidates"),
         ("--length 64 --text t --budget soon", "--budget soon: write a time"),
         ("--length 64 --text t --budget 0m", "--budget 0m: write a time"),
         ("--length 64 --text t --encodings none", "--encodings none: name two or more"),
@@ -203,7 +203,7 @@ def test_candidates_are_trained_on_a_text_and_read_further(tmp_path):
     assert "cannot be read" in first.stdout
     # A fast machine learns the text in these seconds.
     refused = first.stdout.startswith("No encoding is recommended. Ranks mean nothing yet: after")
-    assert refused or first.stdout.startswith("Take rope, if what counts is how fast")
+    assert refused or first.stdout.startswith("Take rope if fast learning matters")
     assert ("fairseq-posenc train-recipe" in first.stdout) != refused
     second = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
     assert second.stdout == first.stdout

@@ -275,7 +275,7 @@ class TestCorpus:
             corpus.read_text(tmp_path)
 
     def test_too_few_words_are_counted(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="too short, 3 words of the 5,000"):
+        with pytest.raises(UserError, match="too short, 3 words; at least 5,000"):
             corpus.write_corpus("only three words", "--text my.txt", tmp_path)
 
 
@@ -364,11 +364,11 @@ class TestStatements:
             make_results(tmp_path, FOUR).models, UNIGRAM
         )
         assert ranks == (
-            "Ranks mean something here: `m4m` has 39.9, and ranks mean something from 100.0 on, "
-            "half the perplexity of a model that only counts pieces."
+            "Ranks mean something here: `m4m` has 39.9, below 100.0, half the perplexity of a "
+            "model that only counts pieces."
         )
         assert falling == (
-            "Validation perplexity fell further in the last quarter of the training: `none` by "
+            "Validation perplexity still fell in the last quarter of the training: `none` by "
             "33%, `learned` by 43%, `decbert_diff` by 44%, `m4m` by 43%."
         )
         assert order[0] == (
@@ -381,7 +381,7 @@ class TestStatements:
             "remain significant."
         )
         assert "Its lowest perplexity is 100.2" in bag
-        assert "Time to 50% of that (50.1): `learned` not in this run" in bag
+        assert "Others reach 50% of that (50.1): `learned` not in this run" in bag
         assert "`m4m` after 200 updates" in bag
         assert "`learned` ends at perplexity 79.8 after 200 updates" in race
         assert "`decbert_diff` after 200 updates, `m4m` after 100 updates" in race
@@ -432,7 +432,7 @@ class TestStatements:
         results = make_results(tmp_path, FOUR, seeds=seeds)
         _, falling, only = statements.derive_statements(results.models, UNIGRAM)
         assert only.startswith(f"{words} too few to judge differences")
-        assert falling.startswith("Validation perplexity fell further")
+        assert falling.startswith("Validation perplexity still fell")
         row = next(line for line in report.format_table(results).splitlines() if "`m4m`" in line)
         ends = [
             f"{each.perplexity:,.1f}" for each in results.outcomes if each.run.variant.name == "m4m"
@@ -448,10 +448,10 @@ class TestStatements:
         models = make_results(tmp_path, {"rope": curve}, seeds=1).models
         ranks, *_ = statements.derive_statements(models, UNIGRAM)
         assert ranks.startswith("**Ranks mean nothing yet**: after 200 updates the lowest")
-        assert "is 140.1 (`rope`), and ranks mean something from 100.0 on" in ranks
+        assert "is 140.1 (`rope`). They mean something below 100.0, half" in ranks
         pace = math.log(160 / 140) / 60
         needed = 50 * math.ceil((200 + math.log(140.14 / 100) / pace) / 50)
-        assert f"after about {needed:,} updates: add `--updates {needed}`" in ranks
+        assert f"takes about {needed:,} updates: add `--updates {needed}`" in ranks
         flat = make_results(tmp_path, {"rope": [(100, 150.0), (200, 150.0)]}).models
         assert "It did not fall" in statements.derive_statements(flat, UNIGRAM)[0]
 
@@ -503,7 +503,7 @@ class TestReport:
         assert f"--out '{out}'" in text
         assert "--attention-directions lr,rl" in text
         assert "300,000 words" in text
-        assert "- `decbert_diff`: DecBERT; its first layers see lr,rl" in text
+        assert "- `decbert_diff`: DecBERT; its first layers attend lr,rl" in text
         assert "- `m4m`: As `m4`, but the three dot products are multiplied." in text
         best = out / "models/m4m/lr-0.003-seed-1/checkpoint_best.pt"
         assert f"fairseq-posenc inspect --checkpoint '{best}' --text" in text

@@ -1,9 +1,8 @@
-"""Which encoding to take: by what was measured, or by training candidates on the user's text.
+"""Recommends an encoding: from measurements, or by training candidates on the user's text.
 
-1. :mod:`~fairseq_posenc.workbench.experiments.choose.answer` says what the records say.
-2. :mod:`~fairseq_posenc.workbench.experiments.choose.halving` spends a budget of time on
-   candidates, by successive halving, with the trainings of
-   :mod:`~fairseq_posenc.workbench.experiments`.
-3. :mod:`~fairseq_posenc.workbench.experiments.choose.report` says what was measured, the ranking,
-   what differs, and the command of a real training.
+1. :mod:`~fairseq_posenc.workbench.experiments.choose.answer` answers from measurements.
+2. :mod:`~fairseq_posenc.workbench.experiments.choose.halving` trains candidates within a budget of
+   time, by successive halving.
+3. :mod:`~fairseq_posenc.workbench.experiments.choose.report` reports the ranking, the significant
+   differences, and the command of a full training.
 """

@@ -1,7 +1,7 @@
-"""The answer of the records: which encoding to take, what was measured, and what is not known.
+"""Recommends an encoding from measurements, and lists what was measured and what is not known.
 
-``evidence.json`` has the figures by family; ``make docs`` writes it from the records in
-``docs/results``.
+The measurements are in ``evidence.json``, by family of models; ``make docs`` writes it from the
+records in ``docs/results``.
 """
 
 from __future__ import annotations
@@ -38,58 +38,58 @@ BEST, SAME, UNKNOWN, WORSE, UNREAD = (
     "cannot be read",
 )
 BLEU = Scale("BLEU", higher=True)
-# Candidates to train where a user names none: on two cores, the default budget trains them to
-# where ranks mean something.
+# Number of candidates to train if the user names none: on two cores, the default budget trains
+# these until ranks mean something.
 _FEW = 4
-_FAST = 1.1  # times of a layer, as multiples of that of `none`, up to which an encoding is fast
+_FAST = 1.1  # longest time of a layer with a fast encoding, as a multiple of that with `none`
 _MODELS = {MASKED: "a masked LM", CAUSAL: "a causal LM", BOTH: "a translation model"}
 
 
 class ChooseQuestion(NamedTuple):
-    """What a user asks."""
+    """A user's question."""
 
     family: str  # masked-lm, causal-lm or encoder-decoder
-    length: int  # tokens in an input
-    trained: int  # the length of training
-    names: Sequence[str] = ()  # the encodings to choose from; all if empty
+    length: int  # length of inputs in tokens
+    trained: int  # length in training in tokens
+    names: Sequence[str] = ()  # encodings to choose from; empty for all
 
 
 class Figures(NamedTuple):
-    """The measured figure that decides an answer."""
+    """The measurements that decide an answer."""
 
-    title: str  # name of the figure
+    title: str  # name of the measured figure
     source: str  # file names of the records
     higher: bool  # whether higher is better
-    # by encoding, a value for each seed; None where the model cannot read such inputs
+    # values of all seeds by encoding; None if the model cannot read such inputs
     values: dict[str, list[Optional[float]]]
 
     @property
     def scale(self) -> Scale:
-        """The scale on which differences are taken."""
+        """The scale on which models are compared."""
         return BLEU if self.higher else PERPLEXITY
 
     def average(self, name: str) -> Interval:
-        """Average an encoding's values; infinite where it cannot read such inputs."""
+        """Average an encoding's values over seeds; infinite if it cannot read such inputs."""
         values = [math.inf if value is None else value for value in self.values[name]]
         return interval(values) if self.higher else interval_of_perplexity(values)
 
 
 class Evidence(NamedTuple):
-    """What was measured of a family of models."""
+    """The measurements for a family of models."""
 
-    models: str  # size, text, updates and seeds, in words
-    trained: int  # input length in training, in tokens; 0 where each sentence has its own
-    longest: int  # longest input in evaluation, in tokens; in words for sentences
-    figures: dict[str, Figures]  # by the multiple of the length of training, `1` first
-    one_seed: list[str]  # encodings by their loss after a short training, from the best on
-    times: dict[str, float]  # time of a layer by encoding, as a multiple of that of `none`
+    models: str  # description of the models: size, text, updates and seeds
+    trained: int  # input length in training in tokens; 0 if sentences have different lengths
+    longest: int  # longest input in evaluation: in tokens, or in words of sentences
+    figures: dict[str, Figures]  # by input length as a multiple of that in training, from `1` on
+    one_seed: list[str]  # encodings in the order of their loss after a short training, best first
+    times: dict[str, float]  # time of a layer by encoding, as a multiple of that with `none`
 
 
 class Ranking(NamedTuple):
-    """Encodings by one figure."""
+    """Encodings ranked by a figure."""
 
     figures: Figures
-    verdicts: dict[str, str]  # by encoding, from the best figure on
+    verdicts: dict[str, str]  # by encoding, best first
 
     @property
     def best(self) -> str:
@@ -97,8 +97,8 @@ class Ranking(NamedTuple):
         return next(iter(self.verdicts))
 
     def list_names(self, verdict: str) -> list[str]:
-        """List the encodings of a verdict."""
-        return [name for name, found in self.verdicts.items() if found == verdict]
+        """List the encodings with a verdict."""
+        return [name for name, other in self.verdicts.items() if other == verdict]
 
     def show(self, name: str) -> str:
         """Format an encoding's figure with its interval."""
@@ -108,42 +108,43 @@ class Ranking(NamedTuple):
 
 
 def read_evidence(family: str) -> Evidence:
-    """Read what was measured of a family."""
+    """Read the measurements for a family."""
     content = json.loads(EVIDENCE.read_text(encoding="utf-8"))[family]
-    figures = {times: Figures(**entry) for times, entry in content.pop("figures").items()}
+    figures = {factor: Figures(**entry) for factor, entry in content.pop("figures").items()}
     return Evidence(**content, figures=figures)
 
 
 def find_figures(question: ChooseQuestion, evidence: Evidence) -> Optional[Figures]:
-    """Find the figures that decide an answer; None if nothing was measured.
+    """Find the figures that decide an answer; None if there are none for such long inputs.
 
-    Beyond the length of training they are those at the least multiple that is as far or further.
+    They are those at the smallest measured multiple of the length in training that covers the
+    question's.
     """
-    wanted = question.length / question.trained
-    return next((entry for times, entry in evidence.figures.items() if int(times) >= wanted), None)
+    factor = question.length / question.trained
+    return next((entry for key, entry in evidence.figures.items() if int(key) >= factor), None)
 
 
 def rank(figures: Figures, names: Sequence[str] = ()) -> Ranking:
-    """Rank encodings by a figure; all that were measured, or those of ``names``."""
-    chosen = [name for name in figures.values if not names or name in names]
-    means = {name: figures.average(name).mean for name in chosen}
+    """Rank the encodings ``names`` by a figure, or all that were measured."""
+    ranked = [name for name in figures.values if not names or name in names]
+    means = {name: figures.average(name).mean for name in ranked}
     seeds = {
         name: {seed: value for seed, value in enumerate(figures.values[name]) if value is not None}
-        for name in chosen
+        for name in ranked
     }
     return Ranking(figures, judge(means, seeds, figures.scale))
 
 
 def judge(means: Mapping[str, float], seeds: Mapping[str, Values], scale: Scale) -> dict[str, str]:
-    """Compare encodings with the best one; return the verdicts from the best mean on.
+    """Compare encodings with the best one; return their verdicts, the best mean first.
 
-    Where an encoding is not significantly worse than the best although its mean is no better than
-    that of one that is, its seeds differ too much: it is not known well enough.
+    An encoding may not be significantly worse than the best, although another one with a better
+    mean is. Then its seeds vary too much, and it is not known well enough.
 
     Args:
-        means: mean by encoding; infinite where a model cannot read the input.
+        means: mean by encoding; infinite if a model cannot read the input.
         seeds: values by encoding and seed.
-        scale: the scale on which differences are taken.
+        scale: the scale on which models are compared.
     """
     sign = -1 if scale.higher else 1
     best, *others = sorted(means, key=lambda name: (math.isnan(means[name]), sign * means[name]))
@@ -161,39 +162,40 @@ def judge(means: Mapping[str, float], seeds: Mapping[str, Values], scale: Scale)
 
 
 def answer_question(question: ChooseQuestion) -> str:
-    """Answer in Markdown: a sentence, what it rests on, and a table.
+    """Answer in Markdown: a recommendation, its evidence, and a table.
 
     Raises:
-        UserError: none of the encodings asked for was measured.
+        UserError: none of the requested encodings was measured.
     """
     evidence = read_evidence(question.family)
     figures = find_figures(question, evidence)
-    asked = f"trained at {question.trained:,} tokens and read at {question.length:,}"
+    condition = f"trained at {question.trained:,} tokens and read at {question.length:,}"
     advice = _advise_training(question)
     if figures is None:
-        return f"No encoding can be recommended: no model was {asked}. {advice}"
-    known = [name for name in question.names if name in figures.values]
-    if question.names and not known:
+        return f"No encoding can be recommended: no model was {condition}. {advice}"
+    measured = [name for name in question.names if name in figures.values]
+    if question.names and not measured:
         raise UserError(
             f"--encodings {join_list(question.names)}: none of these was measured in "
-            f"{_MODELS[question.family]}; leave the option out to see what was, or train them with "
-            "--text"
+            f"{_MODELS[question.family]}; leave the option out to see those that were, or train "
+            "them with --text"
         )
-    ranking = rank(figures, known)
+    ranking = rank(figures, measured)
+    best, model = ranking.best, _MODELS[question.family]
     if question.length <= evidence.longest and evidence.trained in (0, question.trained):
-        head = f"Take `{ranking.best}` for {_MODELS[question.family]} {asked}: {_praise(ranking)}"
+        head = f"Take `{best}` for {model} {condition}: {_praise(ranking)}"
     elif evidence.trained:
         head = (
-            f"No encoding can be recommended: no model was {asked}. Try `{ranking.best}` first: in "
+            f"No encoding can be recommended: no model was {condition}. Try `{best}` first: in "
             f"the nearest measurement, trained at {evidence.trained:,} tokens, {_praise(ranking)}"
         )
     else:
         head = (
-            f"No encoding can be recommended: the longest sentences that were translated had "
-            f"{evidence.longest} words. Try `{ranking.best}` first: on those, {_praise(ranking)}"
+            f"No encoding can be recommended: the longest translated sentences had "
+            f"{evidence.longest} words. Try `{best}` first: on those, {_praise(ranking)}"
         )
-    wanted = question.names or list_names(question.family)
-    missing = [name for name in wanted if name not in figures.values]
+    names = question.names or list_names(question.family)
+    missing = [name for name in names if name not in figures.values]
     return "\n".join(
         [
             " ".join([head, *_qualify(ranking), *_recommend_fast(ranking, evidence.times)]),
@@ -204,21 +206,21 @@ def answer_question(question: ChooseQuestion) -> str:
             "",
             f"The figure is {figures.title}, with its 95 % interval over the seeds; "
             f"{'higher' if figures.higher else 'lower'} is better. The third column compares with "
-            f"`{ranking.best}`. Time: that of a layer in training, as a multiple of that of `none`."
+            f"`{best}`. Time is that of a layer in training, as a multiple of that with `none`."
             + (f" Not measured: {_join(missing)}." if missing else ""),
         ]
     )
 
 
 def choose_candidates(question: ChooseQuestion) -> list[str]:
-    """Choose what to train where a user names none: those with the best figures.
+    """Choose the encodings to train if the user names none: those with the best figures.
 
-    Those that decide come first, then those of one seed.
+    Figures that decide the question come first, then those of one seed.
     """
-    evidence, known = read_evidence(question.family), list_names(question.family)
+    evidence, names = read_evidence(question.family), list_names(question.family)
     figures = find_figures(question, evidence)
-    ranked = [*(rank(figures).verdicts if figures else []), *evidence.one_seed, *known]
-    return [name for name in dict.fromkeys(ranked) if name in known][:_FEW]
+    ranked = [*(rank(figures).verdicts if figures else []), *evidence.one_seed, *names]
+    return [name for name in dict.fromkeys(ranked) if name in names][:_FEW]
 
 
 def list_names(family: str) -> list[str]:
@@ -227,28 +229,24 @@ def list_names(family: str) -> list[str]:
 
 
 def _praise(ranking: Ranking) -> str:
-    """Say how good the best figure is."""
+    """Describe the best figure."""
     count = len(ranking.verdicts)
     figure = f"{'highest' if ranking.figures.higher else 'lowest'} {ranking.figures.title}"
     return f"of {count} encodings it has the {figure}, {ranking.show(ranking.best)}."
 
 
 def _qualify(ranking: Ranking) -> list[str]:
-    """Say which encodings may be as good as the best."""
+    """List the encodings that may be as good as the best."""
     sentences = []
-    if same := ranking.list_names(SAME):
-        verb = "is" if len(same) == 1 else "are"
-        sentences.append(f"{_show_all(ranking, same)} {verb} {SAME}.")
-    if unknown := ranking.list_names(UNKNOWN):
-        verb = "is" if len(unknown) == 1 else "are"
-        sentences.append(
-            f"{_show_all(ranking, unknown)} {verb} {UNKNOWN}: the seeds differ too much."
-        )
+    for verdict, reason in (SAME, ""), (UNKNOWN, ": the seeds differ too much"):
+        if names := ranking.list_names(verdict):
+            verb = "is" if len(names) == 1 else "are"
+            sentences.append(f"{_show_all(ranking, names)} {verb} {verdict}{reason}.")
     return sentences
 
 
 def _recommend_fast(ranking: Ranking, times: dict[str, float]) -> list[str]:
-    """Name the best of those that cost hardly any time, if the best one costs more."""
+    """Recommend the best of the fast encodings, unless the best one is fast."""
     if times.get(ranking.best, 0) <= _FAST:
         return []
     fast = [name for name in ranking.verdicts if times.get(name, math.inf) <= _FAST]
@@ -280,7 +278,7 @@ def _advise_training(question: ChooseQuestion) -> str:
         if question.names:
             command += f" --encodings '{join_list(question.names)}'"
         command += " --text my.txt"
-    return f"To know it for your text, train candidates on it:\n\n    {command}"
+    return f"To find out for your text, train candidates on it:\n\n    {command}"
 
 
 def _show_all(ranking: Ranking, names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""``fairseq-posenc choose``: recommends an encoding, by records or on your text."""
+"""``fairseq-posenc choose``: recommends an encoding, from measurements or by training on a text."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     options.add_count(parser, "--trained", "length of training, in tokens (default: --length)")
     add(
-        "--text", type=Path, help="UTF-8 text to train candidates on (default: answer from records)"
+        "--text",
+        type=Path,
+        help="UTF-8 text to train candidates on (default: answer from measurements)",
     )
     add(
         "--budget",
@@ -50,10 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="30m",
         help="time for the trainings, as in 90s, 30m, 2h (default: %(default)s)",
     )
-    add("--encodings", help="candidates, separated by commas (default: the best of the records)")
+    add("--encodings", help="candidates, separated by commas (default: the best measured ones)")
     options.add_seeds(parser, (1, 2, 3))
     options.add_count(parser, "--vocab-size", "number of sentencepieces", 512)
-    options.add_jobs(parser, "one on each core, or on the GPU")
+    options.add_jobs(parser, "one per core, or one on the GPU")
     options.add_place(parser)
     options.add_out(parser, computed_default="choose-NAME for --text NAME.txt")
     add("--markdown", action="store_true", help="print Markdown, as in choose.md")
@@ -64,10 +66,10 @@ def run(args: argparse.Namespace) -> int:
     """Answer; return the exit code.
 
     Raises:
-        UserError: wrong input, or a fairseq command that failed.
+        UserError: wrong input, or a command of fairseq failed.
     """
-    listed = parse_variants(args.encodings) if args.encodings else ()
-    names = tuple(variant.name for variant in listed)
+    variants = parse_variants(args.encodings) if args.encodings else ()
+    names = tuple(variant.name for variant in variants)
     question = ChooseQuestion(args.family, args.length, args.trained or args.length, names)
     show: Callable[[str], str] = str if args.markdown else terminal.show
     _refuse_wrong_options(question, args)
@@ -75,13 +77,13 @@ def run(args: argparse.Namespace) -> int:
         print(show(answer_question(question)))
         return 0
     settings, budget = _build_settings(question, args), _parse_seconds(args.budget)
-    check_text(args.text)  # a wrong one is an error before anything is made
+    check_text(args.text)  # so that an unusable text is refused before anything is written
     with (
         signals_as_keyboard_interrupt(),
         lock_output_folder(settings.out, (report.REPORT, report.RECORD)) as lock,
     ):
-        candidates, within = ", ".join(settings.names), format_time(budget)
-        say(f"{candidates} on {args.text} within {within}; everything goes to {settings.out}/")
+        candidates, limit = ", ".join(settings.names), format_time(budget)
+        say(f"{candidates} on {args.text} within {limit}; results: {settings.out}/")
         halving = Halving(settings, budget, lock)
         rounds = halving.run()
         text = report.describe_rounds(rounds, settings, halving.estimate_budget(rounds))
@@ -103,7 +105,7 @@ def _refuse_wrong_options(question: ChooseQuestion, args: argparse.Namespace) ->
         )
     if args.text is None:
         if args.json:
-            raise UserError("--json: is for --text; the records themselves are in docs/results")
+            raise UserError("--json: needs --text; the records are in docs/results")
     elif question.family == BOTH:
         raise UserError(
             "--text: is for language models; prepare translations with 'fairseq-posenc "
@@ -111,7 +113,7 @@ def _refuse_wrong_options(question: ChooseQuestion, args: argparse.Namespace) ->
             "translation_iwslt17'"
         )
     elif question.family == MASKED and question.length != question.trained:
-        raise UserError("--trained: candidates of masked-lm are read at the length of training")
+        raise UserError("--trained: masked-lm candidates are evaluated at the length in training")
 
 
 def _build_settings(question: ChooseQuestion, args: argparse.Namespace) -> TextSettings:

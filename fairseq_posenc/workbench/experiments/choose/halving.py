@@ -1,14 +1,15 @@
-"""Successive halving: a budget of time spent on candidates, more of it on the better ones.
+"""Successive halving: divides a budget of time among candidates, with more of it for better ones.
 
 Source:
     Jamieson and Talwalkar (2016), "Non-stochastic Best Arm Identification and Hyperparameter
-    Optimization", AISTATS, arXiv:1502.07943: with n candidates there are ceil(log2 n) rounds of
-    equal cost; each trains those that are left further, and keeps the better half of them.
+    Optimization", AISTATS, arXiv:1502.07943: n candidates are trained in ceil(log2 n) rounds of
+    equal cost; each round continues the remaining candidates, and keeps the better half.
 Differs:
-    halves are rounded up, so that the last round has two to compare. A candidate is several
-    trainings, one with each seed, and is judged by their mean loss. Nobody is dropped while ranks
-    mean nothing (:mod:`~fairseq_posenc.workbench.experiments.ranks`). How many updates a round's
-    share of the time allows follows from the speed of the round before; the first is short.
+    Halves are rounded up, so that the last round compares two candidates. A candidate is trained
+    with several seeds, and judged by their mean loss. No candidate is dropped while ranks mean
+    nothing (:mod:`~fairseq_posenc.workbench.experiments.ranks`). The number of updates in a round
+    follows from its share of the time and the speed of the previous round; a short first round
+    measures the speed.
 """
 
 from __future__ import annotations
@@ -29,44 +30,41 @@ from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.jobs import Outputs, Step
 from fairseq_posenc.workbench.running.progress import format_time, say
 
-_FIRST = 20  # updates that measure the speed; they are the beginning of the first round
-# a round must train this many times longer than the one before to be worth its start-up
-_LEAST = 1.2
-# updates after which models of the default size begin to use the order of a text
-_BEGIN = 250
+_FIRST = 20  # updates of the round that measures the speed; the next round continues from there
+_LEAST = 1.2  # smallest factor by which a round must lengthen trainings to be worth its start-up
+_BEGIN = 250  # updates after which models of the default size begin to use the order of a text
 
 
 class Round(NamedTuple):
-    """What came out of a round."""
+    """The results of a round."""
 
-    before: int  # updates of each training until then
-    updates: int  # each training's updates since its beginning
-    seconds: float  # the round's duration
-    models: list[SeedAggregate]  # all that were in it, from the best on
-    unigram: float  # the perplexity of a model that knows only how often each piece occurs
+    before: int  # updates of each training before the round
+    updates: int  # updates of each training at its end
+    seconds: float  # duration of the round
+    models: list[SeedAggregate]  # all models in the round, best first
+    unigram: float  # perplexity of a model that knows only the frequencies of pieces
 
     @property
-    def able(self) -> list[SeedAggregate]:
-        """Those that did not diverge, and can be read."""
+    def comparable(self) -> list[SeedAggregate]:
+        """The models that did not diverge and can read the inputs."""
         return [model for model in self.models if not model.diverged and model.has_perplexity]
 
     @property
     def kept(self) -> list[Variant]:
-        """The better half, rounded up, of the able ones; all of these while ranks mean nothing."""
+        """The better half of the comparable models, or all of them while ranks mean nothing."""
         half = -(-len(self.models) // 2)
-        left = self.able[:half] if self.has_meaning else self.able
-        return [model.variant for model in left]
+        models = self.comparable[:half] if self.has_meaning else self.comparable
+        return [model.variant for model in models]
 
     @property
     def has_meaning(self) -> bool:
         """Whether ranks mean something."""
-        return bool(self.able) and self.able[0].perplexity.mean <= meaningful_perplexity(
-            self.unigram
-        )
+        level = meaningful_perplexity(self.unigram)
+        return bool(self.comparable) and self.comparable[0].perplexity.mean <= level
 
 
 class Halving:
-    """Rounds within a budget of seconds; what is done is not repeated.
+    """Trains candidates in rounds within a budget of seconds; finished rounds are not repeated.
 
     The number of updates in the settings is not used.
     """
@@ -78,27 +76,29 @@ class Halving:
         """Run all rounds, the first of which only measures the speed.
 
         Raises:
-            UserError: a wrong text, or a program that failed.
+            UserError: the text is unusable, or a program failed.
         """
-        left, count = self._settings.variants, self._count_rounds()
-        rounds = [self._train_round(0, left, 0, _FIRST)]
+        candidates, count = self._settings.variants, self._count_rounds()
+        rounds = [self._train_round(0, candidates, 0, _FIRST)]
         for number in range(1, count + 1):
-            rest = self._budget - sum(round_.seconds for round_ in rounds)
-            updates = self._count_affordable(rounds[-1], len(left), rest / (count + 1 - number))
+            seconds = self._budget - sum(round_.seconds for round_ in rounds)
+            share = seconds / (count + 1 - number)
+            updates = self._count_affordable(rounds[-1], len(candidates), share)
             before = rounds[-1].updates
             if updates < _LEAST * before:
-                say(f"{format_time(max(rest, 0))} left: too little for another round")
+                say(f"{format_time(max(seconds, 0))} left: too little for another round")
                 break
-            rounds.append(self._train_round(number, left, before, updates))
-            left = tuple(rounds[-1].kept)
-            if len(left) < 2:
+            rounds.append(self._train_round(number, candidates, before, updates))
+            candidates = tuple(rounds[-1].kept)
+            if len(candidates) < 2:
                 break
         return rounds
 
     def estimate_budget(self, rounds: Sequence[Round]) -> Optional[float]:
-        """Estimate a budget whose first round trains all candidates until ranks mean something.
+        """Estimate a budget that trains all candidates until ranks mean something.
 
-        None if all trainings diverged.
+        Returns:
+            The budget in seconds; None if all trainings diverged.
         """
         best = rounds[-1].models[0]
         curve = [
@@ -108,7 +108,7 @@ class Halving:
             if model.variant == best.variant
         ]
         needed = max(estimate_updates(curve, rounds[-1].unigram) or 0, _BEGIN)
-        if needed <= rounds[-1].updates:  # it did not fall
+        if needed <= rounds[-1].updates:  # the perplexity did not fall
             needed = 2 * rounds[-1].updates
         if (costs := self._measure_costs(rounds[-1])) is None:
             return None
@@ -121,7 +121,7 @@ class Halving:
         return max(1, math.ceil(math.log2(len(self._settings.variants))))
 
     def _count_affordable(self, last: Round, candidates: int, seconds: float) -> int:
-        """Compute how many updates in all, at the speed of the last round, fit into a time."""
+        """Compute the total number of updates that fit into a time, at the last round's speed."""
         if (costs := self._measure_costs(last)) is None:
             return 0
         update, overhead = costs
@@ -129,23 +129,23 @@ class Halving:
         return last.updates + int((share - overhead) / update)
 
     def _measure_costs(self, last: Round) -> Optional[tuple[float, float]]:
-        """Measure the seconds of an update, and those of a training beside its updates.
+        """Measure the seconds per update, and the overhead of a training.
 
-        What a training's own time does not explain is starting up, validating and measuring. None
-        if all trainings diverged.
+        The overhead is the time for start-up, validation and measurement. None if all trainings
+        diverged.
         """
         outcomes = [outcome for model in last.models for outcome in model.undiverged]
         if not outcomes:
             return None
         update = sum(outcome.seconds for outcome in outcomes) / len(outcomes) / last.updates
-        started = sum(len(model.outcomes) for model in last.models)
-        whole = last.seconds * self._settings.jobs / started
-        return update, max(whole - update * (last.updates - last.before), 0)
+        trainings = sum(len(model.outcomes) for model in last.models)
+        total = last.seconds * self._settings.jobs / trainings
+        return update, max(total - update * (last.updates - last.before), 0)
 
     def _train_round(
         self, number: int, variants: Sequence[Variant], before: int, updates: int
     ) -> Round:
-        """Train to a number of updates and judge."""
+        """Train candidates up to a number of updates, and rank them."""
         settings = replace(self._settings, variants=tuple(variants))
         inputs = {
             "candidates": [variant.name for variant in variants],
@@ -158,7 +158,7 @@ class Halving:
         say(f"round {number}: {len(variants)} encodings, to update {updates:,}")
         longer = replace(settings, updates=updates)
         rounds = settings.out / "rounds"
-        facts = Step(rounds / str(number), inputs, lambda place: self._train(longer)).do()
+        facts = Step(rounds / str(number), inputs, lambda context: self._train(longer)).do()
         models = _rank(settings, facts)
         return Round(before, updates, facts["seconds"], models, self._measure_unigram())
 
@@ -171,13 +171,13 @@ class Halving:
         outcomes = TextExperiment(settings, self._lock).run().outcomes
         rows = [[outcome.perplexity, outcome.seconds, outcome.diverged] for outcome in outcomes]
         seconds = time.monotonic() - began
-        if settings.cluster:  # where they also wait; what counts is what they would take here
+        if settings.cluster:  # jobs also wait there, so use the time that they would take here
             seconds = sum(outcome.seconds for outcome in outcomes) / settings.jobs
         return {"seconds": seconds, "outcomes": rows}
 
 
 def _rank(settings: TextSettings, facts: Outputs) -> list[SeedAggregate]:
-    """Sort the models of a round by its figures, from the best on."""
+    """Sort the models of a round by their perplexity, the best first."""
     outcomes = [
         Outcome(run, {"perplexity": perplexity}, seconds=seconds, diverged=diverged)
         for run, (perplexity, seconds, diverged) in zip(settings.runs, facts["outcomes"])

@@ -1,4 +1,4 @@
-"""The report of successive halving: what was measured, the ranking, what differs, the command."""
+"""Reports successive halving: the ranking, significant differences, and a command for training."""
 
 from __future__ import annotations
 
@@ -23,32 +23,35 @@ from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.progress import format_time
 
 REPORT, RECORD = "choose.md", "choose.json"
-_RECIPES = {CAUSAL: "b_lm"}  # recommended recipe by family; a_small for encoders
+_RECIPES = {CAUSAL: "b_lm"}  # recipe for a full training by family; a_small for encoders
 
 
 def find_last_rounds(rounds: Sequence[Round]) -> Iterator[tuple[Round, SeedAggregate]]:
-    """Yield each candidate with its last round, from the best on."""
-    seen = set()
+    """Yield each candidate with its last round, the best first."""
+    yielded = set()
     for round_ in reversed(rounds):
         for model in round_.models:
-            if model.variant not in seen:
-                seen.add(model.variant)
+            if model.variant not in yielded:
+                yielded.add(model.variant)
                 yield round_, model
 
 
 def describe_rounds(
     rounds: Sequence[Round], settings: TextSettings, budget: Optional[float] = None
 ) -> str:
-    """Say which to take, what was measured, and which differences are significant.
+    """Recommend a candidate, and describe the measurements and the significant differences.
 
-    ``budget`` is one in seconds with which ranks would mean something, if it is known.
+    Args:
+        rounds: the rounds.
+        settings: settings of the trainings.
+        budget: estimated seconds after which ranks mean something; None if unknown.
     """
     rows = [
         (markdown.code(model.variant.name), f"{last_round.updates:,}", model.show(2))
         for last_round, model in find_last_rounds(rounds)
     ]
     few = explain_few_seeds(len(settings.seeds))
-    # The first round of several only measures how fast each candidate is.
+    # The first of several rounds only measures the speed.
     sentences = [few] if few else [_describe_round(round_) for round_ in rounds[1:] or rounds]
     seconds = format_time(sum(round_.seconds for round_ in rounds))
     return "\n".join(
@@ -63,32 +66,31 @@ def describe_rounds(
             markdown.table(("encoding", "updates", "validation perplexity"), rows),
             "",
             *(f"- {sentence}" for sentence in sentences),
-            f"- It took {seconds}. Perplexity is that of the mean loss over the seeds, with an "
-            f"interval if there are three or more ({NOTE}). {RULE}",
+            f"- It took {seconds}. Perplexity is computed from the mean loss over the seeds, with "
+            f"an interval for three seeds or more ({NOTE}). {RULE}",
         ]
     )
 
 
 def _describe_round(outcome: Round) -> str:
-    able = {model.variant.name: model.by_seed for model in outcome.able}
-    sentences = " ".join(describe_differences(able)) or "nothing to compare."
+    by_model = {model.variant.name: model.by_seed for model in outcome.comparable}
+    sentences = " ".join(describe_differences(by_model)) or "nothing to compare."
     return f"After {outcome.updates:,} updates: {sentences}"
 
 
 def _advise(rounds: Sequence[Round], settings: TextSettings, budget: Optional[float]) -> str:
-    """Show the command of a real training, if the models learned enough for their rank to count."""
+    """Recommend the best candidate, with a command for a full training, if ranks mean something."""
     last, (_, best) = rounds[-1], next(find_last_rounds(rounds))
     lowest = best.perplexity.mean
-    said = describe_ranks(best.variant.name, lowest, last.updates, last.unigram)
+    meaning = describe_ranks(best.variant.name, lowest, last.updates, last.unigram)
     if not last.has_meaning:
-        advice = f"No encoding is recommended. {said}"
+        advice = f"No encoding is recommended. {meaning}"
         if budget is None:
             return advice
         return (
-            f"{advice} By the pace of these trainings, {len(settings.names)} encodings with "
-            f"{len(settings.seeds)} seeds need `--budget {format_budget(budget)}`: the same "
-            "command with that goes on where they stopped, with all encodings. Fewer encodings or "
-            "seeds need less."
+            f"{advice} At the speed of these trainings, {len(settings.names)} encodings with "
+            f"{len(settings.seeds)} seeds need `--budget {format_budget(budget)}`; with it, the "
+            "same command continues all of them. Fewer encodings or seeds need less."
         )
     recipe = _RECIPES.get(settings.family, "a_small")
     spec, directions = best.variant.position_encoding, best.variant.directions
@@ -96,16 +98,16 @@ def _advise(rounds: Sequence[Round], settings: TextSettings, budget: Optional[fl
     options += ["--attention-directions", directions] if directions else []
     command = f"fairseq-posenc train-recipe {recipe} {shlex.quote(spec)} DATA-BIN"
     return (
-        f"Take {markdown.code(best.variant.name)}, if what counts is how fast an encoding learns: "
-        f"after {last.updates:,} updates it has the lowest perplexity, {best.show(2)}. Which one "
-        f"ends lowest, such short trainings of small models do not show. {said} The command of a "
-        "full training, on data made by `fairseq-posenc preprocess`:\n\n"
+        f"Take {markdown.code(best.variant.name)} if fast learning matters most: after "
+        f"{last.updates:,} updates it has the lowest perplexity, {best.show(2)}. Short trainings "
+        "of small models do not show which encoding is best after a long training. "
+        f"{meaning} A full training, on data made by `fairseq-posenc preprocess`:\n\n"
         f"    {command} -- {shlex.join(options)}"
     )
 
 
 def format_budget(seconds: float) -> str:
-    """Format a time as ``--budget`` takes it, rounded up."""
+    """Format a time for ``--budget``, rounded up."""
     minutes = math.ceil(seconds / 60)
     if minutes <= 10:
         return f"{minutes}m"
@@ -115,7 +117,7 @@ def format_budget(seconds: float) -> str:
 
 
 def build_record(rounds: Sequence[Round], settings: TextSettings) -> Record:
-    """Collect the figures of all models in all rounds, the last round first."""
+    """Build the record of all models in all rounds, the last round first."""
     rows = [
         {
             "model": model.variant.name,

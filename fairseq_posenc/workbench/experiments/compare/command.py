@@ -1,4 +1,4 @@
-"""``fairseq-posenc compare``: train models that differ only in their position encoding."""
+"""``fairseq-posenc compare``: trains models that differ only in their position encoding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_inte
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
 
-_TOGETHER = 5  # trainings at a time on processors, even with fewer cores
+_TOGETHER = 5  # most models of a seed that are trained at a time even with fewer cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--encodings",
         default=variants.DEFAULT,
-        help="models to compare, separated by commas (or semicolons, where a spec has commas): "
+        help="models to compare, separated by commas (or by semicolons if a spec has commas): "
         "position-encoding specs such as 'learned+m4m(max_distance=64)', or "
         + ", ".join(variants.SHORTHANDS)
         + " (default: %(default)s)",
@@ -51,16 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lrs",
         default=LEARNING_RATE,
-        help="learning rates, as in 0.001,0.003: each model is trained with each and judged at its "
-        "best (default: %(default)s)",
+        help="learning rates, as in 0.001,0.003: each model is trained with all of them and judged "
+        "at its best (default: %(default)s)",
     )
-    options.add_jobs(parser, "one on each core, but all models of a seed up to five; one on a GPU")
+    options.add_jobs(parser, "one per core, but at least five models of a seed; one on a GPU")
     options.add_place(parser)
     parser.add_argument(
-        "--open", action="store_true", help="show the page of the run in a browser as it grows"
+        "--open", action="store_true", help="show the report in a browser while trainings go on"
     )
     parser.add_argument(
-        "--overwrite", action="store_true", help="replace a report of more seeds or encodings"
+        "--overwrite", action="store_true", help="replace a report on more seeds or encodings"
     )
     options.add_json(parser)
 
@@ -70,11 +70,11 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         UserError: wrong input.
-        RunError: a fairseq command that failed.
+        RunError: a command of fairseq failed.
     """
     settings = _build_settings(args)
     if settings.text:
-        check_text(settings.text)  # a wrong one is an error before anything is made
+        check_text(settings.text)  # so that an unusable text is refused before anything is written
     if not args.overwrite:
         record.refuse_to_lose_report(settings)
     with (
@@ -83,14 +83,14 @@ def run(args: argparse.Namespace) -> int:
             settings.out, (report.REPORT, report.PICTURE, report.PAGE, record.RECORD)
         ) as lock,
     ):
-        say(f"comparing {', '.join(settings.names)}; everything goes to {settings.out}/")
+        say(f"comparing {', '.join(settings.names)}; results: {settings.out}/")
         if not settings.cluster:
             announce(settings)
         results = TextExperiment(settings, lock).run(Live(args.open))
-        path, written = report.write_report(results), record.build_record(results)
-        written.write(settings.out / record.RECORD)
+        path, figures = report.write_report(results), record.build_record(results)
+        figures.write(settings.out / record.RECORD)
     if args.json:
-        print(written.text())
+        print(figures.text())
     else:
         print(report.format_screen(results))
     say(f"report: {path}, and as a page {path.with_name(report.PAGE)}")
@@ -98,11 +98,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build_settings(args: argparse.Namespace) -> TextSettings:
-    # A text never replaces the demo.
     default = Path(f"compare-{args.text.stem}" if args.text else "demo")
     models = variants.parse_variants(args.encodings)
     jobs = args.jobs or default_jobs()
-    if not args.jobs and choose_device() != "cuda":  # the live curves of a seed are compared
+    if not args.jobs and choose_device() != "cuda":  # so that the live curves can be compared
         jobs = max(jobs, min(len(models), _TOGETHER))
     return TextSettings.from_args(
         args,

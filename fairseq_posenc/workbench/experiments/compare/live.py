@@ -1,4 +1,4 @@
-"""The report while the trainings go on: how long they take, and a page that follows them."""
+"""Follows a running comparison: estimates its duration, and rewrites the report as a live page."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from fairseq_posenc.workbench.experiments.text_experiment import TextResults, Te
 from fairseq_posenc.workbench.running.devices import choose_device, cores
 from fairseq_posenc.workbench.running.progress import format_time, say
 
-# Measured on default models.
+# Costs measured with models of the default size.
 _PASSES_OF_UPDATE = 1.2  # an update, with its batch, masks, optimizer and log, in passes
 _UPDATES_OF_VALIDATION = 6.5  # a validation with its checkpoint, in updates
-_UPDATES_OF_START = 48  # the start of a training
-_UPDATES_OF_TEXT = 150  # making Python's documentation into data
+_UPDATES_OF_START = 48  # start of a training, in updates
+_UPDATES_OF_TEXT = 150  # preparation of Python's documentation, in updates
 _OVERHEAD = 20.0  # seconds of a training that fairseq does not count, with five on two cores
 _EVERY = 20.0  # seconds between two reports; drawing takes one or two
 
 
 class Live:
-    """Rewrites the report while trainings go on; shows it in a browser as soon as there is one."""
+    """Rewrites the report while trainings go on, and opens the first one in a browser if asked."""
 
     def __init__(self, opens: bool) -> None:
         self._opens = opens
         self._next = time.monotonic() + _EVERY
 
     def __call__(self, read: Callable[[], TextResults]) -> None:
-        """Write what there is, unless it was written a moment ago."""
+        """Write the report with the results so far, unless the last one is recent."""
         if time.monotonic() < self._next:
             return
         results = read()
@@ -50,27 +50,24 @@ class Live:
 
 
 def open_in_browser(address: str) -> None:
-    """Open a page in the user's browser, where there is a screen for one."""
+    """Open a page in the user's browser, unless there is no screen."""
     if sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         webbrowser.open(address)
 
 
 def estimate_seconds_left(results: TextResults) -> Optional[float]:
-    """Estimate how long the missing trainings take, once one is finished; else None."""
+    """Estimate the time for the missing trainings; None before the first one is finished."""
     settings, missing = results.settings, results.missing
-    known = [outcome.seconds for outcome in results.outcomes if not outcome.diverged]
-    if not known or not missing:
+    durations = [outcome.seconds for outcome in results.outcomes if not outcome.diverged]
+    if not durations or not missing:
         return None
-    done = [curve.entries[-1].updates for curve in results.begun.values() if curve.entries]
-    parts = len(missing) - sum(done) / settings.updates
-    return parts * (fmean(known) + _OVERHEAD) / min(settings.jobs, len(missing))
+    updates = [curve.entries[-1].updates for curve in results.begun.values() if curve.entries]
+    trainings = len(missing) - sum(updates) / settings.updates
+    return trainings * (fmean(durations) + _OVERHEAD) / min(settings.jobs, len(missing))
 
 
 def announce(settings: TextSettings) -> None:
-    """Say how much there is to do, and about how long it takes on this machine.
-
-    That is unknown on a GPU, and for models that are not of the default sizes.
-    """
+    """Print the number of trainings and, for default models on a processor, an estimated time."""
     count = len(settings.runs)
     jobs = min(settings.jobs, count)
     if settings.train_args or choose_device() == "cuda":
@@ -93,13 +90,13 @@ def announce(settings: TextSettings) -> None:
 
 
 def _measure_pass(threads: int) -> float:
-    """Measure the processor time of a pass and its gradient in a default model.
+    """Measure the processor time of a forward and backward pass in a default model.
 
-    It runs in as many threads as trainings will, as cores are slower when all are busy.
+    It runs in as many threads as trainings will, because cores are slower when all are busy.
     """
 
     def measure() -> float:
-        torch.set_num_threads(1)  # of this thread
+        torch.set_num_threads(1)  # for this thread
         layers = [
             nn.TransformerEncoderLayer(128, 4, 512, 0.0, "gelu", batch_first=True) for _ in range(2)
         ]

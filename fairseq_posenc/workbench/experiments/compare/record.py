@@ -1,4 +1,4 @@
-"""The record of a comparison, and what a new one in the same folder would leave out of it."""
+"""Builds the record of a comparison, and refuses to replace one by a record with less."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECORD = "compare.json"
 
 
 def build_record(results: TextResults) -> Record:
-    """Collect the figures of all models, of their differences, and of all trainings."""
+    """Build the record of all models, their differences, and all trainings."""
     settings = results.settings
     models: list[Row] = [
         {
@@ -45,7 +45,7 @@ def build_record(results: TextResults) -> Record:
         }
         for outcome in results.outcomes
     ]
-    able = {model.variant.name: model.by_seed for model in results.models if not model.diverged}
+    by_model = {model.variant.name: model.by_seed for model in results.models if not model.diverged}
     differences: list[Row] = [
         {
             "model": comparison.better,
@@ -55,7 +55,7 @@ def build_record(results: TextResults) -> Record:
             "p": comparison.p_value,
             "p_holm": comparison.holm,
         }
-        for comparison in compare_all(able)
+        for comparison in compare_all(by_model)
     ]
     figures = {"models": models, "differences": differences, "trainings": trainings}
     return Record(
@@ -64,7 +64,7 @@ def build_record(results: TextResults) -> Record:
 
 
 def _collect_shared(settings: TextSettings) -> dict[str, Any]:
-    """Name what all trainings of a comparison share."""
+    """Collect the settings that all trainings of a comparison share."""
     return {
         "family": settings.family,
         "text": str(settings.text) if settings.text else "the documentation inside Python",
@@ -76,10 +76,10 @@ def _collect_shared(settings: TextSettings) -> dict[str, Any]:
 
 
 def refuse_to_lose_report(settings: TextSettings) -> None:
-    """Refuse a comparison whose report would lack what the one in its folder has.
+    """Refuse a comparison whose report would lack results of the one in its folder.
 
     Raises:
-        UserError: says what would be lost.
+        UserError: results would be lost; the message names the first.
     """
     try:
         old = read(settings.out / RECORD)
@@ -87,8 +87,8 @@ def refuse_to_lose_report(settings: TextSettings) -> None:
         return
     if lost := next(_list_lost_figures(old, settings), ""):
         raise UserError(
-            f"--out {settings.out}: holds a report on {lost}; name that too, choose another "
-            "--out, or add --overwrite to replace the report"
+            f"--out {settings.out}: holds a report on {lost}; include that, choose another --out, "
+            "or add --overwrite to replace the report"
         )
 
 
@@ -96,7 +96,7 @@ def _list_lost_figures(old: Record, settings: TextSettings) -> Iterator[str]:
     shared = _collect_shared(settings)
     checksum_of_text = shared.pop("text_sha256")
     if checksum_of_text and checksum_of_text == old.data.get("text_sha256"):
-        del shared["text"]  # the same text, by whatever path
+        del shared["text"]  # the same text at another path
     for name, value in shared.items():
         if old.data.get(name, value) != value:
             yield f"{name.replace('_', ' ')} {old.data[name]!r}"

@@ -1,4 +1,4 @@
-"""The report of a comparison: table, picture, what follows from the figures, and the commands."""
+"""Writes the report of a comparison: a table, a picture, conclusions, and commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fairseq_posenc.workbench.running.logs import Curve
 from fairseq_posenc.workbench.running.progress import format_time, say
 
 REPORT, PICTURE, PAGE = "report.md", "curves.png", "report.html"
-_REFRESH = 10  # seconds after which a browser reloads the page of a run that goes on
+_REFRESH = 10  # seconds after which a browser reloads the page of an unfinished comparison
 _HEADER = (
     *("encoding", "position parameters", "learning rate", "seeds", "validation perplexity"),
     *("each seed", "tokens/s", "time"),
@@ -38,7 +38,7 @@ _FAMILIES = {MASKED: "masked language model", CAUSAL: "causal language model"}
 
 
 def write_report(results: TextResults, seconds_left: Optional[float] = None) -> Path:
-    """Write the report as Markdown, whose path is returned, and as a page; draw its picture."""
+    """Write the report as Markdown and as a page, with its picture; return the Markdown's path."""
     out, drawn = results.settings.out, False
     if can_draw():
         title = f"Validation perplexity of the {_FAMILIES[results.settings.family]}"
@@ -51,13 +51,13 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
         _introduce(results),
         format_table(results),
         "\n".join(_describe_encodings(results.settings)),
-        "**An encoding that learns late is not a worse one.** The table shows which small models "
-        f"learn within {results.settings.updates:,} updates. Others may start later, and the "
-        "order may change.",
+        "**An encoding that learns late is not worse.** The table shows which small models learn "
+        f"within {results.settings.updates:,} updates. Others may start later, and the order may "
+        "change.",
         f"![Learning curves: validation perplexity over updates]({PICTURE})" if drawn else "",
-        "## What follows from the figures",
+        "## Conclusions",
         "\n".join(f"- {sentence}" for sentence in list_conclusions(results)),
-        f"{RULE} All sentences are computed from the figures by fixed rules.",
+        f"{RULE} All sentences are derived from the figures by fixed rules.",
         _explain_figures(results.settings),
         *_suggest_next_steps(results),
         "## Commands",
@@ -71,7 +71,7 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
 
 
 def list_conclusions(results: TextResults) -> list[str]:
-    """Say what follows from the figures, or that trainings are missing."""
+    """Derive conclusions from the figures of a finished comparison."""
     if results.missing:
         return ["Differences are judged when all trainings are finished."]
     unigram, masked = results.data["unigram_perplexity"], results.settings.family == MASKED
@@ -79,19 +79,19 @@ def list_conclusions(results: TextResults) -> list[str]:
 
 
 def _describe_missing(results: TextResults, seconds_left: Optional[float]) -> str:
-    """Say which seeds are missing, while the run goes on."""
+    """List the missing trainings of an unfinished comparison."""
     if not results.missing:
         return ""
-    still = "; ".join(
+    missing = "; ".join(
         f"seed {seed} of {_join(dict.fromkeys(markdown.code(run.variant.name) for run in runs))}"
         for seed, runs in groupby(results.missing, key=lambda run: run.seed)
     )
     about = f", about {format_time(seconds_left)} more" if seconds_left else ""
-    return f"**The run is not finished{about}.** Missing: {still}."
+    return f"**The run is not finished{about}.** Missing: {missing}."
 
 
 def _describe_encodings(settings: TextSettings) -> list[str]:
-    """Say in a line what each encoding of the comparison is."""
+    """Describe each encoding of the comparison in a line."""
     specs = " ".join(variant.position_encoding for variant in settings.variants)
     names = set(re.findall(r"\w+", specs))
     lines = [
@@ -100,9 +100,9 @@ def _describe_encodings(settings: TextSettings) -> list[str]:
         if entry.name in names
     ]
     lines += [
-        f"- {markdown.code(variant.name)}: DecBERT; its first layers see {variant.directions} "
-        "(lr: up to the token, rl: from the token on), with the positions "
-        f"{markdown.code(variant.position_encoding)}"
+        f"- {markdown.code(variant.name)}: DecBERT; its first layers attend {variant.directions} "
+        "(lr: to the token and those before it, rl: to the token and those after it), with the "
+        f"positions {markdown.code(variant.position_encoding)}"
         for variant in settings.variants
         if variant.directions
     ]
@@ -110,67 +110,67 @@ def _describe_encodings(settings: TextSettings) -> list[str]:
 
 
 def _suggest_next_steps(results: TextResults) -> list[str]:
-    """Show what to do with a finished comparison."""
-    able = [model for model in results.models if not model.diverged and model.curve]
-    if results.missing or not able:
+    """Suggest commands that look closer at a finished comparison."""
+    models = [model for model in results.models if not model.diverged and model.curve]
+    if results.missing or not models:
         return []
-    best = min(able, key=lambda model: model.sort_key)
+    best = min(models, key=lambda model: model.sort_key)
     run, names = best.outcomes[0].run, [entry.name for entry in list_entries()]
     checkpoint = shlex.quote(str(results.settings.folder(run) / "checkpoint_best.pt"))
     choose = f"--family {results.settings.family} --length {results.settings.trained}"
     steps = [
         (
-            "every head of the model with the lowest perplexity, on a page",
+            "a page with every head of the model with the lowest perplexity",
             f'fairseq-posenc inspect --checkpoint {checkpoint} --text "a sentence of the text"',
         ),
-        ("what was measured of all encodings", f"fairseq-posenc choose {choose}"),
+        ("measurements of all encodings", f"fairseq-posenc choose {choose}"),
     ]
     if run.variant.name in names:
-        steps.append(("its formula and cost", f"fairseq-posenc describe {run.variant.name}"))
+        steps.append(("formula and cost", f"fairseq-posenc describe {run.variant.name}"))
     code = "\n".join(f"# {comment}\n{command}" for comment, command in steps)
     return [
         "## What to do next",
-        "Train for longer, with more seeds or on your own text: the commands are below. Or look "
+        "Train for longer, with more seeds or on your own text, by the commands below. Or look "
         "closer:",
         f"```sh\n{code}\n```",
     ]
 
 
 def _explain_figures(settings: TextSettings) -> str:
-    masked = settings.family == MASKED
+    is_masked = settings.family == MASKED
     return (
-        "Validation perplexity is measured at the end of `fairseq-train`, on  "
-        f"{'the masked' if masked else 'all'} tokens; lower is better. It is computed from the "
-        f"mean loss over the seeds, with an interval from {LEAST_SEEDS} seeds on ({NOTE}); the "
-        "picture shows intervals as bands, and seeds as dots.  "
-        f"{'The masks of a seed are the same for every encoding. ' if masked else ''}With several "
-        "learning rates, a model is judged at the one with the lowest mean loss on this same "
-        "text. Tokens per second is the median during training; time is that of a training with "
-        "its validations, on one thread. Both are means over the seeds, and are worse if "
-        "trainings share a core or the machine has other work. The same command repeats its "
-        "figures on one machine; another make of processor rounds sums differently, which changes "
-        "them as another seed does."
+        "Validation perplexity is measured at the end of `fairseq-train`, on "
+        f"{'the masked' if is_masked else 'all'} tokens; lower is better. It is computed from the "
+        f"mean loss over the seeds, with an interval for {LEAST_SEEDS} seeds or more ({NOTE}); the "
+        "picture shows intervals as bands, and seeds as dots. "
+        f"{'With the same seed, all models see the same masks. ' if is_masked else ''}With several "
+        "learning rates, a model is judged at the one with the lowest mean loss on the same "
+        "validation text. Tokens per second is the median during training; time is that of a "
+        "training with its validations, on one thread. Both are means over the seeds, and are "
+        "worse if trainings share a core or the machine has other work. On one machine, the same "
+        "command gives the same figures; another processor rounds sums differently, which changes "
+        "them as much as another seed does."
     )
 
 
 def _introduce(results: TextResults) -> str:
-    settings, words = results.settings, results.data
+    settings, counts = results.settings, results.data
     source = (
         markdown.code(str(settings.text))
         if settings.text
         else f"Python's own documentation, version {platform.python_version()}"
     )
     return (
-        f"{_FAMILIES[settings.family].capitalize()}s on real text: {source}, {words['words']:,} "
-        f"words in {words['documents']:,} documents, of which {words['valid_words']:,} words are "
-        f"kept for validation, cut into {settings.vocab_size:,} sentencepieces. The models have "
-        f"{settings.size('layers')} layers of width {settings.size('embed-dim')} with "
-        f"{settings.size('attention-heads')} attention heads, and read blocks of "
-        f"{settings.trained} tokens. They differ only in their position encoding. Each is trained "
-        f"for {settings.updates:,} updates, {int(settings.option('--max-tokens')):,} tokens at a "
-        "time, once for each seed "
-        f"({_join(settings.seeds)}) and learning rate ({_join(settings.lrs)}). With the "
-        "same seed they read the same text in the same order"
+        f"{_FAMILIES[settings.family].capitalize()}s on real text: {source}, "
+        f"{counts['words']:,} words in {counts['documents']:,} documents, of which "
+        f"{counts['valid_words']:,} words are kept for validation, split into "
+        f"{settings.vocab_size:,} sentencepieces. The models have {settings.size('layers')} layers "
+        f"of width {settings.size('embed-dim')} with {settings.size('attention-heads')} attention "
+        f"heads, and read blocks of {settings.trained} tokens. They differ only in their position "
+        f"encoding. Each is trained for {settings.updates:,} updates of "
+        f"{int(settings.option('--max-tokens')):,} tokens, once for each seed "
+        f"({_join(settings.seeds)}) and learning rate ({_join(settings.lrs)}). With the same seed "
+        "they read the same text in the same order"
         f"{', with the same masks' if settings.family == MASKED else ''}."
     )
 
@@ -180,7 +180,7 @@ def _join(values: Iterable[object]) -> str:
 
 
 def format_table(results: TextResults) -> str:
-    """Format all models as a table in Markdown; of unfinished ones the known figures."""
+    """Format all models as a table in Markdown, with the figures so far of unfinished ones."""
     rows = {model.variant.name: _format_row(model, results.settings) for model in results.models}
     rows |= {name: _format_begun(*begun) for name, begun in find_begun(results).items()}
     return markdown.table(_HEADER, [rows[name] for name in results.settings.names if name in rows])
@@ -199,11 +199,11 @@ def _format_row(model: SeedAggregate, settings: TextSettings) -> tuple[str, ...]
     def mean(figure: Callable[[Outcome], float], show: Callable[[float], str]) -> str:
         return show(fmean(map(figure, model.undiverged))) if model.undiverged else "-"
 
-    seeds, wanted = len(model.outcomes), len(settings.seeds)
+    seeds, total = len(model.outcomes), len(settings.seeds)
     return (
         markdown.code(model.variant.name),
         mean(lambda outcome: outcome.figures["position_parameters"], "{:,.0f}".format),
-        *(model.lr, str(seeds) if seeds == wanted else f"{seeds} of {wanted}", model.show(2)),
+        *(model.lr, str(seeds) if seeds == total else f"{seeds} of {total}", model.show(2)),
         ", ".join(f"{outcome.perplexity:,.1f}" for outcome in model.undiverged) or "-",
         mean(lambda outcome: outcome.curve.speed, "{:,.0f}".format),
         mean(lambda outcome: outcome.seconds, format_time),
@@ -218,7 +218,7 @@ def _format_begun(run: Run, curve: Curve) -> tuple[str, ...]:
 
 
 def draw(results: TextResults, title: str, path: Path) -> bool:
-    """Draw means, intervals and seeds into a PNG file; say whether there is anything to draw."""
+    """Draw means, intervals and seeds into a PNG file; return whether there was anything."""
     curves = {model.variant.name: model.curve for model in results.models}
     lines = {model.variant.name: mean_line(model) for model in results.models}
     lines |= {name: curve.points for name, (_, curve) in find_begun(results).items()}
@@ -232,17 +232,17 @@ def draw(results: TextResults, title: str, path: Path) -> bool:
 
 
 def find_begun(results: TextResults) -> dict[str, tuple[Run, Curve]]:
-    """Find the first curve of each model of which no training is finished."""
-    done = {outcome.run.variant for outcome in results.outcomes}
+    """Find the first curve of each model without a finished training."""
+    finished = {outcome.run.variant for outcome in results.outcomes}
     begun: dict[str, tuple[Run, Curve]] = {}
     for run, curve in results.begun.items():
-        if run.variant not in done and curve.points:
+        if run.variant not in finished and curve.points:
             begun.setdefault(run.variant.name, (run, curve))
     return begun
 
 
 def mean_line(model: SeedAggregate) -> list[tuple[int, float]]:
-    """Compute the mean curve, which ends without a number where a seed diverged first."""
+    """Compute the mean curve; it ends with NaN where the first seed diverged."""
     end = min(model.diverged.values(), default=0)
     return [*((x, y.mean) for x, y in model.curve), *([(end, math.nan)] if end else [])]
 
@@ -251,7 +251,7 @@ _USER_DIR = ' --user-dir "$(fairseq-posenc user-dir)"'  # finds the package on e
 
 
 def format_reruns(settings: TextSettings) -> str:
-    """Show lines that run the comparison again, longer, with more seeds, or on other text."""
+    """Format commands that run the comparison again, longer, with more seeds, or on other text."""
     out = str(settings.out)
     longer = ["--updates", str(4 * settings.updates)]
     seeds = range(max(settings.seeds) + 1, max(settings.seeds) + 4)
@@ -264,12 +264,12 @@ def format_reruns(settings: TextSettings) -> str:
         f"--{stack}-attention-heads 8 --dropout 0.1 --tokens-per-sample 256 --max-tokens 16384"
     )
     lines = [
-        ("the same again: steps that are done are not repeated", []),
+        ("the same again: finished steps are not repeated", []),
         ("four times as long: continues these trainings", longer),
         ("three more seeds: only these are trained", more),
         ("each model at the best of three learning rates", rates),
         (
-            "bigger: for a text of millions of words, and a GPU, which is used if torch finds one",
+            "bigger: for a text of millions of words, and a GPU, which is used if torch finds it",
             [*bigger, "--out", f"{out}-big", "--", larger],
         ),
         ("your own text", ["--text", "my.txt", "--out", f"{out}-my-text"]),
@@ -298,7 +298,7 @@ def _compare_command(settings: TextSettings, changes: list[str]) -> str:
 
 
 def format_commands(settings: TextSettings) -> str:
-    """Show the commands that were called for each training."""
+    """Format the commands of all trainings."""
     lines = []
     for run in settings.runs:
         command = shlex.join(settings.train_command(run))
