@@ -1,4 +1,4 @@
-"""``make docs``: writes the generated parts of the documentation, or checks them."""
+"""``make docs``: writes the generated parts of the documentation, or finds outdated ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of ``docs/choose.md`` and the evidence of ``choose``, made of the records."""
+"""Makes the tables of ``docs/choose.md`` and the evidence of ``choose`` from the records."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def fill_page(path: Path) -> str:
     """Fill a page with the tables and pictures of all families.
 
     Raises:
-        UserError: the page has no START and END lines.
+        UserError: the page lacks the START or END line.
     """
     parts = [part for family in FAMILIES for part in _format_family(family)]
     return markdown.fill_page(path, START, "\n\n".join(["", *parts, *_format_costs(), ""]), END)
 
 
 def format_evidence() -> str:
-    """Format what ``fairseq-posenc choose`` answers from as JSON, by family."""
+    """Format the evidence of ``fairseq-posenc choose`` as JSON, by family."""
     content = {}
     for family in FAMILIES:
         evidence = measured.collect_evidence(family)
-        figures = {times: entry._asdict() for times, entry in evidence.figures.items()}
+        figures = {factor: entry._asdict() for factor, entry in evidence.figures.items()}
         content[family] = {**evidence._asdict(), "figures": figures}
     return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
@@ -45,7 +45,7 @@ def format_evidence() -> str:
 def format_card(name: str) -> str:
     """Format an encoding's figures beside the best ones as a table; "" if it has none.
 
-    Sentences before the table say where the encoding is good, and where it is not.
+    Sentences before the table name the figures in which the encoding is good or bad.
     """
     columns = [
         (family, column)
@@ -69,18 +69,18 @@ def format_card(name: str) -> str:
 
 
 def _format_advice(name: str, columns: Iterable[tuple[str, Column]]) -> str:
-    """Say in which columns an encoding is in front, and in which far behind.
+    """Name the columns in which an encoding is recommended, and those in which it is not.
 
-    In front: the best, or not significantly different from it, and significantly better than the
-    median encoding of the column. Far behind: significantly worse than the best, and in the lower
-    half. Columns without significant differences say neither.
+    It is recommended if it is the best or not significantly different from it, and significantly
+    better than the column's median encoding; it is not if it is significantly worse than the best
+    and in the lower half. Columns without significant differences do not count.
     """
     front: dict[str, list[str]] = {}
     back: dict[str, list[str]] = {}
     for family, column in columns:
         verdicts = column.verdicts()
-        verdict, differ = verdicts[name], WORSE in verdicts.values()
-        if differ and verdict in (BEST, SAME) and name in column.list_better_than_median():
+        verdict, has_worse = verdicts[name], WORSE in verdicts.values()
+        if has_worse and verdict in (BEST, SAME) and name in column.list_better_than_median():
             front.setdefault(family, []).append(column.title)
         in_lower_half = 2 * column.ranked().index(name) >= len(column.figures)
         if verdict in (WORSE, UNREAD) and in_lower_half:
@@ -107,10 +107,7 @@ def _format_cell(column: Column, name: str) -> str:
 
 
 def draw(folder: Path) -> None:
-    """Draw the columns of each family that have seeds into a PNG file in a folder.
-
-    Fine-tuned models get a separate file.
-    """
+    """Draw the columns that have seeds into PNG files: one per family, and one if fine-tuned."""
     for family in FAMILIES:
         for columns, name in zip(_split_columns(family), _name_pictures(family)):
             shown = [column for column in columns if column.by_seed and len(column.figures) >= _FEW]
@@ -119,7 +116,7 @@ def draw(folder: Path) -> None:
 
 
 def _split_columns(family: str) -> tuple[list[Column], list[Column]]:
-    """Collect the columns of models, and those of the models that were fine-tuned from them."""
+    """Collect the columns of models, and of the models that were fine-tuned from them."""
     tuned = measured.fine_tuned(family)
     titles = {column.title for column in tuned}
     columns = measured.list_result_columns(family, measured.multiples(family)[-1:])
@@ -147,7 +144,7 @@ def _format_family(family: str) -> list[str]:
 
 def _format_correlations(columns: Sequence[Column]) -> list[str]:
     """Format a table of Spearman's correlation of each column with the first."""
-    from scipy import stats  # a second to import
+    from scipy import stats  # takes a second to import
 
     rows = []
     for column in columns[1:]:

@@ -1,4 +1,4 @@
-"""The table of all encodings in ``docs/encodings/README.md``, and the page of each."""
+"""Makes the table of all encodings in ``docs/encodings/README.md``, and a page for each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def format_files(folder: Path) -> dict[Path, str]:
     """Format every file of ``docs/encodings``.
 
     Raises:
-        UserError: the table has no place.
+        UserError: the overview lacks the START or END line.
     """
     overview = folder / "README.md"
     table = markdown.fill_page(overview, START, f"\n{format_table()}\n", END)
@@ -35,7 +35,7 @@ def format_table() -> str:
 
 
 def format_page(name: str) -> str:
-    """Write an encoding's page in Markdown."""
+    """Format an encoding's page in Markdown."""
     page, is_causal = catalogue.parse_page(name), registry.get(name).causal_only
     formula, prose = equations.split_equation(page.equation)
     number = catalogue.count_at_base_size(name)
@@ -56,7 +56,7 @@ def format_page(name: str) -> str:
     lines = [f"# {name}", "", _quote(page.summary), "", f"$${equations.to_latex(formula)}$$", ""]
     if prose:
         lines += [f"where {_quote(prose)}", ""]
-    # A picture of scores would show nothing of terms that enter the values alone.
+    # Terms that enter only the values do not change the scores.
     shown = "trained tables" if _find_terms(name) == {"values"} else "score against distance"
     lines += [markdown.table(("", ""), rows.items(), "l"), ""]
     lines += [f"![{shown} with {name}]({name}.png)", ""]

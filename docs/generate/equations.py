@@ -1,8 +1,8 @@
-"""From the plain formulas of the docstrings to LaTeX, which GitHub renders."""
+"""Converts the plain formulas of docstrings to LaTeX, which GitHub renders."""
 
 import re
 
-# In this order; each pattern sees what the ones before it left.
+# Patterns and their replacements, which are applied one after the other.
 RULES: tuple[tuple[str, str], ...] = (
     (r"abs\(([^()]*)\)", r"\\left\\vert \1 \\right\\vert"),
     (r"sqrt\(([^()]*)\)", r"\\sqrt{\1}"),

@@ -1,4 +1,4 @@
-"""Forest plots: the figures of all encodings, the best on top, each with interval and seeds."""
+"""Draws forest plots: the figures of all encodings with intervals and seeds, the best on top."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.differences import PERPLEXITY
 from fairseq_posenc.workbench.results.pictures import COLOURS, GREY, GRID
 
-_WIDTH, _WIDTH_OF_MANY = 3.6, 2.4  # inches of a panel, and of one beside four others or more
-_LETTERS = 13  # letters of a title in an inch
-# By verdict; all others are grey.
-_COLOURS = {BEST: COLOURS[4], SAME: COLOURS[0], UNKNOWN: COLOURS[0]}
+_WIDTH, _WIDTH_OF_MANY = 3.6, 2.4  # width of a panel in inches, and of one of five or more
+_LETTERS = 13  # letters of a title per inch
+_COLOURS = {BEST: COLOURS[4], SAME: COLOURS[0], UNKNOWN: COLOURS[0]}  # grey for other verdicts
 
 
 def draw(columns: Sequence[Column], path: Path) -> None:
     """Draw a panel for each column into a PNG file, with the encodings in the order of the first.
 
-    The best is green, what does not differ significantly from it black.
+    The best encoding is green; those that do not differ significantly from it are black.
     """
     names = [
         name

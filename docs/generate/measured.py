@@ -1,7 +1,7 @@
-"""Columns of figures by encoding, each read from the records in ``docs/results``.
+"""Reads columns of figures by encoding from the records in ``docs/results``.
 
-Each function reads one column: None, or an empty list, where nothing was measured in a family.
-A figure that no record has is "not measured".
+Functions return None, or an empty list, if nothing was measured in a family. A figure that no
+record has is "not measured".
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from fairseq_posenc.workbench.results.intervals import Interval, interval, inter
 from fairseq_posenc.workbench.results.record import Record, Row, read
 
 RESULTS = Path(__file__).parents[1] / "results"
-# By family, the records of models trained for choose.md, and patterns of several records.
+# Records of the models trained for choose.md, by family.
 MAIN_RECORD = {MASKED: "masked_lm.json", CAUSAL: "causal_lm.json", BOTH: "translation.json"}
-# Encodings added later, trained alike; those of an earlier record are left out.
+# Encodings added later and trained in the same way; encodings of an earlier record are left out.
 NEWER_RECORDS = {
     "masked_lm.json": ("masked_lm_newer.json",),
     "causal_lm.json": ("causal_lm_newer.json", "causal_lm_inkling.json"),
@@ -47,7 +47,7 @@ ANOTHER_TEXT: dict[str, list[tuple[str, str, Optional[str]]]] = {
     ],
 }
 LENGTH_RECORDS = {CAUSAL: "causal_lm*_length_seed_*.json"}  # a record for each seed
-# Models that were trained with one encoding and go on with another.
+# Models that were trained with one encoding and continue with another.
 SWITCH_RECORD = {
     MASKED: "masked_lm_start.json",
     CAUSAL: "causal_lm_start.json",
@@ -65,16 +65,15 @@ _TRANSLATION_MODELS = (  # docs/results/multi30k.md
 
 
 class Column(NamedTuple):
-    """One figure of every encoding that has it."""
+    """A figure of all encodings that have it."""
 
-    title: str  # name of the figure, heading of the column
+    title: str  # name of the figure, and heading of the column
     source: str  # file names of the records
     digits: int  # decimals in tables
-    # encoding -> figure; infinite where the model cannot read the input
-    figures: Mapping[str, Interval]
+    figures: Mapping[str, Interval]  # by encoding; infinite if the model cannot read the input
     higher: bool = False  # whether higher is better
-    by_seed: Mapping[str, Values] = {}  # encoding -> seed -> figure, where there are several seeds
-    scale: Scale = PERPLEXITY  # on which differences are taken
+    by_seed: Mapping[str, Values] = {}  # by encoding and seed, if there are several seeds
+    scale: Scale = PERPLEXITY  # the scale on which encodings are compared
 
     def show(self, name: str) -> str:
         """Format the figure of an encoding for a table."""
@@ -103,22 +102,20 @@ class Column(NamedTuple):
 
 
 def at_trained_length(family: str) -> Optional[Column]:
-    """Read perplexities at the length of training; of translation, BLEU."""
+    """Read perplexities at the length in training; for translation, BLEU."""
     record = _read_record(MAIN_RECORD[family])
     if record is None:
         return None
     if family == BOTH:
-        figures, rows = (
-            _bleu(record, greedy=False),
-            [row for row in record.rows if row["beam"] != 1],
-        )
+        figures = _bleu(record, greedy=False)
+        rows = [row for row in record.rows if row["beam"] != 1]
         seeds = _group_by_seed(rows, "system", "training", "BLEU")
         return Column("BLEU", MAIN_RECORD[family], 2, figures, True, seeds, BLEU)
     return _read_perplexities(MAIN_RECORD[family], "perplexity")
 
 
 def on_another_text(family: str) -> list[Column]:
-    """Read perplexities of models of another text, at the length of training and far beyond."""
+    """Read perplexities of models of another text, at the length in training and far beyond."""
     columns = []
     for text, name, lengths in ANOTHER_TEXT.get(family, ()):
         if _read_record(name) is None:
@@ -136,7 +133,7 @@ def fine_tuned(family: str) -> list[Column]:
     for name in GLUE_RECORDS.get(family, ()):
         if (record := _read_record(name)) is None:
             continue
-        tasks = [*dict.fromkeys(row["task"] for row in record.rows)]  # and "mean", after several
+        tasks = [*dict.fromkeys(row["task"] for row in record.rows)]  # with "mean" after several
         for task in tasks:
             rows = [row for row in record.rows if row["task"] == task]
             runs = [run for run in record.figures["runs"] if run["task"] == task]
@@ -162,7 +159,7 @@ def _read_perplexities(name: str, title: str) -> Column:
 
 
 def collect_evidence(family: str) -> Evidence:
-    """Collect what ``fairseq-posenc choose`` answers from."""
+    """Collect the evidence of ``fairseq-posenc choose``."""
     columns = {"1": at_trained_length(family)}
     columns |= {str(n): at_multiple(family, n) for n in multiples(family) if n > 1}
     figures = {times: _decide(column) for times, column in columns.items() if column}
@@ -187,7 +184,7 @@ def _decide(column: Column) -> Figures:
 
 
 def _describe_models(family: str) -> tuple[str, int, int]:
-    """Describe the models of :func:`at_trained_length`: in words, and their two lengths."""
+    """Describe the models of :func:`at_trained_length`; return their lengths as well."""
     record = _read_record(MAIN_RECORD[family])
     assert record
     if family == BOTH:
@@ -218,20 +215,23 @@ def _group_by_seed(
 
 
 def at_multiple(family: str, times: int, records: Optional[str] = None) -> Optional[Column]:
-    """Read perplexities at a multiple of the length of training.
+    """Read perplexities at a multiple of the length in training.
 
-    ``records`` is another pattern of files than the family's.
+    Args:
+        family: the family.
+        times: the multiple.
+        records: pattern of the records' names; None for the family's.
     """
     source = records or LENGTH_RECORDS.get(family)
-    values_of = _read_perplexities_by_multiple(source).get(times, {})
-    figures = {name: interval_of_perplexity(values) for name, values in values_of.items()}
-    seeds = {name: dict(enumerate(values)) for name, values in values_of.items()}
+    by_encoding = _read_perplexities_by_multiple(source).get(times, {})
+    figures = {name: interval_of_perplexity(values) for name, values in by_encoding.items()}
+    seeds = {name: dict(enumerate(values)) for name, values in by_encoding.items()}
     title = f"perplexity at {times} times the length of training"
     return Column(title, source, 2, figures, by_seed=seeds) if source and figures else None
 
 
 def multiples(family: str) -> list[int]:
-    """List the multiples of the length of training at which models were evaluated."""
+    """List the multiples of the length in training at which models were evaluated."""
     return sorted(_read_perplexities_by_multiple(LENGTH_RECORDS.get(family)))
 
 
@@ -265,13 +265,13 @@ def _bleu(record: Record, greedy: bool) -> dict[str, Interval]:
 
 
 def after_300_updates(family: str) -> list[Column]:
-    """Read training losses and processor times of one seed, so without intervals."""
-    called = {MASKED: "masked LM", CAUSAL: "causal LM", BOTH: "translation"}[family]
+    """Read training losses and processor times, of one seed and so without intervals."""
+    name_in_record = {MASKED: "masked LM", CAUSAL: "causal LM", BOTH: "translation"}[family]
     runs = {
         run["encoding"]: run
         for path in _list_record_paths(EARLY_RECORD)
         for run in json.loads(path.read_text(encoding="utf-8"))["runs"]
-        if (run["family"], run["updates"], run["start"]) == (called, 300, "plain")
+        if (run["family"], run["updates"], run["start"]) == (name_in_record, 300, "plain")
     }
     losses = {name: interval([run["curve"][-1][1]]) for name, run in runs.items()}
     none = runs["none"]["cpu_seconds_per_100"]
@@ -305,7 +305,7 @@ def _read_layer_costs(record: Record, length: int) -> dict[str, dict[str, Interv
 
 
 def list_result_columns(family: str, multiples: Iterable[int]) -> list[Column]:
-    """Collect the columns of models' results; ``multiples`` of the length of training."""
+    """Collect all columns of results, with some multiples of the length in training."""
     columns = [
         at_trained_length(family),
         *(at_multiple(family, times) for times in multiples if times > 1),
@@ -327,7 +327,7 @@ def format_columns(columns: Sequence[Column], names: Iterable[str]) -> str:
 
 
 def _read_interval(row: Row, name: str) -> Interval:
-    """Read a figure of a record; JSON has no infinity and writes null."""
+    """Read a figure of a record; null stands for infinite bounds, which JSON does not have."""
     mean, low, high = (row[key] for key in (name, f"{name}_low", f"{name}_high"))
     return Interval(
         math.nan if mean is None else mean,

@@ -1,4 +1,4 @@
-"""The page of classes and functions, ``docs/reference.md``, made of signatures and docstrings.
+"""Makes ``docs/reference.md`` from the signatures and docstrings of classes and functions.
 
 Sources are parsed, not imported, so the page needs none of the packages that they import.
 """
@@ -86,10 +86,10 @@ _SECTIONS = [
 
 
 def format_page() -> str:
-    """Write the page in Markdown.
+    """Format the page in Markdown.
 
     Raises:
-        UserError: a class or function is not where the page says.
+        UserError: a module does not define a class or function that is listed for it.
     """
     parts = [_HEAD]
     for section in _SECTIONS:

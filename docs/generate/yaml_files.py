@@ -1,7 +1,6 @@
-"""Writes the YAML files of ``train_scripts/configs`` and ``finetune_configs`` from the recipes.
+"""Makes the YAML files of ``train_scripts/configs`` and ``finetune_configs`` from the recipes.
 
-A file is a :class:`~fairseq_posenc.workbench.training.recipes.Recipe` in fairseq's words; fairseq's
-dataclasses say in which section an option stands.
+fairseq's dataclasses determine the section of an option.
 """
 
 from __future__ import annotations
@@ -45,23 +44,22 @@ _COMMENTS = {
 }
 _PLUGIN = {"user_dir": "fairseq_posenc", "data": MISSING}
 _NOT_GIVEN = "not in the paper"
-# Keys of the recipes that are not options of fairseq.
+# Keys of recipes that are not options of fairseq.
 _NOT_OF_FAIRSEQ = {"seeds", "warmup_ratio", "doc_stride", "max_answer_length", "n_best"}
 _NOTE = "Made by `make docs` from the recipes."
 
 
 class Configuration(NamedTuple):
-    """The content of one YAML file."""
+    """The content of a YAML file."""
 
-    head: list[str]  # lines of comment
-    options: Mapping[str, Any]  # values by option of fairseq; the name of a model is `arch`
-    notes: Mapping[str, str]  # comments on some of them
-    # the file with the settings that several files share, without suffix; empty without one
-    shared: str = ""
+    head: list[str]  # lines of the comment at its beginning
+    options: Mapping[str, Any]  # values by option of fairseq; the model's name is `arch`
+    notes: Mapping[str, str]  # comments by option
+    shared: str = ""  # name, without suffix, of the file with shared settings; empty without one
 
 
 def format_files(folder: Path, configurations: Mapping[str, Configuration]) -> dict[Path, str]:
-    """Format the text of each file, and of the files with shared settings."""
+    """Format all files of a folder, including those with shared settings."""
     files = {}
     common: dict[str, dict[str, Any]] = {"": {}}
     names = {configuration.shared for configuration in configurations.values()}
@@ -104,15 +102,16 @@ def _format_yaml(configuration: Configuration, options: Mapping[str, Any]) -> st
 
 
 def _find_section(option: str, options: Mapping[str, Any]) -> tuple[str, str]:
-    """Find the section of fairseq's configuration that has an option, and its name there."""
+    """Find the section of an option in fairseq's configuration, and its name there."""
     if option == "arch":
         return "model", "_name"
     if option in _REGISTRIES:
         return option, "_name"
     sections = {name: getattr(FairseqConfig(), name) for name in _COMMON_SECTIONS}
-    sections.update({name: known.get(options.get(name)) for name, known in _REGISTRIES.items()})
-    for name, chosen in sections.items():
-        if chosen and option in {field.name for field in fields(chosen)}:
+    for name, registry in _REGISTRIES.items():
+        sections[name] = registry.get(options.get(name))
+    for name, dataclass in sections.items():
+        if dataclass and option in {field.name for field in fields(dataclass)}:
             return name, option
     return "model", option
 
@@ -163,7 +162,7 @@ def _configure_training(recipe: Recipe, folder: str) -> Configuration:
 
 
 def _list_file_only_options(recipe: Recipe) -> dict[str, Any]:
-    """List the options that a configuration file needs and a command line does not."""
+    """List the options that a configuration file needs, but a command line does not."""
     settings = recipe.all_settings
     options: dict[str, Any] = {}
     if settings["task"] == "masked_lm":
