@@ -21,7 +21,7 @@ PACKAGE = Path(fairseq_posenc.__file__).resolve().parent
 PREPROCESS = PACKAGE.parent / "preprocess"
 LIBRARY = {
     *("api", "assembly", "exporting", "position_parameters", "positions", "registry", "shared"),
-    *("specs", "identity", "files", "locks", "errors", "error_messages"),
+    *("decbert", "specs", "identity", "files", "locks", "errors", "error_messages"),
     *("user_dir", "version", "__init__"),
     *("encodings", "backends", "modules", "analysis"),
 }

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from fairseq_posenc.decbert import DECBERT
 from fairseq_posenc.errors import UserError, suggest
-from fairseq_posenc.models.decbert import DECBERT
 from fairseq_posenc.specs import parse
 
 MASKED, CAUSAL, BOTH = FAMILIES = ("masked-lm", "causal-lm", "encoder-decoder")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments.choose import command, halving, report
+from fairseq_posenc.workbench.experiments.choose import command, halving, on_text, report
 from fairseq_posenc.workbench.experiments.choose.halving import Halving
 from fairseq_posenc.workbench.experiments.corpus import unigram_perplexity
 from fairseq_posenc.workbench.experiments.text_experiment import TextSettings
@@ -138,7 +138,7 @@ def test_a_budget_that_is_too_small_says_which_would_do(tmp_path):
     named = report.format_budget(budget)
     assert f"5 encodings with 2 seeds need `--budget {named}`" in text
     assert len(rounds[-1].models) == 5
-    again = Simulated(tmp_path / "again", ends, command._parse_seconds(named), unigram=22.0)
+    again = Simulated(tmp_path / "again", ends, on_text._parse_seconds(named), unigram=22.0)
     assert again.run()[1].has_meaning
 
 
@@ -208,3 +208,14 @@ def test_candidates_are_trained_on_a_text_and_read_further(tmp_path):
     second = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
     assert second.stdout == first.stdout
     assert "fairseq-train" not in second.stderr
+
+
+def test_measurements_answer_without_fairseq():
+    code = """import sys
+from fairseq_posenc.workbench.cli import main
+assert main(["choose", "--family", "masked-lm", "--length", "64"]) == 0
+assert not {"fairseq", "hydra", "sentencepiece"} & sys.modules.keys()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Take ")
