@@ -1,6 +1,6 @@
-"""Other positions for models of Hugging Face's transformers.
+"""Replaces the positions of models of Hugging Face transformers.
 
-Once this is imported, the Auto classes of transformers read the folders of such models.
+Importing this package lets transformers' Auto classes load the saved folders of such models.
 """
 
 from typing import TypeVar
@@ -27,21 +27,21 @@ def set_positions(model: Model, spec: str, max_positions: int | None = None) -> 
     'alibi'
 
     Call it before PEFT, DDP, FSDP or ``torch.compile`` wraps the model, and before an optimizer is
-    made. The model's own positions are taken away. Weights of positions that old and new spec share
-    (a table of ``learned``, T5's buckets, sinks) are kept, all others begin as the encodings say.
+    created. The model's own positions are removed. Weights of positions in both the old and the new
+    spec (a table of ``learned``, T5's buckets, sinks) are kept; all others are initialized.
 
     Args:
-        model: of a known family, with any head.
-        spec: encodings, such as ``alibi`` or ``3*own+window(size=512),none``, in which ``own``
-            stands for the positions that the model has.
-        max_positions: longest sequence, for which tables have room; by default that of the model.
+        model: a model of a supported family, with any head.
+        spec: encodings, such as ``alibi`` or ``3*own+window(size=512),none``; ``own`` stands for
+            the model's current positions.
+        max_positions: longest sequence, and the size of tables; by default the model's.
 
     Returns:
-        The model. ``save_pretrained`` writes its positions, too.
+        The model. ``save_pretrained`` saves its positions, too.
 
     Raises:
-        UserError: a family, a spec or sizes that cannot be served, or a model that is wrapped; the
-            model is as it was.
+        UserError: the family, the spec or the sizes are not supported, or the model is wrapped; the
+            model is unchanged.
     """
     find_family(model)
     refuse_wrapped_parts(model)

@@ -1,4 +1,4 @@
-"""The attention function of models with our positions, for transformers' attention interface."""
+"""Computes attention with our positions, as a function of transformers' attention interface."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from fairseq_posenc.hf.gates import find_cache, find_inputs, keep_decay, read_de
 from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.shared import Shared
 
-NAME = "fairseq_posenc"  # of the attention function in transformers
-STATE = "position_state"  # keyword that hands a pass's state to the layers
-ATTRIBUTE = "positions"  # name of our modules below a stack and below its attentions
+NAME = "fairseq_posenc"  # name of the attention function in transformers
+STATE = "position_state"  # keyword argument that passes the state of a forward pass to the layers
+ATTRIBUTE = "positions"  # name of our submodule in a stack and in its attentions
 Cosines = tuple[Tensor, Tensor]  # cosines and sines, each `(B or 1, T, width)`
 
 
 class PassState(NamedTuple):
-    """The position state of a forward pass, which a stack hands to its layers.
+    """The position state of a forward pass, which a stack passes to its layers.
 
     Attributes:
-        cosines: for each kind of layer, what the model's own code rotates by; None where it does
-            not.
-        shared: of the stack; None where attention is the model's own.
-        need_weights: whether the attention weights are asked for.
-        recompute_cosines: computes trained ones again, for a kind of layer, with a graph of their
-            own.
-        inputs: of the layer, ``(B, T, C)``; None where no encoding reads it.
-        cache: of the keys; None where no gates need it.
+        cosines: for each kind of layer, the cosines and sines that the model's own code rotates
+            by; None if it does not rotate.
+        shared: position state of the stack; None if the model's own attention is used.
+        need_weights: whether attention weights are requested.
+        recompute_cosines: computes trained cosines of a kind of layer again, with a new autograd
+            graph.
+        inputs: input of the layer, ``(B, T, C)``; None if no encoding reads it.
+        cache: cache of the keys; None if no encoding has gates.
     """
 
     cosines: list[Cosines | None]
@@ -62,16 +62,16 @@ class PassState(NamedTuple):
 def make_cosines(
     rotation: Rotation | None, form: str, width: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor] | None:
-    """Give a rotation the form of a model's cosines and sines, ``(B or 1, T, width)`` each.
+    """Convert a rotation to a model's cosines and sines, each ``(B or 1, T, width)``.
 
     Args:
-        rotation: of the last T tokens.
-        form: see :class:`~fairseq_posenc.hf.families.Family`.
-        width: that the model's layers take.
-        dtype: of the result.
+        rotation: rotation of the last T tokens.
+        form: form of the cosines; see :class:`~fairseq_posenc.hf.families.Family`.
+        width: width of the cosines in the model.
+        dtype: dtype of the result.
 
     Returns:
-        None where the model's layers cannot rotate in this way.
+        The cosines and sines; None if the model's layers cannot apply the rotation.
     """
     if not is_cosines(rotation, form, width):
         return None
@@ -99,13 +99,13 @@ class AttentionPositions(AttentionCore, nn.Module):
     """The positions of a layer's self-attention: its trained encodings, and how they are applied.
 
     Args:
-        encodings: of the layer.
-        family: of the model.
+        encodings: encodings of the layer.
+        family: family of the model.
         dims: sizes of the stack.
-        kind: of the layer, in the spec.
-        is_rotated: whether the model's own code applies the rotation, from our cosines and sines.
+        kind: number of the layer's kind in the spec.
+        is_rotated: whether the model's own code applies the rotation, with our cosines and sines.
         reads_input: whether an encoding reads the input of the layer.
-        decay_place: of the decay of forget gates among the layers of a cache; None without gates.
+        decay_place: index of the cache layer for the decay of forget gates; None without gates.
     """
 
     def __init__(
@@ -128,11 +128,11 @@ class AttentionPositions(AttentionCore, nn.Module):
     def prepare(
         self, attention: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Hand its cosines and sines, or the layer's input, to attention: a hook before it."""
+        """Pass cosines and sines, or the layer's input, to attention, as a forward pre-hook."""
         state = named.get(STATE)
         if state is not None and self.is_rotated:
             named["position_embeddings"] = state.layer_cosines(self.kind)
-        if state is not None and state.shared is None:  # transformers' own functions come next
+        if state is not None and state.shared is None:  # transformers' own attention is used
             del named[STATE]
         elif state is not None and self.reads_input:
             inputs, cache = find_inputs(args, named), find_cache(args, named)
@@ -152,20 +152,20 @@ class AttentionPositions(AttentionCore, nn.Module):
         """Attend with this layer's encodings.
 
         Args:
-            attention: of the model.
-            query: of the new tokens, ``(B, H, T, D)``.
-            key: of all tokens that the cache kept, ``(B, G, S, D)``; rotated where the model's
-                own code does so.
-            value: of the same.
-            state: of the pass, with the input of the layer.
+            attention: the model's attention module.
+            query: queries of the new tokens, ``(B, H, T, D)``.
+            key: keys in the cache and of the new tokens, ``(B, G, S, D)``; already rotated if the
+                model's own code does so.
+            value: values of the same tokens, ``(B, G, S, D)``.
+            state: state of the forward pass, with the input of the layer.
             scale: factor of the dot products.
             dropout: probability of dropping a weight.
 
         Returns:
-            ``(B, T, H, D)``, and the weights ``(B, H, T, S)`` where they are asked for.
+            The result, ``(B, T, H, D)``, and the weights ``(B, H, T, S)``, None unless requested.
 
         Raises:
-            UserError: the cache holds more keys than there are tokens, or too few.
+            UserError: the cache has more keys than there are tokens, or too few.
         """
         call = self.make_positions_call(attention, query, key, value, state, scale, dropout)
         attended, weights = attend(*call)
@@ -181,8 +181,8 @@ class AttentionPositions(AttentionCore, nn.Module):
         scale: float,
         dropout: float = 0.0,
     ) -> AttentionCall:
-        """Make the call of a backend; see :meth:`forward`."""
-        assert state.shared is not None, "else attention is the model's own"
+        """Build the call of a backend; see :meth:`forward`."""
+        assert state.shared is not None, "else the model's own attention is used"
         shared = state.shared.of_kind(self.kind)
         self._check_cache(shared, key.size(2))
         positions = shared.positions
@@ -202,7 +202,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         )
 
     def _compute_decay(self, state: PassState, shared: Shared) -> Tensor | None:
-        """Compute the decay of all tokens, ``(B, G, S, 2)``; None where there are no gates."""
+        """Compute the decay of all tokens, ``(B, G, S, 2)``; None without gates."""
         if self.decay_place is None or state.inputs is None:
             return None
         new = state.inputs.size(1)
@@ -219,19 +219,19 @@ class AttentionPositions(AttentionCore, nn.Module):
         return None if self.is_rotated else super().rotation(shared, count)
 
     def _project_terms(self, attention: nn.Module, terms: Terms) -> Terms:
-        """Project the rows of terms by the layer's projections of queries and keys."""
+        """Project the rows of terms with the layer's projections of queries and keys."""
         if terms.content_rows is None:
             return terms
         queries, keys = self.family.project_rows(attention, terms.content_rows, self.dims)
         return terms.projected(lambda rows: queries, lambda rows: keys)
 
     def _scale_terms(self, terms: Terms, scale: float) -> Terms:
-        """Let all products be multiplied by the model's factor in place of 1 / sqrt(D)."""
+        """Scale all products by the model's factor instead of 1 / sqrt(D)."""
         factor = 1.0 if terms.scale_factor is None else terms.scale_factor
         return terms._replace(scale_factor=factor / (scale**2 * self.head_dim))
 
     def _check_cache(self, shared: Shared, keys: int) -> None:
-        """Refuse a cache of a fixed size, and one that forgets keys which the spec needs."""
+        """Refuse a cache of a fixed size, and one that has dropped keys that the spec needs."""
         positions = shared.positions
         src_len, needed = positions.tokens.size(1), shared.locality.needed_keys()
         window = needed.last if needed.first is None else None
@@ -260,10 +260,10 @@ def attend_with_positions(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention, as a function of transformers' attention interface.
 
-    Attention to an encoder's output has no positions, and is transformers' own.
+    Attention to an encoder's output has no positions, and uses transformers' own function.
 
     Raises:
-        UserError: the layer was called outside of its stack.
+        UserError: the layer was called without its stack.
     """
     positions = getattr(module, ATTRIBUTE, None)
     state = named.pop(STATE, None)
@@ -280,7 +280,7 @@ def attend_with_positions(
     scale = getattr(module, "scaling", None) or scaling or query.size(-1) ** -0.5
     if scaling is not None and scaling != scale:  # the queries were scaled already
         query = query * (scaling / scale)
-    # PEFT may have put a trained copy there, in a wrapper that passes calls on.
+    # The module may be PEFT's wrapper around a trained copy, so it is called like a module.
     computed: tuple[Tensor, Tensor | None] = positions(
         module, query, key, value, state, scale, dropout
     )
@@ -288,11 +288,11 @@ def attend_with_positions(
 
 
 def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **named: Any) -> Any:
-    """Return the padding mask itself, which the stack's positions read.
+    """Return the padding mask itself, which the positions of the stack read.
 
-    Attention to an encoder's output takes the mask of transformers' sdpa.
+    Attention to an encoder's output gets the mask of transformers' sdpa.
     """
-    # transformers 4 makes such masks elsewhere
+    # transformers 4 makes masks for an encoder's output elsewhere.
     if mask_function is not getattr(masking_utils, "bidirectional_mask_function", None):
         return attention_mask
     return ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](

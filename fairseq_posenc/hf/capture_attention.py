@@ -27,11 +27,11 @@ from fairseq_posenc.hf.stack_hook import HookedPositions
 
 @torch.no_grad()
 def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[CapturedAttention]:
-    """Capture the attention of every layer in a pass without caches, stack by stack.
+    """Capture the attention of every layer in a forward pass without caches, stack by stack.
 
     Args:
-        model: whose positions were set, in evaluation mode.
-        inputs: of the pass; where there is an encoder and a decoder, without padding.
+        model: a model whose positions were set, in evaluation mode.
+        inputs: inputs of the model; without padding if it has an encoder and a decoder.
     """
     captured: list[CapturedAttention] = []
     with ExitStack() as exits:
@@ -40,8 +40,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             if not isinstance(positions, HookedPositions):
                 continue
             name = "decoder" if positions.assembly.dims.causal else "encoder"
-            layers = [x for x in module.modules() if isinstance(x, AttentionPositions)]
-            for number, layer in enumerate(layers):
+            for number, layer in enumerate(_find_layers(module)):
                 hook = partial(_capture, name, number, captured)
                 exits.callback(layer.register_forward_hook(hook).remove)
         exits.enter_context(_attend_here(model))
@@ -79,13 +78,13 @@ def _capture(
 def _capture_cross_attention(
     model: PreTrainedModel, captured: list[CapturedAttention]
 ) -> Iterator[None]:
-    """Capture attention to an encoder's output, which has no positions, and no module of ours."""
-    of_encoder = set(model.get_encoder().modules())
+    """Capture attention to an encoder's output, which has no positions and none of our modules."""
+    encoder_modules = set(model.get_encoder().modules())
 
     def attend(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **named: Any
     ) -> tuple[Tensor, Tensor | None]:
-        if not hasattr(module, ATTRIBUTE) and module not in of_encoder:
+        if not hasattr(module, ATTRIBUTE) and module not in encoder_modules:
             scale, width = named["scaling"] or query.size(-1) ** -0.5, query.size(-1)
             terms = Terms(scale_factor=1 / (scale**2 * width))
             call = AttentionCall(query, key, value, terms, Mask(), need_weights=True)
@@ -106,7 +105,7 @@ def _capture_cross_attention(
 
 @contextmanager
 def _attend_here(model: PreTrainedModel) -> Iterator[None]:
-    """Let this package attend and rotate, where the model's own code does."""
+    """Let this package attend and rotate, even if the model's own code usually does."""
     stacks, layers = _find_stacks(model), _find_layers(model)
     before = model.config._attn_implementation
     stacks_before = [(stack.is_native, stack.is_rotated) for stack in stacks]

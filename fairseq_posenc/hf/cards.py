@@ -1,4 +1,4 @@
-"""The card of a model with positions: how its folder is loaded, and which positions it has."""
+"""Writes model cards that say how a folder is loaded, and which positions the model has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ tags: [{TAG}, position-encoding]
 ---
 
 """
-_BODY = """A {name} for {length} tokens with these positions, in the words of fairseq-posenc:
+_BODY = """A {name} for {length} tokens with these positions, as a spec of fairseq-posenc:
 
     {spec}
 
@@ -25,20 +25,20 @@ from transformers import {auto}
 model = {auto}.from_pretrained("FOLDER")
 ```
 
-Without the first line transformers refuses this folder: its own positions are not these.
+Without the first line transformers refuses this folder, because it lacks these positions.
 """
 _WRITTEN = re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(_BODY)))
 
 
 def write_card(folder: Path, name: str, auto: str, spec: str, length: int) -> None:
-    """Write the card of a folder, unless it has one of its owner's.
+    """Write the card of a folder, or update one that was written here; leave any other card.
 
     Args:
-        folder: of a saved model.
-        name: of the model's class.
+        folder: folder of a saved model.
+        name: name of the model's class.
         auto: name of the Auto class that loads it.
-        spec: of its positions.
-        length: that they have room for.
+        spec: spec of its positions.
+        length: longest sequence of its positions.
     """
     path = folder / "README.md"
     body = _BODY.format(name=name, auto=auto, spec=spec, length=length)
@@ -46,14 +46,14 @@ def write_card(folder: Path, name: str, auto: str, spec: str, length: int) -> No
         path.write_text(_HEADER + body, encoding="utf-8")
         return
     text = path.read_text(encoding="utf-8")
-    if _WRITTEN.search(text):  # perhaps with earlier positions
+    if _WRITTEN.search(text):  # its positions may be earlier ones
         path.write_text(_WRITTEN.sub(lambda match: body, text), encoding="utf-8")
 
 
 def complete_card(folder: Path, name: str, auto: str, spec: str, length: int) -> None:
-    """Let a card that goes to the hub begin with how the model is loaded, if it does not say so.
+    """Add to a card for the hub how the model is loaded, if it does not say so.
 
-    There transformers writes a card of its own over that of the folder.
+    For the hub, transformers replaces the folder's card by its own.
     """
     path = folder / "README.md"
     if "import fairseq_posenc.hf" not in path.read_text(encoding="utf-8"):

@@ -1,4 +1,4 @@
-"""The families of transformers' models: where the parts of a stack are that positions enter."""
+"""Describes families of transformers' models: which parts of a model its positions are made of."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.own_positions import explain_unservable
 
-AFTER_PADDING = -1  # the first row of a table whose positions follow the symbol of padding
+AFTER_PADDING = -1  # value of `first_row`: the row after that of the padding symbol
 
 
 @dataclass(frozen=True)
@@ -24,22 +24,24 @@ class Family:
     """The names of the parts of a model that its own positions are made of.
 
     Attributes:
-        stacks: of layers, below the base model.
-        layers: the list of layers, below a stack.
-        attention: the self-attention, below a layer.
-        rotary: modules that compute cosines and sines, below a stack.
-        cosines: their form: ``doubled`` for both halves of a head, ``half`` for one, ``pairs`` for
-            adjacent coordinates, ``doubled_pairs`` for these, too, of which the model takes a half.
-        rotates: attribute of an attention that says whether it applies them; empty where all do.
-        table: of learned positions, below a stack.
-        first_row: of that table, which position 0 has.
-        scale: attribute of a stack, the factor of its embeddings: an encoder multiplies what it
-            looks up, a decoder all embeddings that it gets.
-        projections: of queries and keys, below an attention, or the name of the one that holds all.
-        by_head: whether that one holds queries, keys and values of a head side by side.
-        bias: table of distances, below the first layer's attention.
-        sinks: parameter of an attention.
-        since: first version of transformers whose attention can be replaced.
+        stacks: paths of the stacks of layers in the base model.
+        layers: path of the list of layers in a stack.
+        attention: path of the self-attention in a layer.
+        rotary: paths of the modules in a stack that compute cosines and sines.
+        cosines: form of the cosines: ``doubled`` for both halves of a head, ``half`` for one half,
+            ``pairs`` for adjacent coordinates, and ``doubled_pairs`` for adjacent coordinates of
+            which the model uses the first half.
+        rotates: attribute of an attention that says whether it rotates; empty if all rotate.
+        table: path of the table of learned positions in a stack.
+        first_row: row of position 0 in that table.
+        scale: attribute of a stack that is the factor of its embeddings. An encoder multiplies the
+            embeddings that it looks up, a decoder all embeddings that it gets.
+        projections: names of the query and key projections in an attention, or of the projection
+            that contains all.
+        by_head: whether that projection has the queries, keys and values of a head side by side.
+        bias: path of the table of distances in the first layer's attention.
+        sinks: name of the parameter of sinks in an attention.
+        since: first major version of transformers whose attention can be replaced.
     """
 
     stacks: tuple[str, ...] = ("",)
@@ -58,7 +60,7 @@ class Family:
     since: int = 4
 
     def find_stacks(self, model: PreTrainedModel) -> list[Stack]:
-        """List the stacks of layers that a model has, the encoder's first."""
+        """List the stacks of a model, the encoder first."""
         inside = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
         stacks = [
             next(
@@ -72,11 +74,11 @@ class Family:
         return get_part(module, f"{name}.{self.layers}".lstrip(".")) is not None
 
     def applies_cosines(self, attention: nn.Module) -> bool:
-        """Check whether an attention rotates by the cosines that it is given."""
+        """Check whether an attention rotates by cosines that are passed to it."""
         return bool(self.rotary) and (not self.rotates or bool(getattr(attention, self.rotates)))
 
     def project_rows(self, attention: nn.Module, rows: Tensor, dims: Dims) -> tuple[Tensor, Tensor]:
-        """Project rows ``(R, C)`` as a layer's queries and keys, both ``(H, R, D)``."""
+        """Project rows ``(R, C)`` to a layer's queries and keys, both ``(H, R, D)``."""
         if not isinstance(self.projections, str):
             query, key = (attention.get_submodule(name)(rows) for name in self.projections)
         else:
@@ -94,7 +96,7 @@ class Family:
 
 
 class Stack(NamedTuple):
-    """A stack of layers in a model, and what its family says of it."""
+    """A stack of layers in a model, with its family."""
 
     family: Family
     module: PreTrainedModel
@@ -112,33 +114,33 @@ class Stack(NamedTuple):
 
     @property
     def causal(self) -> bool:
-        """Whether queries see no later keys."""
+        """Whether queries cannot see later keys."""
         return bool(getattr(self.attentions[0], "is_causal", False))
 
     @property
     def attends_plainly(self) -> bool:
-        """Whether the model's own attention adds nothing to rotated products and a causal mask."""
+        """Whether the model's own attention has only rotated products and a causal mask."""
         windows = [getattr(x, "sliding_window", None) for x in (self.config, *self.attentions)]
         cap = getattr(self.config, "attn_logit_softcapping", None)
         return not (self.family.bias or self.family.sinks or cap or any(windows))
 
     def dims(self, max_positions: int) -> Dims:
-        """Describe the sizes of the stack."""
+        """Read the sizes of the stack."""
         config = self.config
         heads = config.num_attention_heads
-        if self.causal:  # an encoder-decoder has another number of heads there
+        if self.causal:  # decoders of encoder-decoders may have a different number of heads
             heads = getattr(config, "decoder_attention_heads", None) or heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         return Dims(config.hidden_size, heads, max_positions, self.causal, own_head_dim=head_dim)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Look up the embeddings of tokens ``(B, T)``, as the stack takes them: ``(B, T, C)``."""
+        """Look up the embeddings of tokens ``(B, T)`` as inputs of the stack: ``(B, T, C)``."""
         embeddings: Tensor = self.module.get_input_embeddings()(ids)
         return embeddings if self.causal else embeddings * self._scale
 
     @property
     def inner_scale(self) -> float:
-        """The factor by which the stack multiplies the embeddings that it gets."""
+        """The factor by which the stack multiplies its input embeddings."""
         return self._scale if self.causal else 1.0
 
     @property
@@ -146,7 +148,7 @@ class Stack(NamedTuple):
         return float(getattr(self.module, self.family.scale)) if self.family.scale else 1.0
 
     def trained_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights of the model's own positions, by their names in ours."""
+        """Yield the weights of the model's own positions, with their names in our modules."""
         family = self.family
         if family.table and isinstance(
             table := self.module.get_submodule(family.table), nn.Embedding
@@ -161,7 +163,7 @@ class Stack(NamedTuple):
                 yield "shared.t5.table", bias.weight.t()
 
     def neutralize(self) -> None:
-        """Take the model's own positions away: no rotation, vectors of zeros, no bias."""
+        """Remove the model's own positions: rotation, vectors at the input, and bias."""
         family = self.family
         for name in family.rotary:
             if not isinstance(rotary := self.module.get_submodule(name), NoRotation):
@@ -172,15 +174,15 @@ class Stack(NamedTuple):
             self.attentions[0].set_submodule(family.bias, NoBias())
         for attention in self.attentions if family.sinks else ():
             delattr(attention, family.sinks)
-            # transformers initializes what has this name; it is no parameter.
+            # Not a parameter, but transformers initializes the tensor of this name.
             setattr(attention, family.sinks, torch.empty(0))
 
     def rotary_width(self, rotary: nn.Module) -> int:
-        """Measure the width of the cosines that the model's layers take."""
+        """Measure the width of the cosines in the model's layers."""
         if isinstance(rotary, NoRotation):
             return rotary.width
         buffer = next(rotary.buffers())
-        if buffer.is_meta:  # where transformers 4 cannot compute
+        if buffer.is_meta:  # transformers 4 cannot compute on this device
             rotary = copy.deepcopy(rotary).to_empty(device="cpu")
             buffer = next(rotary.buffers())
         kinds = getattr(self.config, "layer_types", None) or [None]
@@ -194,7 +196,7 @@ class Stack(NamedTuple):
 
 
 class NoRotation(nn.Module):
-    """Cosines of 1 and sines of 0, in place of a model's own."""
+    """Replaces a model's rotary module by cosines of 1 and sines of 0."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -206,19 +208,19 @@ class NoRotation(nn.Module):
 
 
 class NoPositions(nn.Module):
-    """A zero in place of a table of positions."""
+    """Replaces a table of positions by zero."""
 
     def forward(self, *args: Any, **named: Any) -> Tensor:
-        """Return a zero for all positions, which goes with vectors of any type and device."""
+        """Return a scalar zero, which can be added to vectors of any dtype and device."""
         return torch.zeros(())
 
 
 class NoBias(nn.Module):
-    """Zeros in place of a table of distances."""
+    """Replaces a table of distances by zeros."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Version 5 initializes tables by this name when it loads a T5; it is no parameter.
+        # Not a parameter, but version 5 initializes the tensor of this name when it loads a T5.
         self.weight = torch.empty(0)
 
     def forward(self, buckets: Tensor) -> Tensor:
@@ -227,7 +229,7 @@ class NoBias(nn.Module):
 
 
 def get_part(module: nn.Module, name: str) -> Any:
-    """Look up a part of a module by its path; None where the module has no such part."""
+    """Look up a submodule by its path; None if it does not exist."""
     try:
         return module.get_submodule(name)
     except AttributeError:
@@ -316,7 +318,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def _list_served() -> list[str]:
-    """List the types of models that this version of transformers has and that are served."""
+    """List the supported types of models that this version of transformers has."""
     return [
         name
         for name, family in FAMILIES.items()
@@ -328,7 +330,7 @@ def find_family(model: PreTrainedModel) -> Family:
     """Find the family of a model by the type of its configuration.
 
     Raises:
-        UserError: the model is of no known family, or this version of transformers lacks it.
+        UserError: the family, or this version of transformers, is not supported.
     """
     if not isinstance(model, PreTrainedModel):
         raise UserError(

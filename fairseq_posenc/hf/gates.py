@@ -1,4 +1,4 @@
-"""What forget gates need of transformers: the input of a layer, and a place in its cache."""
+"""Gives forget gates access to the input of a layer, and stores their decay in its cache."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def find_cache(args: tuple[Any, ...], named: dict[str, Any]) -> Cache | None:
 
 
 def read_decay(cache: Cache | None, place: int, count: int) -> Tensor | None:
-    """Read the decay of earlier tokens, ``(B, G, count, 2)``; None where there are none.
+    """Read the decay of earlier tokens, ``(B, G, count, 2)``; None if there are none.
 
     Args:
-        cache: of all layers.
-        place: of a layer's decay among the layers of the cache.
-        count: of the earlier tokens.
+        cache: cache of all layers.
+        place: index of the cache layer that stores the decay.
+        count: number of earlier tokens.
 
     Raises:
-        UserError: the cache has it of other tokens.
+        UserError: the cache has the decay of a different number of tokens.
     """
     if not count:
         return None
@@ -48,9 +48,9 @@ def read_decay(cache: Cache | None, place: int, count: int) -> Tensor | None:
 
 
 def keep_decay(cache: Cache, place: int, decay: Tensor) -> None:
-    """Append the decay of new tokens, ``(B, G, T, 2)``, to a cache, as a further layer of it.
+    """Append the decay of new tokens, ``(B, G, T, 2)``, to an additional layer of a cache.
 
-    So it is reordered, repeated and cut with the keys.
+    As a layer of the cache, it is reordered, repeated and cropped together with the keys.
     """
     while len(cache.layers) <= place:
         cache.layers.append(DynamicLayer())

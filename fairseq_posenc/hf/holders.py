@@ -1,4 +1,4 @@
-"""What wraps or trains a model already, and would not follow when its positions change."""
+"""Finds wrappers and optimizers of a model that would not notice that its positions change."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fairseq_posenc.errors import UserError
 
 
 def refuse_wrapped_parts(model: PreTrainedModel) -> None:
-    """Refuse a model whose parts PEFT or FSDP has wrapped.
+    """Refuse a model whose parts are wrapped by PEFT or FSDP.
 
     Raises:
-        UserError: its adapters belong to its positions, or its weights are in shards.
+        UserError: the model has adapters, which belong to its positions, or sharded weights.
     """
     if getattr(model, "peft_config", None):
         raise UserError(
@@ -36,13 +36,13 @@ def list_parameters(model: nn.Module) -> set[int]:
 
 
 def stop_old_holders(model: PreTrainedModel, before: set[int]) -> None:
-    """Let optimizers and DDP that were made for other parameters refuse to go on.
+    """Let optimizers and DDP that were created for the old parameters raise an error when used.
 
-    They hold parameters, not the model, so only the garbage collector knows them.
+    They refer to parameters, not to the model, so they are found through the garbage collector.
 
     Args:
-        model: whose positions were set.
-        before: its parameters until then, of :func:`list_parameters`.
+        model: the model whose positions were set.
+        before: its old parameters, from :func:`list_parameters`.
     """
     new = [p for p in model.parameters() if id(p) not in before]
     if not new and list_parameters(model) == before:
@@ -67,7 +67,7 @@ def stop_old_holders(model: PreTrainedModel, before: set[int]) -> None:
         if isinstance(holder, DistributedDataParallel):
             if any(module is model for module in holder.modules()):
                 holder.register_forward_pre_hook(refuse_pass)
-        # Wrappers such as accelerate's have no hooks, and step by an optimizer that has.
+        # Wrappers such as accelerate's have no hooks, but call an optimizer that has.
         elif not hasattr(holder, "optimizer") and not before.isdisjoint(_held(holder)):
             holder.register_step_pre_hook(refuse_step)
 

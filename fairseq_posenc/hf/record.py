@@ -1,6 +1,6 @@
-"""What weights know of their positions: a record in state dicts, compared wherever they are loaded.
+"""Records positions in state dicts, and compares them whenever weights are loaded.
 
-Loading without strictness, as by transformers' Trainer and PEFT, compares nothing else.
+When transformers' Trainer and PEFT load weights without strictness, nothing else is compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.attention import ATTRIBUTE
 from fairseq_posenc.identity import Identity
 
-# PEFT saves what a state dict has beside the weights of an adapter's layers.
+# PEFT saves entries of a state dict whose names begin like those of an adapter's layers.
 _ADAPTER = re.compile(r"(?P<layer>.*\.lora_A\.)(?P<adapter>\w+)\.weight")
 _ADAPTER_RECORD = re.compile(r".*\.lora_A\.(\w+\.)?positions")
 _FILE_OPTIONS = (
@@ -29,30 +29,22 @@ _FILE_OPTIONS = (
 
 
 class RecordedPositions(nn.Module):
-    """Base of the positions of a stack, whose state dict says what its weights are trained with."""
+    """Base of the positions of a stack, whose state dict records what its weights depend on."""
 
     assembly: Assembly
 
     def get_extra_state(self) -> Tensor:
-        """Record positions, as an entry of the state dict."""
-        return self.record()
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Compare a record with these positions: see :meth:`compare`."""
-        self.compare(state)
-
-    def record(self) -> Tensor:
-        """Record positions and the length of the training."""
+        """Build the record of the positions and the length in training, for the state dict."""
         spec, dims = self.assembly.spec, self.assembly.dims
         return Identity(str(spec), "", dims.trained_length).to_tensor()
 
-    def compare(self, state: Tensor) -> None:
-        """Compare a record with these positions.
+    def set_extra_state(self, state: Tensor) -> None:
+        """Compare the record of a state dict with these positions.
 
         Raises:
-            UserError: the weights were trained with others.
+            UserError: the weights were trained with other positions.
         """
-        theirs, ours = (Identity.from_tensor(x) for x in (state, self.record()))
+        theirs, ours = (Identity.from_tensor(x) for x in (state, self.get_extra_state()))
         for difference in theirs.differences(ours):
             raise UserError(f"weights {difference}: set these positions before loading")
 
@@ -60,40 +52,41 @@ class RecordedPositions(nn.Module):
 def add_adapter_records(
     stack: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any
 ) -> None:
-    """Add a record to each LoRA adapter in a stack's state dict, as a hook behind it.
+    """Add a record to each LoRA adapter in a stack's state dict, as a state-dict post-hook.
 
-    An adapter is trained for the positions of its base.
+    An adapter depends on the positions of its base model.
     """
-    first: dict[str, str] = {}  # adapter -> the first layer that has it
+    first: dict[str, str] = {}  # the first layer of each adapter
     for name in state_dict:
         if name.startswith(prefix) and (match := _ADAPTER.fullmatch(name)):
             first.setdefault(match["adapter"], match["layer"])
     for adapter, layer in first.items():
-        record = getattr(stack, ATTRIBUTE).record()[None]  # of two axes, as an adapter's are
+        # Two axes, like an adapter's weights.
+        record = getattr(stack, ATTRIBUTE).get_extra_state()[None]
         state_dict[f"{layer}{adapter}.positions"] = record
 
 
 def check_adapter_records(
     stack: nn.Module, state_dict: dict[str, Any], prefix: str, *others: Any
 ) -> None:
-    """Take the records of adapters out of a state dict and compare them, as a hook before loading.
+    """Remove the records of adapters from a state dict and compare them, as a loading pre-hook.
 
     Raises:
         UserError: an adapter was trained on a model with other positions.
     """
     for name in [name for name in state_dict if _ADAPTER_RECORD.fullmatch(name)]:
         if name.startswith(prefix):
-            getattr(stack, ATTRIBUTE).compare(state_dict.pop(name)[0])
+            getattr(stack, ATTRIBUTE).set_extra_state(state_dict.pop(name)[0])
 
 
 def read_adapter(name: str, options: dict[str, Any]) -> dict[str, Tensor]:
     """Read the weights of an adapter, from a folder or the hub.
 
     Args:
-        name: of the folder, or on the hub.
-        options: of ``load_adapter``, with those that say where files are found.
+        name: folder, or name on the hub.
+        options: options of ``load_adapter``, including those about the location of files.
     """
-    from peft import load_peft_weights  # who has an adapter has PEFT
+    from peft import load_peft_weights  # installed wherever there are adapters
 
     files = {
         **getattr(options.get("load_config"), "download_kwargs", {}),
@@ -114,5 +107,5 @@ def take_adapter_records(model: nn.Module, weights: dict[str, Tensor]) -> dict[s
     positions = next(part for part in model.modules() if isinstance(part, RecordedPositions))
     for name, record in weights.items():
         if _ADAPTER_RECORD.fullmatch(name):
-            positions.compare(record[0])
+            positions.set_extra_state(record[0])
     return {key: x for key, x in weights.items() if not _ADAPTER_RECORD.fullmatch(key)}

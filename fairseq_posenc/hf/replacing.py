@@ -1,9 +1,8 @@
-"""Give a model of transformers other positions."""
+"""Replaces the positions of a model of transformers: builds the new modules and installs them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -27,7 +26,7 @@ from fairseq_posenc.specs import Spec, parse
 
 logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=PreTrainedModel)
-_HOOKS = "position_hooks"  # the handles of our hooks, on a stack
+_HOOKS = "position_hooks"  # attribute of a stack with the handles of our hooks
 
 
 def replace_positions(model: Model, spec: str, max_positions: int | None = None) -> Model:
@@ -39,12 +38,12 @@ def replace_positions(model: Model, spec: str, max_positions: int | None = None)
         spec = expand_own(spec, read_positions(model), len(stacks[0].attentions))
     parsed = parse(spec)
     plans = [Plan.make(parsed, stack, length) for stack in stacks]
-    for plan in plans:  # attention is the model's own in all stacks, or in none
+    for plan in plans:  # the model's own attention is used in all stacks or in none
         plan.positions.is_native = all(other.positions.is_native for other in plans)
     _choose_attention(model, plans)
     for plan in plans:
         plan.install()
-    if not model.config.is_encoder_decoder:  # attention to the encoder has such caches, too
+    if not model.config.is_encoder_decoder:  # there, attention to the encoder has caches, too
         for stack in (plan.stack for plan in plans if plan.stack.causal):
             _limit_caches(stack, parsed)
     model.config.position_encoding = str(parsed)
@@ -53,7 +52,7 @@ def replace_positions(model: Model, spec: str, max_positions: int | None = None)
 
 
 class Plan(NamedTuple):
-    """The modules of a stack's new positions, built before anything of the model changes."""
+    """The modules of a stack's new positions, built before the model is changed."""
 
     stack: Stack
     positions: HookedPositions
@@ -61,7 +60,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def make(cls, spec: Spec, stack: Stack, max_positions: int) -> Plan:
-        """Build the modules, with the weights that the model has already.
+        """Build the modules, with the weights that the model already has.
 
         Raises:
             UserError: the spec does not fit the stack.
@@ -74,12 +73,12 @@ class Plan(NamedTuple):
                 "is transformers' own"
             )
         weight = next(stack.module.parameters())
-        # Constants are computed, so never on the device "meta", where models are built to load.
+        # Constants must be computed, so not on the device "meta" of models that are being loaded.
         with torch.device("cpu" if weight.is_meta else weight.device):
             positions = HookedPositions(str(spec), stack, max_positions)
             _refuse_other_width(spec, positions, stack)
             assembly = positions.assembly
-            terms = assembly.check("auto")  # of each kind of layer
+            terms = assembly.check("auto")  # terms of each kind of layer
             layers = [
                 AttentionPositions(
                     assembly.build_layer(index),
@@ -88,7 +87,7 @@ class Plan(NamedTuple):
                     kind,
                     is_rotated,
                     terms[kind].decay is not None or terms[kind].states is not None,
-                    # Behind all keys.
+                    # In the cache, the decay comes after the keys of all layers.
                     None if terms[kind].decay is None else len(attentions) + index,
                 )
                 for index, is_rotated in enumerate(positions.is_rotated)
@@ -101,7 +100,7 @@ class Plan(NamedTuple):
         return plan
 
     def install(self) -> None:
-        """Replace the positions of the stack by these."""
+        """Replace the positions of the stack."""
         module, attentions = self.stack.module, self.stack.attentions
         for handle in getattr(module, _HOOKS, ()):
             handle.remove()
@@ -121,13 +120,13 @@ class Plan(NamedTuple):
             part.train(module.training)
 
     def _carry_over(self) -> None:
-        """Copy the weights that the model has for encodings of the same name and shape."""
+        """Copy the model's weights of encodings with the same names and shapes."""
         before = getattr(self.stack.module, ATTRIBUTE, None)
-        trained = dict(self.stack.trained_weights() if before is None else _weights(before))
-        _copy(self.positions, trained)
+        weights = self.stack.trained_weights() if before is None else before.named_parameters()
+        _copy(self.positions, dict(weights))
         for attention, layer in zip(self.stack.attentions, self.layers):
             before = getattr(attention, ATTRIBUTE, None)
-            trained = {} if before is None else dict(_weights(before))
+            trained = {} if before is None else dict(before.named_parameters())
             sinks = getattr(attention, self.stack.family.sinks or " ", None)
             if isinstance(sinks, nn.Parameter):
                 trained["encodings.sink.score"] = sinks
@@ -135,10 +134,10 @@ class Plan(NamedTuple):
 
 
 def _choose_attention(model: PreTrainedModel, plans: list[Plan]) -> None:
-    """Let a model attend by our function, or by its own where that is enough.
+    """Set a model's attention to our function, or to its own function if that is sufficient.
 
     Raises:
-        UserError: its own cannot be replaced.
+        UserError: the model's attention cannot be replaced.
     """
     positions = plans[0].positions
     attention = positions.stock if positions.is_native else NAME
@@ -151,12 +150,8 @@ def _choose_attention(model: PreTrainedModel, plans: list[Plan]) -> None:
         )
 
 
-def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-
-
 def _copy(module: nn.Module, trained: dict[str, Tensor]) -> None:
-    """Copy trained weights into parameters of the same names, as many rows as both have."""
+    """Copy trained weights to the parameters of the same names, as many rows as both have."""
     for name, parameter in module.named_parameters():
         weight = trained.get(name)
         if weight is None or weight.is_meta or weight.shape[1:] != parameter.shape[1:]:
@@ -171,7 +166,7 @@ def _copy(module: nn.Module, trained: dict[str, Tensor]) -> None:
 
 
 def _refuse_other_width(spec: Spec, positions: HookedPositions, stack: Stack) -> None:
-    """Refuse vectors at the input where its width is not the layers'."""
+    """Refuse vectors at the input if the embeddings and the layers have different widths."""
     width, expected = stack.module.get_input_embeddings().embedding_dim, stack.config.hidden_size
     if positions.input is not None and width != expected:
         raise UserError(
@@ -181,7 +176,7 @@ def _refuse_other_width(spec: Spec, positions: HookedPositions, stack: Stack) ->
 
 
 def _limit_caches(stack: Stack, spec: Spec) -> None:
-    """Let caches forget the keys that no later query of a layer with a window sees."""
+    """Let caches drop the keys that no later query can see in layers with windows."""
     config = stack.config
     default = options("window")["size"].default
     windows = [
@@ -194,12 +189,12 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
     ]
     sizes = [min(sizes, default=0) for sizes in windows]
     if any(sizes):
-        config.sliding_window = max(sizes)  # a cache knows a single size
+        config.sliding_window = max(sizes)  # a cache has a single size
     elif not getattr(config, "layer_types", None):
         if getattr(config, "sliding_window", None):
             config.sliding_window = None
         return
     types = ["sliding_attention" if size else "full_attention" for size in sizes]
     config.layer_types = [types[i % len(types)] for i in range(config.num_hidden_layers)]
-    if hasattr(stack.module, "has_sliding_layers"):  # what it has read there
+    if hasattr(stack.module, "has_sliding_layers"):  # a copy of this part of the configuration
         stack.module.has_sliding_layers = any(sizes)

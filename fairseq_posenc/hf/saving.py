@@ -1,9 +1,9 @@
-"""Saving and loading of models whose positions were set.
+"""Saves and loads models whose positions were set.
 
-A folder holds the spec in its configuration and all weights, and transformers' Auto classes read it
-once ``fairseq_posenc.hf`` is imported. Without this package nothing reads it as the stock model,
-whose positions it does not have: transformers does not know its type, its configuration names a
-file of weights that cannot be one, and its weights have names of their own.
+A folder has the spec in its configuration, and all weights; transformers' Auto classes load it once
+``fairseq_posenc.hf`` is imported. Without this package, nothing can load it as the stock model,
+whose positions are different: its model type is unknown to transformers, its configuration names an
+impossible file of weights, and its weights have different names.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from fairseq_posenc.hf.replacing import replace_positions
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.specs import parse
 
-MODEL_TYPE = "fairseq_posenc.hf"  # of folders: transformers names it where it is not known
+MODEL_TYPE = "fairseq_posenc.hf"  # model type of folders; transformers quotes an unknown type
 _STOCK_TYPE = "base_model_type"
-# transformers reads the file of this name, and quotes it where it cannot be one.
-_WEIGHTS = "transformers_weights"
+_WEIGHTS = "transformers_weights"  # key of a file name, which transformers quotes if it is missing
 _MESSAGE = f"other positions: {how_to_install('hf')}, and import fairseq_posenc.hf"
-_SUFFIX = ".fairseq_posenc"  # of all weights' names in a folder
-_STRIP = {rf"^(.+){re.escape(_SUFFIX)}$": r"\1"}  # as transformers maps names
-_CLASS_PREFIX = "fairseq_posenc.hf."  # of classes in the `architectures` of a folder
+_SUFFIX = ".fairseq_posenc"  # suffix of the names of all weights in a folder
+_STRIP = {rf"^(.+){re.escape(_SUFFIX)}$": r"\1"}  # removes it, as a `key_mapping` of transformers
+_CLASS_PREFIX = "fairseq_posenc.hf."  # prefix of the classes in the `architectures` of a folder
 _AUTO_CLASSES = {
     "AutoModel": "MODEL_MAPPING",
     "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING",
@@ -52,9 +51,9 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 def make_saveable(model: Model) -> Model:
-    """Let a model whose positions were set be saved and loaded with them, in place.
+    """Make a model save and load its positions, in place.
 
-    It stays an instance of its class, and so does its configuration.
+    The model and its configuration remain instances of their classes.
     """
     if not isinstance(model.config, _ConfigWithPositions):
         stock: Any = type(model.config)
@@ -70,11 +69,11 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
     """Load the model of a folder, stock or with positions, as the class that the folder names.
 
     Args:
-        folder: of transformers.
-        settings: of ``from_pretrained``.
+        folder: folder of transformers.
+        settings: options of ``from_pretrained``.
 
     Raises:
-        UserError: the folder cannot be read, or its class is not one of the Auto classes here.
+        UserError: the folder cannot be read, or none of the Auto classes here has its class.
     """
     try:
         config = AutoConfig.from_pretrained(folder)
@@ -86,7 +85,7 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
         auto: Any = getattr(transformers, auto_name)
         try:
             return cast(PreTrainedModel, auto.from_pretrained(folder, config=config, **settings))
-        except OSError as error:  # no weights, or files that are cut off
+        except OSError as error:  # weights are missing or truncated
             raise UserError(f"{folder}: {shortened(str(error).partition(chr(10))[0])}") from None
     raise UserError(
         f"{folder}: its config.json names the class {shortened(str(name))}, which is not a model "
@@ -95,7 +94,7 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
 
 
 def _find_auto_class(config: Any, name: str) -> str | None:
-    """Find the Auto class that makes models of a class, from its configuration's and its name."""
+    """Find the Auto class for models of a class, by its configuration's class and its name."""
     for auto_name, mapping_name in _AUTO_CLASSES.items():
         mapping = getattr(transformers, mapping_name)
         if config in mapping and mapping[config].__name__ == name:
@@ -105,7 +104,7 @@ def _find_auto_class(config: Any, name: str) -> str | None:
 
 @cache
 def _derive_config(stock: Any) -> Any:
-    """Make the class of configurations with positions of a stock class; register its models."""
+    """Derive a configuration class with positions from a stock class, and register its models."""
     derived = _make_config_class(stock)
     for auto_name, mapping_name in _AUTO_CLASSES.items():
         mapping = getattr(transformers, mapping_name)
@@ -124,10 +123,10 @@ def _make_config_class(stock: Any) -> Any:
 
 @cache
 def _derive_model(stock: Any) -> Any:
-    """Make the class of models with positions of a stock class.
+    """Derive a model class with positions from a stock class.
 
-    Its name and module are the stock ones, by which transformers chooses losses, conversions of
-    weights, and what a pipeline takes.
+    It has the stock class's name and module, by which transformers selects losses, conversions of
+    weights, and models for pipelines.
     """
     attributes = {
         "__module__": stock.__module__,
@@ -135,18 +134,17 @@ def _derive_model(stock: Any) -> Any:
         "stock": stock,
         "config_class": _make_config_class(stock.config_class),
     }
-    derived = type(stock.__name__, (_ModelWithPositions, stock), attributes)
-    return derived
+    return type(stock.__name__, (_ModelWithPositions, stock), attributes)
 
 
 def _rebuild(stock: type, is_model: bool) -> Any:
-    """Make an empty object of a derived class, which pickle fills."""
+    """Create an empty object of a derived class, for pickle to fill."""
     derived = _derive_model(stock) if is_model else _derive_config(stock)
     return derived.__new__(derived)
 
 
 class _ConfigWithPositions:
-    """What configurations of models with positions have beside those of their stock class."""
+    """The part of a configuration with positions that its stock class lacks."""
 
     stock: type
 
@@ -154,7 +152,7 @@ class _ConfigWithPositions:
         return _rebuild, (self.stock, False), self.__dict__
 
     def to_json_string(self, use_diff: bool = True) -> str:
-        """Write the configuration so that it is no stock model's."""
+        """Write the configuration in a form that no stock class can read."""
         stock = json.loads(super().to_json_string(use_diff))  # type: ignore[misc]
         classes = [_CLASS_PREFIX + name for name in stock.get("architectures") or ()]
         content = {
@@ -174,16 +172,16 @@ class _ConfigWithPositions:
 
 
 class PositionsConfig(PretrainedConfig):
-    """The configuration of a folder, which says itself of which stock model it is."""
+    """The configuration of a folder, which names its stock model."""
 
     model_type = MODEL_TYPE
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Make the configuration of the stock model with positions.
+        """Build the configuration of the stock model with positions.
 
         Raises:
-            UserError: the spec cannot be read, or this version of transformers lacks the model.
+            UserError: the spec is invalid, or this version of transformers lacks the model.
         """
         content = _read_content(config_dict)
         kind = str(content["model_type"])
@@ -215,7 +213,7 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
 
 
 class _ModelWithPositions:
-    """What models with positions have beside those of their stock class."""
+    """The part of a model with positions that its stock class lacks."""
 
     stock: type
     config: PretrainedConfig
@@ -235,8 +233,8 @@ class _ModelWithPositions:
         state_dict: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Save the model as transformers does; the weights' names say that they are not stock."""
-        if not getattr(self, "_hf_peft_config_loaded", False):  # of which adapters are saved
+        """Save the model as transformers does, with a suffix on the names of its weights."""
+        if not getattr(self, "_hf_peft_config_loaded", False):  # else only adapters are saved
             weights = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
             state_dict = {name + _SUFFIX: weight for name, weight in weights.items()}
         super().save_pretrained(  # type: ignore[misc]
@@ -246,7 +244,7 @@ class _ModelWithPositions:
             write_card(Path(save_directory), *self._card_fields())
 
     def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
-        """Upload a saved model, as transformers does, with a card that says how it is loaded."""
+        """Upload a saved model as transformers does, with a card that says how to load it."""
         complete_card(Path(working_dir), *self._card_fields())
         return super()._upload_modified_files(working_dir, *args, **kwargs)  # type: ignore[misc]
 
@@ -260,7 +258,7 @@ class _ModelWithPositions:
         """Load a model from a folder, as transformers does.
 
         Raises:
-            UserError: the weights are not those of a model with the positions of the folder.
+            UserError: the weights do not belong to a model with the positions of the folder.
         """
         wants_info = kwargs.pop("output_loading_info", False)
         resizes = kwargs.pop("ignore_mismatched_sizes", False)
@@ -274,7 +272,7 @@ class _ModelWithPositions:
             **kwargs,
         )
         _refuse_other_weights(model, source, info, resizes)
-        # Version 5 renames weights back when it saves, which `save_pretrained` does here.
+        # Version 5 would restore the names when it saves, which `save_pretrained` does here.
         conversions = getattr(model, "_weight_conversions", None) or []
         kept = [x for x in conversions if not set(x.source_patterns) & set(_STRIP)]
         if len(kept) < len(conversions):
@@ -285,7 +283,7 @@ class _ModelWithPositions:
         """Load weights, such as those of a saved folder.
 
         Raises:
-            UserError: they were trained with other positions.
+            UserError: the weights were trained with other positions.
         """
         state_dict = {name.removesuffix(_SUFFIX): value for name, value in state_dict.items()}
         if not any(map(is_identity, state_dict)):
@@ -305,9 +303,9 @@ class _ModelWithPositions:
         """Load a LoRA adapter beside the model's weights, as transformers does.
 
         Raises:
-            UserError: it was trained with other positions.
+            UserError: the adapter was trained with other positions.
         """
-        # Version 4 loads by `load_state_dict`, whose hook compares positions.
+        # Version 4 calls `load_state_dict`, whose hook compares positions.
         if int(transformers.__version__.partition(".")[0]) >= 5:
             weights = kwargs.get("adapter_state_dict")
             if weights is None and peft_model_id is not None:
@@ -327,10 +325,10 @@ def _refuse_other_weights(model: Any, source: Any, info: dict[str, Any], resizes
     """Refuse weights that lack position parameters of the model, or have others.
 
     Args:
-        model: that was loaded.
-        source: of the weights.
-        info: of transformers, on how names and shapes differ.
-        resizes: whether other weights may have other shapes, such as those of a head.
+        model: the loaded model.
+        source: source of the weights.
+        info: transformers' report on differences of names and shapes.
+        resizes: whether weights other than those of positions may have different shapes.
     """
     shapes = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
     for names, problem in (
