@@ -35,14 +35,14 @@ def build_encodings(items: Spec | Mapping[str, Item], dims: Dims) -> Encodings:
     Raises:
         UserError: an encoding cannot work with these sizes.
     """
-    for what, size in (
+    for name, size in (
         ("width", dims.embed_dim),
         ("number of attention heads", dims.num_heads),
         ("number of positions", dims.max_positions),
         ("width of a head", 1 if dims.own_head_dim is None else dims.own_head_dim),
     ):
         if size < 1:
-            raise UserError(f"the {what} must be at least 1, not {size}")
+            raise UserError(f"the {name} must be at least 1, not {size}")
     if dims.own_head_dim is None and dims.embed_dim % dims.num_heads:
         raise UserError(
             f"width {dims.embed_dim} cannot be divided among {dims.num_heads} attention heads"

@@ -73,19 +73,19 @@ def errors_that_name(path: Path) -> Iterator[None]:
         raise
 
 
-def refuse_bad_place(path: Path, what: str = "") -> None:
+def refuse_bad_place(path: Path, prefix: str = "") -> None:
     """Refuse a path outside any folder, and one that is a folder, a device, a pipe or a socket.
 
     Links below ``/dev``, such as ``/dev/stdout``, are refused, too: they would be replaced.
 
     Args:
         path: the file to write.
-        what: text before the path in the message, such as the option that named it.
+        prefix: text before the path in the message, such as the option that named it.
 
     Raises:
         UserError: says what is there.
     """
-    name, folder = f"{what} {path}".lstrip(), path.parent.resolve()
+    name, folder = f"{prefix} {path}".lstrip(), path.parent.resolve()
     if not folder.is_dir() or path.is_dir():
         why = "this is a folder" if path.is_dir() else f"there is no folder {path.parent}"
         raise UserError(f"{name}: name a file in an existing folder: {why}")

@@ -137,10 +137,10 @@ class Positions(NamedTuple):
         longest = counted.amax() + 1 if tokens.numel() else counted.sum()
         # One wait for all layers.
         counts = torch.stack([(~real).sum(), moved.sum(), longest])
-        missing, left, longest = counts.tolist()
+        missing, shifted, longest = counts.tolist()
         padded = missing > 0
         ids = counted if padded else ids
-        return cls(tokens, ids, padding_idx, eos_idx, tgt_len, padded, left > 0, longest)
+        return cls(tokens, ids, padding_idx, eos_idx, tgt_len, padded, shifted > 0, longest)
 
     @classmethod
     def from_padding(

@@ -103,10 +103,10 @@ class Shared(NamedTuple):
         ]
         return states[0] if len(states) == 1 else cls(positions, kinds=tuple(states))
 
-    def _refuse_kinds(self, what: str) -> None:
+    def _refuse_kinds(self, method: str) -> None:
         if self.kinds:
             raise UserError(
-                f"the layers of this stack differ: call shared.of_kind(layer.kind).{what}(...)"
+                f"the layers of this stack differ: call shared.of_kind(layer.kind).{method}(...)"
             )
 
     def of_stack(self, stack: Assembly) -> Shared:

@@ -147,7 +147,7 @@ def fine_tuned(family: str) -> list[Column]:
 
 def _read_perplexities(name: str, title: str) -> Column:
     """Read the perplexities at the best learning rates, of a record and of newer ones beside it."""
-    names = [each for each in (name, *NEWER_RECORDS.get(name, ())) if _read_record(each)]
+    names = [record for record in (name, *NEWER_RECORDS.get(name, ())) if _read_record(record)]
     figures: dict[str, Interval] = {}
     seeds: dict[str, dict[int, float]] = {}
     for record in filter(None, map(_read_record, reversed(names))):

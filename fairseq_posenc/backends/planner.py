@@ -212,9 +212,9 @@ def find_chip() -> str:
 
 def _find_recorded(terms: Terms, call: CallFeatures, chip: str) -> tuple[str, str]:
     """Find the backend that won a recorded benchmark of such a call, or "", and the reason."""
-    given = frozenset([*_list_terms(terms), *(["product"] if terms.product else [])])
+    names = frozenset([*_list_terms(terms), *(["product"] if terms.product else [])])
     here = [record for record in RECORDED if record.chip == chip]
-    alike = [record for record in here if (record.terms, record.dropout) == (given, call.dropout)]
+    alike = [record for record in here if (record.terms, record.dropout) == (names, call.dropout)]
     for record in alike:
         if record.shortest <= call.src_len <= record.longest:
             return record.backend, f"the fastest in a benchmark on {chip}"
@@ -223,9 +223,9 @@ def _find_recorded(terms: Terms, call: CallFeatures, chip: str) -> tuple[str, st
 
 
 def _list_terms(terms: Terms) -> list[str]:
-    """List the names of the terms that are given."""
-    given = [name for name, x in zip(terms._fields, terms) if isinstance(x, Tensor)]
-    return given if terms.softcap is None else [*given, "softcap"]
+    """List the names of the terms that are not None."""
+    names = [name for name, x in zip(terms._fields, terms) if isinstance(x, Tensor)]
+    return names if terms.softcap is None else [*names, "softcap"]
 
 
 def _log_once(plan: Plan, terms: Terms, call: CallFeatures) -> None:
@@ -237,5 +237,5 @@ def _log_once(plan: Plan, terms: Terms, call: CallFeatures) -> None:
     _logged.add(case)
     kind = str(call.dtype).removeprefix("torch.")
     more = ", dropout" * call.dropout + ", padding" * call.padded
-    what = ", ".join(name.replace("_", " ") for name in on) or "plain"
-    logger.info(f"attention ({what}; {call.device}, {kind}{more}): {plan.name}, {plan.reason}")
+    listed = ", ".join(name.replace("_", " ") for name in on) or "plain"
+    logger.info(f"attention ({listed}; {call.device}, {kind}{more}): {plan.name}, {plan.reason}")

@@ -83,9 +83,9 @@ def _refuse_other_classes(path: Path, before: Any, now: dict[str, Any]) -> None:
         loaded["lr_scheduler"] = "LR scheduler"
     for name, title in loaded.items():
         if name in old and name in new and old[name] != new[name]:
-            what = name.replace("_", "-") if name == "lr_scheduler" else "optimizer"
+            option = name.replace("_", "-") if name == "lr_scheduler" else "optimizer"
             raise UserError(
-                f"{title} does not match; please reset the {what} (--reset-{what}), or give "
+                f"{title} does not match; please reset the {option} (--reset-{option}), or give "
                 f"--{name.replace('_', '-')} {old[name]}: {path} was trained with that, and its "
                 f"state is not one of {new[name]}"
             )

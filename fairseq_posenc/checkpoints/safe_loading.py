@@ -98,28 +98,28 @@ def _refuse_expanded_tensors(state: Any) -> None:
 
 @contextmanager
 def open_checkpoint(
-    path: Path, what: str = "", for_weights: bool = False
+    path: Path, prefix: str = "", for_weights: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Open a checkpoint by :func:`open_mapped`; errors of the code inside become one line, too.
 
     Args:
         path: the file.
-        what: text before the path in messages, such as the option that named it.
+        prefix: text before the path in messages, such as the option that named it.
         for_weights: as for :func:`open_mapped`.
 
     Raises:
         UserError: any error while the checkpoint is opened or read.
     """
-    with readable_errors(f"{what} {path}".lstrip()):
+    with readable_errors(f"{prefix} {path}".lstrip()):
         yield open_mapped(path, for_weights)
 
 
 @contextmanager
-def readable_errors(what: str) -> Iterator[None]:
+def readable_errors(label: str) -> Iterator[None]:
     """Convert any error of reading a checkpoint to one line.
 
     Args:
-        what: names the checkpoint, for example ``--checkpoint PATH``.
+        label: names the checkpoint, for example ``--checkpoint PATH``.
 
     Raises:
         UserError: any error inside; its type in torch and fairseq depends on the file.
@@ -127,7 +127,7 @@ def readable_errors(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise UserError(f"{what}: {describe_damage(error)}") from error
+        raise UserError(f"{label}: {describe_damage(error)}") from error
 
 
 class _NumberType:

@@ -1,4 +1,4 @@
-"""Positions on several axes, such as row and column: which pairs of coordinates turn by which."""
+"""Positions on several axes, such as row and column: which axis rotates a pair of coordinates."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from fairseq_posenc.errors import UserError
 
 
 class Sections(tuple[int, ...]):
-    """How many pairs of coordinates turn by each axis, written ``16/24/24``."""
+    """The number of pairs of coordinates that each axis rotates, written ``16/24/24``."""
 
     @classmethod
     def parse(cls, text: str) -> Sections:
-        """Parse numbers with slashes between them.
+        """Parse numbers separated by slashes.
 
         Raises:
-            UserError: they are not whole numbers of at least 1.
+            UserError: a part is not a whole number of at least 1.
         """
         parts = text.split("/")
         if not all(part.isdecimal() and int(part) for part in parts):
@@ -30,16 +30,16 @@ def assign_axes(
     """Assign an axis to each pair of coordinates.
 
     Args:
-        name: of the encoding, for errors.
-        pairs: their number.
+        name: the name of the encoding, for error messages.
+        pairs: the number of pairs.
         axes: the number of axes.
-        sections: how many pairs each axis has; None for equal parts.
-        order: ``blocks`` and ``alternating``, the pairs of an axis stand together;
-            ``interleaved``, they take turns as long as an axis has pairs left, as in Qwen3-VL,
-            where the first axis has those that are left over.
+        sections: the number of pairs of each axis; None for equal parts.
+        order: ``blocks`` and ``alternating``: the pairs of an axis stand together;
+            ``interleaved``: the axes take turns until their sections are full, and the first axis
+            gets the remaining pairs, as in Qwen3-VL.
 
     Raises:
-        UserError: the pairs cannot be divided so.
+        UserError: the pairs cannot be divided in this way.
     """
     if sections is None:
         if pairs % axes:

@@ -50,8 +50,8 @@ class Dims(NamedTuple):
         num_heads: H.
         max_positions: n, the positions that tables have room for.
         causal: whether queries see no later keys.
-        trained_on: the length that the weights were trained at, which what depends on it (a
-            scaling's ramp, logarithmic buckets) keeps when tables are made longer; None for n.
+        trained_on: the length that the weights were trained at; None for n. A scaling's ramp and
+            logarithmic buckets depend on it, and keep it when tables are made longer.
         own_head_dim: D where it is not C / H.
     """
 
@@ -134,18 +134,18 @@ class Encoding(nn.Module):
         self.dims = self.dims._replace(trained_on=length)
 
     def make_room(self, length: int) -> None:
-        """Let what depends on the model's limit, and has no parameters, read ``length`` tokens.
+        """Adapt constants that depend on the model's limit, so that it can read ``length`` tokens.
 
         Raises:
-            UserError: it cannot.
+            UserError: the encoding cannot read so many.
         """
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
         """Extend a loaded parameter to this module's distances, if it has fewer.
 
         Args:
-            name: of the parameter in this module.
-            weight: as it was trained.
+            name: the name of the parameter in this module.
+            weight: the loaded parameter.
         """
         return weight
 
@@ -161,24 +161,25 @@ class Encoding(nn.Module):
         return None
 
     def forget_gates(self, x: Tensor) -> Tensor | None:
-        """Compute how much of what came before each token keeps, before a sigmoid, or None.
+        """Compute how much each token keeps of the tokens before it, before a sigmoid, or None.
 
         Args:
-            x: input of the layer, ``(B, T, C)``.
+            x: the input of the layer, ``(B, T, C)``.
 
         Returns:
-            ``(B, T, H)`` in a causal model, else ``(B, T, 2 H)``: for later keys, too.
+            ``(B, T, H)`` in a causal model; ``(B, T, 2 H)`` in others, where later keys have
+            gates, too.
         """
         return None
 
     def states(self, x: Tensor) -> Tensor | None:
-        """Project queries' tokens to what :attr:`Terms.state_table` is multiplied with, or None.
+        """Project the queries' tokens to the states that multiply :attr:`Terms.state_table`.
 
         Args:
-            x: input of the layer, ``(B, T, C)``.
+            x: the input of the layer, ``(B, T, C)``.
 
         Returns:
-            ``(B, H, T, W)``.
+            The states ``(B, H, T, W)``, or None.
         """
         return None
 
@@ -192,17 +193,21 @@ class Encoding(nn.Module):
         return Terms()
 
     def number(self, positions: Positions) -> Positions:
-        """Number the tokens of a call; by default as they are."""
+        """Number the tokens of a call; by default, keep their numbers."""
         return positions
 
     @classmethod
     def count_axes(cls, options: Mapping[str, Any]) -> int | None:
-        """Count the axes of positions with given options; None if positions are not read."""
+        """Count the axes of the positions that an encoding with these options reads.
+
+        Returns:
+            The number of axes; None if it does not read positions.
+        """
         return None if cls.takes_ids == "unread" else options.get("axes", 1)
 
     @classmethod
     def drawn_from(cls, options: Iterable[tuple[str, Any]]) -> int | None:
-        """Read from options how many numbers positions are drawn from; None where they are not."""
+        """Read from the options how many numbers positions are drawn from; None if none are."""
         return None
 
     def locality(self, positions: Positions) -> Locality:
@@ -229,15 +234,15 @@ def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
 
 
 class Encodings(nn.ModuleDict):
-    """Encodings that work together, by name.
+    """The encodings of a stack, by name.
 
     Where the layers of a stack differ, each kind of layer uses some of them.
 
     Args:
-        encodings: by name.
+        encodings: the encodings by name, in the order of their spec.
 
     Attributes:
-        kinds: for each kind of layer, the names of its encodings; by default all are of one kind.
+        kinds: the names of the encodings of each kind of layer; by default, one kind uses all.
     """
 
     def __init__(self, encodings: Mapping[str, Encoding]) -> None:
@@ -266,13 +271,13 @@ class Encodings(nn.ModuleDict):
         """Add up the logarithms of forget gates over the tokens, or None where there are no gates.
 
         Args:
-            x: input of the layer for the last T tokens, ``(B, T, C)``.
-            positions: of the tokens.
-            past: result of earlier steps, ``(B, G, S - T, 2)``.
+            x: the input of the layer for the last T tokens, ``(B, T, C)``.
+            positions: the positions of the tokens.
+            past: the result of earlier steps, ``(B, G, S - T, 2)``.
 
         Returns:
-            ``(B, G, S, 2)``, two parts of each sum (see :func:`split_fixed`), where G is H, and 2 H
-            in an encoder.
+            ``(B, G, S, 2)``, two parts of each sum (see :func:`split_fixed`). G is H in a causal
+            model, 2 H in an encoder.
         """
         gates = _find_first(encoding.forget_gates(x) for encoding in self.as_list())
         if gates is None:
@@ -297,12 +302,12 @@ class Encodings(nn.ModuleDict):
         return _find_first(encoding.states(x) for encoding in self.as_list())
 
     def read_inputs(self, terms: Terms, x: Tensor, positions: Positions, num_heads: int) -> Terms:
-        """Add to a layer's terms what is computed from its input: decay and states.
+        """Add the terms that are computed from a layer's input: decay and states.
 
         Args:
-            terms: of the layer.
-            x: input of the layer for all S tokens, ``(B, S, C)``.
-            positions: of the tokens.
+            terms: the layer's other terms.
+            x: the input of the layer for all S tokens, ``(B, S, C)``.
+            positions: the positions of the tokens.
             num_heads: H.
         """
         terms = terms.with_decay(self.decay(x, positions), num_heads)

@@ -43,5 +43,5 @@ class Cope(Encoding):
         nn.init.zeros_(self.table)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Bring the table; positions are counted where the scores are known."""
+        """Return the table; attention counts the positions, as they depend on the scores."""
         return Terms(counted_table=self.table)

@@ -1,4 +1,4 @@
-"""Trained rows for signed distances, and the base of the encodings that have them in each layer."""
+"""Trained rows for signed distances, and the base class of encodings with rows in each layer."""
 
 from typing import Any, ClassVar, Optional
 
@@ -17,9 +17,9 @@ class DistanceTable(nn.Module):
 
     Args:
         max_distance: K.
-        width: size of a row, or None for scalars.
+        width: the size of a row; None for scalars.
         groups: 1 if the heads share the table, else the number of heads.
-        reset: have two rows more: of a query at the first token, of a key at the first token.
+        reset: add two rows, for a query and for a key at the first token.
 
     Shapes:
         weight ``(G, 2K + 1, width)`` or ``(G, 2K + 1)``; reset ``(G, 2, width)`` or ``(G, 2)``.
@@ -41,10 +41,11 @@ class DistanceTable(nn.Module):
         self.reset = nn.Parameter(torch.empty(groups, 2, *vector)) if reset else None
 
     def select(self, span: Span) -> tuple[Tensor, Runs]:
-        """Select the rows for the distances of ``span``, and which distances share them.
+        """Select the rows for the distances of ``span``.
 
         Returns:
-            ``(G, R, width)`` or ``(G, R)``, with the two rows of a reset at the end.
+            The rows, ``(G, R, width)`` or ``(G, R)``, with the two rows of a reset at the end, and
+            the runs of distances that share them.
         """
         limit = self.max_distance
         kept, runs = Runs.select(range(1 - limit, limit + 1), span)
@@ -54,9 +55,9 @@ class DistanceTable(nn.Module):
         return rows, runs
 
     def extend(self, weight: Tensor) -> Tensor:
-        """Extend another table to this one's reach, if that is longer; else leave it unchanged.
+        """Extend a shorter table to the distances of this one; leave others unchanged.
 
-        Beyond its end a table is clipped, so its end rows are repeated.
+        Distances beyond the ends of a table are clipped, so the rows at its ends are repeated.
         """
         missing = self.weight.size(1) - weight.size(1)
         if missing <= 0 or missing % 2 or weight.shape[2:] != self.weight.shape[2:]:
@@ -75,15 +76,16 @@ def repeat_row(row: Tensor, times: int) -> Tensor:
 
 
 class DistanceEncoding(Encoding):
-    """Base of the encodings with a trained row for each signed distance, in each layer.
+    """Base class of encodings with a trained row for each signed distance, in each layer.
 
     Args:
-        dims: sizes of the stack.
-        max_distance: K, beyond which distances are clipped; by default n - 1, so that none is.
-        per_head: give every head a table of its own.
+        dims: the sizes of the stack.
+        max_distance: K, the largest distance; larger ones are clipped. By default n - 1, so that
+            none is.
+        per_head: give every head its own table.
         scale_factor: c of the scale 1 / sqrt(c * D).
-        reset: give the first token two rows of its own in place of its distances, one for its
-            queries and one for its key (Huang et al. 2021, equation 19).
+        reset: give the first token two rows in place of its distances, one for its query and one
+            for its key (Huang et al. 2021, equation 19).
     """
 
     acts_on = "scores"
@@ -111,7 +113,7 @@ class DistanceEncoding(Encoding):
         )
 
     def reset_parameters(self) -> None:
-        """Set the rows to the class's start; without one draw them as others do."""
+        """Set the rows to the class's initial value; draw them at random if it has none."""
         if self.start is None:
             super().reset_parameters()
         else:
@@ -130,5 +132,5 @@ class DistanceEncoding(Encoding):
         return terms._replace(**tables).with_runs(runs)
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
-        """Extend a loaded table to this one's reach, its end rows repeated."""
+        """Extend a loaded table to the distances of this one, by repeating the rows at its ends."""
         return self.table.extend(weight) if name == "table.weight" else weight

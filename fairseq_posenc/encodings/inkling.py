@@ -46,7 +46,7 @@ class Inkling(Encoding):
         self.table = nn.Parameter(torch.empty(self.extent + self.last, rank))
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
-        """Extend a loaded table to this one's extent, with the zeros that stand for it there."""
+        """Extend a loaded table to this one's extent with zeros, its rows for larger distances."""
         missing = len(self.table) - len(weight)
         if name != "table" or missing <= 0:
             return weight
@@ -59,7 +59,7 @@ class Inkling(Encoding):
         return states.unflatten(-1, (self.dims.num_heads, -1)).transpose(1, 2)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Select the rows, ``(1, R, rank)``, with one of zeros on either side."""
+        """Select the rows, ``(1, R, rank)``, with a row of zeros at either end."""
         zeros = self.table.new_zeros(1, 1, self.table.size(1))
         rows = torch.cat([zeros, self.table[None], zeros], 1)  # [1, E + 2, rank]
         kept, runs = Runs.select(range(1 - self.extent, self.last + 2), span)

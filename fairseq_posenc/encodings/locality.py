@@ -11,11 +11,11 @@ from torch import Tensor
 
 
 class NeededKeys(NamedTuple):
-    """The keys that later queries of a causal model may see, for a cache that keeps no others.
+    """The keys that later queries of a causal model may see; a cache may drop all others.
 
     Attributes:
-        last: how many of the last ones; None for all.
-        first: the places of further keys, int64 ``(n,)`` on the CPU; None for none.
+        last: the number of last keys; None for all.
+        first: the indices of further keys, int64 ``(n,)`` on the CPU; None for none.
     """
 
     last: int | None
@@ -23,15 +23,15 @@ class NeededKeys(NamedTuple):
 
 
 class Locality(NamedTuple):
-    """The keys that a query may see, beside what directions and padding say.
+    """Limits of the keys that a query may see, in addition to directions and padding.
 
     Attributes:
-        window: W. A query with a direction sees W keys, itself among them; one without sees keys
-            at most W // 2 away. None for no limit.
-        segments: ``(B or 1, S)`` of int64; a query sees the keys that have its number. None for no
-            limit.
-        documents: whether segments are documents, each with a first token of its own.
-        longest: the most tokens of a segment, if that is known.
+        window: W. A query with a direction sees W keys, including its own; a query without one
+            sees keys at most W // 2 away. None for no limit.
+        segments: the number of each token's segment, ``(B or 1, S)`` of int64; a query sees the
+            keys of its segment. None for no limit.
+        documents: whether segments are documents, so that each has a first token.
+        longest: the largest number of tokens in a segment, if it is known.
         first_keys: ``(B or 1, S)`` of bool, True for keys that no window hides. None for none.
     """
 
@@ -47,7 +47,7 @@ class Locality(NamedTuple):
         return self.window is not None or self.segments is not None
 
     def reach(self, direction: str) -> int | None:
-        """Compute the largest distance to a visible key, or None for no limit."""
+        """Compute the largest distance to a visible key; None for no limit."""
         if self.window is None:
             return None
         return self.window // 2 if direction == "both" else self.window - 1
@@ -55,12 +55,12 @@ class Locality(NamedTuple):
     def needed_keys(self, past: int | None = None) -> NeededKeys:
         """Find the keys that the queries after ``past`` tokens of a causal model may see.
 
-        The first keys are those of the segments of these queries, known or (after the last token)
-        to come: they continue the last segment, or begin a new one. A graph needs all keys, as the
-        number of first keys depends on padding.
+        The first keys are those of the segments of these queries. Queries after the last token
+        continue the last segment or begin a new one. A graph needs all keys, as the number of first
+        keys depends on padding.
 
         Args:
-            past: a number of tokens; by default all.
+            past: the number of tokens; by default, all.
         """
         known = [size for size in (self.window, self.longest) if size is not None]
         last = min(known) - 1 if known else None
@@ -77,7 +77,7 @@ class Locality(NamedTuple):
         return NeededKeys(max(last, 1), marks.any(0).nonzero()[:, 0].cpu())
 
     def __and__(self, other: Locality) -> Locality:
-        """Limit the keys by both."""
+        """Combine two limits: a key is visible if both allow it."""
         limited = [limits for limits in (self, other) if limits.window is not None]
         windows = [limits.window for limits in limited if limits.window is not None]
         marks = [limits.first_keys for limits in limited if limits.first_keys is not None]

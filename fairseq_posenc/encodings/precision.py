@@ -1,4 +1,4 @@
-"""The precision of scores: float32 at least, whatever the model is in."""
+"""The precision of scores: at least float32, whatever the precision of the model."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +17,7 @@ def at_least_fp32(x: Tensor) -> Tensor:
 def make_constant(
     numbers: Sequence[float], device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Make a tensor ``(n,)`` of numbers, whatever torch's default type and device.
+    """Make a tensor ``(n,)`` of numbers, independent of torch's default type and device.
 
     It is made on the CPU and copied without waiting for the device.
     """
@@ -25,13 +25,13 @@ def make_constant(
 
 
 def to_fixed(x: Tensor) -> Tensor:
-    """Round float32 numbers to int64, in units of 2^-32: sums of these lose nothing."""
-    # No weight of a softmax is left of a score that is lower by so much.
+    """Round float32 numbers to int64, in units of 2^-32, so that their sums are exact."""
+    # A score that is lower by 1e5 has no weight in a softmax.
     return (x.clamp(-1e5, 1e5) * 2.0**_FIXED_BITS).round().long()
 
 
 def split_fixed(fixed: Tensor) -> Tensor:
-    """Split numbers of :func:`to_fixed` to two in float32 whose sum they are, ``(..., 2)``.
+    """Split the numbers of :func:`to_fixed` into two float32 numbers to add up, ``(..., 2)``.
 
     Differences of large sums are then exact in the parts, without float64, which some devices lack.
     """
@@ -41,12 +41,12 @@ def split_fixed(fixed: Tensor) -> Tensor:
 
 
 def join_fixed(parts: Tensor) -> Tensor:
-    """Join the parts of :func:`split_fixed`, ``(..., 2)``, to the numbers in int64."""
+    """Add up the parts of :func:`split_fixed`, ``(..., 2)``, to the numbers in int64."""
     return (parts * 2.0**_FIXED_BITS).long().sum(-1)
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Keep autocast from rounding products again, as a context."""
+    """Make a context in which autocast does not round products."""
     if device.type == "meta":  # has no autocast, and computes nothing
         return nullcontext()
     return torch.autocast(device.type, enabled=False)

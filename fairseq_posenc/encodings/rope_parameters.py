@@ -1,4 +1,4 @@
-"""Converts ``rope_parameters`` of a configuration of transformers to ``rope(...)`` of a spec."""
+"""Converts ``rope_parameters`` of a transformers configuration to ``rope(...)`` of a spec."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ALPHA = "alpha"  # HunYuan's name for the factor of `ntk`, which it calls `dyna
 
 
 def read_rope(parameters: Mapping[str, Any], max_positions: int, layout: str) -> str:
-    """Convert to a spec, such as ``rope(base=10000.0,layout=half,scaling=yarn:4)``.
+    """Convert the parameters to a spec: ``rope(base=10000.0,layout=half,scaling=yarn:4)``.
 
     Args:
         parameters: ``rope_theta``, ``partial_rotary_factor``, ``rope_type`` and the settings of
@@ -21,7 +21,7 @@ def read_rope(parameters: Mapping[str, Any], max_positions: int, layout: str) ->
         layout: how pairs are formed, see :class:`~fairseq_posenc.encodings.rope.Rope`.
 
     Raises:
-        UserError: the type is not one of the library's.
+        UserError: the library does not have the type.
     """
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if "mrope_section" in parameters or kind == "mrope":
@@ -59,5 +59,5 @@ def _read_scaling(kind: str, parameters: Mapping[str, Any], max_positions: int) 
 
 
 def _format(value: Any) -> str:
-    """Write a setting of a scaling as specs have it."""
+    """Format a setting of a scaling as specs write it."""
     return "/".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value).lower()

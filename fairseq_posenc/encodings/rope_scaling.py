@@ -29,12 +29,12 @@ def _named_in_hf(name: str, default: Any = MISSING) -> Any:
 
 @dataclass(frozen=True)
 class Scaling:
-    """No scaling, and the base of all kinds.
+    """No scaling, and the base class of all kinds.
 
-    The trained length L is that of the setting ``length``, or else the model's. The length n of the
-    input, on which ``dynamic`` and ``longrope`` depend, is the number of positions that the model
-    has room for: so neither neighbours nor padding change a sentence, and decoding equals the full
-    pass.
+    The trained length L is the setting ``length``, by default the model's trained length. The
+    length n of the input, on which ``dynamic`` and ``longrope`` depend, is the number of positions
+    that the model has room for, so that neither padding nor other sentences of a batch change a
+    sentence, and decoding equals the full pass.
     """
 
     kind: ClassVar[str] = "none"
@@ -49,7 +49,7 @@ class Scaling:
         'longrope:4:short=1/1:long=1.5/4'
 
         Raises:
-            UserError: it is neither, or a setting is missing, unknown, or out of its range.
+            UserError: the text is neither, or a setting is missing, unknown, or out of its range.
         """
         if text == Scaling.kind:
             return Scaling()
@@ -65,7 +65,7 @@ class Scaling:
         return self.kind
 
     def check(self, name: str, rotated: int) -> None:
-        """Refuse a number of rotated coordinates that the kind cannot scale, for an encoding."""
+        """Refuse a number of rotated coordinates of encoding ``name`` that cannot be scaled."""
 
     def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
         """Compute the angle per position of each pair, ``(width / 2,)``, in float32 on the CPU."""
@@ -87,13 +87,13 @@ class Scaling:
         return 1.0
 
     def to_hf(self, dims: Dims) -> dict[str, Any]:
-        """Describe it as ``rope_parameters`` of transformers; empty if the base is enough."""
+        """Describe the scaling as ``rope_parameters``; empty if only the base differs."""
         return {}
 
 
 @dataclass(frozen=True)
 class _Scaled(Scaling):
-    """Base of the kinds, whose first setting is the factor F."""
+    """Base class of the kinds of scaling; their first setting is the factor F."""
 
     factor: float
 
@@ -103,7 +103,7 @@ class _Scaled(Scaling):
 
     @classmethod
     def parse_settings(cls, written: list[str]) -> dict[str, Any]:
-        """Parse settings, each written ``NAME=VALUE``, by the types of the fields."""
+        """Parse settings, written ``NAME=VALUE``, by the types of the fields."""
         types = get_type_hints(cls)
         known = {entry.name: entry.default for entry in fields(cls) if entry.name != "factor"}
         settings: dict[str, Any] = {}

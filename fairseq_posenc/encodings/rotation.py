@@ -21,19 +21,19 @@ class Rotation(Protocol):
 
     @property
     def is_trained(self) -> bool:
-        """Whether gradients go back through it."""
+        """Whether the rotation needs gradients."""
 
 
 class PairRotation(NamedTuple):
     """A rotation of pairs of coordinates.
 
     Attributes:
-        phases: complex numbers of absolute value 1 (but for a scaling's gain), by which pairs of
-            coordinates are multiplied, ``(B or 1, 1, T, pairs)``; further coordinates stay.
-        half: coordinate t is paired with t + pairs, else 2t with 2t + 1.
-        decay: what each coordinate of a query is multiplied by, and of a key divided by,
+        phases: complex factors of the pairs of coordinates, ``(B or 1, 1, T, pairs)``; their
+            absolute value is 1, or the gain of a scaling. Further coordinates are left unchanged.
+        half: coordinate t is paired with t + pairs; otherwise, 2t with 2t + 1.
+        decay: the factors of a query's coordinates, by which those of a key are divided,
             ``(B or 1, 1, T, D)``; None for 1.
-        decay_bits: how many powers of 2 the largest of these factors has.
+        decay_bits: the binary logarithm of the largest of these factors.
     """
 
     phases: Tensor
@@ -69,10 +69,10 @@ class PairRotation(NamedTuple):
         return rotated if self.decay is None else _clamp_as(rotated / self.decay, key)
 
     def select_sentences(self, batch: int) -> PairRotation:
-        """Select the rotation of each sentence's first row, where rows of a beam stand together.
+        """Select the rotation of each sentence's first row; the rows of a beam are adjacent.
 
         Args:
-            batch: number of sentences, a divisor of the rows.
+            batch: the number of sentences, a divisor of the number of rows.
         """
         if self.phases.size(0) in (1, batch):
             return self
@@ -111,7 +111,7 @@ class PairRotation(NamedTuple):
 
 
 def _split_pairs(x: Tensor) -> Tensor:
-    """Split the last dimension into pairs ``(..., D/2, 2)``, laid out as complex numbers are."""
+    """Split the last dimension into pairs ``(..., D/2, 2)`` with the layout of complex numbers."""
     *others, last = x.stride()
     if last != 1 or x.storage_offset() % 2 or any(stride % 2 for stride in others):
         x = x.clone(memory_format=torch.contiguous_format)
@@ -119,6 +119,6 @@ def _split_pairs(x: Tensor) -> Tensor:
 
 
 def _clamp_as(x: Tensor, like: Tensor) -> Tensor:
-    """Cast ``x`` to the type of ``like``; numbers beyond fp16 become its largest."""
+    """Cast ``x`` to the type of ``like``; numbers beyond its range become its largest number."""
     limit = torch.finfo(like.dtype).max
     return x.clamp(-limit, limit).type_as(like)

@@ -1,7 +1,7 @@
 """Runs of distances that share a row of a table: clipped tables, buckets of any kind.
 
-A table then holds each distinct row once, so that whatever is computed from a row (a projection, a
-product with queries or keys, a gradient) is computed once for all of its distances.
+A table holds each distinct row once, so that a projection, a product with queries or keys, or a
+gradient of a row is computed once for all of its distances.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fairseq_posenc.positions import Span
 class Runs(NamedTuple):
     """The rows of a table by distance, in the order of their distances.
 
-    Row n serves the distances from ``starts[n - 1]`` to below ``starts[n]``; the first and the last
-    row serve all that is beyond. With ``starts = (-1, 0, 1)`` the rows are those of all distances
-    up to -2, of -1, of 0, and of 1 and more.
+    Row n serves the distances from ``starts[n - 1]`` to below ``starts[n]``; the first row serves
+    all smaller distances, the last row all larger ones. With ``starts = (-1, 0, 1)``, there is a
+    row for the distances up to -2, one for -1, one for 0, and one for 1 and more.
 
     Attributes:
         starts: the first distance of each row but the first one, ascending.
@@ -50,18 +50,18 @@ class Runs(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether each distance of the span has a row to itself; a graph cannot know."""
+        """Whether each distance of the span has its own row; in a graph, always False."""
         if torch.compiler.is_compiling():
             return False
         return len(self.starts) == self.span.high - self.span.low and self.span.ids is None
 
     def representatives(self) -> Tensor:
-        """List a distance of each row, int64 ``(rows,)``."""
+        """List one distance of each row, int64 ``(rows,)``."""
         distances = (self.starts[0] - 1, *self.starts) if self.starts else (self.span.low,)
         return make_constant(distances, self.span.device, torch.long)
 
     def find(self, distances: Tensor) -> Tensor:
-        """Find the row of each distance, int64 of any shape; they may lie outside of the span."""
+        """Find the row of each distance, int64 of any shape, also of those outside the span."""
         if not self.starts:
             return torch.zeros_like(distances)
         if isinstance(self.starts, range):  # a clipped table
@@ -74,7 +74,7 @@ class Runs(NamedTuple):
         """Find the row of each query and key by the ids of the span, ``(B or 1, T, S)``.
 
         Args:
-            first: of :class:`~fairseq_posenc.encodings.terms.Terms`; its two rows are the last.
+            first: see :class:`~fairseq_posenc.encodings.terms.Terms`; its two rows are the last.
         """
         rows = self.find(self.span.differences())
         if first is None:
@@ -83,11 +83,11 @@ class Runs(NamedTuple):
         return torch.where(queries, self.rows, torch.where(first[:, None], self.rows + 1, rows))
 
     def expand(self, table: Tensor, dim: int) -> Tensor:
-        """Repeat rows along their runs: a row for each distance of the span.
+        """Repeat rows along their runs, so that each distance of the span has a row.
 
         Args:
-            table: rows in dimension ``dim``; any that follow (those of a reset) stay at the end.
-            dim: dimension of the rows.
+            table: has rows in dimension ``dim``; the rows of a reset stay at the end.
+            dim: the dimension of the rows.
         """
         rows, rest = table.split([self.rows, table.size(dim) - self.rows], dim)
         if not self._is_clipped_inside:
@@ -103,7 +103,7 @@ class Runs(NamedTuple):
 
     @property
     def _is_clipped_inside(self) -> bool:
-        """Whether each row but the ends serves one distance, and the span needs all rows."""
+        """Whether all rows but the first and last serve one distance, and the span needs all."""
         if torch.compiler.is_compiling() or not isinstance(self.starts, range) or not self.starts:
             return False
         return self.span.low < self.starts[0] and self.starts[-1] <= self.span.high
@@ -114,9 +114,11 @@ class Runs(NamedTuple):
         return self._replace(span=self.span._replace(ids=self.span.ids[:, places]))
 
     def without_first(self, count: int) -> tuple[int, Runs]:
-        """Leave out the ``count`` lowest distances; also counts the rows that only they need.
+        """Leave out the ``count`` lowest distances, which only the first keys have.
 
-        These are the distances of the first keys; by ids, such keys need no certain rows.
+        Returns:
+            The number of rows that only these distances need, and the other runs. By ids, no row
+            belongs to certain keys, and the number is 0.
         """
         if self.span.ids is not None:
             return 0, self.select_keys(slice(count, None))
@@ -126,11 +128,11 @@ class Runs(NamedTuple):
 
 
 def mirror(begins: Sequence[int], both_sides: bool = True) -> tuple[int, ...]:
-    """Mirror runs of the distance to earlier keys: :attr:`Runs.starts` of signed distances j - i.
+    """Compute :attr:`Runs.starts` of signed distances j - i from the runs of unsigned distances.
 
     Args:
-        begins: where runs of 1 and more tokens begin, ascending, from 1 on.
-        both_sides: whether later keys have such runs, too; else all count as distance 0.
+        begins: the distances of at least 1 at which runs begin, ascending.
+        both_sides: whether later keys have such runs, too; otherwise they count as distance 0.
     """
     past = tuple(1 - begin for begin in reversed(begins))
     return (*past, *begins) if both_sides else past

@@ -45,7 +45,7 @@ class Sink(Encoding):
             nn.init.zeros_(self.score)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Bring the score."""
+        """Return the extra score of each head."""
         if self.value is None:
             return Terms(sink=self.score)
         device, heads = positions.tokens.device, self.dims.num_heads

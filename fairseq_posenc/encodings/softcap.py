@@ -29,5 +29,5 @@ class Softcap(Encoding):
         self.cap = cap
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Bring the cap."""
+        """Return the cap of the scores."""
         return Terms(softcap=self.cap)

@@ -70,12 +70,12 @@ class T5(Encoding):
 
 
 class Buckets(NamedTuple):
-    """T5's buckets of distances: the near ones have one each, the far ones share them.
+    """T5's buckets of distances: small distances have one each, large distances share them.
 
     Attributes:
-        exact: distances on a side that have a bucket of their own.
-        firsts: the distances at which the further buckets of a side begin, but the first of them.
-        both_sides: whether later keys have buckets, too, behind those of earlier keys.
+        exact: the number of distances in a direction that have their own bucket.
+        firsts: the distances at which the shared buckets of a direction begin, without the first.
+        both_sides: whether later keys have buckets, too, after those of earlier keys.
     """
 
     exact: int
@@ -84,16 +84,16 @@ class Buckets(NamedTuple):
 
     @classmethod
     def build(cls, name: str, buckets: int, max_distance: int, both_sides: bool) -> Buckets:
-        """Compute where buckets begin.
+        """Compute the distances at which buckets begin.
 
         Args:
-            name: of the encoding.
-            buckets: their number.
-            max_distance: where the last one begins.
-            both_sides: give half of them to later keys, which otherwise count as distance 0.
+            name: the name of the encoding, for error messages.
+            buckets: the number of buckets.
+            max_distance: the distance at which the last bucket begins.
+            both_sides: use half of the buckets for later keys, which otherwise count as distance 0.
 
         Raises:
-            UserError: numbers that have no meaning.
+            UserError: the numbers do not describe such buckets.
         """
         side = buckets // 2 if both_sides else buckets
         exact = side // 2
@@ -111,7 +111,7 @@ class Buckets(NamedTuple):
         return cls(exact, find_firsts(find_bucket, exact, side - exact - 1), both_sides)
 
     def select(self, span: Span) -> tuple[Tensor, Runs]:
-        """Select the bucket of each row that a span needs, int64 ``(R,)``, and the rows' runs."""
+        """Select the buckets that a span needs, int64 ``(R,)``, and their runs of distances."""
         starts = mirror((*range(1, self.exact + 1), *self.firsts), self.both_sides)
         _, runs = Runs.select(starts, span)
         return self.find(runs.representatives()), runs
@@ -127,10 +127,10 @@ class Buckets(NamedTuple):
 
 
 def find_firsts(find_bucket: Callable[[int], int], start: int, count: int) -> tuple[int, ...]:
-    """Find the first distance of each of the buckets 1 .. ``count``, from ``start`` on.
+    """Find the first distance of each of the buckets 1 to ``count``, searching from ``start``.
 
-    In whole numbers no rounding of a device moves a bucket. Buckets that no input reaches are left
-    out.
+    The distances are whole numbers, so that a device's rounding cannot move a bucket. Buckets that
+    no input reaches are left out.
     """
     firsts, low = [], start
     for number in range(1, count + 1):

@@ -196,5 +196,5 @@ class Ssmax(Encoding):
         nn.init.constant_(self.factor, 1 / mean)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Bring factor and offset; the keys are counted where the mask is known."""
+        """Return factor and offset; attention counts the keys, as they depend on the mask."""
         return Terms(log_visible=self.factor, visible_offset=self.offset)

@@ -1,4 +1,4 @@
-"""Describes a term of the attention scores: its shape, where it enters, and what it costs."""
+"""Describes a term of the attention scores: its shape, its place in the equation, and its cost."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Cost(NamedTuple):
 
     Attributes:
         operations: multiplications and additions for each sentence.
-        numbers: numbers held at once for each sentence.
-        common_operations: those done once, for all sentences together.
-        common_numbers: those held once, for all sentences together.
+        numbers: numbers held in memory at the same time for each sentence.
+        common_operations: operations done once for all sentences.
+        common_numbers: numbers held once for all sentences.
     """
 
     operations: str = ""
@@ -30,12 +30,12 @@ class Term(NamedTuple):
     """The description of a field of Terms, for code that handles terms of any name.
 
     Attributes:
-        axes: its shape in letters of the legend; B may be 1 as well.
-        enters: where in the equation: ``content``, it multiplies the content term; ``table``, it
-            is a dot product of its own, added or multiplied; ``bias``, it is added after scaling;
-            ``states``, so are its products with states; ``values``, it is added to what is attended
-            to.
-        cost: of what a layer does with it; ``{g}`` is h where each head has its own, else nothing.
+        axes: the shape in letters of the legend; B may be 1 as well.
+        enters: the place in the equation. ``content``: it multiplies the content term; ``table``:
+            its dot products are added or multiplied; ``bias``: it is added after scaling;
+            ``states``: its products with states are added after scaling; ``values``: it is added to
+            the values.
+        cost: the cost in a layer; ``{g}`` is h if each head has a table, and nothing otherwise.
     """
 
     axes: str
@@ -44,12 +44,12 @@ class Term(NamedTuple):
 
     @property
     def rows(self) -> int | None:
-        """The dimension with a row for each distance; None if it is not a function of distance."""
+        """The dimension with a row for each distance; None if the term has no such rows."""
         return self.axes.index("R") if "R" in self.axes else None
 
     @property
     def has_vectors(self) -> bool:
-        """Whether a row is a vector that a product with queries or keys takes, else a number."""
+        """Whether a row is a vector, multiplied with queries or keys, and not a number."""
         return self.axes[-1] in "DCW"
 
     def per_head(self, tensor: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The terms of the attention scores that encodings add, as data that describes itself.
+"""The terms that encodings add to the attention scores, as data that describes itself.
 
 With q_i and k_j the (rotated) query and key and r = j - i their distance, the score is::
 
@@ -38,28 +38,30 @@ _STATE_TABLE_COST = Cost("2 h n u w + h n^2", "h n u + h n^2")
 class Terms(NamedTuple):
     """The contribution of an encoding to the attention scores (see the module's equation).
 
-    Tables hold a row for each distance of the span they were asked for, from low to high, or, where
-    ``runs`` names them, a row for each run of distances that share it. With ``first`` (the reset of
-    the first token), two rows follow: that of a query at the first token, and that of a key there
-    seen from any other query.
+    Tables have a row for each distance of the requested span, from low to high; those named in
+    ``runs`` have a row for each run of distances that share it. With ``first`` (the reset of the
+    first token), two rows follow: one for a query at the first token, and one for a key at the
+    first token seen from any other query.
 
     Attributes:
         query_table: ``(G, R, D)``, Q.
         key_table: ``(G, R, D)``, K.
         gain: ``(G, R)``, multiplies the content term.
         channel_gain: ``(G, R, D)``, multiplies the content term channel by channel.
-        content_rows: ``(R, C)``, which each layer projects by its own key and query projections to
+        content_rows: ``(R, C)``; the key and query projections of each layer turn them into its
             query and key tables.
-        value_table: ``(G, R, D)``, added to the value that a query attends to at a distance.
+        value_table: ``(G, R, D)``, added to the values at each distance.
         bias: ``(G, R)``, added after scaling.
         pair_bias: ``(B or 1, G, T, S)``, added after scaling.
         state_table: ``(G, R, W)``, P, whose products with ``states`` are added after scaling.
         product: combine by product in place of the sum.
-        scale_factor: c of the scale 1/sqrt(c * D); None leaves it to the others (1 if none says).
-        first: ``(B or 1, S)`` of bool, the first real token of each row; None means no reset.
-        decay: ``(B or 1, H, S, parts)``, parts whose sum is c; the scores of a query and its
-            earlier keys get c_i - c_j. Padding has the c of the token before it.
-        later_decay: c for later keys, whose scores get c_j - c_i; None where ``decay`` is for all.
+        scale_factor: c of the scale 1/sqrt(c * D); None if this encoding does not set it. It is 1
+            if none does.
+        first: ``(B or 1, S)`` of bool, the first real token of each row; None for no reset.
+        decay: ``(B or 1, H, S, parts)``, parts whose sum is c; c_i - c_j is added to the scores of
+            a query and its earlier keys. Padding has the c of the token before it.
+        later_decay: c for later keys, to whose scores c_j - c_i is added; None if ``decay`` serves
+            all keys.
         temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
         counted_table: ``(P, D)``, a; q_i.a_p is added to the score, where p is the sum of
             sigmoid(scale * gain * q_i.k_t) over the keys t from j to i, and a_p is interpolated
@@ -70,7 +72,7 @@ class Terms(NamedTuple):
         states: ``(B, H, T, W)``, s, of the queries' tokens.
         sink: ``(G,)``, a score that takes part in the softmax, and whose weight is dropped.
         softcap: C, the limit of the scores.
-        runs: by name of a table, which distances share its rows.
+        runs: which distances share the rows of a table, by its name.
     """
 
     query_table: Annotated[Tensor | None, Term("GRD", "table", _TABLE_COST)] = None
@@ -104,11 +106,11 @@ class Terms(NamedTuple):
         scale_factor: float,
         axes: int = 1,
     ) -> Terms:
-        """Add a function of the distance to the scores, or that of each axis.
+        """Add a function of the distance to the scores; on several axes, the sum over them.
 
         Args:
-            span: of the distances.
-            bias: ``(H, ...)`` at distances ``(...)``.
+            span: the distances of the call.
+            bias: computes the function at distances ``(...)`` for each head, ``(H, ...)``.
             scale_factor: see :class:`Terms`.
             axes: the number of axes.
         """
@@ -122,12 +124,12 @@ class Terms(NamedTuple):
     def by_axis(
         cls, span: Span, tables: Tensor, find: Callable[[Tensor], Tensor], scale_factor: float
     ) -> Terms:
-        """Look up the bias of the distance on each axis, and add them up.
+        """Look up a bias for the distance on each axis, and add the biases up.
 
         Args:
-            span: of the distances, by ids on several axes.
-            tables: ``(axes, G, R)``.
-            find: the rows of distances of any shape.
+            span: the distances of the call, with ids on several axes.
+            tables: the biases of each axis, ``(axes, G, R)``.
+            find: finds the rows of distances of any shape.
             scale_factor: see :class:`Terms`.
         """
         distances = span.differences().unbind(-1)  # of each axis, [B or 1, T, S]
@@ -135,10 +137,11 @@ class Terms(NamedTuple):
         return cls(pair_bias=sum(biases).transpose(0, 1), scale_factor=scale_factor)
 
     def given(self, *places: str) -> Iterator[tuple[str, Term, Tensor]]:
-        """Yield name, description and tensor of the described terms that are not None.
+        """Yield the name, description and tensor of each described term that is not None.
 
         Args:
-            *places: only those that enter there (see :class:`Term`); by default all.
+            *places: the places in the equation where the term may enter (see :class:`Term`); by
+                default, all.
         """
         for name, term in TERMS.items():
             tensor = getattr(self, name)
@@ -168,12 +171,12 @@ class Terms(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Whether anything differs from plain attention by a table or bias."""
+        """Whether a table, a bias or a product makes attention differ from plain attention."""
         return self.product or any(self.given())
 
     @property
     def by_ids(self) -> bool:
-        """Whether tables are looked up by differences of ids, which places do not tell."""
+        """Whether tables are looked up by differences of ids, not of places."""
         return any(runs.span.ids is not None for runs in self.runs.values())
 
     def __or__(self, other: Terms) -> Terms:
@@ -188,7 +191,7 @@ class Terms(NamedTuple):
         return Terms(*map(_combine, self._fields, ours, theirs))
 
     def with_runs(self, runs: Runs) -> Terms:
-        """Note the runs of distances that share rows, the same in all tables."""
+        """Set the runs of distances that share rows, the same for all tables."""
         if runs.is_whole:
             return self
         return self._replace(
@@ -196,12 +199,13 @@ class Terms(NamedTuple):
         )
 
     def expanded(self, *names: str) -> Terms:
-        """Repeat rows along their runs, to a row for each distance.
+        """Repeat rows along their runs, so that each distance has a row.
 
-        Where distances are differences of ids, a bias becomes that of pairs; others stay.
+        Where distances are differences of ids, a bias becomes ``pair_bias``; other tables are left
+        unchanged.
 
         Args:
-            *names: of tables; by default all.
+            *names: the names of the tables to expand; by default, all.
         """
         runs = dict(self.runs)
         tables: dict[str, Any] = {}
@@ -227,11 +231,11 @@ class Terms(NamedTuple):
     def projected(
         self, as_queries: Callable[[Tensor], Tensor], as_keys: Callable[[Tensor], Tensor]
     ) -> Terms:
-        """Project content rows to tables, through a layer's own projections.
+        """Project content rows to tables with the projections of a layer.
 
         Args:
-            as_queries: ``(H, R, D)`` of ``(R, C)``, by the projection of the queries.
-            as_keys: the same by that of the keys.
+            as_queries: projects rows ``(R, C)`` as queries, ``(H, R, D)``.
+            as_keys: projects them as keys.
         """
         rows = self.content_rows
         if rows is None:
@@ -244,14 +248,14 @@ class Terms(NamedTuple):
         return self._replace(content_rows=None, runs=runs) | tables
 
     def with_decay(self, decay: Tensor | None, num_heads: int) -> Terms:
-        """Add the decay of a layer's own, ``(B, G, S, 2)``; further heads are of later keys."""
+        """Add the decay of a layer, ``(B, G, S, 2)``, the second half of G for later keys."""
         if decay is None:
             return self
         earlier, later = decay[:, :num_heads], decay[:, num_heads:]
         return self | Terms(decay=earlier, later_decay=later if later.size(1) else None)
 
     def without_first_keys(self, count: int) -> Terms:
-        """Leave out the first keys, of which a cache has dropped ``count``."""
+        """Leave out the first ``count`` keys, which a cache has dropped."""
         if not count:
             return self
 
@@ -265,14 +269,15 @@ class Terms(NamedTuple):
         """Leave out all keys but those at ``places``, ascending, int64 ``(K,)``.
 
         Args:
-            places: among the S keys. The last are those of the queries; before a gap lie T - 1 keys
-                that are hidden (see :meth:`~fairseq_posenc.modules.cache.Kept.with_gaps`).
+            places: the indices among the S keys. The last ones are those of the queries; T - 1
+                hidden keys lie before a gap (see
+                :meth:`~fairseq_posenc.modules.cache.Kept.with_gaps`).
             tgt_len: T.
             src_len: S.
         """
         later = torch.arange(src_len, src_len + tgt_len - 1, device=places.device)
         rows = torch.cat([places, later])  # of tables with a row for each distance
-        left: dict[str, Any] = {}
+        selected: dict[str, Any] = {}
         by_ids = {
             name: runs.select_keys(places)
             for name, runs in self.runs.items()
@@ -285,42 +290,42 @@ class Terms(NamedTuple):
             if (runs := self.runs.get(name)) is not None:
                 number, distinct = runs.rows, runs.find(rows - (src_len - 1))
             kept, reset = table.split([number, table.size(term.rows) - number], term.rows)
-            left[name] = torch.cat([kept.index_select(term.rows, distinct), reset], term.rows)
+            selected[name] = torch.cat([kept.index_select(term.rows, distinct), reset], term.rows)
         keys = self._map_keys(lambda x, dim: x.index_select(dim, places.to(x.device)))
-        return keys._replace(**left, runs=by_ids)
+        return keys._replace(**selected, runs=by_ids)
 
     def _map_keys(self, select: Callable[[Tensor, int], Tensor]) -> Terms:
-        """Select keys in all fields that have them, with a function of tensor and dimension."""
-        left: dict[str, Any] = {
+        """Apply ``select`` to each field with keys, and to the dimension of its keys."""
+        selected: dict[str, Any] = {
             name: select(tensor, tensor.dim() - 1)
             for name, term, tensor in self.given()
             if term.rows is None
         }
         if self.first is not None:
-            left["first"] = select(self.first, 1)
+            selected["first"] = select(self.first, 1)
         for name in ("decay", "later_decay"):
             if (by_key := getattr(self, name)) is not None:
-                left[name] = select(by_key, 2)
-        return self._replace(**left)
+                selected[name] = select(by_key, 2)
+        return self._replace(**selected)
 
     def without_first_distances(self, count: int) -> Terms:
-        """Leave out the ``count`` lowest distances: the rows that only these need."""
+        """Leave out the ``count`` lowest distances, with the rows that only these need."""
         runs = dict(self.runs)
-        left: dict[str, Any] = {}
+        tables: dict[str, Any] = {}
         for name, term, tensor in self.given():
             if term.rows is None:
                 continue
             first = count
             if name in runs:
                 first, runs[name] = runs[name].without_first(count)
-            left[name] = tensor.narrow(term.rows, first, tensor.size(term.rows) - first)
-        return self._replace(**left, runs=runs)
+            tables[name] = tensor.narrow(term.rows, first, tensor.size(term.rows) - first)
+        return self._replace(**tables, runs=runs)
 
     def unprojected(self, num_heads: int) -> Terms:
         """Split content rows into heads as tables, for use without a layer's projections.
 
         Raises:
-            UserError: the rows cannot be split.
+            UserError: the rows cannot be split into so many heads.
         """
         rows = self.content_rows
         if rows is not None and rows.size(-1) % num_heads:

@@ -109,9 +109,10 @@ class _CheckpointGuard(logging.Filter):
         target = message.partition("Saving checkpoint to ")[2]
         source = message.partition("Preparing to load checkpoint ")[2]
         if missing and not _is_default_restore(Path(missing), self._settings):
-            what = "is a folder" if Path(missing).is_dir() else "does not exist"
+            problem = "is a folder" if Path(missing).is_dir() else "does not exist"
             raise UserError(
-                f"--restore-file {missing} {what}; training would have started from random weights"
+                f"--restore-file {missing} {problem}; training would have started from random "
+                "weights"
             )
         if target and not message.startswith("Finished"):
             _refuse_full_disk(target)

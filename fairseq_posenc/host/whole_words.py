@@ -28,9 +28,9 @@ def prepare_whole_words(task: Any, bpe: Any) -> None:
     name = bpe if isinstance(bpe, str) else getattr(bpe, "_name", None)
     known = [key for key, kind in BPE_REGISTRY.items() if hasattr(kind, "is_beginning_of_word")]
     if name not in known:
-        given = f"--bpe {name} does not show" if name else "without --bpe fairseq does not know"
+        reason = f"--bpe {name} does not show" if name else "without --bpe fairseq does not know"
         raise UserError(
-            f"--mask-whole-words: {given} where a word begins, and would mask single pieces; give "
+            f"--mask-whole-words: {reason} where a word begins, and would mask single pieces; give "
             f"the --bpe that the data were made with, and its files: one of {', '.join(known)}"
         )
     task.args = bpe

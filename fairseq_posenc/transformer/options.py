@@ -110,11 +110,11 @@ def _check_text(name: str, value: Any, optional: bool) -> None:
     """Refuse null, numbers and lists, which hydra accepts for a text."""
     if not isinstance(value, str) and not (optional and value is None):
         flag = f"--{name.replace('_', '-')}"
-        given = "null" if value is None else shortened(str(value))
+        shown = "null" if value is None else shortened(str(value))
         raise UserError(
-            f"{flag} {given}: give a text, as in rope or learned+m4m"
+            f"{flag} {shown}: give a text, as in rope or learned+m4m"
             if name != "attention_directions"
-            else f"{flag} {given}: give a text, as in 'lr,rl'"
+            else f"{flag} {shown}: give a text, as in 'lr,rl'"
         )
 
 

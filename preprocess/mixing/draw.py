@@ -142,17 +142,17 @@ class Draw:
         done.update(measure(document))
         if corpus.size is not None and train:
             wanted = corpus.size - done[f"train_{corpus.unit}"]
-            left = self._estimate_rest() + measure(train)[corpus.unit]
-            if self._random("size", done[DOCUMENTS]) * left >= wanted:
+            rest = self._estimate_rest() + measure(train)[corpus.unit]
+            if self._random("size", done[DOCUMENTS]) * rest >= wanted:
                 train = b""
         done.update({f"train_{name}": value for name, value in measure(train).items()})
         return Drawn(train, valid)
 
     def _estimate_rest(self) -> float:
         """Estimate how much text to train on is left, in the unit of the corpus' size."""
-        left = self.total[self.unit] - self.done[self.unit]
+        rest = self.total[self.unit] - self.done[self.unit]
         held = self.corpus.hold_out - self.done["held_out"]
-        share = 1 - held / left if left else 0
+        share = 1 - held / rest if rest else 0
         unit = self.corpus.unit
         return (self.total[unit] - self.done[unit]) * share
 

@@ -43,12 +43,12 @@ class BlockState(NamedTuple):
         """Combine the fields: their product, or content * gain + query term + key term."""
         scores, gain, *terms = self[:4]
         assert scores is not None
-        given = [term for term in terms if term is not None]
+        present = [term for term in terms if term is not None]
         if gain is not None:
             scores = scores * gain
         if product:  # the content is needed again
-            return _multiply(scores, given)
-        for term in given:
+            return _multiply(scores, present)
+        for term in present:
             add_pairs(scores, term)
         return scores
 

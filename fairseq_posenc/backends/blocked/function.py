@@ -34,15 +34,15 @@ class BlockedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, geometry: Geometry, rule: Rule, *tensors: Any) -> Tensor:
         """Compute the attended values ``(B, H, T, D)``."""
-        given = _pad_to_tiles(geometry, rule, Operands(*tensors))
-        batch, heads, queries, width = *given.query.shape[:3], given.value.size(-1)
+        operands = _pad_to_tiles(geometry, rule, Operands(*tensors))
+        batch, heads, queries, width = *operands.query.shape[:3], operands.value.size(-1)
         # Laid out as `_restore_queries` does, whatever the query's layout; a chunk of it is a view.
-        gathered = given.query.new_empty(queries, batch, heads, width)  # [T, B, H, D]
+        gathered = operands.query.new_empty(queries, batch, heads, width)  # [T, B, H, D]
         gathered = gathered.permute(1, 2, 0, 3)  # [B, H, T, D]
         saved: list[Any] = []  # tensors or None
         for chunk, strips in geometry.split_chunks():
             target = chunk.select(gathered)  # [c, T, D]
-            for visit in _visit_blocks(geometry, rule, chunk, strips, given, iter(())):
+            for visit in _visit_blocks(geometry, rule, chunk, strips, operands, iter(())):
                 block, is_first, _, values, state = visit
                 assert state.weights is not None
                 kept = state.weights  # negative where dropped
@@ -52,9 +52,9 @@ class BlockedAttention(torch.autograd.Function):
                 target_rows.copy_(sums) if is_first else target_rows.add_(sums)
                 if rule.saves:
                     saved += state.select_saved(rule)
-        attended = _finish_attended(geometry, rule, given, gathered)
+        attended = _finish_attended(geometry, rule, operands, gathered)
         ctx.call = geometry, rule
-        ctx.save_for_backward(attended, *given, *saved)
+        ctx.save_for_backward(attended, *operands, *saved)
         return attended
 
     @staticmethod
@@ -71,17 +71,19 @@ class BlockedAttention(torch.autograd.Function):
         return None, None, query, key, value, *others
 
 
-def _pad_to_tiles(geometry: Geometry, rule: Rule, given: Operands) -> Operands:
+def _pad_to_tiles(geometry: Geometry, rule: Rule, operands: Operands) -> Operands:
     """Scale the query, put its last row first, and pad everything to whole tiles."""
     queries, keys = geometry.missing
-    return given._replace(
-        query=reverse_queries(given.query, queries).mul_(rule.scale),
-        key=F.pad(given.key, (0, 0, 0, keys)) if keys else given.key,
-        value=F.pad(given.value, (0, 0, 0, keys)) if keys else given.value,
+    return operands._replace(
+        query=reverse_queries(operands.query, queries).mul_(rule.scale),
+        key=F.pad(operands.key, (0, 0, 0, keys)) if keys else operands.key,
+        value=F.pad(operands.value, (0, 0, 0, keys)) if keys else operands.value,
     )
 
 
-def _finish_attended(geometry: Geometry, rule: Rule, given: Operands, gathered: Tensor) -> Tensor:
+def _finish_attended(
+    geometry: Geometry, rule: Rule, operands: Operands, gathered: Tensor
+) -> Tensor:
     """Put attended values in the queries' order, scaled for dropout, zeros if fully masked.
 
     Saved in full precision: the gradients subtract numbers of nearly equal size.
@@ -89,8 +91,8 @@ def _finish_attended(geometry: Geometry, rule: Rule, given: Operands, gathered: 
     attended = _restore_queries(gathered[:, :, : geometry.tgt_len])
     if rule.dropout:
         attended.mul_(dropout.compute_kept_factor(rule.dropout))
-    if given.fully_masked is not None:
-        attended.masked_fill_(given.fully_masked, 0.0)
+    if operands.fully_masked is not None:
+        attended.masked_fill_(operands.fully_masked, 0.0)
     return attended
 
 
@@ -99,18 +101,18 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
     geometry, rule = ctx.call
     attended, *saved = ctx.saved_tensors
     size = len(Operands._fields)
-    given, states = Operands(*saved[:size]), _split_saved(saved[size:])
-    if given.fully_masked is not None:
-        grad = grad.masked_fill(given.fully_masked, 0.0)
+    operands, states = Operands(*saved[:size]), _split_saved(saved[size:])
+    if operands.fully_masked is not None:
+        grad = grad.masked_fill(operands.fully_masked, 0.0)
     means = reverse_queries((grad * attended).sum(-1, keepdim=True), geometry.missing[0])
     grad = reverse_queries(grad, geometry.missing[0])  # [B, H, T, D]
     if rule.dropout:
         grad.mul_(dropout.compute_kept_factor(rule.dropout))
-    totals = given.make_zeros(ctx.needs_input_grad[2:])
+    totals = operands.make_zeros(ctx.needs_input_grad[2:])
     for chunk, strips in geometry.split_chunks():
         chunk_totals = totals.select_chunk(chunk)
         chunk_grad, chunk_mean = chunk.select(grad), chunk.select(means)  # [c, T, D], [c, T, 1]
-        for visit in _visit_blocks(geometry, rule, chunk, strips, given, states):
+        for visit in _visit_blocks(geometry, rule, chunk, strips, operands, states):
             block, is_first, scores, values, state = visit
             del visit
             assert state.weights is not None
@@ -151,11 +153,11 @@ def _visit_blocks(
     rule: Rule,
     chunk: Chunk,
     strips: list[Strip],
-    given: Operands,
+    operands: Operands,
     saved: Iterator[BlockState],
 ) -> Iterator[_Visit]:
     """Yield the blocks of a chunk, whose states may have been saved."""
-    operands = given.select_chunk(chunk)
+    operands = operands.select_chunk(chunk)
     scores = Scores(geometry, rule, chunk, operands)
     for strip in strips:
         states = scores.compute_weights(strip, list(islice(saved, len(strip))))

@@ -119,11 +119,11 @@ class Scores:
     @cached_property
     def key_products(self) -> KeyProducts | None:
         """The products of keys that blocks share; None where a block has few of the keys."""
-        given = self.operands
-        if self.geometry.visible or given.key_table is None or given.key_places is None:
+        operands = self.operands
+        if self.geometry.visible or operands.key_table is None or operands.key_places is None:
             return None
         rows = len(self.rule.starts["key_table"]) + 1
-        return KeyProducts(given.key, given.key_table[:, :rows])
+        return KeyProducts(operands.key, operands.key_table[:, :rows])
 
     def finish_gradients(self, totals: Operands) -> None:
         """Add the gradients that the blocks of a chunk share, after the last of them."""
@@ -142,22 +142,22 @@ class Scores:
 
         Totals are None for operands that need no gradient.
         """
-        given = self.operands
+        operands = self.operands
         if totals.pair_bias is not None:
             total = block.select_pairs(totals.pair_bias)
             total += self.chunk.split_sentences(grad).sum_to_size(total.shape)
-        if given.states is not None:
+        if operands.states is not None:
             band = self.band("state_table", block, QUERY_SIDE)
             sums = band.sum_by_row(grad)
             if totals.states is not None:
                 totals.states[:, block.queries].add_(band.sum_rows(sums))
-            band.add_table_gradient(totals.state_table, sums, given.states[:, block.queries])
+            band.add_table_gradient(totals.state_table, sums, operands.states[:, block.queries])
         self._add_decay_gradients(block, grad, totals)
         if self.rule.folds:  # there are no other gradients of queries and keys
             self._add_table_gradients(block, state, grad, totals)
             return
         product, lines = self.rule.product, self.locate_reset(block)
-        query, key = given.query[:, block.queries], given.key[:, block.keys]
+        query, key = operands.query[:, block.queries], operands.key[:, block.keys]
         content_grad = state.compute_gradient("content", grad, product)  # [c, M, W]
         reset_parts = (BlockState(), BlockState())  # in a plain sum all gradients equal grad
         if lines is not None and content_grad is not grad:
@@ -191,23 +191,26 @@ class Scores:
 
     def _compute_decay(self, block: Block) -> Tensor | None:
         """Compute the decay c_i - c_j of a block's pairs, ``(c, M, W)``, in the dtype of scores."""
-        given = self.operands
-        pairs = (given.query_decay, given.key_decay), (given.query_later, given.key_later)
+        operands = self.operands
+        pairs = (
+            (operands.query_decay, operands.key_decay),
+            (operands.query_later, operands.key_later),
+        )
         decays = [
-            _subtract(by_query[:, block.queries], by_key[:, block.keys], given.query.dtype)
+            _subtract(by_query[:, block.queries], by_key[:, block.keys], operands.query.dtype)
             for by_query, by_key in pairs
             if by_query is not None and by_key is not None
         ]
-        if given.is_later is None:
+        if operands.is_later is None:
             return decays[0] if decays else None
         earlier, later = decays
-        return torch.where(view_by_distance(given.is_later, block), later, earlier)
+        return torch.where(view_by_distance(operands.is_later, block), later, earlier)
 
     def _add_decay_gradients(self, block: Block, grad: Tensor, totals: Operands) -> None:
         """Add the gradients of the decay: sums over keys, and negative sums over queries."""
-        given, earlier_grad = self.operands, grad
-        if given.is_later is not None:
-            is_later = view_by_distance(given.is_later, block)
+        operands, earlier_grad = self.operands, grad
+        if operands.is_later is not None:
+            is_later = view_by_distance(operands.is_later, block)
             earlier_grad = grad.masked_fill(is_later, 0.0)
             if totals.query_later is not None and totals.key_later is not None:
                 later_grad = grad - earlier_grad
@@ -221,7 +224,7 @@ class Scores:
         self, block: Block, state: BlockState, grad: Tensor, totals: Operands
     ) -> None:
         """Add the gradients of all tables, and what they add to those of queries and keys."""
-        given = self.operands
+        operands = self.operands
         for total, name in ((totals.bias, "bias"), (totals.gain, "gain")):
             if total is not None:
                 by_pair = state.compute_gradient(name, grad, self.rule.product)  # [c, M, W]
@@ -233,15 +236,15 @@ class Scores:
             tables = totals.query_table, totals.key_table
             add_factor_gradients(*self._fold(block), grad, (query_total, key_total), tables)
             return
-        if given.query_table is not None:
+        if operands.query_table is not None:
             band = self.band("query_table", block, QUERY_SIDE)
             sums = band.sum_by_row(state.compute_gradient("query_term", grad, self.rule.product))
-            query, query_total = (x[:, block.queries] for x in (given.query, totals.query))
+            query, query_total = (x[:, block.queries] for x in (operands.query, totals.query))
             band.add_gradients(sums, query, query_total, totals.query_table)
-        if given.key_table is not None:
+        if operands.key_table is not None:
             band = self.band("key_table", block, KEY_SIDE)
             sums = band.sum_by_row(state.compute_gradient("key_term", grad, self.rule.product))
-            key, key_total = given.key[:, block.keys], totals.key[:, :, block.keys]
+            key, key_total = operands.key[:, block.keys], totals.key[:, :, block.keys]
             band.add_gradients(sums, key, key_total, totals.key_table)
 
     def _add_reset_gradients(
@@ -253,7 +256,7 @@ class Scores:
         totals: Operands,
     ) -> None:
         """Move the reset's row and column out of ``grad``, and add the gradients of their terms."""
-        given, product = self.operands, self.rule.product
+        operands, product = self.operands, self.rule.product
         (column_parts, row_parts), (column, row) = reset_parts, lines.take(grad)
 
         def split_gradient(name: str) -> tuple[Tensor, Tensor]:  # [c, M, 1] and [c, 1, W]
@@ -264,16 +267,16 @@ class Scores:
             if total is not None:
                 column_sum, row_sum = (x.sum((1, 2)) for x in split_gradient(name))  # each [c]
                 add_reset_rows(total, torch.stack([row_sum, column_sum], 1))  # [c, 2]
-        if given.query_table is not None:
-            query = given.query[:, block.queries]
+        if operands.query_table is not None:
+            query = operands.query[:, block.queries]
             row_grads = lines.sum_by_member(*split_gradient("query_term"), QUERY_SIDE)  # [c, M, 2]
-            rows = expand_reset_rows(given.query_table, row_grads)  # [c, 2, D]
+            rows = expand_reset_rows(operands.query_table, row_grads)  # [c, 2, D]
             totals.query[:, block.queries].baddbmm_(row_grads, rows)
             add_reset_rows(totals.query_table, row_grads.transpose(1, 2) @ query)
-        if given.key_table is not None:
-            key = given.key[:, block.keys]
+        if operands.key_table is not None:
+            key = operands.key[:, block.keys]
             row_grads = lines.sum_by_member(*split_gradient("key_term"), KEY_SIDE)  # [c, W, 2]
-            rows = expand_reset_rows(given.key_table, row_grads)  # [c, 2, D]
+            rows = expand_reset_rows(operands.key_table, row_grads)  # [c, 2, D]
             totals.key[:, :, block.keys].baddbmm_(rows.transpose(1, 2), row_grads.transpose(1, 2))
             add_reset_rows(totals.key_table, row_grads.transpose(1, 2) @ key)
 
@@ -281,19 +284,21 @@ class Scores:
         self, block: Block, state: BlockState, lines: ResetLines
     ) -> tuple[BlockState, BlockState]:
         """Compute the parts of the reset's column, ``(c, M, 1)``, and row, ``(c, 1, W)``."""
-        given, terms = self.operands, {}
-        if given.query_table is not None:
-            query = given.query[:, block.queries]
-            terms["query_term"] = lines.multiply(given.query_table, query, QUERY_SIDE)
-        if given.key_table is not None:
-            terms["key_term"] = lines.multiply(given.key_table, given.key[:, block.keys], KEY_SIDE)
+        operands, terms = self.operands, {}
+        if operands.query_table is not None:
+            query = operands.query[:, block.queries]
+            terms["query_term"] = lines.multiply(operands.query_table, query, QUERY_SIDE)
+        if operands.key_table is not None:
+            terms["key_term"] = lines.multiply(
+                operands.key_table, operands.key[:, block.keys], KEY_SIDE
+            )
         if state.content is not None:
             first_column, first_row = (line.select(state.content) for line in lines)
             terms["content"] = first_column, first_row
-        if given.gain is not None:
+        if operands.gain is not None:
             terms["gain"] = (
-                given.gain[:, ROW_OF_FIRST_KEY, None, None],
-                given.gain[:, ROW_OF_FIRST_QUERY, None, None],
+                operands.gain[:, ROW_OF_FIRST_KEY, None, None],
+                operands.gain[:, ROW_OF_FIRST_QUERY, None, None],
             )
         column, row = ({name: x[i] for name, x in terms.items()} for i in (0, 1))
         return BlockState(**column), BlockState(**row)
@@ -302,12 +307,12 @@ class Scores:
         """Compute the missing parts of a block's scores, as if there were no reset."""
         if self.rule.folds:
             return BlockState(multiply_factors(*self._fold(block)))
-        given = self.operands
-        query, key = given.query[:, block.queries], given.key[:, block.keys]
+        operands = self.operands
+        query, key = operands.query[:, block.queries], operands.key[:, block.keys]
         content, query_term, key_term = state.content, state.query_term, state.key_term
-        if given.query_table is not None and query_term is None:
+        if operands.query_table is not None and query_term is None:
             query_term = self.band("query_table", block, QUERY_SIDE).multiply(query)
-        if given.key_table is not None and key_term is None:
+        if operands.key_table is not None and key_term is None:
             key_term = self.band("key_table", block, KEY_SIDE).multiply(key)
         if self.rule.product:  # each is read several times: copy it into contiguous memory once
             query_term, key_term = (  # [c, M, W]
@@ -322,53 +327,54 @@ class Scores:
 
     def _fold(self, block: Block) -> tuple[Factor, Factor, tuple[Patch, ...]]:
         """Prepare the product of both sides of a block (:mod:`.folded`), and its patches."""
-        given, spreads = self.operands, []
+        operands, spreads = self.operands, []
         for side, name in enumerate(("query_table", "key_table")):
-            band = None if getattr(given, name) is None else self.band(name, block, side)
+            band = None if getattr(operands, name) is None else self.band(name, block, side)
             spreads.append(band if isinstance(band, Spread) else None)
-        query = Factor(given.query[:, block.queries], spreads[0], QUERY_SIDE)
-        key = Factor(given.key[:, block.keys], spreads[1], KEY_SIDE)
+        query = Factor(operands.query[:, block.queries], spreads[0], QUERY_SIDE)
+        key = Factor(operands.key[:, block.keys], spreads[1], KEY_SIDE)
         return query, key, next(spread.patches for spread in spreads if spread is not None)
 
     def _compute_scores(self, block: Block, parts: BlockState) -> tuple[Tensor, BlockState]:
         """Compute the masked scores, and what their gradient needs, beside the parts."""
-        given, product, lines = self.operands, self.rule.product, self.locate_reset(block)
+        operands, product, lines = self.operands, self.rule.product, self.locate_reset(block)
         # Computed before combine(), which overwrites the content of a sum.
         reset = () if lines is None else self._compute_reset_parts(block, parts, lines)
         scores = parts.combine(product)
-        if given.bias is not None:
-            scores.add_(view_by_distance(given.bias, block))
+        if operands.bias is not None:
+            scores.add_(view_by_distance(operands.bias, block))
         for line, line_parts, row in zip(
             lines or (), reset, (ROW_OF_FIRST_KEY, ROW_OF_FIRST_QUERY)
         ):
             line_scores = line_parts.combine(product)
-            if given.bias is not None:
-                line_scores = line_scores + given.bias[:, row, None, None]  # [c, M, 1] or [c, 1, W]
+            if operands.bias is not None:
+                # [c, M, 1] or [c, 1, W]
+                line_scores = line_scores + operands.bias[:, row, None, None]
             line.put(scores, line_scores)
-        if given.pair_bias is not None:
-            self.chunk.split_sentences(scores).add_(block.select_pairs(given.pair_bias))
-        if given.states is not None:
-            states = given.states[:, block.queries]  # [c, M, width of a state]
+        if operands.pair_bias is not None:
+            self.chunk.split_sentences(scores).add_(block.select_pairs(operands.pair_bias))
+        if operands.states is not None:
+            states = operands.states[:, block.queries]  # [c, M, width of a state]
             add_pairs(scores, self.band("state_table", block, QUERY_SIDE).multiply(states))
         if (decay := self._compute_decay(block)) is not None:
             scores.add_(decay)  # [c, M, W]
         unscaled = capped = None
-        if given.temperature is not None:
-            unscaled, scores = scores, scores * given.temperature[:, block.queries, None]
+        if operands.temperature is not None:
+            unscaled, scores = scores, scores * operands.temperature[:, block.queries, None]
         if (softcap := self.rule.softcap) is not None:
             capped = scores.div(softcap).tanh_()
             scores = capped * softcap
-        if given.distance_bias is not None:
-            scores.add_(view_by_distance(given.distance_bias, block))
-        if given.window_bias is not None and given.first_keys is not None:
-            is_first = given.first_keys[:, None, block.keys]  # [c, 1, W]
-            scores.add_(view_by_distance(given.window_bias, block).masked_fill(is_first, 0.0))
-        query_segments, key_segments = given.query_segments, given.key_segments
+        if operands.distance_bias is not None:
+            scores.add_(view_by_distance(operands.distance_bias, block))
+        if operands.window_bias is not None and operands.first_keys is not None:
+            is_first = operands.first_keys[:, None, block.keys]  # [c, 1, W]
+            scores.add_(view_by_distance(operands.window_bias, block).masked_fill(is_first, 0.0))
+        query_segments, key_segments = operands.query_segments, operands.key_segments
         if query_segments is not None and key_segments is not None:
             differs = query_segments[:, block.queries, None].ne(key_segments[:, None, block.keys])
             scores.masked_fill_(differs, FORBIDDEN)  # [c, M, W]
-        if given.masked is not None:
-            self.chunk.split_sentences(scores).add_(block.select_pairs(given.masked))
+        if operands.masked is not None:
+            self.chunk.split_sentences(scores).add_(block.select_pairs(operands.masked))
         return scores, parts._replace(scores=unscaled, capped=capped)
 
 

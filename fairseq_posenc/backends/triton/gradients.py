@@ -115,19 +115,19 @@ class Gradients:
         problem, layout = self.problem, slab.layout
         # In a plain sum the query term's gradient equals the content's, and is not stored again.
         query_tiles = tiles.content if tiles.query is None else tiles.query
-        given: tuple[Any, ...] = (
+        operands: tuple[Any, ...] = (
             *(tiles.content, problem.key, query_tiles, problem.query_table),
             self.query,
         )
         side = describe_query_side(problem, layout)
         blocks = slab.sequences * layout.queries // self.sizes["N"]
         add = layout.start > 0  # to the sums over earlier keys, which an earlier slab wrote
-        rows_kernel[(blocks,)](slab.sequence, side, *given, ADD=add, SIGN=1, **self.sizes)
+        rows_kernel[(blocks,)](slab.sequence, side, *operands, ADD=add, SIGN=1, **self.sizes)
         if self.keys_from_tiles:
-            given = tiles.content, problem.query, tiles.key, problem.key_table, self.key
+            operands = tiles.content, problem.query, tiles.key, problem.key_table, self.key
             side = describe_key_side(problem, layout)
             blocks = slab.sequences * layout.keys // self.sizes["N"]
-            rows_kernel[(blocks,)](slab.sequence, side, *given, ADD=False, SIGN=-1, **self.sizes)
+            rows_kernel[(blocks,)](slab.sequence, side, *operands, ADD=False, SIGN=-1, **self.sizes)
 
     def _write_values(self, slab: Slab, tiles: Tiles, saved: Saved) -> None:
         """Write the gradients of values if they are left."""
@@ -135,9 +135,9 @@ class Gradients:
             side = describe_key_side(self.problem, slab.layout)._replace(
                 factor=self.problem.dropout_scale
             )
-            given = tiles.weights, saved.grad, None, None, self.value
+            operands = tiles.weights, saved.grad, None, None, self.value
             blocks = slab.sequences * slab.layout.keys // self.sizes["N"]
-            rows_kernel[(blocks,)](slab.sequence, side, *given, ADD=False, SIGN=-1, **self.sizes)
+            rows_kernel[(blocks,)](slab.sequence, side, *operands, ADD=False, SIGN=-1, **self.sizes)
 
     def _add_to_tables(self, slab: Slab, tiles: Tiles, saved: Saved) -> None:
         """Add to the gradients of the tables."""

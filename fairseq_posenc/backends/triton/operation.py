@@ -35,15 +35,15 @@ TENSORS = ", ".join(
 @torch.library.custom_op(
     "fairseq_posenc::attention", mutates_args=(), schema=f"({TENSORS}) -> (Tensor, Tensor)"
 )
-def attention(*given: Any) -> tuple[Tensor, Tensor]:
+def attention(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Compute a :class:`ForwardResult`."""
-    result = run_forward(_unpack_settings(given), given[:INPUTS])
+    result = run_forward(_unpack_settings(arguments), arguments[:INPUTS])
     return result.attended, result.log_sums
 
 
 @attention.register_fake
-def _allocate_outputs(*given: Any) -> tuple[Tensor, Tensor]:
-    query = given[0]
+def _allocate_outputs(*arguments: Any) -> tuple[Tensor, Tensor]:
+    query = arguments[0]
     attended = torch.empty_like(query, dtype=torch.float32, memory_format=torch.contiguous_format)
     return attended, attended.new_empty(query.shape[:3])
 
@@ -54,12 +54,12 @@ def _allocate_outputs(*given: Any) -> tuple[Tensor, Tensor]:
     schema=f"(Tensor attended, Tensor log_sums, Tensor grad, Tensor? log_sums_grad, bool[] wanted, "
     f"{TENSORS}) -> Tensor[]",
 )
-def attention_backward(*given: Any) -> list[Tensor]:
+def attention_backward(*arguments: Any) -> list[Tensor]:
     """Compute the gradients of the inputs; an empty tensor for those that have none."""
-    *result, grad, log_sums_grad, wanted = given[:5]
-    inputs = given[5:][:INPUTS]
+    *result, grad, log_sums_grad, wanted = arguments[:5]
+    inputs = arguments[5:][:INPUTS]
     every = run_backward(
-        _unpack_settings(given[5:]),
+        _unpack_settings(arguments[5:]),
         inputs,
         ForwardResult(*result),
         grad,
@@ -70,20 +70,20 @@ def attention_backward(*given: Any) -> list[Tensor]:
 
 
 @attention_backward.register_fake
-def _allocate_gradients(*given: Any) -> list[Tensor]:
-    inputs = given[5:][:INPUTS]
-    wanted = [True] * 3 + list(given[4])
+def _allocate_gradients(*arguments: Any) -> list[Tensor]:
+    inputs = arguments[5:][:INPUTS]
+    wanted = [True] * 3 + list(arguments[4])
     return [
-        given[0].new_empty(0)
+        arguments[0].new_empty(0)
         if x is None or not want
         else torch.empty_like(x, memory_format=torch.contiguous_format)
         for x, want in zip(inputs, wanted)
     ]
 
 
-def _unpack_settings(given: tuple[Any, ...]) -> Settings:
-    padding, pairs, query_keys, key_keys = given[INPUTS : INPUTS + MASKS]
-    rate, scale, direction, product = given[INPUTS + MASKS :]
+def _unpack_settings(arguments: tuple[Any, ...]) -> Settings:
+    padding, pairs, query_keys, key_keys = arguments[INPUTS : INPUTS + MASKS]
+    rate, scale, direction, product = arguments[INPUTS + MASKS :]
     dropout = None if query_keys is None else Dropout(rate, query_keys, key_keys)
     return Settings(padding, pairs, dropout, scale, direction, product, exact=True)
 

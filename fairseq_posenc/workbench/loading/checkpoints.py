@@ -25,7 +25,7 @@ State = dict[str, Any]
 _TENSORS = ("model", "last_optimizer_state")
 
 
-def load_state(path: Path, what: str, for_fairseq: bool = False) -> State:
+def load_state(path: Path, option: str, for_fairseq: bool = False) -> State:
     """Load a checkpoint, with its settings upgraded to those of this fairseq.
 
     Tensors are mapped into memory, so only those in use are read: two thirds of a file are the
@@ -33,7 +33,7 @@ def load_state(path: Path, what: str, for_fairseq: bool = False) -> State:
 
     Args:
         path: the checkpoint.
-        what: the option that named it; begins messages.
+        option: the option that named it; begins messages.
         for_fairseq: whether fairseq will read the file, too. If so, settings that name other files
             are refused; else they are set to None.
 
@@ -41,10 +41,10 @@ def load_state(path: Path, what: str, for_fairseq: bool = False) -> State:
         UserError: the path is no file, or no whole checkpoint of fairseq.
     """
     if path.is_dir():
-        raise UserError(f"{what} {path}: {_explain_folder(path)}")
+        raise UserError(f"{option} {path}: {_explain_folder(path)}")
     if not path.is_file():
-        raise UserError(f"{what} {path}: no such file")
-    with open_checkpoint(path, what, for_weights=True) as state, warnings.catch_warnings():
+        raise UserError(f"{option} {path}: no such file")
+    with open_checkpoint(path, option, for_weights=True) as state, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
         (refuse_files if for_fairseq else forget_files)(state)
         upgraded = _upgrade_settings({**state, "last_optimizer_state": None, "model": {}})

@@ -121,6 +121,6 @@ def open_model(
             # Our models check this when they are loaded, fairseq's do not.
             refuse_broken_weights(state["model"], model.state_dict())
         except UserError as error:
-            what = f"{path} cannot be read with {spec}" if spec else path
-            raise UserError(f"{option} {what}: {error}") from error
+            reading = f"{path} cannot be read with {spec}" if spec else path
+            raise UserError(f"{option} {reading}: {error}") from error
     return OpenModel(path, family, model.float().eval(), task, state, folder, dictionaries)

@@ -126,7 +126,7 @@ def decode_text(
         UserError: the content is not UTF-8, or has a refused byte; names the line.
     """
     content, text = content.removeprefix(codecs.BOM_UTF8), ""
-    places = {content.find(byte): what for byte, what in refused.items()}
+    places = {content.find(byte): label for byte, label in refused.items()}
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:

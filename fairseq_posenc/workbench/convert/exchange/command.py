@@ -75,8 +75,8 @@ def run_export(options: argparse.Namespace) -> int:
 def add_import_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc import``."""
     add = parser.add_argument
-    what = "folder of transformers: a RoBERTa, or one that fairseq-posenc export wrote"
-    add("--from", dest="source", type=Path, required=True, metavar="FOLDER", help=what)
+    folder = "folder of transformers: a RoBERTa, or one that fairseq-posenc export wrote"
+    add("--from", dest="source", type=Path, required=True, metavar="FOLDER", help=folder)
     add("--out", type=Path, required=True, metavar="FILE", help="start checkpoint of fairseq")
     add("--overwrite", action="store_true", help="replace --out if it exists")
 

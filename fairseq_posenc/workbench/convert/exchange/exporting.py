@@ -73,7 +73,7 @@ def export(
             notes.append(f"equal to {difference:.1e} of the largest number, on padded sentences")
             usage, encodes = format_graph_usage(names), trained.family.name == "translation"
             model = "the encoder of a translation model" if encodes else GRAPH
-            what = f"{model}, with {' and '.join(names)}"
+            contents = f"{model}, with {' and '.join(names)}"
         else:
             config = _write_model(trained, target, unknown, folder, notes)
             if trained.family.name != "masked_lm":
@@ -81,9 +81,9 @@ def export(
             for name in trained.dictionaries:
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(trained.data / name, folder / name)
-            usage, what = format_model_usage(config), str(config["architectures"][0])
+            usage, contents = format_model_usage(config), str(config["architectures"][0])
         write_card(folder, trained, target, usage, notes, labels)
-    return [f"wrote {out}: {what}", *notes]
+    return [f"wrote {out}: {contents}", *notes]
 
 
 def _write_model(

@@ -41,10 +41,10 @@ def read_back(folder: Path, architecture: str) -> Any:
         )
     finally:
         transformers.logging.set_verbosity(verbosity)
-    for what in ("missing", "unexpected", "mismatched"):
-        if names := sorted(map(str, info[f"{what}_keys"])):
+    for kind in ("missing", "unexpected", "mismatched"):
+        if names := sorted(map(str, info[f"{kind}_keys"])):
             raise UserError(
-                f"{len(names)} {what} tensors, such as {names[0]}: the model is built with options "
+                f"{len(names)} {kind} tensors, such as {names[0]}: the model is built with options "
                 f"that {architecture} does not have"
             )
     return model.eval()

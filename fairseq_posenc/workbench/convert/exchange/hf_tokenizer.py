@@ -107,7 +107,7 @@ def _build_gpt2(folder: Path, dictionary: Dictionary) -> Tokenizer:
     names = {str(number): piece for piece, number in numbers.items()}
     indices = {names.get(symbol, symbol): number for symbol, number in dictionary.indices.items()}
     lines = (folder / MERGES).read_text(encoding="utf-8").splitlines()[1:]
-    merges = [(left, right) for left, right in (line.split() for line in lines if line)]
+    merges = [(first, second) for first, second in (line.split() for line in lines if line)]
     tokenizer = _build_bpe(_extend_vocabulary(indices, numbers), merges, fuse_unk=False)
     tokenizer.pre_tokenizer = splits.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -163,14 +163,14 @@ def load_weights(folder: HFFolder, built: Built) -> dict[str, Any]:
     unused_tensors = sorted(weights.keys() - used)
     missing = [name for name in wanted if name not in converted]
     other = [name for name in converted if converted[name].shape != model_state[name].shape]
-    for names, what in (
+    for names, problem in (
         (missing, "tensors of the model are not there"),
         (unused_tensors, "tensors have no place in the model"),
         (other, "tensors have other shapes than the settings say"),
     ):
         if names:
             raise UserError(
-                f"{folder.path / WEIGHTS}: {len(names):,} {what}, such as {shortened(names[0])}"
+                f"{folder.path / WEIGHTS}: {len(names):,} {problem}, such as {shortened(names[0])}"
             )
     converted |= {name: torch.zeros_like(model_state[name]) for name in unused}
     state = {**model_state, **converted}

@@ -92,7 +92,7 @@ def find_source_values(
     if old.size(0) - before not in stack.positions or old.shape[1:] != drawn.shape[1:]:
         return None, f", as the source's is {tuple(old.shape)}"
     if extend is None:
-        rules = "; ".join(f"--extend {rule} {what}" for rule, what in RULES.items())
+        rules = "; ".join(f"--extend {rule} {effect}" for rule, effect in RULES.items())
         raise UserError(
             f"{name} has {old.size(0)} rows in the source and would have {drawn.size(0)}: say how "
             f"a longer table is made ({rules}), or leave --max-positions out"

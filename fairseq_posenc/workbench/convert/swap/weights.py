@@ -125,7 +125,7 @@ def _refuse_other_parameters(
 ) -> None:
     """Refuse a source whose parameters other than positions are not those of the model."""
     both = source_weights.keys() & model_weights.keys()
-    for names, what in (
+    for names, difference in (
         (model_weights.keys() - both, "lacks"),
         (source_weights.keys() - both, "holds, unlike the start,"),
         (
@@ -135,7 +135,7 @@ def _refuse_other_parameters(
     ):
         if names:
             raise UserError(
-                f"{source.path}: it {what} {len(names)} parameters such as {min(names)}: its "
+                f"{source.path}: it {difference} {len(names)} parameters such as {min(names)}: its "
                 "options do not describe it"
             )
 

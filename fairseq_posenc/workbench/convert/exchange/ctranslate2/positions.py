@@ -93,8 +93,8 @@ def place_positions(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
     return PlacedPositions(table, attention, alibi)
 
 
-def _refuse(stack: Any, what: str, why: str = "which CTranslate2 does not support") -> NoReturn:
-    raise UserError(f"--to ctranslate2: {stack.assembly.spec} has {what}, {why}")
+def _refuse(stack: Any, lacking: str, why: str = "which CTranslate2 does not support") -> NoReturn:
+    raise UserError(f"--to ctranslate2: {stack.assembly.spec} has {lacking}, {why}")
 
 
 def _refuse_unsupported(stack: Any, states: list[Shared], terms: list[Terms]) -> None:
