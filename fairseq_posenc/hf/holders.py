@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf.attention import ATTRIBUTE
+from fairseq_posenc.hf.families import Stack
 
 
 def refuse_wrapped_parts(model: PreTrainedModel) -> None:
@@ -28,6 +30,16 @@ def refuse_wrapped_parts(model: PreTrainedModel) -> None:
         )
     if any(isinstance(x, (FSDPModule, FullyShardedDataParallel)) for x in model.modules()):
         raise UserError("FSDP has sharded this model: set its positions before")
+
+
+def refuse_offloaded(stack: Stack) -> None:
+    """Refuse offloaded weights, which accelerate loads only where a module's forward runs."""
+    parts = [getattr(module, ATTRIBUTE) for module in (stack.module, *stack.attentions)]
+    if any(weight.is_meta for part in parts for weight in part.parameters()):
+        raise UserError(
+            "accelerate has offloaded trained positions: leave the modules named positions, and "
+            "the layers that have them, on a device (device_map)"
+        )
 
 
 def list_parameters(model: nn.Module) -> set[int]:

@@ -8,6 +8,7 @@ and refuses by name what no encoding of the library is. In a spec, ``own`` stand
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -110,6 +111,9 @@ def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
         UserError: the spec cannot be read, or an option is one that the model's positions lack.
     """
     layers = split_layers(spec)
+    for item in (item for layer in layers for item in layer if _name(item) == OWN):
+        if "(" in item and not item.rstrip().endswith(")"):
+            raise UserError(f"{shortened(item)}: the bracket is not closed")
     theirs = [layer.items for layer in parse(own_spec).split_layers()]
     count = math.lcm(len(layers), len(theirs))
     count = max(min(count, num_layers or count), len(layers))
@@ -223,7 +227,7 @@ def explain_unservable(model: Any) -> str | None:
             "its latent attention (MLA) rotates a part of each head that its own code appends, so "
             "other positions cannot be set"
         )
-    parts = str(config.model_type).split("_")
+    parts = re.split("[_-]", str(config.model_type))
     reason = next((reason for part, reason in _REASONS.items() if part in parts), None)
     if reason is not None:
         return f"its positions cannot be changed: {reason}"

@@ -10,7 +10,8 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.encodings.rope_scaling import LongRope
+from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.attention import ATTRIBUTE, NAME, AttentionPositions
 from fairseq_posenc.hf.families import Stack, find_family
 from fairseq_posenc.hf.own_positions import (
@@ -31,12 +32,19 @@ _HOOKS = "position_hooks"  # attribute of a stack with the handles of our hooks
 
 def replace_positions(model: Model, spec: str, max_positions: int | None = None) -> Model:
     """Replace the positions of a model: see :func:`fairseq_posenc.hf.set_positions`."""
+    if not isinstance(spec, str):
+        raise UserError(f"a spec is text, such as 'alibi', not {shortened(repr(spec))}")
+    if max_positions is not None and (type(max_positions) is not int or max_positions < 1):
+        raise UserError(
+            f"max_positions must be a whole number of at least 1, not {max_positions!r}"
+        )
     family = find_family(model)
     stacks = family.find_stacks(model)
     length = max_positions or count_positions(model)
     if names_own(spec):
         spec = expand_own(spec, read_positions(model), len(stacks[0].attentions))
     parsed = parse(spec)
+    _warn_of_long_numbers(parsed, length)
     plans = [Plan.make(parsed, stack, length) for stack in stacks]
     for plan in plans:  # the model's own attention is used in all stacks or in none
         plan.positions.is_native = all(other.positions.is_native for other in plans)
@@ -198,3 +206,18 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
     config.layer_types = [types[i % len(types)] for i in range(config.num_hidden_layers)]
     if hasattr(stack.module, "has_sliding_layers"):  # a copy of this part of the configuration
         stack.module.has_sliding_layers = any(sizes)
+
+
+def _warn_of_long_numbers(spec: Spec, length: int) -> None:
+    """Say that ``longrope`` has a single list of numbers here, and transformers one for each input.
+
+    So neither neighbours nor a cache change what a text gives.
+    """
+    scalings = [dict(item.options).get("scaling") for item in spec.items]
+    limits = {scaling.length for scaling in scalings if isinstance(scaling, LongRope)}
+    for limit in filter(None, limits):
+        if length > limit:
+            logger.warning(
+                f"longrope: texts of up to {limit} tokens get the numbers for long ones, too; "
+                f"transformers gives them those for short ones, as max_positions={limit} does"
+            )

@@ -23,6 +23,7 @@ from fairseq_posenc.hf.attention import (
     make_cosines,
 )
 from fairseq_posenc.hf.families import Stack
+from fairseq_posenc.hf.holders import refuse_offloaded
 from fairseq_posenc.hf.own_positions import read_trained_length
 from fairseq_posenc.hf.record import RecordedPositions
 from fairseq_posenc.modules.stack_positions import StackPositions, join_ids, read_position_ids
@@ -116,7 +117,7 @@ class HookedPositions(RecordedPositions, StackPositions):
             return (), named
         past = self._count_past(named)
         if not past:
-            _refuse_offloaded(stack)
+            refuse_offloaded(stack)
         embeddings = self._embed(stack, named)
         if embeddings is None:
             return (), named
@@ -396,13 +397,3 @@ def _is_packed(ids: Tensor) -> bool:
     """Check whether a row of ids, ``(B or 1, T)``, counts tokens and starts again from 0."""
     steps, restarts = ids.diff(dim=1), ids[:, 1:].eq(0)
     return bool(((steps < 0).any(1) & (steps.eq(1) | restarts).all(1)).any())
-
-
-def _refuse_offloaded(stack: Stack) -> None:
-    """Refuse offloaded weights, which accelerate loads only where a module's forward runs."""
-    parts = [getattr(module, ATTRIBUTE) for module in (stack.module, *stack.attentions)]
-    if any(weight.is_meta for part in parts for weight in part.parameters()):
-        raise UserError(
-            "accelerate has offloaded trained positions: leave the modules named positions, and "
-            "the layers that have them, on a device (device_map)"
-        )

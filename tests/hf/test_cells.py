@@ -146,6 +146,8 @@ def test_caches_forget_what_windows_hide():
         ("llama", "rope(cross_attention=true)", "cross_attention"),
         ("llama", "4*rope,none", "the stack has 4"),
         ("llama", "nonsense", "unknown position encoding"),
+        ("llama", "own(base=500", "the bracket is not closed"),
+        ("llama", None, "a spec is text"),
     ],
 )
 def test_refused_and_left_as_it_was(name, spec, words):
@@ -156,6 +158,24 @@ def test_refused_and_left_as_it_was(name, spec, words):
         set_positions(model, spec)
     assert torch.equal(compute_logits(model, inputs), before)
     assert not hasattr(model.config, "position_encoding")
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, "64", True])
+def test_sizes_that_are_no_numbers_of_positions_are_refused(size):
+    with pytest.raises(UserError, match="max_positions must be a whole number"):
+        set_positions(MODELS["llama"].build(), "learned", max_positions=size)
+
+
+def test_numbers_of_longrope_are_chosen_by_the_room_for_positions(caplog):
+    scaling = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    tiny = MODELS["phi3"]
+    settings = {"original_max_position_embeddings": 16, "rope_scaling": scaling}
+    for length, room in ((12, 16), (40, POSITIONS)):
+        model, inputs = tiny.build(**settings), make_inputs(tiny, length=length)
+        before = compute_logits(model, inputs)
+        set_positions(model, "own", max_positions=room)
+        assert distance(compute_logits(model, inputs), before) < 1e-5
+    assert "max_positions=16 does" in caplog.text
 
 
 def test_models_that_are_not_served_are_refused_by_name():
