@@ -167,7 +167,8 @@ def test_sizes_that_are_no_numbers_of_positions_are_refused(size):
 
 
 def test_numbers_of_longrope_are_chosen_by_the_room_for_positions(caplog):
-    scaling = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    key = "type" if VERSION < 5 else "rope_type"
+    scaling = {key: "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     tiny = MODELS["phi3"]
     settings = {"original_max_position_embeddings": 16, "rope_scaling": scaling}
     for length, room in ((12, 16), (40, POSITIONS)):
