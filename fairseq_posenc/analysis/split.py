@@ -27,9 +27,10 @@ class Split(NamedTuple):
         content: scaled dot products of query and key without positions.
         position: the biases.
         both: the rest, which depends on content and position.
-        details: the origins of ``both`` by name of a term, or ``rotation``. If scores are a
-            product, its factors instead: dot products before scaling, and gains.
-        product: whether the details are factors; else they are summands of ``both``.
+        details: what each term adds by itself, by its name or ``rotation``; together they are
+            ``both``, unless a temperature or a cap changes their sum. If scores are a product, its
+            factors instead: dot products before scaling, and gains.
+        product: whether the details are factors; else they are summands.
     """
 
     content: Tensor
@@ -73,12 +74,12 @@ def split(
         mask: the keys that positions count, for encodings that count the visible keys.
     """
     query, key = query.double(), key.double()
-    exact: dict[str, Any] = {name: term.double() for name, _, term in terms.given()}
-    for name in ("counted_table", "states"):
+    in_float64: dict[str, Any] = {name: term.double() for name, _, term in terms.given()}
+    for name in ("counted_table", "states"):  # not among the terms that `given` lists
         if (tensor := getattr(terms, name)) is not None:
-            exact[name] = tensor.double()
-    terms = terms._replace(**exact)
-    # Nothing that encodings add, only how scores are scaled and sentences are separated.
+            in_float64[name] = tensor.double()
+    terms = terms._replace(**in_float64)
+    # No terms: only the scale, and what says how tables are read (`first`, `runs`).
     bare = Terms(scale_factor=terms.scale_factor, first=terms.first, runs=terms.runs)
     scores = partial(reference.scores, mask=mask)
     content = scores(query, key, bare)
@@ -93,9 +94,9 @@ def split(
 
     kinds = {name: TERMS[name].enters for name, _, _ in terms.given()}
     biases = [alone(name) for name, kind in kinds.items() if kind == "bias"]
-    by_state = None if terms.state_table is None else alone("state_table", "states")
-    if terms.product and by_state is not None:  # it is added to the product, not a factor
-        biases.append(by_state)
+    state_scores = None if terms.state_table is None else alone("state_table", "states")
+    if terms.product and state_scores is not None:  # added after the product
+        biases.append(state_scores)
     position = torch.stack([torch.zeros_like(content), *biases]).sum(0)
     both = scores(query, key, terms) - content - position
     changing = [name for name, kind in kinds.items() if kind in ("content", "table")]
@@ -104,8 +105,8 @@ def split(
         factors = {name: alone(name) / scale for name in changing}
         return Split(content, position, both, {"content": rotated / scale, **factors}, True)
     details = {name: alone(name) for name in changing}
-    if by_state is not None:
-        details["state_table"] = by_state
+    if state_scores is not None:
+        details["state_table"] = state_scores
     if rotation is not None:
         details["rotation"] = rotated - content
     if terms.decay is not None:

@@ -39,13 +39,13 @@ class Mask(NamedTuple):
         return self.key_padding is not None or self.pairs is not None
 
     @property
-    def limits(self) -> tuple[object, ...]:
-        """All that hides keys, which results of the forward pass's cache depend on."""
+    def key_parts(self) -> tuple[object, ...]:
+        """All that hides keys, for the keys of the forward pass's cache."""
         return (self.direction, self.key_padding, self.pairs, *self.locality)
 
     def forbidden(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         """Combine all masks: True hides a key, ``(B or 1, 1, T or 1, S)``; None hides none."""
-        deps = (*self.limits, tgt_len, src_len, device)
+        deps = (*self.key_parts, tgt_len, src_len, device)
         return self.cached("forbidden", deps, lambda: self._combine(tgt_len, src_len, device))
 
     def without_needless_window(self, src_len: int) -> Mask:
@@ -58,7 +58,7 @@ class Mask(NamedTuple):
             return self
         return self._replace(locality=self.locality._replace(window=None, first_keys=None))
 
-    def without_first_keys(self, count: int) -> Mask:
+    def without_dropped_keys(self, count: int) -> Mask:
         """Leave out the first keys, of which a cache has dropped ``count``."""
         if not count:
             return self
@@ -66,7 +66,7 @@ class Mask(NamedTuple):
         return self._map_keys(lambda x: x.narrow(1, count, x.size(1) - count))
 
     def select_keys(self, places: Tensor) -> Mask:
-        """Leave out all keys but those at ``places``, which end with the queries' keys."""
+        """Leave out all keys but those at ``places``, the last of which are those of the queries."""
         return self._map_keys(lambda x: x[:, places])
 
     def _map_keys(self, select: Callable[[Tensor], Tensor]) -> Mask:
@@ -76,13 +76,13 @@ class Mask(NamedTuple):
             return None if x is None else select(x)
 
         segments, first_keys = map(rest, (self.locality.segments, self.locality.first_keys))
-        limits = self.locality._replace(segments=segments, first_keys=first_keys)
-        return Mask(self.direction, rest(self.key_padding), rest(self.pairs), None, limits)
+        locality = self.locality._replace(segments=segments, first_keys=first_keys)
+        return Mask(self.direction, rest(self.key_padding), rest(self.pairs), None, locality)
 
     def hides_distances(self, distances: Tensor) -> Tensor:
         """Check which signed distances from a query to a key are hidden; bool of their shape.
 
-        The window hides none of :attr:`Locality.first_keys`, whatever their distance.
+        :attr:`Locality.first_keys`, which no window hides, are the caller's to exempt.
         """
         reach = self.locality.reach(self.direction)
         hidden = torch.zeros_like(distances, dtype=torch.bool)
@@ -95,8 +95,8 @@ class Mask(NamedTuple):
     ) -> tuple[Tensor, Tensor] | None:
         """Compute the first and last key that each query may see, ``(B or 1, T)`` each.
 
-        Padding is left out of account. None where these keys do not stand together: of a window
-        and the first keys, or of a segment, unless a look shows that they do. A graph cannot look.
+        Padding is ignored. None where the visible keys may not be a single range: with first keys;
+        with segments whose numbers do not ascend; in a graph, which cannot look, with any segments.
         """
         if self.locality.first_keys is not None:
             return None
@@ -127,8 +127,8 @@ class Mask(NamedTuple):
         """
         first_keys = self.locality.first_keys
         assert first_keys is not None
-        limits = self.locality._replace(window=None, first_keys=None)
-        ranges = self._replace(locality=limits).visible_ranges(tgt_len, src_len, device)
+        locality = self.locality._replace(window=None, first_keys=None)
+        ranges = self._replace(locality=locality).visible_ranges(tgt_len, src_len, device)
         if ranges is None:
             return None
         keys = torch.arange(src_len, device=device)
@@ -140,7 +140,7 @@ class Mask(NamedTuple):
 
     def count_visible(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
         """Count the keys that each query may see, ``(B or 1, T)``."""
-        deps = (*self.limits, tgt_len, src_len, device)
+        deps = (*self.key_parts, tgt_len, src_len, device)
         return self.cached("visible", deps, lambda: self._count(tgt_len, src_len, device))
 
     def cached(self, key: str, deps: tuple[object, ...], compute: Callable[[], _T]) -> _T:
@@ -148,6 +148,7 @@ class Mask(NamedTuple):
         return compute() if self.cache is None else self.cache.get(key, deps, compute)
 
     def _count(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
+        """Count the keys in each query's range, and the first keys outside of it."""
         first_keys = self.locality.first_keys
         near = self._replace(locality=self.locality._replace(first_keys=None))
         ranges = near.visible_ranges(tgt_len, src_len, device)

@@ -13,22 +13,22 @@ from fairseq_posenc.error_messages import describe_mistake
 from fairseq_posenc.errors import chain, printable_lines, shortened
 
 _MISFIT = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
-# Exceptions of fairseq, torch and omegaconf for a setting of a wrong type or value. Second line:
-# fairseq evaluates the setting (`eval`), finds no such method, or recurses without end.
+# Exceptions of fairseq, torch and omegaconf for a setting of a wrong type or value.
 UNBUILDABLE = (
     *(TypeError, ValueError, AttributeError, LookupError, AssertionError, ArithmeticError),
-    *(SyntaxError, NameError, NotImplementedError, RecursionError),
+    *(SyntaxError, NameError),  # fairseq evaluates some settings
+    *(NotImplementedError, RecursionError),  # no such method; settings that contain each other
 )
 _MISSING = "Model file not found: "
 _OTHER_PARAMETERS = "loaded state dict "  # begins the messages of torch's optimizers
 _BARE = "Neither args nor cfg exist"
-_OPENS = "load_checkpoint_to_cpu"  # any error in it, or below it, is the file's fault
-_BUILDS = "load_model_ensemble_and_task"  # sets up the task of a checkpoint, and its model
+_OPENING = "load_checkpoint_to_cpu"  # any error in it, or below it, is the file's fault
+_BUILDING = "load_model_ensemble_and_task"  # sets up the task of a checkpoint, and its model
 # The functions of fairseq that read checkpoints, and their local variable with the path.
 _CHECKPOINTS = "fairseq/checkpoint_utils.py"
 _READERS = {  # file, function: variable
-    (_CHECKPOINTS, _OPENS): "path",
-    (_CHECKPOINTS, _BUILDS): "filename",
+    (_CHECKPOINTS, _OPENING): "path",
+    (_CHECKPOINTS, _BUILDING): "filename",
     ("fairseq/trainer.py", "load_checkpoint"): "filename",
 }
 # The functions that set up a task, or build a model, from settings.
@@ -54,6 +54,7 @@ def describe_damage(error: BaseException) -> str:
         return message
     for link in chain(error):
         if _runs_code(link):
+            # torch raises its own text while it handles the error of its unpickler.
             reason = str(link.__context__ or link).strip().splitlines()[0]
             return (
                 f"checkpoint refused, because loading it could run code: {reason.rstrip('. ')}. "
@@ -61,7 +62,7 @@ def describe_damage(error: BaseException) -> str:
             )
     if isinstance(error, OSError) and error.filename:
         return f"cannot be read: {error.strerror}"
-    return f"not a whole checkpoint of fairseq ({quote_error(error, first_sentence=True)})"
+    return f"not a complete checkpoint of fairseq ({quote_error(error, first_sentence=True)})"
 
 
 def _runs_code(error: BaseException) -> bool:
@@ -71,10 +72,12 @@ def _runs_code(error: BaseException) -> bool:
 
 def _name_file(error: BaseException, message: str | None) -> str | None:
     """Put the checkpoint's path before a mistake that was found while building its model."""
-    for frame, _ in traceback.walk_tb(error.__traceback__ if message else None):
-        if _locate(frame) == (_CHECKPOINTS, _BUILDS):
+    if message is None:
+        return None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if _locate(frame) == (_CHECKPOINTS, _BUILDING):
             path = str(frame.f_locals.get("filename"))
-            return message if path in str(message) else f"{path}: {message}"
+            return message if path in message else f"{path}: {message}"
     return message
 
 
@@ -83,13 +86,13 @@ def _describe_unreadable(error: BaseException) -> str | None:
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for frame in reversed(frames):  # innermost first: _BUILDS calls _OPENS
+    for frame in reversed(frames):  # innermost first: _BUILDING calls _OPENING
         file, function = _locate(frame)
         if variable := _READERS.get((file, function)):
             path = frame.f_locals.get(variable)
             raised_here = frame is frames[-1]
-            fault = _describe_fault(error, function == _OPENS, raised_here)
-            is_building = function == _BUILDS and not _BUILDERS.isdisjoint(map(_locate, frames))
+            fault = _describe_fault(error, function == _OPENING, raised_here)
+            is_building = function == _BUILDING and not _BUILDERS.isdisjoint(map(_locate, frames))
             if fault is None and is_building and isinstance(error, UNBUILDABLE):
                 fault = f"no model can be built of its settings: {quote_error(error)}"
             if fault:
@@ -117,8 +120,10 @@ def _describe_fault(error: BaseException, opening: bool, raised_here: bool) -> s
         )
     if raised_here and isinstance(error, AssertionError) and "--reset-optimizer" in text:
         return shortened(text)  # another optimizer or criterion
-    lacks = isinstance(error, (KeyError, TypeError, AttributeError)) or text.startswith(_BARE)
-    return describe_damage(error) if opening or (raised_here and lacks) else None
+    # Later only an entry that the reader itself misses is the file's fault.
+    entry_errors = (KeyError, TypeError, AttributeError)
+    misses_entry = isinstance(error, entry_errors) or text.startswith(_BARE)
+    return describe_damage(error) if opening or (raised_here and misses_entry) else None
 
 
 def quote_error(error: BaseException, first_sentence: bool = False) -> str:

@@ -1,8 +1,8 @@
 """Checks a checkpoint's file before torch reads it: its size, its checksums and its pickles.
 
 torch runs no code of a checkpoint, but calls known classes as its pickle says, so a few bytes can
-allocate all memory. torch also ignores the checksums in the archive, so a byte that was damaged on
-its way would change a weight.
+allocate all memory. torch also ignores the checksums in the archive, so a byte that was damaged in
+transit would change a weight.
 """
 
 import io
@@ -39,7 +39,7 @@ def check_file(path: Path, checksums: bool) -> None:
         Exception: the file is no checkpoint; the type depends on the file.
     """
     if not zipfile.is_zipfile(path):
-        _try_legacy_pickles(path)
+        _check_legacy_pickles(path)
         return
     with zipfile.ZipFile(path) as archive:
         parts, size = archive.infolist(), path.stat().st_size
@@ -63,7 +63,8 @@ def check_file(path: Path, checksums: bool) -> None:
                         f"{part.file_size:,} bytes"
                     )
                 file = io.BytesIO(archive.read(part) if has_checksums else _read(path, part))
-                contents.append(_Trial(file, sys.maxsize).load())
+                # torch compares the sizes of an archive's storages with those of its parts.
+                contents.append(_CheckingUnpickler(file, sys.maxsize).load())
 
 
 def _is_storage(part: zipfile.ZipInfo) -> bool:
@@ -96,7 +97,11 @@ def _compare_checksum(archive: zipfile.ZipFile, part: zipfile.ZipInfo, contents:
 
 
 def _name_tensors(root: Any, storage: str) -> Iterator[str]:
-    """Yield the model's parameters whose numbers are in a storage."""
+    """Yield the model's parameters whose numbers are in a storage.
+
+    A tensor is pickled as a call, whose first argument is its storage; that is pickled by the
+    arguments of :meth:`_CheckingUnpickler.persistent_load`, of which the third is its key.
+    """
     model = root.get(_IN_MODEL) if isinstance(root, dict) else None
     for name, tensor in model.items() if isinstance(model, dict) else ():
         for part in tensor.arguments if isinstance(tensor, _StandIn) else ():
@@ -105,7 +110,7 @@ def _name_tensors(root: Any, storage: str) -> Iterator[str]:
 
 
 def _read(path: Path, part: zipfile.ZipInfo) -> bytes:
-    """Read a part of an archive without checksums, from which ``zipfile`` would raise an error."""
+    """Read a part of an archive without checksums, which ``zipfile`` would take for damage."""
     with open(path, "rb") as file:
         # A local header ends with the lengths of name and extra field, then these two, then data.
         file.seek(part.header_offset + 26)
@@ -115,7 +120,7 @@ def _read(path: Path, part: zipfile.ZipInfo) -> bytes:
         return file.read(part.file_size)
 
 
-def _try_legacy_pickles(path: Path) -> None:
+def _check_legacy_pickles(path: Path) -> None:
     """Check the pickles at the beginning of a file of torch before 1.6."""
     size = path.stat().st_size
     with open(path, "rb") as file:
@@ -123,13 +128,16 @@ def _try_legacy_pickles(path: Path) -> None:
     for _ in range(_LEGACY_PICKLES):
         if start.tell() == len(start.getbuffer()):
             break
-        _Trial(start, size).load()
+        _CheckingUnpickler(start, size).load()
     if start.tell() == _LARGEST_PICKLE:
         raise UserError("not a checkpoint of fairseq: its contents are too long")
 
 
 class _StandIn(dict[Any, Any]):
-    """Takes the place of any class or function in a pickle; keeps its arguments, does nothing."""
+    """Takes the place of any class or function in a pickle; keeps its arguments, does nothing.
+
+    It is a dictionary because a state dict is pickled as a class to which items are then added.
+    """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__()
@@ -165,7 +173,9 @@ def _encode(text: Any = "", encoding: Any = "latin1", *others: Any) -> bytes:
     return b""
 
 
-class _Trial(pickle._Unpickler):  # the unpickler in Python, whose `dispatch` can be changed
+class _CheckingUnpickler(
+    pickle._Unpickler
+):  # the unpickler in Python, whose `dispatch` can be changed
     """Reads a pickle as torch does, but replaces everything that torch would build or call."""
 
     def __init__(self, file: io.BytesIO, file_size: int) -> None:
@@ -184,7 +194,7 @@ class _Trial(pickle._Unpickler):  # the unpickler in Python, whose `dispatch` ca
             return super().load()
         except KeyError as error:  # an unknown operation
             raise UserError(
-                "not a whole checkpoint of fairseq (its contents are not a pickle)"
+                "not a complete checkpoint of fairseq (its contents are not a pickle)"
             ) from error
 
     def _skip_protocol(self) -> None:

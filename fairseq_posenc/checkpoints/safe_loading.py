@@ -39,10 +39,10 @@ def open_mapped(path: Path, for_weights: bool = False) -> dict[str, Any]:
     """
     allow_safe_classes()
     check_file(path, checksums=for_weights)
-    mapped = zipfile.is_zipfile(path)  # not before torch 1.6
+    mapped = zipfile.is_zipfile(path)  # files of torch before 1.6 cannot be mapped
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     if not isinstance(state, dict):
-        raise TypeError(f"a {type(state).__name__} in place of a mapping")
+        raise TypeError(f"a {type(state).__name__} instead of a mapping")
     _refuse_strange_weights(state.get("model"))
     _refuse_expanded_tensors(state)
     if for_weights:
@@ -54,7 +54,8 @@ def open_mapped(path: Path, for_weights: bool = False) -> dict[str, Any]:
 def is_torn(path: Path) -> bool:
     """Check whether a file is empty, or a checkpoint that was not written to its end.
 
-    An archive has its table of contents at the end, and is none without it.
+    An archive has its table of contents at the end, and is none without it. A file of torch before
+    1.6 is only checked for being empty.
     """
     with open(path, "rb") as file:
         return file.read(1) != _PICKLE and not zipfile.is_zipfile(file)
@@ -100,7 +101,9 @@ def _refuse_expanded_tensors(state: Any) -> None:
 def open_checkpoint(
     path: Path, prefix: str = "", for_weights: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Open a checkpoint by :func:`open_mapped`; errors of the code inside become one line, too.
+    """Open a checkpoint by :func:`open_mapped`, and report errors of its use as its own.
+
+    What fails in the ``with`` block fails on the checkpoint's contents, and becomes one line, too.
 
     Args:
         path: the file.
@@ -143,6 +146,7 @@ class _NumberType:
         self._order = "<"
 
     def __setstate__(self, state: Any) -> None:
+        # numpy's state of a type has its byte order in second place.
         self._order = state[1] if state[1] in ("<", ">") else "<"
 
     def read(self, content: Any) -> Any:
@@ -154,13 +158,14 @@ class _NumberType:
 def _read_number(kind: Any, content: Any) -> Any:
     """Read a number of numpy; takes the place of ``numpy.core.multiarray.scalar``."""
     if type(kind) is not _NumberType or type(content) is not bytes:
-        raise pickle.UnpicklingError("a number of numpy's without its type or its bytes")
+        raise pickle.UnpicklingError("a number of numpy without its type or its bytes")
     return kind.read(content)
 
 
 def allow_safe_classes() -> None:
     """Let torch load ``argparse.Namespace``, and numpy's numbers, which metrics may be."""
     # torch looks up our replacements by these names; numpy 1 and 2 name the module differently.
+    # _NumberType's own name is the one that torch checks when it sets the state.
     names: list[Any] = [(_NumberType, "numpy.dtype"), _NumberType]
     names += [(_read_number, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
     torch.serialization.add_safe_globals([argparse.Namespace, *names])

@@ -14,8 +14,8 @@ class Fire(Encoding):
     """A small network turns a key's distance, relative to the largest possible one, into a bias.
 
     Equation:
-        e_ij = q_i.k_j / sqrt(c d) + f(log(1 + g (i - j)) / log(1 + g max(i, L))), where f has a
-        hidden layer of ``width`` ReLUs and an output for each head, and g and L are trained.
+        e_ij = q_i.k_j / sqrt(c d) + f(log(1 + c' (i - j)) / log(1 + c' max(i, L))), where f has
+        a hidden layer of ``width`` ReLUs and an output for each head, and c' and L are trained.
     Shapes:
         weights ``(width, 1)``, ``(H, width)`` and their biases, c' and L in each layer.
     Parameters:
@@ -24,7 +24,7 @@ class Fire(Encoding):
         Li et al. (2024), "Functional Interpolation for Relative Positions Improves Long Context
         Transformers", arXiv:2310.04418, equation 7; starting values as there.
     Differs:
-        for causal models only, as in the paper.
+        for causal models only, as in the paper. The absolute values of c' and L are taken.
     """
 
     acts_on = "scores"
@@ -43,8 +43,8 @@ class Fire(Encoding):
         self.hidden_bias = nn.Parameter(torch.empty(width))
         self.output_weight = nn.Parameter(torch.empty(dims.num_heads, width))
         self.output_bias = nn.Parameter(torch.empty(dims.num_heads))
-        self.curvature = nn.Parameter(torch.empty(()))
-        self.length = nn.Parameter(torch.empty(()))
+        self.curvature = nn.Parameter(torch.empty(()))  # c'
+        self.length = nn.Parameter(torch.empty(()))  # L, in units of the threshold
 
     def reset_parameters(self) -> None:
         """Draw the network as torch's linear layers are, and set c' = 0.1 and L = threshold."""
@@ -56,7 +56,7 @@ class Fire(Encoding):
             nn.init.uniform_(weight, -bound, bound)
             nn.init.uniform_(bias, -bound, bound)
         nn.init.constant_(self.curvature, 0.1)
-        nn.init.constant_(self.length, 1.0)  # times the threshold
+        nn.init.constant_(self.length, 1.0)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the network's outputs by pair, ``(B or 1, H, T, S)``, in float32 at least."""

@@ -41,7 +41,7 @@ class Scaling:
 
     @staticmethod
     def parse(text: str) -> Scaling:
-        """Parse ``none``, or ``KIND:FACTOR`` with settings behind, in any order.
+        """Parse ``none``, or ``KIND:FACTOR`` followed by settings in any order.
 
         >>> Scaling.parse("llama3:8.0:high=3")
         Llama3(factor=8.0, low=1.0, high=3.0, length=None)
@@ -163,7 +163,7 @@ class Linear(_Scaled):
 
 @dataclass(frozen=True)
 class Ntk(_Scaled):
-    """The base is raised by F^(d/(d-2)), so that the slowest pair turns F times as slowly."""
+    """The base is multiplied by F^(d/(d-2)), so that the slowest pair turns F times as slowly."""
 
     kind = "ntk"
 
@@ -208,7 +208,8 @@ class Yarn(_Scaled):
 
     Slow ones turn up to ``beta_slow`` times within the trained length, fast ones at least
     ``beta_fast`` times; with ``truncate`` the ramp starts and ends at whole pairs. The gain is
-    ``attention_factor``, or else that of ``mscale`` divided by that of ``mscale_all_dim``.
+    ``attention_factor``, or else g(mscale) / g(mscale_all_dim), where g(s) = 0.1 s ln F + 1; it is
+    g(1) unless both are set.
     """
 
     kind = "yarn"
@@ -230,12 +231,13 @@ class Yarn(_Scaled):
         width, length = 2 * frequencies.numel(), self.length or dims.trained_length
 
         def find_pair(turns: float) -> float:
+            """Find the index of the pair that turns so often, between two pairs as a rule."""
             return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
         low, high = find_pair(self.beta_fast), find_pair(self.beta_slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, width - 1)
+        low, high = max(low, 0), min(high, width - 1)  # as in transformers
         pairs = torch.arange(width // 2, dtype=torch.float32)
         ramp = (pairs - low) / max(high - low, 0.001)
         return _interpolate(frequencies, self.factor, 1 - ramp.clamp(0, 1))
@@ -244,7 +246,7 @@ class Yarn(_Scaled):
         """See :class:`Scaling`."""
         if self.attention_factor is not None:
             return self.attention_factor
-        scales = (1.0, 0.0)
+        scales = (1.0, 0.0)  # g(0) is 1
         if self.mscale is not None and self.mscale_all_dim is not None:
             scales = (self.mscale, self.mscale_all_dim)
         dividend, divisor = (0.1 * scale * math.log(self.factor) + 1.0 for scale in scales)
@@ -279,7 +281,8 @@ class LongRope(_Scaled):
     """Each pair is divided by a number of its own (Ding et al., 2024).
 
     The numbers are ``long`` in a model with room for more than the trained length, else ``short``.
-    ``attention_factor`` is the gain, in place of that of the factor.
+    The gain is
+    ``attention_factor``, or else sqrt(1 + ln F / ln L).
     """
 
     kind = "longrope"
@@ -317,7 +320,7 @@ class LongRope(_Scaled):
         return math.sqrt(1 + math.log(self.factor) / math.log(length))
 
     def to_hf(self, dims: Dims) -> dict[str, Any]:
-        """See :class:`Scaling`. Transformers chooses a list for each input; here it is both."""
+        """See :class:`Scaling`. Both lists are the one chosen here: transformers chooses itself."""
         chosen, gain = self._divisors(dims), self.gain(dims)
         fixed = replace(self, short=chosen, long=chosen, attention_factor=gain)
         return super(LongRope, fixed).to_hf(dims)
@@ -341,7 +344,10 @@ class Proportional(_Scaled):
         return (frequencies / self.factor) * (torch.arange(width // 2) < turning)
 
     def to_hf(self, dims: Dims) -> dict[str, Any]:
-        """See :class:`Scaling`. The pairs that turn are only divided by the factor."""
+        """See :class:`Scaling`.
+
+        ``part`` is left out: whoever exports reorders coordinates, so that the model rotates fewer.
+        """
         return {"rope_type": "linear", "factor": self.factor}
 
 
@@ -352,7 +358,7 @@ _CHANGING_NOTHING = (Linear(1.0), Ntk(1.0), Yarn(1.0), Llama3(1.0))
 
 
 def _interpolate(frequencies: Tensor, factor: float, kept: Tensor) -> Tensor:
-    """Divide frequencies by a factor, but for the share of each that is kept."""
+    """Mix frequencies with themselves divided by a factor; ``kept`` is the share of the former."""
     return frequencies * kept + frequencies / factor * (1 - kept)
 
 
@@ -378,12 +384,15 @@ def _read_numbers(text: str) -> tuple[float | None, ...] | None:
 
 
 def _read_length(text: str) -> int | None:
-    number = _read_number(text) or 0.5
-    return int(number) if number.is_integer() and number <= _MAX_LENGTH else None
+    number = _read_number(text)
+    is_length = number is not None and number.is_integer() and number <= _MAX_LENGTH
+    return int(number) if number is not None and is_length else None
 
 
 _NUMBER = "{setting!r} is not a number above 0"
-_READERS: dict[Any, tuple[Callable[[str], Any], str]] = {  # by type; they return None for others
+_READERS: dict[
+    Any, tuple[Callable[[str], Any], str]
+] = {  # by type; they return None for other text
     float: (_read_number, _NUMBER),
     Optional[float]: (_read_number, _NUMBER),
     tuple[float, ...]: (_read_numbers, _NUMBER),

@@ -62,6 +62,7 @@ class Sinusoidal(Encoding):
         is_counted = positions.counted and positions.drawn is None
         if ids.size(0) == 1 or ids.size(1) == 1 or not is_counted:
             return self.scale * self.vectors(ids + before)
+        # Sentences count alike: the vectors are computed once for all.
         rows = torch.arange(positions.longest, device=ids.device)
         return F.embedding(ids, self.scale * self.vectors(rows + before))
 
@@ -72,17 +73,17 @@ class Sinusoidal(Encoding):
         """
         if index.dim() == 3:
             return torch.cat([self._axis_vectors(ids) for ids in index.unbind(-1)], -1)
-        return torch.cat([self._axis_vectors(index)] * self.axes, -1)
+        return torch.cat([self._axis_vectors(index)] * self.axes, -1)  # equal on all axes
 
     def _axis_vectors(self, index: Tensor) -> Tensor:
-        """Compute the part of an axis, ``(*index.shape, C / axes)``."""
+        """Compute the part of an axis, ``(*index.shape, P)`` where P = C / axes."""
         half = self.dims.embed_dim // (2 * self.axes)
         steps = half - 1 if self.layout == "fairseq" else half
         exponents = torch.arange(half, dtype=torch.float32, device=index.device) / max(steps, 1)
         # Angles from frequencies in float32, never in the model's half precision.
         angles = index.float().unsqueeze(-1) * torch.exp(
             exponents * -math.log(10000.0)
-        )  # [..., C/2]
+        )  # [..., P/2]
         if self.layout != "interleaved":
             return torch.cat([angles.sin(), angles.cos()], dim=-1)
-        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)  # [..., C]
+        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)  # [..., P]

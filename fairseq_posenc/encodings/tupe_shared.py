@@ -14,11 +14,11 @@ from fairseq_posenc.positions import Positions, Span
 
 @register("tupe_shared")
 class TupeShared(Encoding):
-    """Dot products of trained absolute positions and T5's buckets, the same in every layer.
+    """Dot products between trained absolute positions, and biases by T5's buckets, for all layers.
 
     Equation:
         e_ij = (q_i.k_j + (W_Q p_i).(W_K p_j)) / sqrt(c d) + b_r, where r is T5's bucket of j - i,
-        c = 2, p_i is the output of a layer norm, and all but the buckets is split over the heads.
+        c = 2, p_i is the output of a layer norm, and all but b is split over the heads.
     Shapes:
         positions ``(n+1, C)``, W_Q and W_K ``(C, C)`` with biases, layer norm ``(C,)``, buckets
         ``(H, buckets+1)``, one for all layers.
@@ -29,7 +29,7 @@ class TupeShared(Encoding):
         arXiv:2006.15595; ``tupe_shared+reset`` is the TUPE-R of the authors' code.
     Differs:
         written from the published description, not compared with the authors' code. Row 0 of the
-        positions is for the reset only; tokens begin at row 1.
+        positions serves the reset only; the first token is at row 1.
     """
 
     acts_on = "scores"
@@ -74,7 +74,7 @@ class TupeShared(Encoding):
             nn.init.zeros_(parameter)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Compare positions by pair, ``(B or 1, H, T, S)``, and the buckets as bias.
+        """Compute the products of positions by pair, ``(B or 1, H, T, S)``, and biases by distance.
 
         Raises:
             UserError: a position lies beyond the table.
@@ -84,7 +84,7 @@ class TupeShared(Encoding):
             return self._terms(span, positions)
 
     def _terms(self, span: Span, positions: Positions) -> Terms:
-        # No row beyond is asked for, unless by a caller's ids.
+        # Rows for as many tokens as there are; a caller's ids may be any.
         tokens = positions.tokens.size(1) if positions.counted else self.dims.max_positions
         queries, keys = self._project(tokens + 1)
         scale = self.dims.scale(self.scale_factor)
@@ -94,11 +94,14 @@ class TupeShared(Encoding):
         index, runs = self.distance_buckets.select(span)
         bias, first = self.buckets[:, index], None
         if self.reset:
-            first = positions.is_first()  # nothing of its pairs is left but its own numbers
+            # Pairs with the first token have two numbers for each head in place of products: row
+            # 0 with itself where it is the query, row 1 with itself where it is the key.
+            first = positions.is_first()
             at_queries = at_queries.masked_fill(positions.queries(first)[:, None, :, None], 0.0)
             at_keys = at_keys.masked_fill(first[:, None, :, None], 0.0)
             reset_bias = (queries[:, :2] * keys[:, :2]).sum(-1) * scale
-            reset_bias = reset_bias + self.buckets[:, [self.num_buckets // 2, self.num_buckets]]
+            as_query, as_key = self.num_buckets // 2, self.num_buckets  # their buckets
+            reset_bias = reset_bias + self.buckets[:, [as_query, as_key]]
             bias = torch.cat([bias, reset_bias], dim=1)  # [H, R]
         pairs = at_queries @ at_keys.transpose(-1, -2)  # [B or 1, H, T, S]
         return Terms(

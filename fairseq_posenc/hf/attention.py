@@ -61,7 +61,7 @@ class PassState(NamedTuple):
 
 def make_cosines(
     rotation: Rotation | None, form: str, width: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor] | None:
+) -> Cosines | None:
     """Convert a rotation to a model's cosines and sines, each ``(B or 1, T, width)``.
 
     Args:
@@ -73,7 +73,7 @@ def make_cosines(
     Returns:
         The cosines and sines; None if the model's layers cannot apply the rotation.
     """
-    if not is_cosines(rotation, form, width):
+    if not can_be_cosines(rotation, form, width):
         return None
     assert isinstance(rotation, PairRotation)
     phases = rotation.phases[:, 0]  # [B or 1, T, pairs]
@@ -85,7 +85,7 @@ def make_cosines(
     return parts[0], parts[1]
 
 
-def is_cosines(rotation: Rotation | None, form: str, width: int) -> bool:
+def can_be_cosines(rotation: Rotation | None, form: str, width: int) -> bool:
     """Check whether the layers of a model can apply a rotation: see :func:`make_cosines`."""
     return (
         isinstance(rotation, PairRotation)
@@ -167,11 +167,11 @@ class AttentionPositions(AttentionCore, nn.Module):
         Raises:
             UserError: the cache has more keys than there are tokens, or too few.
         """
-        call = self.make_positions_call(attention, query, key, value, state, scale, dropout)
+        call = self.prepare_call(attention, query, key, value, state, scale, dropout)
         attended, weights = attend(*call)
         return attended.transpose(1, 2).contiguous(), weights
 
-    def make_positions_call(
+    def prepare_call(
         self,
         attention: nn.Module,
         query: Tensor,
@@ -223,7 +223,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         if terms.content_rows is None:
             return terms
         queries, keys = self.family.project_rows(attention, terms.content_rows, self.dims)
-        return terms.projected(lambda rows: queries, lambda rows: keys)
+        return terms.projected(lambda rows: queries, lambda rows: keys)  # at once, as they are one
 
     def _scale_terms(self, terms: Terms, scale: float) -> Terms:
         """Scale all products by the model's factor instead of 1 / sqrt(D)."""
@@ -278,7 +278,7 @@ def attend_with_positions(
             "the model is called"
         )
     scale = getattr(module, "scaling", None) or scaling or query.size(-1) ** -0.5
-    if scaling is not None and scaling != scale:  # the queries were scaled already
+    if scaling is not None and scaling != scale:  # the model scales queries by itself
         query = query * (scaling / scale)
     # The module may be PEFT's wrapper around a trained copy, so it is called like a module.
     computed: tuple[Tensor, Tensor | None] = positions(

@@ -61,7 +61,7 @@ def _capture(
     """Capture the attention of a layer, as a hook after :meth:`AttentionPositions.forward`."""
     attention, query, key, value, state, scale, *_ = args
     state = state._replace(need_weights=True)
-    call = layer.make_positions_call(attention, query, key, value, state, scale)
+    call = layer.prepare_call(attention, query, key, value, state, scale)
     _, weights = reference.attend(call)
     assert weights is not None
     parts = split(

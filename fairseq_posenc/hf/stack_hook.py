@@ -19,7 +19,7 @@ from fairseq_posenc.hf.attention import (
     STATE,
     Cosines,
     PassState,
-    is_cosines,
+    can_be_cosines,
     make_cosines,
 )
 from fairseq_posenc.hf.families import Stack
@@ -62,7 +62,7 @@ class HookedPositions(RecordedPositions, StackPositions):
         rotary = stack.family.rotary
         self.width = stack.rotary_width(stack.module.get_submodule(rotary[0])) if rotary else 0
         self.can_rotate = [
-            is_cosines(rotation, stack.family.cosines, self.width)
+            can_be_cosines(rotation, stack.family.cosines, self.width)
             for rotation in self._rotations(torch.zeros(1, 1, dtype=torch.long))
         ]
         self.is_rotated = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fairseq_posenc.errors import UserError
 
-_OF_QUESTIONS = '"windows":'  # only in the manifest of SQuAD's data-bins
+_SQUAD_MARK = '"windows":'  # only in the manifest of SQuAD's data-bins
 
 
 def check_kind(folder: Path, pairs: bool, user: str) -> None:
@@ -26,8 +26,8 @@ def check_kind(folder: Path, pairs: bool, user: str) -> None:
         has = "dict.txt, data of language models" if text.exists() else "no dictionary"
         raise UserError(f"{folder} has {has}: {user} reads pairs of sentences, with dict.LANG.txt")
     if not pairs and not text.exists():
-        has = f"{names}, data of a translation" if languages else "no dict.txt: no data-bin"
+        has = f"{names}, translation data" if languages else "no dict.txt: no data-bin"
         raise UserError(f"{folder} has {has}: {user} reads running text, with dict.txt")
     manifest = folder / "manifest.json"
-    if not pairs and manifest.is_file() and _OF_QUESTIONS in manifest.read_text("utf-8"):
+    if not pairs and manifest.is_file() and _SQUAD_MARK in manifest.read_text("utf-8"):
         raise UserError(f"{folder} has the questions of SQuAD: {user} reads running text")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from typing import Any
+from typing import Any, cast
 
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerModel, base_architecture
@@ -46,8 +46,7 @@ class PositionalTransformer(PositionCheckpoints, RetainedDropout, TransformerMod
                 language=read_task_option(task, option)
             )
         log_encodings(encoder=model.encoder, decoder=model.decoder)
-        built: PositionalTransformer = model
-        return built
+        return cast(PositionalTransformer, model)
 
     @classmethod
     def build_encoder(
@@ -84,7 +83,7 @@ def _register(name: str, spec: str) -> None:
 
         def architecture(args: Any, set_size: Any = set_size) -> None:
             args.position_encoding = getattr(args, "position_encoding", spec)
-            check_parsed(args)
+            check_parsed(args)  # fairseq calls this as soon as the command line is parsed
             set_size(args)
 
         register_model_architecture("positional_transformer", f"{name}{suffix}")(architecture)

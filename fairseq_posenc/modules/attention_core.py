@@ -105,7 +105,7 @@ class AttentionCore:
         # No query sees the keys that the cache no longer has.
         dropped = src_len - kept.key.size(2)
         if kept.places is None:
-            terms, mask = terms.without_first_keys(dropped), mask.without_first_keys(dropped)
+            terms, mask = terms.without_first_keys(dropped), mask.without_dropped_keys(dropped)
         else:
             places = kept.places.to(query.device)
             terms, mask = terms.select_keys(places, tgt_len, src_len), mask.select_keys(places)

@@ -521,7 +521,7 @@ def read_by_fairseq(path):
 def test_a_broken_checkpoint_is_one_line_that_names_the_file(tmp_path, content):
     (tmp_path / "broken.pt").write_bytes(content)
     told = read_by_fairseq(tmp_path / "broken.pt")
-    assert told.startswith(f"{tmp_path}/broken.pt: not a whole checkpoint of fairseq (")
+    assert told.startswith(f"{tmp_path}/broken.pt: not a complete checkpoint of fairseq (")
     assert len(told) < len(str(tmp_path)) + 300
     assert "\n" not in told
 

@@ -172,7 +172,7 @@ def test_a_pickle_of_old_files_is_tried_too(tmp_path):
 )
 def test_what_a_checkpoint_lacks_is_a_line_of_its_name(what, key, wrong, tmp_path):
     path = save(tmp_path / "a.pt", {"model": {}, "extra_state": None})
-    start = re.escape(f"{what} {path}: not a whole checkpoint of fairseq ({wrong}".lstrip())
+    start = re.escape(f"{what} {path}: not a complete checkpoint of fairseq ({wrong}".lstrip())
     with pytest.raises(UserError, match=f"^{start}"), open_checkpoint(path, what) as found:
         found[key]["val_loss"]
 

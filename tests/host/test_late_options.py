@@ -136,8 +136,8 @@ def test_all_shards_are_looked_at(family, kind, said):
 @pytest.mark.parametrize(
     ("family", "data", "said"),
     [
-        ("masked_lm", pairs, "dict.tgt.txt, data of a translation: --task masked_lm"),
-        ("causal_lm", pairs, "data of a translation: --task language_modeling"),
+        ("masked_lm", pairs, "dict.tgt.txt, translation data: --task masked_lm"),
+        ("causal_lm", pairs, "translation data: --task language_modeling"),
         ("translation", sentences, "dict.txt, data of language models: --task translation"),
         ("causal_lm", lambda: _damaged("without a dictionary"), "no dict.txt: no data-bin"),
         ("causal_lm", lambda: _damaged("absent"), "there is no folder"),

@@ -159,7 +159,7 @@ def test_eval_lm_tells_a_truncated_checkpoint_in_one_line(tmp_path):
     (tmp_path / "half.pt").write_bytes(whole[: len(whole) // 2])
     options = ["--user-dir", USER_DIR, "--path", tmp_path / "half.pt"]
     done = run("fairseq-eval-lm", sentences(), *options, fails=True)
-    told = f"{tmp_path}/half.pt: not a whole checkpoint of fairseq ("
+    told = f"{tmp_path}/half.pt: not a complete checkpoint of fairseq ("
     assert done.error().startswith(told)
 
 

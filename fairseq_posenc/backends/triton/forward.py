@@ -3,6 +3,9 @@
 
 Source: the online softmax of FlashAttention (Dao et al. 2022).
 
+Scores are in units of log2 (`combine_parts` multiplies them by log2 e), so that exponentials are
+powers of 2.
+
 Sequence: one head of one sentence. B batch, H heads, T queries, D head size, N side of a tile, W
 power of 2 that D is padded to; m, n: indices of queries and of keys.
 """
@@ -29,6 +32,7 @@ from fairseq_posenc.backends.triton.tiles import (
     load_block,
 )
 
+FLIP = tl.constexpr(False)  # rows of tiles are queries, not keys
 NOTHING = tl.constexpr(-1e30)  # log2 of a sum of nothing: far below any other
 
 
@@ -36,13 +40,13 @@ NOTHING = tl.constexpr(-1e30)  # log2 of a sum of nothing: far below any other
 def online_softmax_step(scores, highest, total):
     """Update the running maximum and sum of each query, ``(N,)``, with scores ``(N, N)``.
 
-    Returns the weights, the factor of the sums so far, and the new maximum and sum.
+    Returns the weights, the factor that rescales the sums so far, and the new maximum and sum.
     """
     higher = tl.maximum(highest, tl.max(scores, 1))
     shift = tl.where(higher == float("-inf"), 0.0, higher)  # -inf - -inf would be NaN
     weights = tl.exp2(scores - shift[:, None])  # [N, N]
-    decay = tl.exp2(highest - shift)
-    return weights, decay, higher, total * decay + tl.sum(weights, 1)
+    rescale = tl.exp2(highest - shift)
+    return weights, rescale, higher, total * rescale + tl.sum(weights, 1)
 
 
 @triton.jit
@@ -53,6 +57,7 @@ def add_values(
     sums = add_exactly(sums, weights, v)
     if problem.value_table is not None:
         rolled = roll_rows(weights, N)  # [N, N]
+        # Column s is of distance s (second half) or, where it was rolled round, s - N (first half).
         for half in tl.static_range(2):
             distance = first_key - first_query + (half - 1) * N
             rows = load_band(problem, problem.value_table, head, distance, N, N, W)  # [N, W]
@@ -76,12 +81,12 @@ def store_sums(
     """Divide the sums of a block of queries by their totals, and store them."""
     queries = sequence.to(tl.int64) * problem.tgt_len
     m = first_query + tl.arange(0, N)
-    blind = total == 0.0  # [N]
-    share = tl.where(blind, 0.0, problem.dropout_scale) / tl.where(blind, 1.0, total)
+    sees_no_key = total == 0.0  # [N]
+    share = tl.where(sees_no_key, 0.0, problem.dropout_scale) / tl.where(sees_no_key, 1.0, total)
     rows = attended + queries * problem.width
     store_rows(rows, sums * share[:, None], first_query, problem.tgt_len, problem.width, N, W)
     # Finite, so that the backward pass finds weights of zero for a query that sees no key.
-    log_sum = tl.where(blind, NOTHING, highest + tl.log2(tl.where(blind, 1.0, total)))
+    log_sum = tl.where(sees_no_key, NOTHING, highest + tl.log2(tl.where(sees_no_key, 1.0, total)))
     tl.store(log_sums + queries + m, log_sum, mask=m < problem.tgt_len)
 
 
@@ -99,10 +104,10 @@ def forward_kernel(
 ):
     """Write attended values ``(B, H, T, D)``, log2 of the sums of exponentials ``(B, H, T)``.
 
-    Values keep full precision: the backward pass subtracts numbers that are nearly equal.
+    Attended values are summed in full precision: the backward pass subtracts nearly equal numbers.
 
     Args:
-        problem: tensors and sizes of the call.
+        problem: a :class:`~fairseq_posenc.backends.triton.problem.Problem`.
         attended: written.
         log_sums: written.
         DIRECTION: as in :class:`~fairseq_posenc.backends.mask.Mask`.
@@ -126,17 +131,17 @@ def forward_kernel(
         # [N, W]
         k = load_block(problem, problem.key, sequence, first_key, problem.src_len, FULL, N, W)
         parts = compute_parts(
-            problem, q, k, head, first_query, first_key, False, PRODUCT, SAME, N, W
+            problem, q, k, head, first_query, first_key, FLIP, PRODUCT, SAME, N, W
         )
-        scores = combine_parts(problem, parts, head, first_query, first_key, False, PRODUCT, N)
+        scores = combine_parts(problem, parts, head, first_query, first_key, FLIP, PRODUCT, N)
         # Masks come last: they are applied to the whole score, and never multiplied.
         scores = apply_mask(problem, scores, batch, m, n, DIRECTION, FULL)
-        weights, decay, highest, total = online_softmax_step(scores, highest, total)
+        weights, rescale, highest, total = online_softmax_step(scores, highest, total)
         if problem.drop is not None:
             weights = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
         # [N, W], loaded late to save registers.
         v = load_block(problem, problem.value, sequence, first_key, problem.src_len, FULL, N, W)
         sums = add_values(
-            problem, sums * decay[:, None], weights, v, head, first_query, first_key, N, W
+            problem, sums * rescale[:, None], weights, v, head, first_query, first_key, N, W
         )
     store_sums(problem, attended, log_sums, sums, total, highest, sequence, first_query, N, W)

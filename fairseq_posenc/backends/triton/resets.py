@@ -35,7 +35,7 @@ def attend(kernels: Kernels, call: AttentionCall) -> Tensor:
     tgt_len, src_len = query.size(2), key.size(2)
     assert terms.first is not None
     first = terms.first.expand(query.size(0), -1)  # [B, S]
-    deps = (terms.first, *mask.limits, query.size(0), tgt_len)
+    deps = (terms.first, *mask.key_parts, query.size(0), tgt_len)
     places = mask.cached("reset", deps, lambda: _Places.locate(first, mask, tgt_len))
     place = places.first
     kernel_terms, row_terms, column_terms = _split_terms(terms, tgt_len, src_len)

@@ -52,11 +52,14 @@ class PlottedStack(NamedTuple):
         return f"layer {layer + 1}" if self.has_own_encodings else "all layers"
 
     def limit_reach(self, reach: int) -> int:
-        """Limit the largest distance of a picture to that of the tables."""
+        """Limit the largest distance of a picture, on both sides of a middle position."""
         return min(reach, (self.dims.max_positions - 1) // 2)
 
     def compute_input_vectors(self) -> Tensor | None:
-        """Compute the vectors added at the input, ``(max_positions, C)``; None without them."""
+        """Compute the vectors that the first encoding at the input adds, ``(max_positions, C)``.
+
+        None if there are none.
+        """
         positions = make_positions(self.dims.max_positions)
         for encoding in self.layers[0].input.as_list() if self.layers[0].input is not None else ():
             vectors = encoding.embed(positions)
@@ -127,6 +130,7 @@ def _build_trained_stack(stack: Any) -> PlottedStack:
     for index in range(len(stack.layers)):  # iterating would apply LayerDrop
         attention = stack.layers[index].self_attn
         layer_spec = spec.select_layers([index])
+        # Built for its methods; the trained parts take the place of its own.
         positions = PositionEncoding(
             str(layer_spec), dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
         )

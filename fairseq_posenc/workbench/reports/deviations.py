@@ -10,23 +10,26 @@ from fairseq_posenc.workbench.reports.checkpoint_facts import CheckpointFacts
 from fairseq_posenc.workbench.reports.own_runs import TRANSLATION, OwnRun
 from fairseq_posenc.workbench.training import recipes
 
-_NOT_COMPARED = {"task", "criterion", "max_update", "total_num_update", "seed"}
-_NOT_COMPARED |= {"warmup_epochs", "runs"}  # not options of fairseq
-_NO_CHECKPOINT = "the settings of its pre-training are unknown: the checkpoint is missing"
+_NOT_COMPARED = {
+    *("task", "criterion", "max_update", "total_num_update", "seed"),
+    *("warmup_epochs", "runs"),  # not options of fairseq
+}
+_NO_CHECKPOINT = "the settings of its training are unknown: the checkpoint is missing"
 
 
-def list_differences(model: Sequence[OwnRun], recipe_name: str) -> list[str]:
+def list_deviations(runs: Sequence[OwnRun], recipe_name: str) -> list[str]:
     """List the differences between the settings of a model's runs and the paper's.
 
-    Settings that the files of the runs do not contain are listed as not known.
+    Settings that the files of the runs do not contain are listed as not known; data and seeds are
+    always listed, for the reader to compare.
     """
-    training = next((run.training for run in model if run.training is not None), None)
+    training = next((run.training for run in runs if run.training is not None), None)
     if recipe_name == TRANSLATION:
         lines = [_NO_CHECKPOINT] if training is None else _compare_translation(training)
-        return list(dict.fromkeys([*lines, *(note for run in model for note in run.notes)]))
+        return list(dict.fromkeys([*lines, *(note for run in runs for note in run.notes)]))
     recipe = recipes.build_recipe(recipe_name)
     lines = [_NO_CHECKPOINT] if training is None else _compare_pretraining(training, recipe)
-    for run in model:
+    for run in runs:
         lines += [*_compare_fine_tuning(run), *run.notes]
     return list(dict.fromkeys(lines))
 
@@ -60,6 +63,7 @@ def _compare_settings(settings: dict[str, Any], paper: dict[str, Any]) -> list[s
 
 
 def _compare_translation(training: CheckpointFacts) -> list[str]:
+    """List the differences between a training of a translation model and the paper's."""
     settings, recipe = training.settings, recipes.load()["finetuning"]["translation"]["iwslt17"]
     return [
         f"data: {settings.get('data', 'not known')} (paper: IWSLT 2017, French to English)",
@@ -80,14 +84,15 @@ def _format_batch(settings: dict[str, Any]) -> str:
 
 
 def _compare_fine_tuning(run: OwnRun) -> list[str]:
+    """List the learning rates and seeds of fine-tuning on GLUE that are not the paper's."""
     if run.kind != "glue" or run.record is None:
         return []
     recipe = recipes.load()["finetuning"]["glue"].get(run.record.data["protocol"], {})
-    runs, lines = run.record.figures["runs"], []
-    for task in dict.fromkeys(run["task"] for run in runs):
+    trials, lines = run.record.figures["runs"], []
+    for task in dict.fromkeys(trial["task"] for trial in trials):
         settings = {**recipe.get("settings", {}), **recipe.get("per_task", {}).get(task, {})}
         for key, paper in ("learning_rate", settings.get("lr")), ("seed", settings.get("seeds")):
-            ours = sorted({run[key] for run in runs if run["task"] == task})
+            ours = sorted({trial[key] for trial in trials if trial["task"] == task})
             if paper is None or ours != sorted(paper):
                 name = f"{key.replace('_', ' ')}s"
                 lines.append(f"{task}, {name}: {_join(ours)} (paper: {_join(paper)})")

@@ -11,7 +11,7 @@ from fairseq_posenc import specs
 from fairseq_posenc.analysis.catalogue import count_at_base_size
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import format_directions
-from fairseq_posenc.workbench.reports.deviations import list_differences
+from fairseq_posenc.workbench.reports.deviations import list_deviations
 from fairseq_posenc.workbench.reports.own_runs import TRANSLATION, OwnRun
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.training.recipes import TABLES, Figure, Reported, reported
@@ -201,7 +201,7 @@ def _build_row(table: PaperTable, row: PaperRow) -> dict[str, Any]:
             **best.get(id(model), {}),
             "runs": [_describe_run(run) for run in model],
             "values": table.select_figures(model),
-            "differences": list_differences(model, model[0].recipe),
+            "differences": list_deviations(model, model[0].recipe),
         }
         for model in row.models
     ]

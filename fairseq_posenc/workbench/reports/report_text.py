@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.workbench.reports.deviations import list_differences
+from fairseq_posenc.workbench.reports.deviations import list_deviations
 from fairseq_posenc.workbench.reports.own_runs import OwnRun
 from fairseq_posenc.workbench.reports.paper_tables import (
     PaperTable,
@@ -94,7 +94,7 @@ def _format_differences(table: PaperTable) -> str:
     lines = []
     for row in table.rows:
         for model in row.models:
-            differences = markdown.escape("; ".join(list_differences(model, model[0].recipe)))
+            differences = markdown.escape("; ".join(list_deviations(model, model[0].recipe)))
             lines.append(f"- {_join_names(model)} ({row.name}): {differences}")
     return "\n".join(["Differences from the paper:", "", *lines]) if lines else ""
 

@@ -52,11 +52,12 @@ def run(args: argparse.Namespace) -> int:
     """
     cluster = options.parse_place(args)
     if not cluster:
-        choose_device(args.device, args.fp16)
+        choose_device(args.device, args.fp16)  # a missing GPU is refused now, not by each part
     request = options.build_settings(
         BleuRequest,
         args,
         systems=parse_systems(args.systems, args.average),
+        # Greedy search, too, for comparison.
         searches=[Search(beam, args.lenpen) for beam in sorted({1, args.beam})],
         options=GenerationOptions(
             args.split, args.num_shards, args.max_tokens, args.device, fp16=args.fp16

@@ -258,7 +258,7 @@ MISTAKES = [
     (["--arch", "roberta_m4m", "--checkpoint", "no.pt"], "--checkpoint no.pt: no such file"),
     (
         ["--arch", "roberta_m4m", "--checkpoint", __file__],
-        f"--checkpoint {__file__}: not a whole checkpoint of fairseq",
+        f"--checkpoint {__file__}: not a complete checkpoint of fairseq",
     ),
     (["--arch", "roberta_m4m", "--out", "/no/such/start.pt"], "there is no folder /no/such"),
 ]
@@ -274,7 +274,7 @@ def test_mistakes_are_told_in_a_line(arguments, message, source, capsys):
 def test_a_file_that_is_no_checkpoint_of_fairseq_is_refused(tmp_path, capsys):
     torch.save({"model": {}}, tmp_path / "model.pt")
     assert main(["swap", "--checkpoint", str(tmp_path / "model.pt"), "--arch", "roberta_m4m"]) == 2
-    assert "model.pt: not a whole checkpoint of fairseq" in capsys.readouterr().err
+    assert "model.pt: not a complete checkpoint of fairseq" in capsys.readouterr().err
 
 
 def test_the_right_name_is_told_for_a_size_that_has_one(stock, tmp_path, capsys):

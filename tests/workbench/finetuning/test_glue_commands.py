@@ -340,8 +340,8 @@ def test_what_diverged_at_the_usual_rates_is_offered_smaller_ones(
     told = [line for line in capsys.readouterr().err.splitlines() if "diverged" in line]
     if warned:
         assert told[-1].endswith(
-            f"warning: {warned} diverged in the paper at these learning rates and needed smaller "
-            "ones, which it does not give: try --learning-rates 1e-05,1.5e-05"
+            f"warning: in the paper, {warned} diverged at these learning rates and needed smaller "
+            "ones, which are not given there: try --learning-rates 1e-05,1.5e-05"
         )
     else:
         assert not told
@@ -442,7 +442,7 @@ def test_what_is_no_masked_lm_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"--checkpoint nowhere.pt: no such file"):
         read_pretrained(Path("nowhere.pt"), "--checkpoint")
     torch.save({"model": {}}, tmp_path / "text.pt")
-    with pytest.raises(UserError, match=r"text.pt: not a whole checkpoint of fairseq \("):
+    with pytest.raises(UserError, match=r"text.pt: not a complete checkpoint of fairseq \("):
         read_pretrained(tmp_path / "text.pt", "--checkpoint")
     causal = trained("causal_lm").save_dir / "checkpoint_last.pt"
     with pytest.raises(UserError, match="transformer_lm_rope_tiny, not a RoBERTa"):

@@ -536,7 +536,7 @@ def test_other_words_than_those_of_the_pretraining_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"dict.txt has 6 symbols with <mask>, but .* has 24"):
         pretrained.check_dictionary(new / "dict.txt")
     torch.save({"model": {}}, tmp_path / "broken.pt")
-    with pytest.raises(UserError, match=r"broken.pt: not a whole checkpoint"):
+    with pytest.raises(UserError, match=r"broken.pt: not a complete checkpoint"):
         read_pretrained(tmp_path / "broken.pt", "--checkpoint")
 
 

@@ -360,7 +360,7 @@ def test_checkpoints_of_another_kind_or_broken_are_refused(capsys, tmp_path):
     torch.save(state, path)
     assert "a model of the kind wav2vec2" in refusal(capsys, path)
     path.write_bytes(path.read_bytes()[:1000])
-    assert "not a whole checkpoint" in refusal(capsys, path)
+    assert "not a complete checkpoint" in refusal(capsys, path)
 
 
 def test_a_page_too_large_for_a_browser_is_refused():

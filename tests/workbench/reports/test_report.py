@@ -604,7 +604,7 @@ def test_fine_tuned_checkpoints_in_a_folder_are_no_pre_trainings(tmp_path, capsy
 MISTAKES = [
     (["no-such-folder"], "no-such-folder: no such file or folder"),
     (["."], ".: holds no results of a fairseq-posenc command, and no checkpoint"),
-    (["torn.pt"], "torn.pt: not a whole checkpoint of fairseq"),
+    (["torn.pt"], "torn.pt: not a complete checkpoint of fairseq"),
     (["good.json", "--tables", "A9"], "--tables A9: unknown table 'A9': choose from A1"),
     ([], "name runs, or the papers' tables to show with --tables"),
 ]

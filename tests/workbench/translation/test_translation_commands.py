@@ -727,7 +727,7 @@ def test_a_checkpoint_of_another_task_or_a_damaged_one_is_refused(capsys, tmp_pa
     for name in ("half.pt", "text.pt"):
         message = refused(capsys, "translate", "--checkpoint", tmp_path / name, "x")
         assert message.startswith(f"--checkpoint {tmp_path / name}: ")
-        assert "not a whole checkpoint" in message or "are not a pickle" in message
+        assert "not a complete checkpoint" in message or "are not a pickle" in message
 
 
 @slow

@@ -27,9 +27,9 @@ from fairseq_posenc.workbench.running.folders import Folder
 
 WEIGHTS, CONFIG, CODE = "model.safetensors", "config.json", "modeling_fairseq_posenc.py"
 FAIRSEQ = "fairseq"  # key of config.json: fairseq's options, needed to import the model again
-EXPORTED_AS = "hf_positions"  # key below it: the spec to which config.json is parsed
+EXPORTED_AS = "hf_positions"  # entry of FAIRSEQ: the spec that importing config.json gives
 TARGET = "target"  # folder of the target's tokenizer, if its dictionary is not the source's
-_TITLE = """A Transformer with position encodings as parts: {spec}.
+_TITLE = """A Transformer built from position encodings: {spec}.
 
 Written by fairseq-posenc {version} from its own modules; needs torch and transformers alone.
 """
@@ -69,7 +69,7 @@ def generate_code(config: dict[str, Any]) -> str:
     classes = {name.rpartition(".")[2] for name in config["auto_map"].values()}
     # transformers writes a missing stack as null when it saves a trained model.
     stacks = [config[key] for key in ("encoder_stack", "decoder_stack") if config.get(key)]
-    # It also sorts entries, so encodings are in the order of their names.
+    # It also sorts entries, which loses the order of encodings; the code must not depend on it.
     layers = [[sorted(layer) for layer in parse_layers(stack)] for stack in stacks]
     names = sorted({name for stack in layers for layer in stack for name in layer})
     encodings = map(registry.get, names)

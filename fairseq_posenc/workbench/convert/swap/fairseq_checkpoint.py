@@ -51,16 +51,24 @@ def swap_checkpoint(options: argparse.Namespace) -> list[str]:
         choice = choice if options.arch else choice.fill_from(source)
         new = build_new_model(choice, source, options.seed)
         start = transfer_weights(source, new.model, options.extend)
-        same = _describe_equality(source, new) if start.permuted else ""
+        equality = _check_equality(source, new) if start.permuted else ""
         settings: Any = OmegaConf.to_container(source.settings, resolve=True, enum_to_str=True)
-        is_plain = source.family.name == "causal_lm"
-        settings["model"] = new.values if is_plain else argparse.Namespace(**new.values)
+        # fairseq's language models are configured by a dataclass, the others by a Namespace.
+        has_dataclass = source.family.name == "causal_lm"
+        settings["model"] = new.values if has_dataclass else argparse.Namespace(**new.values)
         write_start_checkpoint(settings, start.weights, out)
-    return [*_describe_parameters(source, start, same), *_describe_training(source, new, out)]
+    return [*_describe_parameters(source, start, equality), *_describe_training(source, new, out)]
 
 
-def _describe_equality(source: Pretrained, new: NewModel) -> str:
-    """Compare a model with its source on random sentences, if only layouts of rotations differ."""
+def _check_equality(source: Pretrained, new: NewModel) -> str:
+    """Compare a model with its source on random sentences, if only layouts of rotations differ.
+
+    Returns:
+        A note for the line about the layouts; empty if more differs, so that scores may.
+
+    Raises:
+        UserError: the scores differ by more than rounding explains.
+    """
     old = build_new_model(Choice().fill_from(source), source, seed=1)
     transfer_weights(source, old.model, None)
     # The identities of the stacks, except for the layouts of rotations.
@@ -78,12 +86,12 @@ def _describe_equality(source: Pretrained, new: NewModel) -> str:
     if difference > ALLOWED:
         raise UserError(
             f"{source.path}: with the other layout its scores differ by {difference:.1e} of the "
-            "largest one, which is more than rounding: nothing was written"
+            "largest one, more than rounding explains: nothing was written"
         )
     return f"; on random sentences all scores are equal to {difference:.0e} of the largest one"
 
 
-def _describe_parameters(source: Pretrained, start: StartWeights, same: str) -> list[str]:
+def _describe_parameters(source: Pretrained, start: StartWeights, equality: str) -> list[str]:
     """Describe in lines which of the source's parameters were kept, changed or left out."""
     stacks = []
     for side, spec in source.specs.items():
@@ -98,7 +106,7 @@ def _describe_parameters(source: Pretrained, start: StartWeights, same: str) -> 
     if start.permuted:
         lines.append(
             f"permuted: {len(start.permuted)} tensors of queries and keys, from "
-            f"{start.permuted[0]} on: the coordinates of each head{same}"
+            f"{start.permuted[0]} on: the coordinates of each head{equality}"
         )
     lines += start.positions
     if start.heads:

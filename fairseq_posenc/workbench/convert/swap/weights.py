@@ -44,7 +44,7 @@ def transfer_weights(source: Pretrained, model: Any, extend: Optional[LengthRule
     Args:
         source: the trained model.
         model: the new model, with initial parameters; gets the weights.
-        extend: rule for longer tables by position; None refuses them.
+        extend: how tables by position are made longer; None refuses it.
 
     Raises:
         UserError: parameters other than positions differ, or a table would be longer.
@@ -86,7 +86,7 @@ def transfer_weights(source: Pretrained, model: Any, extend: Optional[LengthRule
 def _pair_stacks(source: Pretrained, model: Any) -> list[StackPair]:
     """Pair the stacks of the new model with the positions of the source."""
     names = {id(module): name for name, module in model.named_modules()}
-    for_bos = getattr(model, "positions_for_bos", 0)  # the source's tables may have its row
+    for_bos = getattr(model, "positions_for_bos", 0)  # tables with and without its row are read
     return [
         StackPair(
             f"{names[id(stack)]}.",
@@ -114,7 +114,8 @@ def _combine_identities(stack: StackPair, source_weights: Mapping[str, Tensor]) 
     before, after = (
         {item.name for item in spec.items} for spec in (stack.spec, stack.module.assembly.spec)
     )
-    if not (before & after) - {"none"}:
+    kept_encodings = (before & after) - {"none"}
+    if not kept_encodings:
         return now
     length = stack.positions[0] if old is None else old.trained_length
     return now._replace(trained_length=length)
@@ -127,7 +128,7 @@ def _refuse_other_parameters(
     both = source_weights.keys() & model_weights.keys()
     for names, difference in (
         (model_weights.keys() - both, "lacks"),
-        (source_weights.keys() - both, "holds, unlike the start,"),
+        (source_weights.keys() - both, "has, unlike the new model,"),
         (
             {n for n in both if source_weights[n].shape != model_weights[n].shape},
             "has other sizes in",
@@ -135,8 +136,8 @@ def _refuse_other_parameters(
     ):
         if names:
             raise UserError(
-                f"{source.path}: it {difference} {len(names)} parameters such as {min(names)}: its "
-                "options do not describe it"
+                f"{source.path}: it {difference} {len(names)} parameters such as {min(names)}: the "
+                "options in the checkpoint do not describe its weights"
             )
 
 
@@ -197,6 +198,7 @@ def with_default_layouts(spec: Spec) -> Spec:
         )
 
     layers = tuple(map(plain, spec.layers))
+    # Layers that have become equal are written once.
     return Spec(plain(spec.whole_stack), layers).select_layers(range(len(layers)))
 
 

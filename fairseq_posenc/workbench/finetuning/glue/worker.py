@@ -53,9 +53,10 @@ def build_job(run: GlueRun, out: Path) -> Job:
 
 
 def _work(run: GlueRun, folder: Path, context: RunContext) -> None:
-    """Train a run unless that is done, and evaluate it."""
+    """Train a run unless it is trained already, and evaluate it."""
     if updates_done(folder) < run.max_update or not (folder / BEST).exists():
         _train(run, folder, context)
+    # By name: it is looked up beside the running Python, and short in the log.
     evaluation = [Path(sys.executable).name, "-m", _THIS, str(folder)]
     run_logged(evaluation, folder / TRAIN_LOG, context.lock, environment=context.environment)
     figures = read_json(folder / RESULT)["metrics"]
@@ -66,18 +67,21 @@ def _work(run: GlueRun, folder: Path, context: RunContext) -> None:
 def _train(run: GlueRun, folder: Path, context: RunContext) -> None:
     ensure_last_checkpoint(folder)
     updates = updates_done(folder)
-    all_updates = f"starting, {run.max_update:,} updates"
-    start = f"resuming from update {updates:,}" if updates else all_updates
+    start = f"starting, {run.max_update:,} updates"
+    if updates:
+        start = f"resuming from update {updates:,}"
     context.report(updates, f"{run.label}: {start}")
     # Decided on the machine that runs, which may be another than the command's.
     devices = [] if choose_device() == "cuda" or _ON_CPU[0] in run.command else _ON_CPU
     if devices:
-        context.report(updates, f"{run.label}: no GPU here, so on the processor and without fp16")
+        context.report(
+            updates, f"{run.label}: no GPU here: training on the processor, without fp16"
+        )
     # fairseq starts from this checkpoint unless the folder has a last one.
     pretrained = format_override("checkpoint.finetune_from_model", run.checkpoint)
     last = time.monotonic()
 
-    def read(text: str) -> None:
+    def report_line(text: str) -> None:
         """Report validations, and the number of updates every few seconds."""
         nonlocal last
         line, score = parse_line(text), ""
@@ -92,7 +96,7 @@ def _train(run: GlueRun, folder: Path, context: RunContext) -> None:
         context.report(line.updates, f"{run.label}: {progress}{score}")
 
     command = [*run.command, *devices, pretrained]
-    run_logged(command, folder / TRAIN_LOG, context.lock, read, context.environment)
+    run_logged(command, folder / TRAIN_LOG, context.lock, report_line, context.environment)
 
 
 def evaluate(run: GlueRun, folder: Path) -> None:
@@ -151,7 +155,7 @@ def measure(task: Task, outputs: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> bool:
-    """Check whether a model predicts the same for everything, or no better than chance."""
+    """Check whether a model predicts the same for everything, no number, or not above chance."""
     if task.regression:
         return metrics.is_constant(outputs.view(-1))
     is_constant = len(outputs.argmax(-1).unique()) == 1
