@@ -66,7 +66,7 @@ class Mask(NamedTuple):
         return self._map_keys(lambda x: x.narrow(1, count, x.size(1) - count))
 
     def select_keys(self, places: Tensor) -> Mask:
-        """Leave out all keys but those at ``places``, the last of which are those of the queries."""
+        """Leave out all keys but those at ``places``, which end with those of the queries."""
         return self._map_keys(lambda x: x[:, places])
 
     def _map_keys(self, select: Callable[[Tensor], Tensor]) -> Mask:

@@ -289,7 +289,7 @@ def test_fine_tuning_that_differs_is_told(tmp_path, capsys):
     told = differences(data)
     assert "SST-2, learning rates: 2e-05, 3e-05 (paper: 2e-05, 3e-05, 4e-05)" in told
     assert "SST-2, seeds: 1 (paper: -)" in told
-    assert "the settings of its pre-training are unknown: the checkpoint is missing" in told
+    assert "the settings of its training are unknown: the checkpoint is missing" in told
 
 
 def test_collapsed_and_unfinished_runs_are_told(tmp_path, capsys):
