@@ -127,27 +127,36 @@ def count_costs(run: timing.Pass) -> dict[str, int]:
     return {"operations": operations, "numbers": timing.peak(run, torch.device("cpu")) // BYTES}
 
 
-def count_rows(item: specs.Item, size: Size) -> int:
-    """Count the distinct rows of an encoding's longest table of vectors, u; 0 without a table."""
+class Table(NamedTuple):
+    """The sizes of an encoding's tables of vectors; 0 without any."""
+
+    rows: int  # u, the distinct rows of the longest one
+    state_width: int  # w, the width of a state
+
+
+def measure_table(item: specs.Item, size: Size) -> Table:
+    """Measure the tables of an encoding in a layer."""
     n, device = size.length, torch.device("cpu")
     dims = Dims(size.heads * size.width, size.heads, max_positions=n)
     encoding = registry.get(item.name)(dims, **dict(item.options))
     terms = encoding.terms(Span.from_lengths(n, n, device), make_positions(1, n, device))
     tables = (name for name, term, _ in terms.given() if term.rows is not None and term.has_vectors)
     rows = (terms.runs[name].rows if name in terms.runs else 2 * n - 1 for name in tables)
-    return max(rows, default=0)
+    width = 0 if terms.state_table is None else terms.state_table.size(-1)
+    return Table(max(rows, default=0), width)
 
 
-def evaluate(formulas: str, size: Size, rows: int) -> int:
+def evaluate(formulas: str, size: Size, table: Table) -> int:
     """Compute the value of what :mod:`fairseq_posenc.analysis.costs` describes in formulas.
 
     Args:
         formulas: in words, with formulas between double backquotes.
         size: of the layer.
-        rows: u (:func:`count_rows`).
+        table: of the encoding (:func:`measure_table`).
     """
     n, h, d = size.length, size.heads, size.width
-    values = {"n": n, "h": h, "d": d, "C": h * d, "(2n-1)": 2 * n - 1, "u": rows}
+    values = {"n": n, "h": h, "d": d, "C": h * d, "(2n-1)": 2 * n - 1}
+    values |= {"u": table.rows, "w": table.state_width}
     values |= {f"{name}^2": values[name] ** 2 for name in "ndC"}
     products = (
         term.split()
@@ -181,7 +190,7 @@ def measure_size(encodings: list[str], size: Size, args: argparse.Namespace) -> 
 
 def _sum_formulas(describe: Callable[[str], str], spec: str, size: Size) -> int:
     items = specs.parse(spec).items
-    return sum(evaluate(describe(item.name), size, count_rows(item, size)) for item in items)
+    return sum(evaluate(describe(item.name), size, measure_table(item, size)) for item in items)
 
 
 def measure(args: argparse.Namespace) -> Rows:

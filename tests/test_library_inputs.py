@@ -460,6 +460,15 @@ def test_position_ids_may_be_of_any_whole_type(spec, kind):
     torch.testing.assert_close(positions(X, position_ids=ids.to(kind))[0], expected)
 
 
+@pytest.mark.parametrize("module", [SelfAttention, CrossAttention, LayerPositions])
+def test_layers_are_built_from_positions_and_a_number(module):
+    with pytest.raises(UserError, match="positions must be a StackPositions, not str"):
+        module("rope")
+    for layer in (-1, 1.5, True):
+        with pytest.raises(UserError, match=f"layer={layer}: layers are numbered 0, 1, 2"):
+            module(stack("rope"), layer=layer)
+
+
 def test_what_is_no_tensor_or_number_is_a_line():
     for given in ({"key_padding_mask": [[False] * 5] * 2}, {"position_ids": [[0, 1, 2, 3, 4]]}):
         with pytest.raises(UserError, match="must be a tensor, not list"):

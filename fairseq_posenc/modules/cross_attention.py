@@ -19,6 +19,7 @@ from fairseq_posenc.modules.stack_positions import (
     check_layer_input,
     check_mask,
     check_shared,
+    read_assembly,
 )
 from fairseq_posenc.positions import may_sync
 from fairseq_posenc.shared import Shared
@@ -52,9 +53,10 @@ class CrossAttention(AttentionCore, nn.Module):
         num_key_value_heads: int | None = None,
     ) -> None:
         super().__init__()
-        dims, spec = positions.assembly.dims, positions.assembly.spec
+        self.stack = read_assembly(positions, layer)
+        dims, spec = self.stack.dims, self.stack.spec
         self.num_heads, self.head_dim = dims.num_heads, dims.head_dim
-        self.dropout, self.stack = check_dropout(dropout), positions.assembly
+        self.dropout = check_dropout(dropout)
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = make_projections(
             dims, num_key_value_heads, bias, dims.embed_dim if source_dim is None else source_dim
         )

@@ -8,7 +8,7 @@ from fairseq_posenc.backends.flex.scores import ScoreMod, build_score_mod
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.modules.stack_positions import StackPositions, check_shared
+from fairseq_posenc.modules.stack_positions import StackPositions, check_shared, read_assembly
 from fairseq_posenc.registry import get
 from fairseq_posenc.shared import Shared
 
@@ -42,9 +42,10 @@ class LayerPositions(nn.Module):
 
     def __init__(self, positions: StackPositions, layer: int = 0) -> None:
         super().__init__()
-        spec = positions.assembly.spec
-        self.stack, self.kind = positions.assembly, spec.layer_kind(layer)
-        terms = positions.assembly.check("auto")[self.kind]
+        self.stack = read_assembly(positions, layer)
+        spec = self.stack.spec
+        self.kind = spec.layer_kind(layer)
+        terms = self.stack.check("auto")[self.kind]
         has_vectors = any(terms.given("table", "values")) or terms.channel_gain is not None
         of_tokens = terms.decay, terms.counted_table, terms.state_table
         reads_tokens = any(term is not None for term in of_tokens)
@@ -54,8 +55,8 @@ class LayerPositions(nn.Module):
                 f"{spec}: its scores are more than a rotated dot product, a factor and a bias for "
                 "each distance: use SelfAttention"
             )
-        self.scale = score_scale(terms, positions.assembly.dims.head_dim)
-        self.encodings = positions.assembly.build_layer(layer)
+        self.scale = score_scale(terms, self.stack.dims.head_dim)
+        self.encodings = self.stack.build_layer(layer)
 
     def bias(self, shared: Shared) -> Tensor | None:
         """Compute the bias, which is added to the scaled scores before masks and softmax.

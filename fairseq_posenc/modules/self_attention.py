@@ -18,6 +18,7 @@ from fairseq_posenc.modules.stack_positions import (
     StackPositions,
     check_layer_input,
     check_shared,
+    read_assembly,
 )
 from fairseq_posenc.shared import Shared
 
@@ -54,11 +55,11 @@ class SelfAttention(AttentionCore, nn.Module):
         num_key_value_heads: int | None = None,
     ) -> None:
         super().__init__()
-        dims = positions.assembly.dims
-        positions.assembly.check(backend)
+        self.stack = read_assembly(positions, layer)
+        dims = self.stack.dims
+        self.stack.check(backend)
         self.num_heads, self.head_dim = dims.num_heads, dims.head_dim
         self.dropout, self.backend = check_dropout(dropout), backend
-        self.stack = positions.assembly
         self.direction = direction or ("lr" if dims.causal else "both")
         if self.direction not in DIRECTIONS or (dims.causal and self.direction != "lr"):
             raise UserError(
@@ -68,8 +69,8 @@ class SelfAttention(AttentionCore, nn.Module):
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = make_projections(
             dims, num_key_value_heads, bias, dims.embed_dim
         )
-        self.encodings = positions.assembly.build_layer(layer)
-        self.kind = positions.assembly.spec.layer_kind(layer)
+        self.encodings = self.stack.build_layer(layer)
+        self.kind = self.stack.spec.layer_kind(layer)
 
     def forward(
         self,

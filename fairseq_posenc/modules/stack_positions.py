@@ -225,6 +225,22 @@ def check_layer_input(x: Tensor, shared: Shared, stack: Assembly) -> None:
         )
 
 
+def read_assembly(positions: StackPositions, layer: int) -> Assembly:
+    """Read what a layer is built from.
+
+    Raises:
+        UserError: ``positions`` is something else, or ``layer`` is not a number from 0 on.
+    """
+    if not isinstance(positions, StackPositions):
+        raise UserError(
+            f"positions must be a StackPositions, not {type(positions).__name__}: build one of the "
+            "spec, and pass it to all layers"
+        )
+    if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
+        raise UserError(f"layer={layer!r}: layers are numbered 0, 1, 2 and so on")
+    return positions.assembly
+
+
 def check_embeddings(name: str, x: Tensor, width: int) -> None:
     """Refuse anything but vectors ``(batch, length, width)`` for at least one token."""
     check_tensor(name, x)
