@@ -29,7 +29,7 @@ class Split(NamedTuple):
         both: the rest, which depends on content and position.
         details: what each term adds by itself, by its name or ``rotation``; together they are
             ``both``, unless a temperature or a cap changes their sum. If scores are a product, its
-            factors instead: dot products before scaling, and gains.
+            factors instead: dot products before scaling.
         product: whether the details are factors; else they are summands.
     """
 

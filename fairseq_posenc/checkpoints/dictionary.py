@@ -10,6 +10,7 @@ from fairseq.data import Dictionary
 from fairseq_posenc.errors import UserError, shortened
 
 DICTIONARY = "dict.txt"
+MANIFEST = "manifest.json"  # of a data-bin: what it was made from
 
 
 class Placeholders(Dictionary):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fairseq_posenc.checkpoints.dictionary import DICTIONARY, MANIFEST
 from fairseq_posenc.errors import UserError
 
 _SQUAD_MARK = '"windows":'  # only in the manifest of SQuAD's data-bins
@@ -20,7 +21,7 @@ def check_kind(folder: Path, pairs: bool, user: str) -> None:
     Raises:
         UserError: the folder has the other kind, or no data.
     """
-    text, languages = folder / "dict.txt", sorted(folder.glob("dict.*.txt"))
+    text, languages = folder / DICTIONARY, sorted(folder.glob("dict.*.txt"))
     names = ", ".join(path.name for path in languages)
     if pairs and not languages:
         has = "dict.txt, data of language models" if text.exists() else "no dictionary"
@@ -28,6 +29,6 @@ def check_kind(folder: Path, pairs: bool, user: str) -> None:
     if not pairs and not text.exists():
         has = f"{names}, translation data" if languages else "no dict.txt: no data-bin"
         raise UserError(f"{folder} has {has}: {user} reads running text, with dict.txt")
-    manifest = folder / "manifest.json"
+    manifest = folder / MANIFEST
     if not pairs and manifest.is_file() and _SQUAD_MARK in manifest.read_text("utf-8"):
         raise UserError(f"{folder} has the questions of SQuAD: {user} reads running text")

@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_posenc.checkpoints.dictionary import DICTIONARY
+from fairseq_posenc.checkpoints.dictionary import DICTIONARY, MANIFEST
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS, Task
 
-MANIFEST = "manifest.json"
 _ADVICE = "make it with fairseq-posenc preprocess glue"
 
 

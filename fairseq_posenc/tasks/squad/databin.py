@@ -8,10 +8,9 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_posenc.checkpoints.dictionary import DICTIONARY
+from fairseq_posenc.checkpoints.dictionary import DICTIONARY, MANIFEST
 from fairseq_posenc.errors import UserError
 
-MANIFEST = "manifest.json"
 SYMBOLS = 4  # special symbols of a window: <s> question </s></s> context </s>
 
 

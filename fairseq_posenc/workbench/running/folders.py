@@ -37,7 +37,7 @@ class Folder:
         self.path, self._plan_key = path, plan_key
         self.plan = json.loads(json.dumps(plan))  # tuples become lists, as in the manifest
         self._whole = path.resolve()
-        self.partial = self._whole.with_name(f"{self._whole.name}.partial")
+        self.partial = _name_partial(self._whole)
 
     def is_done(self) -> bool:
         """Check whether the folder exists and was made from the same plan; print a line if so.
@@ -153,9 +153,14 @@ def empty_folder(folder: Path) -> None:
             path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
 
 
+def _name_partial(whole: Path) -> Path:
+    """Name the folder that is filled in place of a finished one."""
+    return whole.with_name(f"{whole.name}.partial")
+
+
 def saved_progress(folder: Path) -> Any:
     """Read the progress saved in a folder's partial folder; None without one."""
-    return read_object(folder.with_name(f"{folder.name}.partial") / _PROGRESS)
+    return read_object(_name_partial(folder.resolve()) / _PROGRESS)
 
 
 def read_plan(folder: Path, plan_key: str = "plan") -> Any:

@@ -12,6 +12,7 @@ from fairseq.data.data_utils import load_indexed_dataset
 from fairseq.models import FairseqLanguageModel
 from torch import Tensor
 
+from fairseq_posenc.checkpoints.dictionary import DICTIONARY
 from fairseq_posenc.encodings.temperatures import Temperature
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.causal_lm import PositionalLM
@@ -108,7 +109,7 @@ def read_dictionary(data: Path) -> Dictionary:
     Raises:
         UserError: the data do not exist.
     """
-    path = data / "dict.txt"
+    path = data / DICTIONARY
     if not path.is_file():
         raise UserError(
             f"--data {data}: {path} does not exist; name a folder that fairseq-preprocess "
