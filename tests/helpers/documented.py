@@ -39,6 +39,8 @@ LEFT_OUT = {
     "tensorboard": "is a server that does not end",
     "WANDB_": "needs an account",
     "fairseq-posenc lm-length --text book.txt": "a trained model; test_lm_length_of_folders.py",
+    "python benchmarks/transformers_host.py": "measures for minutes",
+    "python benchmarks/same_model.py": "trained models",
     "fairseq-train $(ls": "needs the shards that sbatch made",
     "fairseq-hydra-train": "needs models of full size; test_train_scripts_pretraining.py composes",
 }

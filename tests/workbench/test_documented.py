@@ -118,6 +118,7 @@ RECORDS = {
     "gpu.md": "as benchmarks.md",
     "reliability.md": "as benchmarks.md; make test-trust",
     "results/demo.md": "the record of a run; compare runs on other pages",
+    "results/trained_models.md": "needs trained models, for hours; tests/hf, tests/benchmarks",
     "results/transformers.md": "tries all cells, for minutes; tests/hf/test_cells.py",
 }
 

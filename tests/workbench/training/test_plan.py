@@ -195,7 +195,7 @@ def test_a_probe_of_a_script_says_how_long_its_recipe_takes(tmp_path):
     rows = dict(re.split(r"  +", row, maxsplit=1) for row in done.out.splitlines())
     assert rows["probe"] == "12 updates on the processor; medians without the first 2"
     hours = float(rows["time"].split()[0].replace(",", ""))
-    assert "to update 200,000" in rows["time"]
+    assert "for 200,000 updates" in rows["time"]
     # The rate is printed with three figures.
     rate = float(rows["updates per second"])
     assert hours == pytest.approx(200_000 / rate / 3600, rel=0.02)
