@@ -295,7 +295,11 @@ def test_without_out_the_architecture_names_the_file(source, monkeypatch):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [("lacks", "it lacks 1"), ("more", "it has, unlike the new model, 1"), ("size", "it has other sizes in 1")],
+    [
+        ("lacks", "it lacks 1"),
+        ("more", "it has, unlike the new model, 1"),
+        ("size", "it has other sizes in 1"),
+    ],
 )
 def test_weights_that_the_options_do_not_tell_of_are_refused(
     change, message, stock, tmp_path, capsys
