@@ -60,6 +60,11 @@ class TupeShared(Encoding):
         self.key_bias = nn.Parameter(torch.empty(dims.heads_dim))
         self.buckets = nn.Parameter(torch.empty(dims.num_heads, num_buckets + 1))
 
+    @property
+    def max_positions(self) -> int:
+        """The number of positions, which a stack reads by this name."""
+        return self.positions.size(0) - 1
+
     def reset_parameters(self) -> None:
         """Draw positions, projections and buckets: normal, standard deviation 0.02."""
         for parameter in (self.positions, self.query_weight, self.key_weight, self.buckets):
