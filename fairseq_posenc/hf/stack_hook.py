@@ -193,31 +193,36 @@ class HookedPositions(RecordedPositions, StackPositions):
         """Give a mask of ones with ids ``(B or 1, T, ...)`` that have gaps.
 
         Without a mask, transformers begins a document wherever ids do not grow by one. Ids that
-        count the tokens of several documents are left to it.
+        count the tokens of several documents are left to it; on several axes none do.
         """
-        x = named.get("input_ids")
-        x = named.get("inputs_embeds") if x is None else x
+        x = self._find_input(named)
         if ids is None or x is None or named.get("attention_mask") is not None:
             return
-        if ids.dim() == 3:
-            ids = ids[..., 0]
-        if may_sync(ids.device) and bool(ids.diff(dim=1).ne(1).any()) and not _is_packed(ids):
-            past = self._find_cache(named)
-            seen = 0 if past is None else past.get_seq_length()
-            named["attention_mask"] = ids.new_ones(x.size(0), seen + x.size(1), dtype=torch.long)
+        if not may_sync(ids.device) or not ids.diff(dim=1).ne(1).any():
+            return
+        if ids.dim() == 3 or not _is_packed(ids):
+            src_len = self._count_cached(named) + x.size(1)
+            named["attention_mask"] = ids.new_ones(x.size(0), src_len, dtype=torch.long)
 
     def _count_ids(self, named: dict[str, Any], ids: Tensor | None) -> Tensor | None:
         """Count the new tokens as transformers does, but without padding: ``(B or 1, T)``."""
-        x = named.get("input_ids")
-        x = named.get("inputs_embeds") if x is None else x
+        x = self._find_input(named)
         if ids is not None or x is None:
             return ids
         mask, tgt_len = named.get("attention_mask"), x.size(1)
         if isinstance(mask, Tensor) and mask.dim() == 2:
             return (mask.ne(0).cumsum(1) - 1).clamp(min=0)[:, mask.size(1) - tgt_len :]
+        return (torch.arange(tgt_len, device=x.device) + self._count_cached(named)).unsqueeze(0)
+
+    def _find_input(self, named: dict[str, Any]) -> Tensor | None:
+        """Find the new tokens, ``(B, T)``, or their embeddings, ``(B, T, C)``."""
+        tokens: Tensor | None = named.get("input_ids")
+        return named.get("inputs_embeds") if tokens is None else tokens
+
+    def _count_cached(self, named: dict[str, Any]) -> Any:
+        """Count the earlier tokens; in a graph, and with a static cache, this is a tensor."""
         cache = self._find_cache(named)
-        past = 0 if cache is None else cache.get_seq_length()
-        return (torch.arange(tgt_len, device=x.device) + past).unsqueeze(0)
+        return 0 if cache is None else cache.get_seq_length()
 
     def _give_token_types(
         self, named: dict[str, Any], batch: int, tgt_len: int, device: torch.device

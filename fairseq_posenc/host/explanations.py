@@ -14,7 +14,7 @@ _SIZE = re.compile(r"Size of sample #(\d+) is invalid \(=(.+?)\) since max_posit
 
 
 def explain_failure(error: BaseException) -> str | None:
-    """Explain the first known error in an exception's chain; None if there is none."""
+    """Explain the first known error in an exception's chain; None if none is known."""
     for link in chain(error):
         for explain in (_explain_size, _explain_setting, _explain_absence, _explain_launch):
             if message := explain(link):

@@ -273,6 +273,16 @@ def test_position_ids_on_several_axes(spec):
         model(ids, position_ids=torch.arange(6).expand(3, 1, 6))
 
 
+def test_columns_of_a_grid_are_not_documents():
+    """The first axis counts from 0 in each row, as the tokens of packed documents do."""
+    model = Cell.build("llama", "rope(axes=2,layout=half)").model
+    tokens = torch.randint(3, 40, (2, 6))
+    columns, rows = torch.tensor([0, 1, 2, 0, 1, 2]), torch.tensor([0, 0, 0, 1, 1, 1])
+    inputs = {"input_ids": tokens, "position_ids": torch.stack([columns, rows])[:, None]}
+    masked = compute_logits(model, {**inputs, "attention_mask": torch.ones_like(tokens)})
+    assert distance(compute_logits(model, {**inputs, "use_cache": False}), masked) < 1e-6
+
+
 def test_position_ids_of_rotations_are_taken():
     cell = Cell.build("llama", "rope")
     ids = cell.inputs["input_ids"]

@@ -265,7 +265,7 @@ def _read_ranges(
 ) -> list[Tensor] | None:
     """Compute the bounds of the keys that each query sees, ``(B or 1, T)`` each, on the CPU.
 
-    They are the fields of :class:`VisibleKeys`; None where they cannot be told.
+    They are the fields of :class:`VisibleKeys`; None if they are not ranges.
     """
     limits = mask.locality
     if limits.segments is None and limits.first_keys is None:
