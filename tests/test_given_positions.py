@@ -24,7 +24,7 @@ from fairseq_posenc.backends.flex.scores import build_score_mod
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
 from tests.helpers import oracles
-from tests.helpers.formulas import EOS, IN_FLOAT32, PAD, awake, make, rotated, their_scores
+from tests.helpers.formulas import EOS, IN_FLOAT32, INPUTS, PAD, awake, make, rotated, their_scores
 from tests.helpers.products import some_of
 from tests.helpers.tiny_models import COMPOSITIONS, encoding_specs, make_model, needs_causal
 
@@ -53,6 +53,7 @@ def scores_at(built, query: Tensor, key: Tensor, ids: Tensor) -> Tensor:
     _, key = rotated(built, key[None], key[None], ids)
     positions = give(ids, tgt_len)
     terms = built.terms(positions.span(), positions).unprojected(2)
+    terms = built.read_inputs(terms, INPUTS[None, : ids.size(1)].to(query.dtype), positions, 2)
     return reference.scores(query, key, terms)[0]
 
 
@@ -69,7 +70,9 @@ def formula_at(built, spec: str, query: Tensor, key: Tensor, ids: Tensor) -> Ten
         rows, columns = ids[[src_len - tgt_len + t for t in queries]], ids[keys]
         full_query, full_key = torch.zeros(2, 2, length, query.size(2), dtype=torch.float64)
         full_query[:, rows], full_key[:, columns] = query[:, queries], key[:, keys]
-        full = their_scores(built, spec, full_query, full_key)[:, rows][:, :, columns]
+        inputs = torch.zeros(length, INPUTS.size(1), dtype=torch.float64)
+        inputs[rows] = INPUTS[[src_len - tgt_len + t for t in queries]].double()
+        full = their_scores(built, spec, full_query, full_key, inputs)[:, rows][:, :, columns]
         scores[:, torch.tensor(queries, dtype=torch.long)[:, None], torch.tensor(keys)] = full
     return scores
 
@@ -80,7 +83,13 @@ def formula_at(built, spec: str, query: Tensor, key: Tensor, ids: Tensor) -> Ten
         [
             *("shaw(max_distance=3)", "m4m(per_head=true)", "m3", "t5", "alibi", "kerple", "fire"),
             *("tupe", "deberta_v2", "transformer_xl", "sandwich", "rope", "xpos", "pope"),
-            *("tupe_shared", "m1(max_distance=3)", "raffel+t5", "alibi(mode=asymmetric)"),
+            *(
+                "tupe_shared",
+                "m1(max_distance=3)",
+                "raffel+t5",
+                "alibi(mode=asymmetric)",
+                "inkling",
+            ),
         ],
         [
             spec
