@@ -12,7 +12,7 @@ from typing import Optional
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.reports import checkpoint_facts
 from fairseq_posenc.workbench.reports.own_runs import OwnRun, build_run, read_runs
-from fairseq_posenc.workbench.reports.paper_tables import build_report, collect
+from fairseq_posenc.workbench.reports.paper_tables import build_report
 from fairseq_posenc.workbench.reports.report_text import format_report
 from fairseq_posenc.workbench.results.record import Record, RecordError, read
 from fairseq_posenc.workbench.running.options import add_json
@@ -55,11 +55,8 @@ def run(args: argparse.Namespace) -> int:
         records |= more_records
     if args.runs and not (runs or records):
         raise UserError("all files were skipped: nothing to report")
-    tables, others = collect(list(runs.values()), args.tables)
-    if args.json:
-        print(json.dumps(build_report(tables, others, records), indent=2))
-    else:
-        print(format_report(tables, others, records))
+    report = build_report(list(runs.values()), records, args.tables)
+    print(json.dumps(report, indent=2) if args.json else format_report(report))
     return 0
 
 

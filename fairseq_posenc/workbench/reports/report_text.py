@@ -6,33 +6,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.workbench.reports.deviations import list_deviations
-from fairseq_posenc.workbench.reports.own_runs import OwnRun
-from fairseq_posenc.workbench.reports.paper_tables import (
-    PaperTable,
-    explain_absence,
-    format_figure,
-)
 from fairseq_posenc.workbench.results import markdown
-from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.training import recipes
 
 
-def format_report(
-    tables: Sequence[PaperTable], others: Sequence[OwnRun], records: Mapping[Path, Record]
-) -> str:
-    """Format the report in Markdown."""
-    letters = sorted({table.paper.id[0] for table in tables})
+def format_report(report: Mapping[str, Any]) -> str:
+    """Format the values of :func:`~.paper_tables.build_report` in Markdown."""
+    tables = report["tables"]
+    letters = sorted({table["id"][0] for table in tables})
     papers = " ".join(f"{letter}: {_cite_paper(letter)}." for letter in letters)
     legend = f"Cells have our figure / the paper's; - stands for a missing figure. {papers}"
     parts = [
         "# Our runs beside the papers'" if tables else "# Results",
         legend if tables else "",
         *(_format_table(table) for table in tables),
-        _format_unmatched_runs(others),
-        *_format_records(records),
+        _format_unmatched_runs(report["others"]),
+        *_format_records(report["records"]),
     ]
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(filter(None, parts))
 
 
 def _cite_paper(letter: str) -> str:
@@ -42,32 +33,45 @@ def _cite_paper(letter: str) -> str:
     return f"{source['authors'].split(',')[0]} et al. ({source['year']}), arXiv:{source['arxiv']}"
 
 
-def _format_table(table: PaperTable) -> str:
-    texts = list(dict.fromkeys(name for row in table.rows for name in row.texts))
-    header = ["", "our run", *table.paper.columns, *(f"{name}, the paper's" for name in texts)]
-    rows = []
-    for row in table.rows:
-        named = [(_join_names(model), model) for model in row.models or [[]]]
-        for best, count, column in row.best:
-            named.append((f"best of {count} runs, by {column}: {_join_names(best)}", best))
-        for name, model in named:
-            ours = {**row.computed, **table.select_figures(model)}
+def _format_table(table: Mapping[str, Any]) -> str:
+    digits = recipes.reported()[table["id"]].digits
+    texts = list(dict.fromkeys(name for row in table["rows"] for name in row["paper_texts"]))
+    header = ["", "our run", *table["columns"], *(f"{name}, the paper's" for name in texts)]
+    rows, differences = [], []
+    for row in table["rows"]:
+        # What the second cell says, and our figures: a line without a run shows the paper's.
+        lines = [(_join_names(model), model["values"]) for model in row["ours"]]
+        lines = lines or [(f"`{row['encoding']}`, counted" if row["computed"] else "-", {})]
+        lines += [
+            (f"best of {model['best_of']} runs, by {model['best_by']}: {name}", values)
+            for model, (name, values) in zip(row["ours"], lines)
+            if "best_of" in model
+        ]
+        words = [row["paper_texts"].get(name, "-") for name in texts]
+        for name, values in lines:
+            pairs = {**row["computed"], **values}, row["paper"]
             cells = [
-                " / ".join(
-                    f"{figures[column]:,.{digits}f}" if figures.get(column) is not None else "-"
-                    for figures in (ours, row.paper)
-                )
-                for column, digits in table.paper.digits.items()
+                " / ".join(_format_number(figures.get(column), shown) for figures in pairs)
+                for column, shown in digits.items()
             ]
-            words = [row.texts.get(name, "-") for name in texts]
-            name = name or (f"`{row.encoding}`, counted" if row.computed else "-")
-            rows.append([row.name, name, *cells, *words])
-    lines = markdown.table(header, rows, f"ll{'r' * len(table.paper.columns)}l")
-    title = f"## Table {table.paper.id}: {table.paper.title}"
-    note = table.paper.note and f"The paper's figures: {table.paper.note}"
-    examples = _format_examples() if table.paper.id == "C" else ""
-    parts = (title, lines, note, _format_differences(table), examples)
-    return "\n\n".join(part for part in parts if part)
+            rows.append([row["name"], name, *cells, *words])
+        differences += [
+            f"- {_join_names(model)} ({row['name']}): "
+            f"{markdown.escape('; '.join(model['differences']))}"
+            for model in row["ours"]
+        ]
+    parts = (
+        f"## Table {table['id']}: {table['title']}",
+        markdown.table(header, rows, f"ll{'r' * len(digits)}l"),
+        table["note"] and f"The paper's figures: {table['note']}",
+        "\n".join(["Differences from the paper:", "", *differences]) if differences else "",
+        _format_examples() if table["id"] == "C" else "",
+    )
+    return "\n\n".join(filter(None, parts))
+
+
+def _format_number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def _format_examples() -> str:
@@ -86,68 +90,64 @@ def _format_examples() -> str:
     return "\n".join(lines)
 
 
-def _join_names(model: Sequence[OwnRun]) -> str:
-    return ", ".join(dict.fromkeys(markdown.code(run.name) for run in model))
+def _join_names(model: Mapping[str, Any]) -> str:
+    return ", ".join(dict.fromkeys(markdown.code(run["name"]) for run in model["runs"]))
 
 
-def _format_differences(table: PaperTable) -> str:
-    lines = []
-    for row in table.rows:
-        for model in row.models:
-            differences = markdown.escape("; ".join(list_deviations(model, model[0].recipe)))
-            lines.append(f"- {_join_names(model)} ({row.name}): {differences}")
-    return "\n".join(["Differences from the paper:", "", *lines]) if lines else ""
-
-
-def _format_unmatched_runs(runs: Sequence[OwnRun]) -> str:
+def _format_unmatched_runs(runs: Sequence[Mapping[str, Any]]) -> str:
     lines = ["## Not in the papers' tables", ""]
     for run in runs:
-        encoding = run.encoding or "positions not known"
-        directions = "directions not known" if run.directions is None else run.directions
-        facts = filter(None, (run.kind, run.recipe, encoding, directions, *run.notes))
-        figures = [f"{format_figure(key)} {value:.2f}" for key, value in run.figures.items()]
+        encoding = run["encoding"] or "positions not known"
+        directions = "directions not known" if run["directions"] is None else run["directions"]
+        facts = filter(None, (run["kind"], run["recipe"], encoding, directions, *run["notes"]))
+        figures = [f"{name} {value:.2f}" for name, value in run["figures"].items()]
         lines.append(
-            f"- {markdown.code(run.name)} ({markdown.escape(', '.join(facts))}): "
+            f"- {markdown.code(run['name'])} ({markdown.escape(', '.join(facts))}): "
             f"{markdown.escape(', '.join(figures) or 'no figures')}. "
-            f"Why: {markdown.escape(explain_absence(run))}."
+            f"Why: {markdown.escape(run['why'])}."
         )
     return "\n".join(lines) if runs else ""
 
 
-def _format_records(records: Mapping[Path, Record]) -> Iterator[str]:
+def _format_records(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a section for each kind of record."""
-    for kind in dict.fromkeys(record.kind for record in records.values()):
-        chosen = [pair for pair in records.items() if pair[1].kind == kind]
-        numbered = list(enumerate(chosen, start=1))
+    for kind in dict.fromkeys(record["kind"] for record in records):
+        chosen = [record for record in records if record["kind"] == kind]
         yield f"## Results of {markdown.escape(kind)}"
-        yield "\n".join(f"{number}. {_describe_record(*pair)}" for number, pair in numbered)
-        yield _format_rows([(n, row) for n, (_, record) in numbered for row in record.rows])
+        lines = (f"{n}. {_describe_record(record)}" for n, record in enumerate(chosen, start=1))
+        yield "\n".join(lines)
+        yield _format_rows(
+            [
+                (str(number), row)
+                for number, record in enumerate(chosen, start=1)
+                for row in next(iter(record["figures"].values()), ())  # the main results
+            ]
+        )
 
 
-def _describe_record(path: Path, record: Record) -> str:
+def _describe_record(record: Mapping[str, Any]) -> str:
     """Describe a record by its file, command, positions, seed and data."""
-    facts = {"positions": record.spec, "seed": record.seed, **record.data}
+    facts = {"positions": record["spec"], "seed": record["seed"], **record["data"]}
     facts_text = "; ".join(
         f"{markdown.escape(name)}: {_format_value(value)}"
         for name, value in facts.items()
         if value is not None
     )
-    command = f", {markdown.code(record.command)}" if record.command else ""
-    place = f"{markdown.code(path.name)} in {markdown.code(path.parent.name)}"
-    return f"{place}{command}: {facts_text}"
+    command = f", {markdown.code(record['command'])}" if record["command"] else ""
+    path = Path(record["path"])
+    return f"{markdown.code(path.name)} in {markdown.code(path.parent.name)}{command}: {facts_text}"
 
 
-def _format_rows(rows: list[tuple[int, Mapping[str, Any]]]) -> str:
+def _format_rows(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     """Format the rows of several records, each with the number of its record, as one table."""
     columns = dict.fromkeys(
         name for _, row in rows for name, value in row.items() if value not in (None, "")
     )
-    numbers = [all(not isinstance(row.get(name), str) for _, row in rows) for name in columns]
-    cells = [[str(n), *(_format_value(row.get(name)) for name in columns)] for n, row in rows]
+    has_text = [any(isinstance(row.get(name), str) for _, row in rows) for name in columns]
     return markdown.table(
         ["", *map(markdown.escape, columns)],
-        cells,
-        "r" + "".join("lr"[is_number] for is_number in numbers),
+        [[number, *(_format_value(row.get(name)) for name in columns)] for number, row in rows],
+        "r" + "".join("l" if is_text else "r" for is_text in has_text),
     )
 
 
