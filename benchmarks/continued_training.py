@@ -159,20 +159,16 @@ def build_record(args: argparse.Namespace, outputs: Mapping[str, Outputs]) -> Re
 
 def draw(curves: Sequence[Row], path: Path) -> None:
     """Draw perplexity over updates, a line for each spec, as PNG."""
-    specs = list(dict.fromkeys(row["model"] for row in curves))
-    styles = pictures.assign_styles(specs)
-    figure = pictures.new_figure(7.6, 4.4, dpi=110)
-    axes = figure.subplots()
+    lines = {
+        spec: pictures.Line.over_seeds(
+            [[(row["updates"], row["perplexity"]) for row in curves if row["model"] == spec]]
+        )
+        for spec in dict.fromkeys(row["model"] for row in curves)
+    }
+    figure, (axes,) = pictures.new_panels(1, 1, (7.6, 4.4))
     values = [row["perplexity"] for row in curves]
     pictures.style_values(axes, min(values) / MARGIN, max(values) * MARGIN, log=True)
-    ends = []
-    for spec in specs:
-        points = [(row["updates"], row["perplexity"]) for row in curves if row["model"] == spec]
-        axes.plot(*zip(*points), marker="o", markersize=3.5, linewidth=1.8, **styles[spec])
-        height = pictures.axes_height(axes, *points[-1])
-        text = f"{spec}  {points[-1][1]:,.1f}"
-        ends.append(pictures.LineEnd(text, height, styles[spec]["color"]))
-    pictures.label_ends(axes, ends, 0.06)
+    pictures.draw_lines(axes, lines, marker="o", ms=3.5)
     axes.set_xlabel("updates", color=pictures.GREY)
     axes.set_ylabel("perplexity per token", color=pictures.GREY)
     pictures.save(figure, path)

@@ -39,6 +39,7 @@ from fairseq_posenc.workbench.experiments.length.checkpoint import (
     NamedCheckpoint,
     parse_checkpoints,
 )
+from fairseq_posenc.workbench.experiments.probe.picture import draw_depth_maps
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.differences import Scale, compare
 from fairseq_posenc.workbench.results.intervals import interval, interval_of_share
@@ -226,15 +227,11 @@ def draw(by_depth: Sequence[Row], path: Path) -> None:
     models = list(dict.fromkeys(row["model"] for row in by_depth))
     lengths = list(dict.fromkeys(row["length"] for row in by_depth))
     share = {(r["model"], r["length"], r["depth"]): r["right"] / r["of"] for r in by_depth}
-    figure = pictures.new_figure(2.6 * len(models) + 1.2, 2.8, dpi=110)
-    panels = figure.subplots(1, len(models), squeeze=False, sharey=True)[0]
-    for axes, model in zip(panels, models):
-        shares = [[share[model, length, depth] for length in lengths] for depth in DEPTHS]
-        image = axes.imshow(shares, vmin=0, vmax=1, cmap="viridis", aspect="auto")
-        axes.set_title(model, loc="left", fontsize=11)
-        axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], fontsize=8)
-        axes.set_yticks(range(len(DEPTHS)), [f"{depth:.0%}" for depth in DEPTHS], fontsize=8)
-    figure.colorbar(image, ax=figure.axes, label="share of right answers", shrink=0.9)
+    maps = {
+        model: [[share[model, length, depth] for length in lengths] for depth in DEPTHS]
+        for model in models
+    }
+    figure = draw_depth_maps(maps, lengths, DEPTHS)
     figure.supxlabel("length of the text, in tokens", color=pictures.GREY)
     figure.supylabel("depth of the key", color=pictures.GREY)
     pictures.save(figure, path)

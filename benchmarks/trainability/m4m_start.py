@@ -118,26 +118,19 @@ def _explain_starts(labels: dict[str, list[dict[str, Any]]]) -> Iterator[list[st
 
 def draw_starts(grid: Grid, path: Path) -> None:
     """Draw the learning curves of every setting, labelled at their ends."""
-    figure = pictures.new_figure(6.2 * len(grid), 4.4, dpi=80)
-    colours = dict(zip(("none", *STARTS), COLOURS))
-    panels = figure.subplots(1, len(grid), squeeze=False)[0]
+    styles = {name: {"color": colour} for name, colour in zip(("none", *STARTS), COLOURS)}
+    figure, panels = pictures.new_panels(len(grid), len(grid), (6.2, 4.4), dpi=80)
     for axes, (setting, labels) in zip(panels, grid.items()):
-        curves = {label: _mean_curve(results) for label, results in labels.items()}
-        values = [y for curve in curves.values() for _, y in curve]
+        lines = {label: _average_curves(results) for label, results in labels.items()}
+        values = [y.mean for line in lines.values() for _, y in line.mean]
         axes.set_title(setting, loc="left", fontsize=11)
         axes.set_xlabel("updates", color=pictures.GREY)
         pictures.style_values(axes, min(values), max(values), log=False)
-        ends = []
-        for label, curve in curves.items():
-            axes.plot(*zip(*curve), color=colours[label], linewidth=1.8)
-            height = pictures.axes_height(axes, *curve[-1])
-            text = f"{label}  {curve[-1][1]:.2f}"
-            ends.append(pictures.LineEnd(text, height, colours[label]))
-        pictures.label_ends(axes, ends, 0.06)
+        pictures.draw_lines(axes, lines, lambda x, y: f"{y:.2f}", styles)
     figure.axes[0].set_ylabel("validation loss, bits per token", color=pictures.GREY)
     pictures.save(figure, path)
 
 
-def _mean_curve(results: list[dict[str, Any]]) -> list[tuple[int, float]]:
+def _average_curves(results: list[dict[str, Any]]) -> pictures.Line:
     curves = [[tuple(point) for point in result["curve"]] for result in results]
-    return [(x, y.mean) for x, y in average_lines(curves, interval)]
+    return pictures.Line(average_lines(curves, interval))

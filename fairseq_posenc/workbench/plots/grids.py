@@ -33,15 +33,11 @@ def new_panels(
         below: height of the labels below the last row, in inches.
     """
     columns = min(columns, count)
-    rows = -(-count // columns)
     height = ratio * panel_width(columns)
-    total = _HEADER + below + rows * (min(0.5, 0.5 * height) + height)
-    figure = pictures.new_figure(WIDTH, total, DPI)
+    panel = WIDTH / columns, min(0.5, 0.5 * height) + height
+    figure, panels = pictures.new_panels(count, columns, panel, (0.0, _HEADER + below), DPI)
     figure.suptitle(fill(title, _LETTERS), fontsize=11, x=0.01, ha="left")
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes in panels[count:]:
-        axes.remove()
-    return figure, panels[:count]
+    return figure, panels
 
 
 def panel_width(columns: int) -> float:

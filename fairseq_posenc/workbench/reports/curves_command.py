@@ -13,7 +13,7 @@ from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.reports.curve_tables import collect_figures, format_all_tables
 from fairseq_posenc.workbench.results import intervals, learning_curves
 from fairseq_posenc.workbench.results.markdown import escape
-from fairseq_posenc.workbench.results.pictures import can_draw
+from fairseq_posenc.workbench.results.pictures import Line, can_draw
 from fairseq_posenc.workbench.results.record import Record, make_folder, own_command
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
 from fairseq_posenc.workbench.running.options import add_json, add_out, parse_named, split_trainings
@@ -66,20 +66,18 @@ def run(args: argparse.Namespace) -> int:
         TRAINING: ("Training loss in nats", learning_curves.training_line, intervals.interval),
     }
     drawn = []
-    for file, (title, collect_line, average) in pictures.items() if can_draw() else ():
-        means, bands, dots = {}, {}, {}
+    for file, (title, collect_points, average) in pictures.items() if can_draw() else ():
+        lines = {}
         for name, curves in trainings.items():
-            seeds = [collect_line(curve) for curve in curves]
-            points = intervals.average_lines(seeds, average)
-            mean = [point for point in points if first <= point[0] <= last]
-            means[name] = [(x, y.mean) for x, y in mean]
-            bands[name] = [(x, y.low, y.high) for x, y in mean]
-            if file == PICTURE and len(curves) > 1:
-                dots[name] = [
-                    point for line in seeds for point in line if first <= point[0] <= last
-                ]
+            seeds = [
+                [point for point in collect_points(curve) if first <= point[0] <= last]
+                for curve in curves
+            ]
+            lines[name] = Line.over_seeds(seeds, average)
+            if file == TRAINING:  # which has too many points for dots
+                lines[name] = Line(lines[name].mean)
         is_log = file == PICTURE  # the axis of perplexities is logarithmic
-        if learning_curves.draw_lines(means, title, args.out / file, is_log, bands, dots):
+        if learning_curves.draw_curves(lines, title, args.out / file, is_log):
             drawn.append(f"\n![{escape(title)}]({file})\n")
     write_whole(args.out / TABLE, "".join([text, *drawn]))
     written = "tables and pictures" if drawn else "tables (the log has no lines in --updates)"

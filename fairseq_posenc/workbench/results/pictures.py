@@ -1,13 +1,17 @@
-"""Defines the style of all pictures: colours and styles of lines, axes, labels and files."""
+"""Draws lines in the style of all pictures: colours, axes, labels and files."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq_posenc.files import written_whole
+from fairseq_posenc.workbench.results.intervals import Interval, average_lines, interval
+
+Points = Sequence[tuple[int, float]]  # x and y; y is NaN where there is a gap
 
 # Okabe and Ito's colours, which colour-blind people can distinguish, without the pale ones.
 COLOURS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
@@ -24,6 +28,7 @@ _ENCODINGS = (
 GREY, PALE, GRID = "#666666", "#bbbbbb", "#e4e4e4"
 _TICKS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
 _FEW_TICKS = 3
+_LABEL_HEIGHT = 0.06  # height of a label at the end of a line, as a share of the axes' height
 
 
 def can_draw() -> bool:
@@ -45,6 +50,34 @@ def new_figure(width: float, height: float, dpi: int) -> Any:
 
     rcParams["text.parse_math"] = False  # names and tokens may contain dollar signs
     return Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+
+
+def new_panels(
+    count: int,
+    columns: int,
+    panel: tuple[float, float],
+    margin: tuple[float, float] = (0.0, 0.0),
+    dpi: int = 110,
+    **sharing: Any,
+) -> tuple[Any, list[Any]]:
+    """Create a figure of panels in rows; return both.
+
+    Args:
+        count: number of panels.
+        columns: most panels in a row.
+        panel: width and height of a panel in inches.
+        margin: width and height of the figure beyond its panels.
+        dpi: pixels per inch.
+        **sharing: which axes panels share, as matplotlib's ``sharex``.
+    """
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    size = columns * panel[0] + margin[0], rows * panel[1] + margin[1]
+    figure = new_figure(*size, dpi)
+    panels = list(figure.subplots(rows, columns, squeeze=False, **sharing).flat)
+    for axes in panels[count:]:
+        axes.remove()
+    return figure, panels[:count]
 
 
 def save(figure: Any, path: Path) -> None:
@@ -99,34 +132,79 @@ def style_lines(axes: Any) -> None:
     axes.spines["bottom"].set_color(PALE)
 
 
-def axes_height(axes: Any, x: float, y: float) -> float:
-    """Compute the height of a point as a share of the height of the axes; their limits are set."""
-    share: float = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[1]
-    return share
+class Line(NamedTuple):
+    """A line of a picture: a mean over seeds, with its intervals and the seeds."""
+
+    mean: Sequence[tuple[int, Interval]]  # x, and the mean there; NaN or infinite in a gap
+    dots: Points = ()  # points of single seeds
+
+    @classmethod
+    def over_seeds(
+        cls, seeds: Sequence[Points], average: Callable[[Iterable[float]], Interval] = interval
+    ) -> Line:
+        """Average the points of each seed, where all have some; several seeds are drawn as dots."""
+        dots = [point for points in seeds for point in points] if len(seeds) > 1 else []
+        return cls(average_lines(seeds, average), dots)
+
+    @property
+    def values(self) -> list[float]:
+        """All finite values, also of intervals and seeds: what the axis must have room for."""
+        values = [y for _, mean in self.mean for y in mean] + [y for _, y in self.dots]
+        return [y for y in values if math.isfinite(y)]
+
+    def draw(self, axes: Any, style: Mapping[str, Any], **more: Any) -> None:
+        """Draw the mean, a band for its intervals, and dots; a cross marks the first gap."""
+        means = [(x, y.mean if math.isfinite(y.mean) else math.nan) for x, y in self.mean]
+        axes.plot(*zip(*means), **{"lw": 2.0, **style, **more})
+        colour = style["color"]
+        if band := [(x, y.low, y.high) for x, y in self.mean if math.isfinite(y.high - y.low)]:
+            axes.fill_between(*zip(*band), color=colour, alpha=0.15, linewidth=0)
+        if dots := [point for point in self.dots if math.isfinite(point[1])]:
+            axes.plot(*zip(*dots), "o", color=colour, ms=2.5, alpha=0.6, mew=0)
+        gap = next((x for x, y in means if math.isnan(y)), None)
+        if gap is not None:
+            above = axes.get_xaxis_transform()
+            axes.plot(gap, 1.0, "X", color=colour, ms=9, transform=above, clip_on=False)
 
 
-class LineEnd(NamedTuple):
-    """The label beside the last point of a line."""
-
-    text: str
-    height: float  # height of the point as a share of the axes' height (:func:`axes_height`)
-    colour: str
-
-
-def label_ends(axes: Any, ends: Sequence[LineEnd], room: float) -> None:
-    """Write labels beside the ends of lines, without overlaps.
+def draw_lines(
+    axes: Any,
+    lines: Mapping[str, Line],
+    label: Callable[[int, float], str] = lambda x, y: f"{y:,.1f}",
+    styles: Mapping[str, Mapping[str, Any]] | None = None,
+    **more: Any,
+) -> None:
+    """Draw lines with labels beside their ends, which do not overlap.
 
     Args:
         axes: the axes, whose limits are set.
-        ends: the labels.
-        room: height of a label as a share of the axes' height.
+        lines: lines by name; those without points are left out.
+        label: formats the last point, x and y, which follows the name. If a line ends with a gap,
+            its label says where the training diverged.
+        styles: style of each line; by default that of its encoding (:func:`assign_styles`).
+        **more: matplotlib's settings of all lines.
     """
-    for end, height in zip(ends, spread_out([end.height for end in ends], room)):
+    styles = styles or assign_styles(list(lines))
+    heights, texts = {}, {}
+    for name, line in lines.items():
+        if not line.mean:
+            continue
+        line.draw(axes, styles[name], **more)
+        x, y = line.mean[-1][0], line.mean[-1][1].mean
+        if math.isfinite(y):
+            texts[name] = f"{name}  {label(x, y)}"
+            point = axes.transData.transform((x, y))
+            heights[name] = float(axes.transAxes.inverted().transform(point)[1])
+        else:
+            finite = max((x for x, y in line.mean if math.isfinite(y.mean)), default=-1)
+            first = next(x for x, _ in line.mean if x > finite)
+            texts[name], heights[name] = f"{name}  diverged at {first:,}", 1.0
+    for name, height in zip(heights, spread_out(list(heights.values()), _LABEL_HEIGHT)):
         axes.annotate(
-            end.text,
+            texts[name],
             (1.015, height),
             xycoords="axes fraction",
-            color=end.colour,
+            color=styles[name]["color"],
             fontsize=11,
             fontweight="bold",
             verticalalignment="center",

@@ -21,9 +21,14 @@ from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED, Run, j
 from fairseq_posenc.workbench.results import markdown, terminal
 from fairseq_posenc.workbench.results.differences import RULE
 from fairseq_posenc.workbench.results.html_page import convert_to_html
-from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS, NOTE
-from fairseq_posenc.workbench.results.learning_curves import draw_lines
-from fairseq_posenc.workbench.results.pictures import can_draw
+from fairseq_posenc.workbench.results.intervals import (
+    LEAST_SEEDS,
+    NOTE,
+    interval,
+    interval_of_perplexity,
+)
+from fairseq_posenc.workbench.results.learning_curves import draw_curves
+from fairseq_posenc.workbench.results.pictures import Line, can_draw
 from fairseq_posenc.workbench.running.logs import Curve
 from fairseq_posenc.workbench.running.progress import format_time, say
 
@@ -219,16 +224,18 @@ def _format_begun(run: Run, curve: Curve) -> tuple[str, ...]:
 
 def draw(results: TextResults, title: str, path: Path) -> bool:
     """Draw means, intervals and seeds into a PNG file; return whether there was anything."""
-    curves = {model.variant.name: model.curve for model in results.models}
-    lines = {model.variant.name: mean_line(model) for model in results.models}
-    lines |= {name: curve.points for name, (_, curve) in find_begun(results).items()}
-    bands = {name: [(x, y.low, y.high) for x, y in curve] for name, curve in curves.items()}
-    dots = {
-        model.variant.name: [point for outcome in model.outcomes for point in outcome.curve.points]
-        for model in results.models
-        if len(model.outcomes) > 1
-    }
-    return draw_lines(lines, title, path, log=True, bands=bands, dots=dots)
+    lines = {model.variant.name: _build_line(model) for model in results.models}
+    begun = find_begun(results).items()
+    lines |= {name: Line.over_seeds([curve.points]) for name, (_, curve) in begun}
+    return draw_curves(lines, title, path, log=True)
+
+
+def _build_line(model: SeedAggregate) -> Line:
+    """Build the curve of a model; it ends with a gap where the first seed diverged."""
+    seeds = [outcome.curve.points for outcome in model.outcomes]
+    line = Line.over_seeds(seeds, interval_of_perplexity)
+    ends = sorted(model.diverged.values())[:1]
+    return line._replace(mean=[*line.mean, *((end, interval([math.nan])) for end in ends)])
 
 
 def find_begun(results: TextResults) -> dict[str, tuple[Run, Curve]]:
@@ -239,12 +246,6 @@ def find_begun(results: TextResults) -> dict[str, tuple[Run, Curve]]:
         if run.variant not in finished and curve.points:
             begun.setdefault(run.variant.name, (run, curve))
     return begun
-
-
-def mean_line(model: SeedAggregate) -> list[tuple[int, float]]:
-    """Compute the mean curve; it ends with NaN where the first seed diverged."""
-    end = min(model.diverged.values(), default=0)
-    return [*((x, y.mean) for x, y in model.curve), *([(end, math.nan)] if end else [])]
 
 
 _USER_DIR = ' --user-dir "$(fairseq-posenc user-dir)"'  # finds the package on every machine

@@ -21,7 +21,6 @@ from fairseq_posenc.workbench.results.record import Record, own_command
 NON_OVERLAPPING, SLIDING = "non-overlapping", "sliding"
 MODES = (NON_OVERLAPPING, SLIDING)
 _MARGIN = 1.05  # room above and below the lines
-_LABEL_HEIGHT = 0.06  # share of the axes' height
 
 
 class ModelScores(NamedTuple):
@@ -178,30 +177,39 @@ def build_record(results: LengthResults) -> Record:
     return Record("lm-length", {"perplexity": rows}, data, command=own_command())
 
 
-Line = tuple[list[int], list[float]]  # lengths, perplexities
-
-
 def draw(results: LengthResults, path: Path) -> bool:
-    """Draw all lines, labelled at their ends, a panel for each mode; say whether there are any."""
-    lines = {mode: [_collect_points(row, mode) for row in results.rows] for mode in results.modes}
-    values = [value for mode in lines.values() for _, ys in mode for value in ys]
+    """Draw perplexity over length, a panel for each mode; return whether there is any figure."""
+    modes = {mode: _collect_lines(results, mode) for mode in results.modes}
+    values = [value for lines in modes.values() for line in lines.values() for value in line.values]
     if not values:
         return False
-    figure = pictures.new_figure(6.2 * len(lines), 4.4, dpi=110)
-    panels = figure.subplots(1, len(lines), squeeze=False)[0]
-    for axes, mode in zip(panels, lines):
+    figure, panels = pictures.new_panels(len(modes), len(modes), (6.2, 4.4))
+    for axes, (mode, lines) in zip(panels, modes.items()):
         axes.set_title(mode, loc="left", fontsize=12)
         _style_lengths(axes, results)
         pictures.style_values(axes, min(values) / _MARGIN, max(values) * _MARGIN, log=True)
-        _draw_lines(axes, [row.named.name for row in results.rows], lines[mode])
+        furthest = max((x for line in lines.values() for x, _ in line.mean), default=0)
+        pictures.draw_lines(
+            axes,
+            lines,
+            # A line that ends early is of a model that cannot read the longest texts.
+            lambda x, y, furthest=furthest: f"{y:,.1f}" + (f" at {x:,}" if x < furthest else ""),
+            marker="o",
+            ms=3.5,
+        )
     panels[0].set_ylabel("perplexity per token", color=GREY)
     pictures.save(figure, path)
     return True
 
 
-def _collect_points(row: ModelScores, mode: str) -> Line:
-    points = [(s.length, s.perplexity) for s in row.scores[mode].values() if s.perplexity]
-    return [x for x, _ in points], [y for _, y in points]
+def _collect_lines(results: LengthResults, mode: str) -> dict[str, pictures.Line]:
+    """Collect the perplexity of each model over the lengths that it can read."""
+    return {
+        row.named.name: pictures.Line.over_seeds(
+            [[(s.length, s.perplexity) for s in row.scores[mode].values() if s.perplexity]]
+        )
+        for row in results.rows
+    }
 
 
 def _style_lengths(axes: Any, results: LengthResults) -> None:
@@ -215,16 +223,3 @@ def _style_lengths(axes: Any, results: LengthResults) -> None:
         axes.axvline(length, color=PALE, linestyle=":", linewidth=1.2, zorder=0)
         place = axes.get_xaxis_transform()
         axes.text(length, 1.0, " trained", color=GREY, fontsize=9, transform=place, va="top")
-
-
-def _draw_lines(axes: Any, names: list[str], lines: list[Line]) -> None:
-    drawn = [index for index, (xs, _) in enumerate(lines) if xs]
-    furthest = max((lines[index][0][-1] for index in drawn), default=0)
-    ends, styles = [], pictures.assign_styles(names)
-    for index in drawn:
-        (xs, ys), style = lines[index], styles[names[index]]
-        axes.plot(xs, ys, marker="o", markersize=3.5, linewidth=1.8, **style)
-        text = f"{names[index]}  {ys[-1]:,.1f}" + (f" at {xs[-1]:,}" if xs[-1] < furthest else "")
-        height = pictures.axes_height(axes, xs[-1], ys[-1])
-        ends.append(pictures.LineEnd(text, height, style["color"]))
-    pictures.label_ends(axes, ends, _LABEL_HEIGHT)

@@ -1,8 +1,8 @@
-"""The pictures: right answers over length, over updates, and over depth and length."""
+"""Draws shares of right answers: over length, over updates, and over depth and length."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,58 +15,61 @@ from fairseq_posenc.workbench.experiments.probe.report import (
 )
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import pictures
-from fairseq_posenc.workbench.results.intervals import (
-    LEAST_SEEDS,
-    average_lines,
-    interval_of_share,
-)
-from fairseq_posenc.workbench.results.pictures import GREY, PALE
+from fairseq_posenc.workbench.results.intervals import interval_of_share
+from fairseq_posenc.workbench.results.pictures import GREY, PALE, Points
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-Line = Sequence[Sequence[tuple[int, float]]]  # points of a model's line, for each seed
 
 _COLUMNS = 3
 
 
 def draw_depths(results: TaskResults, task: str, path: Path) -> None:
     """Draw a task that has depths into a PNG file: a map of depth and length for each model."""
-    models, lengths = results.settings.variants, sorted(results.settings.lengths)
-    columns = min(_COLUMNS, len(models))
-    rows = -(-len(models) // columns)
-    figure = pictures.new_figure(3.6 * columns + 1.0, 2.2 * rows + 0.6, dpi=110)
-    panels = [*figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat]
-    for axes in panels:
-        axes.set_visible(False)
-    for axes, model in zip(panels, models):
-        shares = [
+    lengths = sorted(results.settings.lengths)
+    maps = {
+        model.name: [
             [share_at_depth(results, task, model, length, depth).mean for length in lengths]
             for depth in DEPTHS
         ]
-        axes.set_visible(True)
-        image = axes.imshow(shares, vmin=0, vmax=1, cmap="viridis", aspect="auto")
-        axes.set_title(model.name, loc="left", fontsize=11)
-        axes.set_xticks(range(len(lengths)), [str(length) for length in lengths], fontsize=8)
-        axes.set_yticks(range(len(DEPTHS)), [f"{depth:.0%}" for depth in DEPTHS], fontsize=8)
+        for model in results.settings.variants
+    }
+    figure = draw_depth_maps(maps, lengths, DEPTHS)
+    for axes in figure.axes[: len(maps)]:
         axes.axvline(len(results.settings.within) - 0.5, color="white", linestyle=":")
-    figure.colorbar(image, ax=figure.axes, label="share of right answers", shrink=0.8)
     figure.supxlabel("length in words (dotted: longest in training)", color=GREY)
     figure.supylabel("depth of the needle", color=GREY)
     pictures.save(figure, path)
+
+
+def draw_depth_maps(
+    maps: Mapping[str, Sequence[Sequence[float]]], lengths: Sequence[int], depths: Sequence[float]
+) -> Figure:
+    """Draw a map of shares for each model, a row for each depth and a column for each length."""
+    figure, panels = pictures.new_panels(
+        len(maps), _COLUMNS, (3.6, 2.2), (1.0, 0.6), sharex=True, sharey=True
+    )
+    for axes, (name, shares) in zip(panels, maps.items()):
+        image = axes.imshow(shares, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+        axes.set_title(name, loc="left", fontsize=11)
+        axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], fontsize=8)
+        axes.set_yticks(range(len(depths)), [f"{depth:.0%}" for depth in depths], fontsize=8)
+    figure.colorbar(image, ax=panels, label="share of right answers", shrink=0.8)
+    return figure
 
 
 def draw(results: TaskResults, path: Path) -> None:
     """Draw right answers over the length of the question, a panel for each task, as PNG."""
     lengths = sorted(results.settings.lengths)
 
-    def line(task: str, model: Variant) -> Line:
+    def collect_points(task: str, model: Variant) -> list[Points]:
         by_length = [share_by_seed(results, task, model, [length]) for length in lengths]
-        seeds = by_length[0]
-        return [[(n, pair[seed]) for n, pair in zip(lengths, by_length)] for seed in seeds]
+        return [
+            [(n, shares[seed]) for n, shares in zip(lengths, by_length)] for seed in by_length[0]
+        ]
 
     label = "length of the question, in words (dotted: longest in training)"
-    figure = _draw_tasks(results, line, label)
+    figure = _draw_tasks(results, collect_points, label)
     for axes in figure.axes:
         axes.axvline(results.settings.trained, color=PALE, linestyle=":", linewidth=1.2, zorder=0)
     pictures.save(figure, path)
@@ -75,49 +78,30 @@ def draw(results: TaskResults, path: Path) -> None:
 def draw_learning(results: TaskResults, path: Path) -> None:
     """Draw right answers over the updates of training, a panel for each task, as PNG."""
 
-    def line(task: str, model: Variant) -> Line:
+    def collect_points(task: str, model: Variant) -> list[Points]:
         return [
             learning_curve(outcome)
             for outcome in results.outcomes
             if (outcome.run.case, outcome.run.variant) == (task, model)
         ]
 
-    pictures.save(_draw_tasks(results, line, "updates; questions as in training"), path)
+    pictures.save(_draw_tasks(results, collect_points, "updates; questions as in training"), path)
 
 
 def _draw_tasks(
-    results: TaskResults, line_of: Callable[[str, Variant], Line], label: str
+    results: TaskResults, collect_points: Callable[[str, Variant], list[Points]], label: str
 ) -> Figure:
-    """Draw a panel for each task and a line for each model, with its seeds as dots."""
-    tasks = results.settings.tasks
-    columns = min(_COLUMNS, len(tasks))
-    rows = -(-len(tasks) // columns)
-    figure = pictures.new_figure(4.2 * columns + 1.5, 3.0 * rows + 0.5, dpi=110)
-    panels = [*figure.subplots(rows, columns, squeeze=False, sharex=True).flat]
-    styles = pictures.assign_styles(results.settings.names)
+    """Draw a panel for each task and a line for each model, from the points of each seed."""
+    tasks, styles = results.settings.tasks, pictures.assign_styles(results.settings.names)
+    figure, panels = pictures.new_panels(len(tasks), _COLUMNS, (4.2, 3.0), (1.5, 0.5), sharex=True)
     for axes, task in zip(panels, tasks):
         axes.set_title(task.name, loc="left", fontsize=12)
         for model in results.settings.variants:
-            seeds, style = line_of(task.name, model), styles[model.name]
-            means = average_lines(seeds, interval_of_share)
-            x, intervals = [at for at, _ in means], [interval for _, interval in means]
-            axes.plot(
-                x, [interval.mean for interval in intervals], lw=1.8, label=model.name, **style
-            )
-            for points in seeds:
-                dots = [at for at, _ in points], [share for _, share in points]
-                axes.plot(*dots, "o", color=style["color"], ms=2)
-            if len(seeds) >= LEAST_SEEDS:
-                bounds = (
-                    [interval.low for interval in intervals],
-                    [interval.high for interval in intervals],
-                )
-                axes.fill_between(x, *bounds, color=style["color"], alpha=0.12, linewidth=0)
+            line = pictures.Line.over_seeds(collect_points(task.name, model), interval_of_share)
+            line.draw(axes, styles[model.name], label=model.name)
         pictures.style_values(axes, -0.03, 1.03, log=False)
-    for axes in panels[len(tasks) :]:
-        axes.remove()
     figure.supxlabel(label, color=GREY)
     figure.supylabel("share of right answers", color=GREY)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
+    handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", frameon=False)
     return figure
