@@ -22,12 +22,7 @@ from fairseq_posenc.workbench.experiments.length.checkpoint import (
     LoadedModel,
     parse_checkpoints,
 )
-from fairseq_posenc.workbench.experiments.length.command import load_model
-from fairseq_posenc.workbench.experiments.length.fairseq_model import (
-    predict,
-    read_dictionary,
-    read_stream,
-)
+from fairseq_posenc.workbench.experiments.length.fairseq_model import load, predict, read_stream
 from fairseq_posenc.workbench.experiments.length.scoring import score_stream
 from fairseq_posenc.workbench.experiments.length.stream import (
     Stream,
@@ -36,6 +31,7 @@ from fairseq_posenc.workbench.experiments.length.stream import (
     cut_windows,
 )
 from fairseq_posenc.workbench.results.record import read
+from fairseq_posenc.workbench.running.devices import CPU
 from tests.helpers.commands import USER_DIR, new_directory, run, script, sentences, train, trained
 from tests.helpers.products import product_of
 from tests.helpers.programs import true_start
@@ -290,13 +286,12 @@ def test_table_figures_and_picture_of_several_models(measure, tmp_path):
 
 @slow
 def test_an_override_changes_the_rotation_and_nothing_else():
-    dictionary = read_dictionary(sentences())
-    stream = read_stream(sentences(), "valid", dictionary)
+    stream = read_stream(sentences(), "valid")
     path = checkpoint("rope")
     texts = ["plain", "one@rope(scaling=linear:1)", "four@rope(scaling=linear:4)"]
     variants = [f"{text.replace('@', f'={path}@')}" for text in texts[1:]]
     plain, one, four = (
-        load_model(variant, sentences())
+        load(variant, sentences(), CPU)
         for variant in parse_checkpoints([f"plain={path}", *variants])
     )
     assert [str(each.encoding) for each in (plain, one, four)] == [
@@ -306,6 +301,7 @@ def test_an_override_changes_the_rotation_and_nothing_else():
     ]
     for name, parameter in four.model.named_parameters():
         assert torch.equal(parameter, plain.model.get_parameter(name))
+    dictionary = Dictionary.load(str(sentences() / "dict.txt"))
     tokens = make_tokens(symbols=len(dictionary) - 4)
     ours, same, slowed = (each.model(tokens)[0] for each in (plain, one, four))
     torch.testing.assert_close(same, ours)

@@ -1,1 +1,1 @@
-"""Perplexity of causal language models against context length (``fairseq-posenc lm-length``)."""
+"""Measures the perplexity of causal LMs by context length (``fairseq-posenc lm-length``)."""

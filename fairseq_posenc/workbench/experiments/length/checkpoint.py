@@ -1,7 +1,7 @@
-"""Causal language models as the user names them, ``NAME=MODEL[@SPEC]``, and once they are read.
+"""Parses the models of ``lm-length``, ``NAME=MODEL[@SPEC]``, and describes an opened model.
 
-A model is a checkpoint of fairseq, or a folder of Hugging Face's transformers. With ``@SPEC`` it is
-read with other positions.
+A model is a checkpoint of fairseq, or a folder of Hugging Face's transformers. With ``@SPEC`` it
+gets other positions than in its training.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ FORM = "NAME=MODEL or NAME=MODEL@SPEC"
 
 
 class NamedCheckpoint(NamedTuple):
-    """A model and what the user calls it."""
+    """A model that the user named."""
 
-    name: str  # what the user calls it
+    name: str  # the user's name for it
     path: Path  # a checkpoint of fairseq, or a folder of transformers
-    # position encodings to read it with, in place of those that it was trained with
-    spec_override: Optional[str] = None
+    spec_override: Optional[str] = None  # spec that replaces the trained positions
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder of transformers."""
+        """Whether the model is a folder of transformers."""
         return self.path.is_dir()
 
 
@@ -38,7 +37,8 @@ def parse_checkpoints(texts: Sequence[str]) -> list[NamedCheckpoint]:
     """Parse the models of the command line.
 
     Raises:
-        UserError: malformed, two of the same name, a model that does not exist, or a bad spec.
+        UserError: an argument is malformed, two models have the same name, or a model does not
+            exist.
     """
     return [_parse_checkpoint(*named) for named in parse_named(texts, FORM, "models").items()]
 
@@ -60,14 +60,13 @@ def _parse_checkpoint(name: str, value: str) -> NamedCheckpoint:
 
 
 class LoadedModel(NamedTuple):
-    """A model that is ready to score."""
+    """A model that has been opened."""
 
     model: nn.Module  # in eval mode, on its device
-    # computes the natural logarithms of the probabilities of the last tokens, `(B, n)`, from the
-    # tokens before each of the last T, `(B, T)`, and the last n themselves, `(B, n)`
+    # Computes natural logarithms of probabilities, `(B, n)`, from the inputs, `(B, T)`, and the
+    # tokens that follow the last n of them, `(B, n)`.
     predict: Callable[[Tensor, Tensor], Tensor]
-    encoding: str  # its position encodings, as it was read, or whose model it is
+    encoding: str  # spec of its positions, or "fairseq's CLASS" for fairseq's own models
     trained_length: int  # tokens in a training sample
-    updates: Optional[int]  # training updates; None if the file does not tell
-    # the longest input; None if the position encodings themselves refuse what they cannot
-    limit: Optional[int]
+    updates: Optional[int]  # training updates; None if they are not known
+    limit: Optional[int]  # longest input; None if the position encodings refuse longer ones

@@ -24,12 +24,7 @@ from fairseq_posenc.workbench.experiments.length.scoring import Scoring
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import (
-    CPU,
-    ComputeOptions,
-    choose_device,
-    choose_dtype,
-)
+from fairseq_posenc.workbench.running.devices import ComputeOptions, choose_device, choose_dtype
 from fairseq_posenc.workbench.running.executor import LocalMachine, run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum
@@ -98,37 +93,38 @@ def run(args: argparse.Namespace) -> int:
         choose_device(args.device, args.fp16)
     checkpoints = parse_checkpoints(args.models)
     _check_text(checkpoints, args)
-    stream = args.data, args.split, args.text
-    tokens = _read_stream(checkpoints[0], *stream)
-    for named in checkpoints[1:] if args.text else ():
-        if not torch.equal(_read_stream(named, *stream).targets, tokens.targets):
+    longest, path = args.lengths[-1], args.text or args.data
+    # All are opened before the first is scored, so that a wrong one is an error at once.
+    rows: list[report.ModelScores] = []
+    targets = None
+    for named in checkpoints:
+        loaded, stream = _open(named, path, args.split, ("cpu", False, False), longest)
+        rows.append(
+            report.ModelScores(named, loaded.encoding, loaded.trained_length, loaded.updates, {})
+        )
+        targets = stream.targets if targets is None else targets
+        if not torch.equal(stream.targets, targets):
             raise UserError(
                 f"{checkpoints[0].name} and {named.name} cut the text into other tokens, so their "
                 "perplexities by token cannot be compared: score them one by one"
             )
     text = str(args.text) if args.text else f"the split {args.split} of {args.data}"
-    if (longest := args.lengths[-1]) > len(tokens):
-        raise UserError(f"--lengths {longest}: {text} has only {len(tokens):,} tokens")
+    if longest > len(stream):
+        raise UserError(f"--lengths {longest}: {text} has only {len(stream):,} tokens")
     with (
         signals_as_keyboard_interrupt(),
         lock_output_folder(args.out, (REPORT, FIGURES, PICTURE)),
     ):
-        # All are opened before the first is scored, so that a wrong one is an error at once.
-        rows = []
-        for named in checkpoints:
-            loaded = load_model(named, args.data, longest=longest)
-            facts = loaded.encoding, loaded.trained_length, loaded.updates
-            rows.append(report.ModelScores(named, *facts, {}))
         scored = "all scored once for each figure"
         if args.windows:
             scored = f"{args.windows} windows of which are scored for each figure"
-        say(f"{len(tokens):,} tokens of {text}, {scored}")
+        say(f"{len(stream):,} tokens of {text}, {scored}")
         how = args.device, args.fp16, args.bf16
         scorings = [
             Scoring(
                 args.out / named.name,
                 _collect_inputs(named, args),
-                partial(_open, named, stream, how, longest),
+                partial(_open, named, path, args.split, how, longest),
                 args.lengths,
                 strides,
                 args.max_tokens,
@@ -142,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
             row._replace(scores=scoring.read(job))
             for row, scoring, job in zip(rows, scorings, jobs)
         ]
-        results = report.LengthResults(text, len(tokens), args.stride, rows, args.windows)
+        results = report.LengthResults(text, len(stream), args.stride, rows, args.windows)
         record = report.build_record(results)
         record.write(args.out / FIGURES)
         drawn = can_draw() and report.draw(results, args.out / PICTURE)
@@ -166,55 +162,36 @@ def _check_text(checkpoints: list[NamedCheckpoint], args: argparse.Namespace) ->
         raise UserError(f"{kind} read {needed}: give that, and it alone")
 
 
-def load_model(
-    named: NamedCheckpoint, data: Path | None, how: ComputeOptions = CPU, longest: int = 0
-) -> LoadedModel:
-    """Read a model.
+@lru_cache(1)  # for all scores of a model
+def _open(
+    named: NamedCheckpoint,
+    text: Path,
+    split: str,
+    how: tuple[str | None, bool, bool],
+    longest: int,
+) -> tuple[LoadedModel, Stream]:
+    """Open a model and its text.
 
     Args:
-        named: what the user named.
-        data: of a checkpoint of fairseq, the text, whose dictionary must be the model's.
-        how: device and precision.
-        longest: tokens that it will have to read.
+        named: the model.
+        text: the text of a folder, or the data-bin of a checkpoint, with the model's dictionary.
+        split: split of the data-bin.
+        how: ``--device``, ``--fp16`` and ``--bf16``.
+        longest: most tokens that the model will have to read.
 
     Raises:
         UserError: no causal language model, a dictionary that is not the model's, or positions
             that it was not trained with.
     """
-    # Either host may be absent.
-    if named.is_folder:
+    compute = ComputeOptions.choose(*how)
+    if named.is_folder:  # either host may be absent
         from fairseq_posenc.workbench.experiments.length import hf_model
 
-        return hf_model.load(named, how, longest)
+        return hf_model.load(named, compute, longest), hf_model.read_text(text, named.path)
     from fairseq_posenc.workbench.experiments.length import fairseq_model
 
-    assert data is not None, "checked by the command"
-    return fairseq_model.load(named, data, how)
-
-
-def _read_stream(
-    named: NamedCheckpoint, data: Path | None, split: str, text: Path | None
-) -> Stream:
-    # Either host may be absent.
-    if text:
-        from fairseq_posenc.workbench.experiments.length import hf_model
-
-        return hf_model.read_text(text, named.path)
-    from fairseq_posenc.workbench.experiments.length import fairseq_model
-
-    assert data is not None, "checked by the command"
-    return fairseq_model.read_stream(data, split, fairseq_model.read_dictionary(data))
-
-
-@lru_cache(1)  # for all scores of a model
-def _open(
-    named: NamedCheckpoint,
-    stream: tuple[Path | None, str, Path | None],
-    how: tuple[str | None, bool, bool],
-    longest: int,
-) -> tuple[LoadedModel, Stream]:
-    loaded = load_model(named, stream[0], ComputeOptions.choose(*how), longest)
-    return loaded, _read_stream(named, *stream)
+    stream = fairseq_model.read_stream(text, split)
+    return fairseq_model.load(named, text, compute), stream
 
 
 def _collect_inputs(named: NamedCheckpoint, args: argparse.Namespace) -> Inputs:

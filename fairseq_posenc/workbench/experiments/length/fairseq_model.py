@@ -1,4 +1,4 @@
-"""Causal language models in checkpoints of fairseq, ready to score, and the text they read."""
+"""Opens causal language models of fairseq and the data that they read."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from fairseq_posenc.workbench.running.devices import ComputeOptions
 
 TASK = "language_modeling"
 _OTHER_TARGETS = ("add_bos_token", "self_target", "past_target")  # fairseq's options for them
-_ROWS = 1024  # tokens whose probabilities are computed at once: each has the whole vocabulary's
+_ROWS = 1024  # number of tokens whose probabilities over the vocabulary are computed at a time
 
 
 def load(named: NamedCheckpoint, data: Path, how: ComputeOptions) -> LoadedModel:
-    """Read a model from its checkpoint, for a text whose dictionary must be the model's.
+    """Open the model of a checkpoint, for a data-bin with the model's dictionary.
 
     Raises:
-        UserError: no checkpoint of a causal language model, a dictionary that is not the model's,
-            or positions that it was not trained with.
+        UserError: the file is not a causal language model, the dictionary is another one, or the
+            model was not trained with these positions.
     """
     option = f"{named.name}:"
     state = load_state(named.path, option)
@@ -72,7 +72,7 @@ def _refuse_other_tasks(named: NamedCheckpoint, task: Any) -> None:
 
 
 def _refuse_other_encodings(named: NamedCheckpoint, override: Spec, model: Any) -> None:
-    """Allow changed options only: other encodings would give figures without a meaning."""
+    """Refuse other encodings than the trained ones; only their options may change."""
     if "position_encoding" not in model:
         raise UserError(f"{named.name}: {named.path} is fairseq's own model, which takes no @SPEC")
     trained = resolve(model).decoder
@@ -84,7 +84,7 @@ def _refuse_other_encodings(named: NamedCheckpoint, override: Spec, model: Any) 
 
 
 def _list_encodings_with_weights(spec: Spec) -> list[str]:
-    """List the encodings of a spec, but for temperatures, which are read without training."""
+    """List the encodings of a spec without temperatures, which need no training."""
     names = [item.name for item in spec.items]
     return [name for name in names if name != "none" and not issubclass(get(name), Temperature)]
 
@@ -103,11 +103,12 @@ def predict(model: FairseqLanguageModel, tokens: Tensor, targets: Tensor) -> Ten
     return torch.cat(log_probs).view_as(targets)
 
 
-def read_dictionary(data: Path) -> Dictionary:
-    """Read the dictionary of a folder that ``fairseq-preprocess --only-source`` made.
+def read_stream(data: Path, split: str) -> Stream:
+    """Read all tokens of a split of data that ``fairseq-preprocess --only-source`` made.
 
     Raises:
-        UserError: the data do not exist.
+        UserError: the folder has no dictionary or no such split, or the split is empty, damaged, or
+            of another dictionary.
     """
     path = data / DICTIONARY
     if not path.is_file():
@@ -115,15 +116,7 @@ def read_dictionary(data: Path) -> Dictionary:
             f"--data {data}: {path} does not exist; name a folder that fairseq-preprocess "
             "--only-source made"
         )
-    return Dictionary.load(str(path))
-
-
-def read_stream(data: Path, split: str, dictionary: Dictionary) -> Stream:
-    """Read all tokens of a split.
-
-    Raises:
-        UserError: the folder has no such split, it is empty or damaged, or of another dictionary.
-    """
+    dictionary = Dictionary.load(str(path))
     dataset = load_indexed_dataset(str(data / split), dictionary)
     if dataset is None or not sum(dataset.sizes):
         splits = ", ".join(sorted(path.stem for path in data.glob("*.idx"))) or "none"

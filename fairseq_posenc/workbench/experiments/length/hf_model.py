@@ -1,4 +1,4 @@
-"""Causal language models in folders of transformers, ready to score, and the text they read."""
+"""Opens causal language models of transformers and the text that they read."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel, 
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 
-_ROWS = 1024  # tokens whose probabilities are computed at once: each has the whole vocabulary's
+_ROWS = 1024  # number of tokens whose probabilities over the vocabulary are computed at a time
 
 
 def load(named: NamedCheckpoint, how: ComputeOptions, longest: int) -> LoadedModel:
-    """Read a model from its folder. No code of the folder runs.
+    """Open the model of a folder, without running code of the folder.
 
     Raises:
-        UserError: no causal language model, or positions that it cannot take.
+        UserError: it is not a causal language model, or cannot take the positions.
     """
     model = load_model(named.path, dtype=torch.float32)
     if not model.can_generate() or model.config.is_encoder_decoder:
@@ -66,7 +66,7 @@ def predict(model: PreTrainedModel, tokens: Tensor, targets: Tensor) -> Tensor:
 
 
 def read_text(path: Path, folder: Path) -> Stream:
-    """Read the tokens of a text, by the tokenizer in a model's folder.
+    """Tokenize a text with the tokenizer of a model's folder.
 
     Raises:
         UserError: the file cannot be read, is empty, or the folder has no tokenizer.

@@ -1,4 +1,4 @@
-"""The results as a table, as JSON, in words, and as a picture: perplexity over length."""
+"""Reports perplexity by context length: a table, a record and a picture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length.checkpoint import NamedCheckpoint
-from fairseq_posenc.workbench.experiments.length.scoring import Score
+from fairseq_posenc.workbench.experiments.length.scoring import Score, Scores
 from fairseq_posenc.workbench.results import markdown, pictures
 from fairseq_posenc.workbench.results.differences import compare
 from fairseq_posenc.workbench.results.intervals import LEVEL, interval_of_perplexity
@@ -26,25 +26,25 @@ _MARGIN = 1.05  # room above and below the lines
 class ModelScores(NamedTuple):
     """The scores of one model."""
 
-    named: NamedCheckpoint  # what the user named
-    encoding: str  # spec of its position encodings, or "fairseq's CLASS" for a model not ours
+    named: NamedCheckpoint  # the model
+    encoding: str  # spec of its positions, or "fairseq's CLASS" for fairseq's own models
     trained_length: int  # tokens in a training sample
-    updates: int | None  # training updates, if known
-    scores: dict[str, dict[int, Score]]  # mode -> length -> score
+    updates: int | None  # training updates; None if they are not known
+    scores: Scores  # by mode and context length
 
 
 class LengthResults(NamedTuple):
-    """All that is reported."""
+    """The scores of all models on a text."""
 
-    text: str  # what was read: the split of a folder, or a file
-    tokens: int  # how many tokens it has; each was predicted once for each figure
-    stride: int  # tokens that the sliding window moves on
-    rows: list[ModelScores]  # a model each
-    windows: int | None = None  # how many were scored; None for the whole text
+    text: str  # name of the text: a file, or the split of a data-bin
+    tokens: int  # number of its tokens
+    stride: int  # number of tokens by which the sliding window moves
+    rows: list[ModelScores]  # scores of each model
+    windows: int | None = None  # number of windows that were scored; None for the whole text
 
     @property
     def modes(self) -> list[str]:
-        """The modes that were asked for."""
+        """The modes of evaluation."""
         return list(self.rows[0].scores)
 
     @property
@@ -54,7 +54,7 @@ class LengthResults(NamedTuple):
 
 
 def format_table(results: LengthResults) -> str:
-    """Format the table of all models in Markdown, and the reasons for its dashes below it."""
+    """Format a table of all models in Markdown, with the reasons for missing figures."""
     rows = [
         [
             markdown.escape(row.named.name),
@@ -76,7 +76,7 @@ def format_table(results: LengthResults) -> str:
 
 
 def _compare_with_first(results: LengthResults) -> list[str]:
-    """Compare each model with the first, window by window, at each length."""
+    """Compare each model with the first one at each length, by paired windows."""
     first, *others = results.rows
     notes = []
     for row in others if results.windows else ():
@@ -106,14 +106,14 @@ def _format_cell(score: Score) -> str:
 
 
 def _explain_dashes(row: ModelScores) -> list[str]:
-    """Explain a model's dashes by the first refusal of its scores; empty if it has no dash."""
+    """Give the reason for a model's first missing figure; empty if it has all figures."""
     refusals = (score.refusal for scores in row.scores.values() for score in scores.values())
     reason = next(filter(None, refusals), "")
     return [f"no figure, because {reason}"] if reason else []
 
 
 def write_markdown(results: LengthResults, path: Path, picture: str) -> None:
-    """Write the table with what it shows; ``picture`` is a file beside it, or empty."""
+    """Write the report; ``picture`` is the name of a file beside it, or empty."""
     parts = [
         "# Perplexity against context length",
         _introduce(results),
@@ -150,7 +150,7 @@ def _introduce(results: LengthResults) -> str:
 
 
 def build_record(results: LengthResults) -> Record:
-    """Collect all figures."""
+    """Build the record of all scores."""
     rows = [
         {
             "model": row.named.name,

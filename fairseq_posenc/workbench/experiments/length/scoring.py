@@ -1,4 +1,4 @@
-"""Loss and perplexity of a model on a stream, in each mode at each context length."""
+"""Computes the loss and the perplexity of a model on a stream, by mode and context length."""
 
 from __future__ import annotations
 
@@ -30,16 +30,15 @@ _MOST_BITS = 1000.0  # 2 to this power is still a number
 
 
 class Score(NamedTuple):
-    """How well a model predicts a stream, or why it cannot."""
+    """The loss of a model on a stream, or the reason why it cannot read it."""
 
-    length: int  # most tokens that the model read at a time
-    stride: int  # tokens predicted at a time
-    tokens: int  # tokens predicted in all
-    loss: Optional[float]  # bits per token; None if the model refused
+    length: int  # context length: most tokens of a window
+    stride: int  # tokens of a window that are predicted
+    tokens: int  # predicted tokens of all windows
+    loss: Optional[float]  # bits per token; None if there is no figure
     seconds: float  # wall-clock time
-    refusal: str = ""  # why there is no figure
-    # where windows are spread over the stream, the perplexity in each of them
-    windows: Sequence[float] = ()
+    refusal: str = ""  # reason why there is no figure
+    windows: Sequence[float] = ()  # perplexity of each window, if windows were spread
 
     @property
     def perplexity(self) -> Optional[float]:
@@ -51,16 +50,15 @@ Scores = dict[str, dict[int, Score]]  # of a model, by mode and context length
 
 
 class Scoring(NamedTuple):
-    """What a model is scored at, and how it is opened."""
+    """The scores to compute for a model, one for each mode and context length."""
 
-    folder: Path  # of the model, whose name messages have
-    inputs: Inputs  # what the scores depend on, without their lengths
+    folder: Path  # folder of the results; its name is the model's in messages
+    inputs: Inputs  # all that the scores depend on, except the lengths
     open: Callable[[], tuple[LoadedModel, Stream]]  # opens the model and the text
     lengths: Sequence[int]  # context lengths
-    # the stride of each mode; None for that of the length, so that nothing overlaps
-    strides: Mapping[str, int | None]
-    max_tokens: int  # tokens to read in a batch
-    spread: int | None = None  # how many windows are spread over the stream; None reads all of it
+    strides: Mapping[str, int | None]  # stride by mode; None if windows do not overlap
+    max_tokens: int  # most tokens of a batch
+    spread: int | None = None  # number of windows to spread over the stream; None reads all of it
 
     def build_job(self) -> Job:
         """Build the job of the model, with a step for each score."""
@@ -75,7 +73,7 @@ class Scoring(NamedTuple):
         return Job(self.folder.name, self.folder, tuple(steps))
 
     def read(self, job: Job) -> Scores:
-        """Read the scores of a job that is done."""
+        """Read the scores of a finished job."""
         scores: Scores = {mode: {} for mode in self.strides}
         for (mode, length), step in zip(product(self.strides, self.lengths), job.steps):
             scores[mode][length] = Score(**(step.outputs or {}))
@@ -104,11 +102,17 @@ def score_stream(
     on_tokens: Callable[[int], None] = lambda tokens: None,
     spread: Sequence[int] | None = None,
 ) -> Score:
-    """Score every token of a stream once; tell ``on_tokens`` of each batch how many.
+    """Compute the mean loss of a stream's tokens; every token is predicted once.
 
-    At most ``length`` tokens are read at a time and ``stride`` predicted, in batches of
-    ``max_tokens``, if that is more than one window. ``spread`` is a number of windows and the
-    longest length, for :func:`spread_windows` in place of the whole stream.
+    Args:
+        loaded: the model.
+        stream: the text.
+        length: most tokens of a window.
+        stride: tokens of a window that are predicted.
+        max_tokens: most tokens of a batch, unless a window alone has more.
+        on_tokens: called with the number of predicted tokens of each batch.
+        spread: number of windows and largest context length (:func:`spread_windows`); None reads
+            the whole stream.
     """
     began = time.monotonic()
     total, tokens, refusal = 0.0, 0, ""
@@ -130,10 +134,10 @@ def score_stream(
             if spread is not None:
                 perplexities += log_probs.double().mean(1).neg().exp().tolist()
             on_tokens(log_probs.numel())
-    except UserError as error:  # an encoding that cannot read so much
+    except UserError as error:  # an encoding cannot read so long a window
         refusal = str(error)
     loss = -total / max(1, tokens) / math.log(2)
-    if not refusal and not loss < _MOST_BITS:  # so that NaN fails
+    if not refusal and not loss < _MOST_BITS:  # the comparison is false for NaN too
         refusal = "the model's probabilities are too small for a number"
     seconds = time.monotonic() - began
     return Score(length, stride, tokens, None if refusal else loss, seconds, refusal, perplexities)
@@ -141,10 +145,7 @@ def score_stream(
 
 @torch.no_grad()
 def compute_log_probabilities(loaded: LoadedModel, stream: Stream, batch: list[Window]) -> Tensor:
-    """Compute the natural logarithms of the probabilities of predicted tokens, ``(B, n)``.
-
-    All windows of the batch have one shape.
-    """
+    """Compute natural logarithms of the probabilities of a batch's predicted tokens, ``(B, n)``."""
     device = next(loaded.model.parameters()).device
     tokens = torch.stack([stream.inputs[w.start : w.end] for w in batch])  # [B, T]
     targets = torch.stack([stream.targets[w.scored : w.end] for w in batch])  # [B, n]

@@ -1,4 +1,4 @@
-"""The text that is scored, all tokens in a row, and the windows in which it is read."""
+"""Holds a text as one sequence of tokens, and cuts it into the windows that models read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 class Stream(NamedTuple):
-    """What a model reads and what it predicts."""
+    """The inputs and targets of a text."""
 
-    # `(N,)`, the token before each target. Before the first one it is that with which texts begin
-    # in training, of fairseq the end of a sentence, so the first token is predicted like others
+    # The token before each target, `(N,)`. The first one is the symbol with which texts begin in
+    # training (in fairseq, the end of a sentence), so the first token is predicted like any other.
     inputs: Tensor
     targets: Tensor  # `(N,)`, every token of the text, ends of sentences included
 
@@ -29,7 +29,7 @@ class Stream(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A piece of the stream: read from ``start``, predicted from ``scored``, up to ``end``."""
+    """A piece of a stream: the model reads ``start:end`` and predicts ``scored:end``."""
 
     start: int
     scored: int
@@ -37,7 +37,7 @@ class Window(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """How many tokens are read, and how many of them are predicted."""
+        """Numbers of tokens that are read and that are predicted."""
         return self.end - self.start, self.end - self.scored
 
 
@@ -45,8 +45,8 @@ def cut_windows(total: int, length: int, stride: int) -> Iterator[Window]:
     """Cut a stream so that every token is predicted exactly once.
 
     A window reads at most ``length`` tokens and predicts the last ``stride`` of them, so each has
-    at least ``length - stride`` tokens of context, as far as the stream has them. With a stride of
-    ``length`` that is the non-overlapping evaluation.
+    at least ``length - stride`` tokens of context, except at the beginning of the stream. If both
+    are equal, windows do not overlap.
 
     Source:
         Press et al. (2022), "ALiBi", arXiv:2108.12409, appendix B; the windows are those of
@@ -59,9 +59,9 @@ def cut_windows(total: int, length: int, stride: int) -> Iterator[Window]:
 def spread_windows(
     total: int, length: int, stride: int, longest: int, count: int
 ) -> Iterator[Window]:
-    """Spread windows evenly over a stream, from its token ``longest`` on.
+    """Spread ``count`` windows evenly over a stream; the first one ends at the token ``longest``.
 
-    Windows of any length up to the longest predict the same tokens, the last ``stride`` of each.
+    The tokens that are predicted, the last ``stride`` of each window, do not depend on ``length``.
     """
     for number in range(count):
         end = longest + (total - longest) * number // max(1, count - 1)
@@ -69,7 +69,7 @@ def spread_windows(
 
 
 def batch_windows(pieces: Iterator[Window], max_tokens: int) -> Iterator[list[Window]]:
-    """Put neighbours of equal shape together, up to ``max_tokens`` tokens, or else one by one."""
+    """Group neighbouring windows of equal shape into batches of at most ``max_tokens`` tokens."""
     for (read, _), alike in groupby(pieces, key=lambda window: window.shape):
         while batch := list(islice(alike, max(1, max_tokens // read))):
             yield batch
