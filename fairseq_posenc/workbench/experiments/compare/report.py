@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import platform
-import re
 import shlex
 from collections.abc import Callable, Iterable
 from itertools import groupby
@@ -14,6 +13,7 @@ from typing import Optional
 
 from fairseq_posenc.analysis.listing import list_entries
 from fairseq_posenc.files import write_whole
+from fairseq_posenc.specs import parse
 from fairseq_posenc.workbench.experiments.compare.statements import derive_statements
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate
 from fairseq_posenc.workbench.experiments.text_experiment import STACKS, TextResults, TextSettings
@@ -34,11 +34,14 @@ from fairseq_posenc.workbench.running.progress import format_time, say
 
 REPORT, PICTURE, PAGE = "report.md", "curves.png", "report.html"
 _REFRESH = 10  # seconds after which a browser reloads the page of an unfinished comparison
-_HEADER = (
-    *("encoding", "position parameters", "learning rate", "seeds", "validation perplexity"),
-    *("each seed", "tokens/s", "time"),
-)
-_SCREEN = ("encoding", "validation perplexity", "each seed", "position parameters", "time")
+# Columns of the table on a terminal; the report has them all.
+_SCREEN_COLUMNS = [
+    "encoding",
+    "validation perplexity",
+    "each seed",
+    "position parameters",
+    "time",
+]
 _FAMILIES = {MASKED: "masked language model", CAUSAL: "causal language model"}
 
 
@@ -66,8 +69,8 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
         _explain_figures(results.settings),
         *_suggest_next_steps(results),
         "## Commands",
-        format_reruns(results.settings),
-        format_commands(results.settings),
+        _format_rerun(results.settings),
+        _format_trainings(results.settings),
     ]
     path, text = out / REPORT, "\n\n".join(part for part in parts if part) + "\n"
     write_whole(path, text)
@@ -97,8 +100,11 @@ def _describe_missing(results: TextResults, seconds_left: Optional[float]) -> st
 
 def _describe_encodings(settings: TextSettings) -> list[str]:
     """Describe each encoding of the comparison in a line."""
-    specs = " ".join(variant.position_encoding for variant in settings.variants)
-    names = set(re.findall(r"\w+", specs))
+    names = {
+        item.name
+        for variant in settings.variants
+        for item in parse(variant.position_encoding).items
+    }
     lines = [
         f"- {markdown.code(entry.name)}: {entry.summary.replace('``', '`')}"
         for entry in list_entries()
@@ -120,19 +126,19 @@ def _suggest_next_steps(results: TextResults) -> list[str]:
     if results.missing or not models:
         return []
     best = min(models, key=lambda model: model.sort_key)
-    run, names = best.outcomes[0].run, [entry.name for entry in list_entries()]
-    checkpoint = shlex.quote(str(results.settings.folder(run) / "checkpoint_best.pt"))
-    choose = f"--family {results.settings.family} --length {results.settings.trained}"
-    steps = [
-        (
-            "a page with every head of the model with the lowest perplexity",
-            f'fairseq-posenc inspect --checkpoint {checkpoint} --text "a sentence of the text"',
-        ),
-        ("measurements of all encodings", f"fairseq-posenc choose {choose}"),
+    checkpoint = results.settings.folder(best.outcomes[0].run) / "checkpoint_best.pt"
+    name = parse(best.variant.position_encoding).items[0].name
+    commands = [
+        "# a page with every head of the model with the lowest perplexity",
+        f"fairseq-posenc inspect --checkpoint {shlex.quote(str(checkpoint))} --text "
+        '"a sentence of the text"',
+        "# measurements of all encodings",
+        f"fairseq-posenc choose --family {results.settings.family} --length "
+        f"{results.settings.trained}",
+        "# formula and cost",
+        f"fairseq-posenc describe {name}",
     ]
-    if run.variant.name in names:
-        steps.append(("formula and cost", f"fairseq-posenc describe {run.variant.name}"))
-    code = "\n".join(f"# {comment}\n{command}" for comment, command in steps)
+    code = "\n".join(commands)
     return [
         "## What to do next",
         "Train for longer, with more seeds or on your own text, by the commands below. Or look "
@@ -188,38 +194,54 @@ def format_table(results: TextResults) -> str:
     """Format all models as a table in Markdown, with the figures so far of unfinished ones."""
     rows = {model.variant.name: _format_row(model, results.settings) for model in results.models}
     rows |= {name: _format_begun(*begun) for name, begun in find_begun(results).items()}
-    return markdown.table(_HEADER, [rows[name] for name in results.settings.names if name in rows])
+    ordered = [rows[name] for name in results.settings.names if name in rows]
+    columns = list(ordered[0]) if ordered else _SCREEN_COLUMNS
+    return markdown.table(columns, [list(row.values()) for row in ordered])
 
 
 def format_screen(results: TextResults) -> str:
     """Format the figures and conclusions for a terminal, the lowest perplexity first."""
     models = sorted(results.models, key=lambda model: model.sort_key)
-    rows = [dict(zip(_HEADER, _format_row(model, results.settings))) for model in models]
-    table = markdown.table(_SCREEN, [[row[title] for title in _SCREEN] for row in rows])
+    rows = [_format_row(model, results.settings) for model in models]
+    cells = [[row[column] for column in _SCREEN_COLUMNS] for row in rows]
     sentences = [f"- {sentence}" for sentence in list_conclusions(results)]
-    return terminal.show("\n".join([table, "", *sentences]))
+    return terminal.show("\n".join([markdown.table(_SCREEN_COLUMNS, cells), "", *sentences]))
 
 
-def _format_row(model: SeedAggregate, settings: TextSettings) -> tuple[str, ...]:
+def _format_row(model: SeedAggregate, settings: TextSettings) -> dict[str, str]:
+    """Format the figures of a model by column."""
+
     def mean(figure: Callable[[Outcome], float], show: Callable[[float], str]) -> str:
         return show(fmean(map(figure, model.undiverged))) if model.undiverged else "-"
 
     seeds, total = len(model.outcomes), len(settings.seeds)
-    return (
-        markdown.code(model.variant.name),
-        mean(lambda outcome: outcome.figures["position_parameters"], "{:,.0f}".format),
-        *(model.lr, str(seeds) if seeds == total else f"{seeds} of {total}", model.show(2)),
-        ", ".join(f"{outcome.perplexity:,.1f}" for outcome in model.undiverged) or "-",
-        mean(lambda outcome: outcome.curve.speed, "{:,.0f}".format),
-        mean(lambda outcome: outcome.seconds, format_time),
-    )
+    return {
+        "encoding": markdown.code(model.variant.name),
+        "position parameters": mean(
+            lambda outcome: outcome.figures["position_parameters"], "{:,.0f}".format
+        ),
+        "learning rate": model.lr,
+        "seeds": str(seeds) if seeds == total else f"{seeds} of {total}",
+        "validation perplexity": model.show(2),
+        "each seed": ", ".join(f"{outcome.perplexity:,.1f}" for outcome in model.undiverged) or "-",
+        "tokens/s": mean(lambda outcome: outcome.curve.speed, "{:,.0f}".format),
+        "time": mean(lambda outcome: outcome.seconds, format_time),
+    }
 
 
-def _format_begun(run: Run, curve: Curve) -> tuple[str, ...]:
+def _format_begun(run: Run, curve: Curve) -> dict[str, str]:
+    """Format the figures so far of a model without a finished training."""
     updates, perplexity = curve.points[-1]
-    so_far = f"{perplexity:,.2f} at update {updates:,}"
-    name, speed = markdown.code(run.variant.name), f"{curve.speed:,.0f}"
-    return (name, "-", run.case, "0", so_far, "-", speed, "-")
+    return {
+        "encoding": markdown.code(run.variant.name),
+        "position parameters": "-",
+        "learning rate": run.case,
+        "seeds": "0",
+        "validation perplexity": f"{perplexity:,.2f} at update {updates:,}",
+        "each seed": "-",
+        "tokens/s": f"{curve.speed:,.0f}",
+        "time": "-",
+    }
 
 
 def draw(results: TextResults, title: str, path: Path) -> bool:
@@ -248,39 +270,8 @@ def find_begun(results: TextResults) -> dict[str, tuple[Run, Curve]]:
     return begun
 
 
-_USER_DIR = ' --user-dir "$(fairseq-posenc user-dir)"'  # finds the package on every machine
-
-
-def format_reruns(settings: TextSettings) -> str:
-    """Format commands that run the comparison again, longer, with more seeds, or on other text."""
-    out = str(settings.out)
-    longer = ["--updates", str(4 * settings.updates)]
-    seeds = range(max(settings.seeds) + 1, max(settings.seeds) + 4)
-    more = ["--seeds", ",".join(map(str, (*settings.seeds, *seeds)))]
-    rates = ["--lrs", "0.001,0.003,0.01"]
-    bigger = ["--text", "big.txt", "--updates", "20000", "--vocab-size", "8000", "--lrs", "0.0005"]
-    stack = STACKS[settings.family]
-    larger = (
-        f"--{stack}-layers 6 --{stack}-embed-dim 512 --{stack}-ffn-embed-dim 2048 "
-        f"--{stack}-attention-heads 8 --dropout 0.1 --tokens-per-sample 256 --max-tokens 16384"
-    )
-    lines = [
-        ("the same again: finished steps are not repeated", []),
-        ("four times as long: continues these trainings", longer),
-        ("three more seeds: only these are trained", more),
-        ("each model at the best of three learning rates", rates),
-        (
-            "bigger: for a text of millions of words, and a GPU, which is used if torch finds it",
-            [*bigger, "--out", f"{out}-big", "--", larger],
-        ),
-        ("your own text", ["--text", "my.txt", "--out", f"{out}-my-text"]),
-    ]
-    shown = [f"# {comment}\n{_compare_command(settings, changes)}" for comment, changes in lines]
-    return _fold("Run it again, longer, with more seeds, or on another text", "\n\n".join(shown))
-
-
-def _compare_command(settings: TextSettings, changes: list[str]) -> str:
-    """Build the command of this comparison with some options changed."""
+def _format_rerun(settings: TextSettings) -> str:
+    """Format the command of this comparison, and options that change it."""
     options = {
         "--family": settings.family if settings.family != MASKED else "",
         "--text": str(settings.text) if settings.text else "",
@@ -290,23 +281,28 @@ def _compare_command(settings: TextSettings, changes: list[str]) -> str:
         "--lrs": ",".join(settings.lrs),
         "--vocab-size": str(settings.vocab_size),
         "--out": str(settings.out),
-        "--": shlex.join(settings.train_args),
     }
-    options.update(zip(changes[::2], changes[1::2]))
-    passed = options.pop("--")
-    words = [word for key, value in options.items() if value for word in (key, value)]
-    return f"fairseq-posenc compare {shlex.join(words)}" + (f" -- {passed}" if passed else "")
+    words = [word for option, value in options.items() if value for word in (option, value)]
+    passed = ["--", *settings.train_args] if settings.train_args else []
+    more_seeds = range(max(settings.seeds) + 1, max(settings.seeds) + 4)
+    return (
+        "This comparison again, which repeats no finished step:\n\n"
+        f"```sh\nfairseq-posenc compare {shlex.join([*words, *passed])}\n```\n\n"
+        f"Add `--updates {4 * settings.updates}` to continue the trainings, `--seeds "
+        f"{','.join(map(str, (*settings.seeds, *more_seeds)))}` for three more seeds, or `--lrs "
+        "0.001,0.003,0.01` for each model at the best of three learning rates. With another "
+        "`--out`, add `--text FILE` for your own text, or `-- "
+        f"--{STACKS[settings.family]}-layers 6` and other options of `fairseq-train` for larger "
+        "models."
+    )
 
 
-def format_commands(settings: TextSettings) -> str:
+def _format_trainings(settings: TextSettings) -> str:
     """Format the commands of all trainings."""
+    user_dir = ' --user-dir "$(fairseq-posenc user-dir)"'  # finds the package on every machine
     lines = []
     for run in settings.runs:
-        command = shlex.join(settings.train_command(run))
-        lines += [f"# {settings.label(run)}", command + _USER_DIR]
+        lines += [f"# {settings.label(run)}", shlex.join(settings.train_command(run)) + user_dir]
+    code = "\n".join(lines)
     summary = "fairseq-train, as it was called, on one thread each"
-    return _fold(summary, "\n".join(lines))
-
-
-def _fold(summary: str, code: str) -> str:
     return f"<details>\n<summary>{summary}</summary>\n\n```sh\n{code}\n```\n\n</details>"
