@@ -8,7 +8,7 @@ from pathlib import Path
 
 from docs.generate import forest_plots, measured
 from docs.generate.measured import Column
-from fairseq_posenc.workbench.experiments.choose.answer import BEST, SAME, UNREAD, WORSE
+from fairseq_posenc.workbench.experiments.choose.answer import BEST, SAME, UNREADABLE, WORSE
 from fairseq_posenc.workbench.experiments.variants import FAMILIES
 from fairseq_posenc.workbench.results import markdown
 
@@ -83,7 +83,7 @@ def _format_advice(name: str, columns: Iterable[tuple[str, Column]]) -> str:
         if has_worse and verdict in (BEST, SAME) and name in column.list_better_than_median():
             front.setdefault(family, []).append(column.title)
         in_lower_half = 2 * column.ranked().index(name) >= len(column.figures)
-        if verdict in (WORSE, UNREAD) and in_lower_half:
+        if verdict in (WORSE, UNREADABLE) and in_lower_half:
             back.setdefault(family, []).append(column.title)
     return " ".join(
         f"**{words}** "

@@ -19,8 +19,8 @@ from fairseq_posenc.workbench.experiments.choose.answer import (
     BLEU,
     NOT_MEASURED,
     Evidence,
-    Figures,
-    judge,
+    Measurement,
+    compare_with_best,
 )
 from fairseq_posenc.workbench.experiments.text_experiment import STACKS, option_value
 from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED
@@ -83,9 +83,9 @@ class Column(NamedTuple):
         return "cannot be read" if math.isinf(figure.mean) else figure.show(self.digits)
 
     def verdicts(self) -> dict[str, str]:
-        """Compare the encodings with the best one; see :func:`judge`."""
+        """Compare the encodings with the best one; see :func:`compare_with_best`."""
         means = {name: figure.mean for name, figure in self.figures.items()}
-        return judge(means, self.by_seed, self.scale._replace(higher=self.higher))
+        return compare_with_best(means, self.by_seed, self.scale._replace(higher=self.higher))
 
     def list_better_than_median(self) -> set[str]:
         """List the encodings that are significantly better than the median one."""
@@ -172,7 +172,7 @@ def collect_evidence(family: str) -> Evidence:
     )
 
 
-def _decide(column: Column) -> Figures:
+def _decide(column: Column) -> Measurement:
     values = {
         name: [
             None if math.isinf(value) else round(value, 6)
@@ -180,7 +180,7 @@ def _decide(column: Column) -> Figures:
         ]
         for name in column.ranked()
     }
-    return Figures(column.title, column.source, column.higher, values)
+    return Measurement(column.title, column.source, column.higher, values)
 
 
 def _describe_models(family: str) -> tuple[str, int, int]:

@@ -142,7 +142,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     "maintain": {
         "doctor": Command("check and test this installation", ".doctor"),
         "user-dir": Command(
-            "print the path for fairseq's option --user-dir", ".list_command", "directory"
+            "print the path for fairseq's option --user-dir", ".list_command", "user_dir"
         ),
     },
 }

@@ -1,4 +1,4 @@
-"""The commands ``list`` and ``user-dir``, which are quick because they do not import torch."""
+"""The commands ``list`` and ``user-dir``, which are quick: they import torch for --json alone."""
 
 import argparse
 import json
@@ -21,17 +21,17 @@ def run_list(args: argparse.Namespace) -> int:
         facts = [catalogue.collect_facts(entry.name) for entry in entries]
         print(json.dumps(facts, indent=2))
         return 0
-    width = max(len(entry.name) for entry in entries)
+    name_width, place_width = (max(len(entry[column]) for entry in entries) for column in (0, 1))
     for name, acts_on, summary in entries:
-        print(f"{name:<{width}}  {acts_on:<8}  {summary.replace('``', '')}")
+        print(f"{name:<{name_width}}  {acts_on:<{place_width}}  {summary.replace('``', '')}")
     return 0
 
 
-def add_directory_arguments(parser: argparse.ArgumentParser) -> None:
+def add_user_dir_arguments(parser: argparse.ArgumentParser) -> None:
     """Add nothing: ``fairseq-posenc user-dir`` has no options."""
 
 
-def run_directory(args: argparse.Namespace) -> int:
+def run_user_dir(args: argparse.Namespace) -> int:
     """Print the path of the package."""
     print(USER_DIR)
     return 0

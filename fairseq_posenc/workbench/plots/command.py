@@ -32,6 +32,7 @@ class Kind(NamedTuple):
     from_spec: bool = True  # whether --encoding can replace --checkpoint
     text: str = "no"  # whether the model reads a text: `no`, `can` or `must`
     reach: int = 0  # default of --reach, the largest distance; 0 without that option
+    layers: str = "all"  # default of --layer: `all` or `the first`; empty if there is no choice
 
 
 class Subject(NamedTuple):
@@ -92,8 +93,10 @@ def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:
         add("--target", metavar="TEXT", help="the translation (default: the model's own)")
     stacks = ["encoder", "decoder", *(["cross"] if kind.text != "no" else [])]
     add("--stack", choices=stacks, help="default: the model's first")
-    for option in ("--layer", "--head"):
-        add(option, type=int, nargs="+", metavar="N", help="counted from 1 (default: all)")
+    parser.set_defaults(layer=None, head=None)
+    for option, default in (("--layer", kind.layers), ("--head", "all")) if kind.layers else ():
+        text = f"counted from 1 (default: {default})"
+        add(option, type=int, nargs="+", metavar="N", help=text)
     if kind.reach:
         add_count(parser, "--reach", "the largest distance", kind.reach)
 
@@ -108,9 +111,9 @@ def _check_source(args: argparse.Namespace, kind: Kind) -> None:
         raise UserError(
             f"plot {args.kind}: name --checkpoint {kind.checkpoints} times, not {count}"
         )
-    sizes = [size for size in (*_SIZES, "decoder") if getattr(args, size, None)]
-    if count and sizes:
-        option = sizes[0].replace("_", "-")
+    of_specs = [name for name in (*_SIZES, "decoder") if getattr(args, name, None)]
+    if count and of_specs:
+        option = of_specs[0].replace("_", "-")
         raise UserError(f"--{option} is for --encoding: a checkpoint has its own sizes")
 
 
@@ -126,7 +129,7 @@ def _draw_map(args: argparse.Namespace) -> Any:
 def _draw_products(args: argparse.Namespace) -> Any:
     stack, _, layers, heads, name = _find_subject(args)
     title = f"{name}: products of input vectors at distance k"
-    return distances.draw_products(stack, layers if args.layer else [0], heads, args.reach, title)
+    return distances.draw_products(stack, layers, heads, args.reach, title)
 
 
 def _draw_decay(args: argparse.Namespace) -> Any:
@@ -137,14 +140,17 @@ def _draw_decay(args: argparse.Namespace) -> Any:
 
 def _draw_scores(args: argparse.Namespace) -> Any:
     stack, model, layers, heads, name = _find_subject(args)
+    # Sentences of twice the reach have many pairs at each distance.
     captured = _import_trained().attention_to_random_symbols(model, 2 * args.reach) if model else []
     curves = distances.compute_curves(stack, layers, heads, args.reach, captured)
     return distances.draw_curves(curves, heads, name)
 
 
 def _draw_grid(args: argparse.Namespace) -> Any:
-    stack, _, layers, heads, name = _find_subject(args)
-    scores = plane.compute_plane(stack.layers[layers[0]], args.reach)
+    stack, _, (layer, *others), heads, name = _find_subject(args)
+    if others:
+        raise UserError("plot grid: name one --layer")
+    scores = plane.compute_plane(stack.layers[layer], args.reach)
     return plane.draw_plane(scores[heads], heads, f"{name}: scores of equal contents on a grid")
 
 
@@ -159,7 +165,7 @@ def _draw_distance(args: argparse.Namespace) -> Any:
 
 def _draw_difference(args: argparse.Namespace) -> Any:
     read = _read_maps if args.text else _collect_tables
-    (ours, title), (theirs, _) = (read(args, number) for number in (0, 1))
+    (ours, title), (theirs, _) = (read(args, index) for index in (0, 1))
     title = f"{title} minus {_shorten_path(args.checkpoint[1])}"
     if args.text:
         return attention.draw_attention(ours.subtract(theirs), title, signed=True)
@@ -174,11 +180,18 @@ KINDS = {
         "after the model's",
         _draw_products,
         reach=48,
+        layers="the first",
     ),
-    "decay": Kind("the upper bound of rope's scores by distance", _draw_decay, reach=256),
+    "decay": Kind(
+        "the upper bound of rope's scores by distance", _draw_decay, reach=256, layers=""
+    ),
     "scores": Kind("scores, biases and gains by distance, head and layer", _draw_scores, reach=32),
     "grid": Kind(
-        "scores on a grid, from its middle, of a SPEC with axes=2", _draw_grid, 0, reach=12
+        "scores on a grid, from its middle, of a SPEC with axes=2",
+        _draw_grid,
+        checkpoints=0,
+        reach=12,
+        layers="the first",
     ),
     "attention": Kind(
         "attention to a text, by layer and head", _draw_attention, from_spec=False, text="must"
@@ -196,41 +209,43 @@ KINDS = {
 }
 
 
-def _collect_tables(args: argparse.Namespace, number: int = 0) -> tuple[Any, str]:
-    """Collect the tables of a spec, or of the checkpoint ``number``; return them with a title."""
-    stack, _, layers, heads, name = _find_subject(args, number)
+def _collect_tables(args: argparse.Namespace, index: int = 0) -> tuple[Any, str]:
+    """Collect the tables of a spec, or of the checkpoint ``index``; return them with a title."""
+    stack, _, layers, heads, name = _find_subject(args, index)
     return tables.collect_tables(stack, layers, heads), name
 
 
-def _find_subject(args: argparse.Namespace, number: int = 0) -> Subject:
-    """Find the stack to show: of the checkpoint ``number``, or of an untrained spec."""
+def _find_subject(args: argparse.Namespace, index: int = 0) -> Subject:
+    """Find the stack to show: of the checkpoint ``index``, or of an untrained spec."""
     model = None
     if args.checkpoint:
-        path = args.checkpoint[number]
+        path = args.checkpoint[index]
         stack, model = _import_trained().open_stack(path, args.data, args.stack)
         name = f"{stack.spec} in {_shorten_path(path)}"
     else:
-        width, heads, length = (getattr(args, size) or _SIZES[size] for size in _SIZES)
-        stack = build_untrained_stack(args.encoding, width, heads, length, args.decoder)
+        sizes = (getattr(args, size) or default for size, default in _SIZES.items())
+        stack = build_untrained_stack(args.encoding, *sizes, causal=args.decoder)
         if args.stack not in (None, stack.name):
             raise UserError(f"--stack {args.stack}: --encoding has only the {stack.name}")
-        has_parameters = any(True for _ in stack.layers[0].parameters())
+        has_parameters = next(stack.layers[0].parameters(), None) is not None
         name = f"{stack.spec}, before training" if has_parameters else stack.spec
     layers = choose_numbers(args.layer, len(stack.layers), "layer", name)
+    if not args.layer and KINDS[args.kind].layers == "the first":
+        layers = layers[:1]
     chosen_heads = choose_numbers(args.head, stack.dims.num_heads, "head", name)
     return Subject(stack, model, layers, chosen_heads, name)
 
 
-def _read_maps(args: argparse.Namespace, number: int = 0) -> tuple[Any, str]:
+def _read_maps(args: argparse.Namespace, index: int = 0) -> tuple[Any, str]:
     """Compute the attention of a checkpoint to the text; return it with a title."""
-    path = args.checkpoint[number]
-    kind, maps = _import_trained().attention_to_text(
+    path = args.checkpoint[index]
+    stack, maps = _import_trained().attention_to_text(
         path, args.data, args.text, args.target, args.stack
     )
     name = _shorten_path(path)
     layers = choose_numbers(args.layer, len(maps.layers), "layer", name)
     heads = choose_numbers(args.head, len(maps.heads), "head", name)
-    return maps.select(layers, heads), f"{kind} attention in {name}"
+    return maps.select(layers, heads), f"{stack} attention in {name}"
 
 
 def _import_trained() -> Any:

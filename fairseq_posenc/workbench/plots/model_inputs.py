@@ -1,4 +1,7 @@
-"""Tokenizes raw text for a model, and keeps the text of each token as its label in pictures."""
+"""Prepares raw text as the input of a fairseq model, with a label for each token in pictures.
+
+Without a translation of the text, a translation model makes one.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,9 @@ class TokenizedText(NamedTuple):
 
     @classmethod
     def from_ids(cls, ids: Iterable[int], dictionary: Dictionary) -> TokenizedText:
-        """Label special symbols, which have no text, with their names."""
-        numbers = list(map(int, ids))
-        return cls(numbers, [dictionary[number].strip(SPACE) or SPACE for number in numbers])
+        """Label tokens with their symbols, as those of a translation or special symbols."""
+        tokens = list(map(int, ids))
+        return cls(tokens, [dictionary[token].strip(SPACE) or SPACE for token in tokens])
 
     def __add__(self, other: TokenizedText) -> TokenizedText:  # type: ignore[override]
         """Append the tokens that follow."""
@@ -44,14 +47,14 @@ class TokenizedText(NamedTuple):
         return torch.tensor([self.ids])
 
 
-class Reading(NamedTuple):
-    """A text prepared for a model."""
+class ModelInput(NamedTuple):
+    """A text as the input of a model."""
 
     labels: dict[str, list[str]]  # text of each token, by stack: `encoder`, `decoder`
     run: Callable[[], Any]  # runs the model on the text, for `capture_attention`
 
 
-def read_text(opened: OpenModel, text: str, target: str | None = None) -> Reading:
+def prepare_input(opened: OpenModel, text: str, target: str | None = None) -> ModelInput:
     """Tokenize a raw text for a model, as a batch of one.
 
     For a translation model the text is the source; without a ``target`` the model translates it by
@@ -65,21 +68,22 @@ def read_text(opened: OpenModel, text: str, target: str | None = None) -> Readin
         raise UserError(f"--target is for translation; {opened.path} is a {opened.family.title}")
     task, symbols = opened.task, opened.task.source_dictionary
     begin, end = (
-        TokenizedText.from_ids([number], symbols) for number in (symbols.bos(), symbols.eos())
+        TokenizedText.from_ids([token], symbols) for token in (symbols.bos(), symbols.eos())
     )
     if opened.family.name == "translation":
         source = tokenize(text, "--text", opened.data, symbols, task.cfg.source_lang) + end
         return _read_pair(opened, source, target)
     tokens = tokenize(text, "--text", opened.data, symbols)
     if opened.family.name == "causal_lm":
+        # Without its option, fairseq's language models read </s> before a text.
         stack, tokens = "decoder", (begin if task.args.add_bos_token else end) + tokens
     else:
         stack, tokens = "encoder", begin + tokens + end
     _refuse_long(opened, stack, tokens)
-    return Reading({stack: tokens.labels}, lambda: _run(opened, tokens.batch()))
+    return ModelInput({stack: tokens.labels}, lambda: _run(opened, tokens.batch()))
 
 
-def _read_pair(opened: OpenModel, source: TokenizedText, target: str | None) -> Reading:
+def _read_pair(opened: OpenModel, source: TokenizedText, target: str | None) -> ModelInput:
     """Read a source and its translation; the decoder reads the translation after ``</s>``."""
     task, symbols = opened.task, opened.task.target_dictionary
     _refuse_long(opened, "encoder", source)
@@ -91,10 +95,10 @@ def _read_pair(opened: OpenModel, source: TokenizedText, target: str | None) -> 
         data = task.build_dataset_for_inference([source.batch()[0]], lengths.tolist())
         with _errors_name_checkpoint(opened):
             ((best, *_),) = task.inference_step(generator, [opened.model], data.collater([data[0]]))
-        output = TokenizedText.from_ids(best["tokens"][:-1], symbols)
+        output = TokenizedText.from_ids(best["tokens"][:-1], symbols)  # without </s>
     tokens = TokenizedText.from_ids([symbols.eos()], symbols) + output
     _refuse_long(opened, "decoder", tokens)
-    return Reading(
+    return ModelInput(
         {"encoder": source.labels, "decoder": tokens.labels},
         lambda: _run(opened, source.batch(), lengths, tokens.batch()),
     )
@@ -126,7 +130,7 @@ def _errors_name_checkpoint(opened: OpenModel) -> Iterator[None]:
         raise UserError(f"{opened.path}: {error}") from error
 
 
-class _Words(SymbolEncoder):
+class _WhiteSpaceTokenizer(SymbolEncoder):
     """Tokenizer that splits at white space, as fairseq does with text that is already tokenized."""
 
     def __init__(self, dictionary: Dictionary) -> None:
@@ -147,19 +151,19 @@ def tokenize(
         UserError: no token of the text is in the dictionary.
     """
     of_language = folder / f"sentencepiece.{language}.model"
-    tokenizer: Tokenizer = _Words(dictionary)
+    tokenizer: Tokenizer = _WhiteSpaceTokenizer(dictionary)
     if language and of_language.exists():
         tokenizer = PieceEncoder(Pieces(of_language), dictionary)
     elif (folder / PIECES).exists() or (folder / ENCODER_JSON).exists():
         tokenizer = load_tokenizer(folder, dictionary)
     tokens, unknown = tokenizer.tokens(text), dictionary.unk()
-    if all(number == unknown for number in tokens.ids):
+    if all(token == unknown for token in tokens.ids):
         raise UserError(
             f"{option} {shortened(text)!r}: no token of it is in the dictionary of {folder}; a "
             f"text is split by {PIECES} or {ENCODER_JSON} there, and without them at white space"
         )
     labels = [text[start:end].strip() or SPACE for start, end in zip(tokens.starts, tokens.ends)]
-    for index, number in enumerate(tokens.ids):
-        if number == unknown:
+    for index, token in enumerate(tokens.ids):
+        if token == unknown:
             labels[index] += " (unknown)"
     return TokenizedText(tokens.ids.tolist(), labels)

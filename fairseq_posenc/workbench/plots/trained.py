@@ -1,4 +1,4 @@
-"""Opens trained models of fairseq for pictures, and captures their attention."""
+"""Opens trained models of fairseq, and captures their attention for ``plot`` and ``inspect``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from torch import Tensor
 from fairseq_posenc.analysis.split import CapturedAttention
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import capture_attention
-from fairseq_posenc.workbench.loading.open_model import open_model
+from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.plots.attention import Maps
-from fairseq_posenc.workbench.plots.model_inputs import read_text
+from fairseq_posenc.workbench.plots.inspection import Facts, Inspection, refuse_large
+from fairseq_posenc.workbench.plots.model_inputs import ModelInput, prepare_input
 from fairseq_posenc.workbench.plots.quantize import group_by_kind
 from fairseq_posenc.workbench.plots.stacks import PlottedStack, collect_trained_stacks
+from fairseq_posenc.workbench.running.files import checksum
 
 _SENTENCES, _SEED = 16, 1
 _SPECIAL = 4  # number of special symbols at the beginning of a dictionary
@@ -46,8 +48,8 @@ def attention_to_text(
     Args:
         path: the checkpoint.
         data: folder of its dictionaries; None for that of the training.
-        text: see :func:`read_text`.
-        target: see :func:`read_text`.
+        text: see :func:`prepare_input`.
+        target: see :func:`prepare_input`.
         name: kind of attention: ``encoder``, ``decoder`` or ``cross``; None for the model's first.
 
     Returns:
@@ -57,11 +59,11 @@ def attention_to_text(
         UserError: the checkpoint or the kind does not exist, or the model cannot read the text.
     """
     opened = open_model(path, data)
-    reading = read_text(opened, text, target)
-    kinds = group_by_kind(capture_attention(opened.model, reading.run))
+    prepared = prepare_input(opened, text, target)
+    kinds = group_by_kind(capture_attention(opened.model, prepared.run))
     kind = _choose_stack(path, list(kinds), name)
     queries, keys = ("decoder", "encoder") if kind == "cross" else (kind, kind)
-    return kind, Maps.from_stack(kinds[kind], reading.labels[queries], reading.labels[keys])
+    return kind, Maps.from_stack(kinds[kind], prepared.labels[queries], prepared.labels[keys])
 
 
 def attention_to_random_symbols(model: Any, length: int) -> list[CapturedAttention]:
@@ -85,6 +87,21 @@ def attention_to_random_symbols(model: Any, length: int) -> list[CapturedAttenti
     tables = (part for name, part in model.named_modules() if name.endswith("embed_tokens"))
     tokens = draw_tokens(next(tables))
     return capture_attention(model, lambda: model(tokens))
+
+
+def inspect_model(opened: OpenModel, prepared: ModelInput) -> Inspection:
+    """Run a model on a text, and collect its quantized attention.
+
+    Raises:
+        UserError: the page would be too large, the text is too long for the model, or its
+            attention is NaN or infinite.
+    """
+    stacks = opened.stacks.values()
+    heads = sum(len(stack.layers) * stack.layers[0].self_attn.num_heads for stack in stacks)
+    refuse_large(opened.path, heads, prepared.labels)
+    captured = capture_attention(opened.model, prepared.run)
+    facts = Facts(opened.path, checksum(opened.path), opened.family.title, opened.positions)
+    return Inspection.build(facts, captured, prepared.labels)
 
 
 def _choose_stack(path: Path, stacks: Sequence[str], name: str | None) -> str:

@@ -18,13 +18,13 @@ from fairseq_posenc.workbench.experiments.choose.answer import (
     NOT_MEASURED,
     SAME,
     UNKNOWN,
-    UNREAD,
+    UNREADABLE,
     WORSE,
     ChooseQuestion,
     answer_question,
     choose_candidates,
-    find_figures,
-    judge,
+    compare_with_best,
+    find_measurement,
     list_names,
     rank,
 )
@@ -98,15 +98,15 @@ def test_figures_over_the_seeds_have_the_interval_of_their_mean_loss(results):
     ("length", "verdicts"),
     [
         (128, {"rope": BEST, "learned": SAME, "alibi": WORSE}),
-        (129, {"rope": BEST, "alibi": WORSE, "learned": UNREAD}),
-        (256, {"rope": BEST, "alibi": WORSE, "learned": UNREAD}),
-        (257, {"alibi": BEST, "rope": WORSE, "learned": UNREAD}),
-        (512, {"alibi": BEST, "rope": WORSE, "learned": UNREAD}),
+        (129, {"rope": BEST, "alibi": WORSE, "learned": UNREADABLE}),
+        (256, {"rope": BEST, "alibi": WORSE, "learned": UNREADABLE}),
+        (257, {"alibi": BEST, "rope": WORSE, "learned": UNREADABLE}),
+        (512, {"alibi": BEST, "rope": WORSE, "learned": UNREADABLE}),
     ],
 )
 def test_the_least_multiple_that_is_as_far_decides(results, length, verdicts):
     evidence = measured.collect_evidence("causal-lm")
-    figures = find_figures(ChooseQuestion("causal-lm", length, 128), evidence)
+    figures = find_measurement(ChooseQuestion("causal-lm", length, 128), evidence)
     assert [*rank(figures).verdicts.items()] == [*verdicts.items()]
 
 
@@ -127,12 +127,20 @@ def test_behind_one_that_is_worse_wide_seeds_are_not_known_well_enough():
         "last": {1: 40.0, 2: 40.1, 3: 39.9},
     }
     means = {name: interval_of_perplexity(values.values()).mean for name, values in seeds.items()}
-    assert judge(means, seeds, PERPLEXITY) == {
+    assert compare_with_best(means, seeds, PERPLEXITY) == {
         "first": BEST,
         "second": WORSE,
         "wide": UNKNOWN,
         "last": WORSE,
     }
+
+
+@pytest.mark.parametrize(("higher", "best"), [(True, "high"), (False, "low")])
+def test_models_that_cannot_read_the_input_come_last(higher, best):
+    values = {"none": [None] * 3, "low": [1.0, 1.1, 1.2], "high": [2.0, 2.1, 2.2]}
+    ranking = rank(answer.Measurement("figure", "record", higher, values))
+    assert (ranking.best, [*ranking.verdicts][-1]) == (best, "none")
+    assert ranking.show("none") == UNREADABLE
 
 
 def test_the_answer_is_a_sentence_and_a_table_of_all_that_was_measured(results):
@@ -149,7 +157,7 @@ def test_the_answer_is_a_sentence_and_a_table_of_all_that_was_measured(results):
     assert f"Not measured: {', '.join(f'`{name}`' for name in others)}." in said
     rows = [line.strip("| ").split(" | ") for line in said.splitlines() if line.startswith("| `")]
     assert [row[0] for row in rows] == ["`alibi`", "`rope`", "`learned`"]
-    assert [row[2] for row in rows] == [BEST, WORSE, UNREAD]
+    assert [row[2] for row in rows] == [BEST, WORSE, UNREADABLE]
     assert rows[0][1] == measured.at_multiple("causal-lm", 4).show("alibi")
 
 
@@ -179,6 +187,8 @@ def test_only_the_encodings_asked_for_are_compared(results):
     assert "--encodings 'alibi,learned,m4m' --text my.txt" in said
     with pytest.raises(UserError, match="--encodings m4m: none of these was measured"):
         answer_question(ChooseQuestion("causal-lm", 128, 128, ("m4m",)))
+    with pytest.raises(UserError, match="--encodings learned: none of these could read such"):
+        answer_question(ChooseQuestion("causal-lm", 512, 128, ("learned",)))
 
 
 def test_beyond_all_that_was_read_nothing_is_said(results):

@@ -20,10 +20,10 @@ from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.families import FAMILIES
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
-from fairseq_posenc.workbench.plots.inspect_checkpoint import inspect_model
 from fairseq_posenc.workbench.plots.inspection import render_page
-from fairseq_posenc.workbench.plots.model_inputs import Reading, read_text, tokenize
+from fairseq_posenc.workbench.plots.model_inputs import ModelInput, prepare_input, tokenize
 from fairseq_posenc.workbench.plots.quantize import FINE, LEVELS, find_visible, quantize
+from fairseq_posenc.workbench.plots.trained import inspect_model
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.tokens.pieces import learn_pieces
 from tests.helpers.commands import (
@@ -52,12 +52,14 @@ NARROW = {
 }
 
 
-def watched_model(family: str, model, labels: list[str]) -> tuple[OpenModel, Reading]:
+def watched_model(family: str, model, labels: list[str]) -> tuple[OpenModel, ModelInput]:
     """Return a model and random tokens with labels as if they had come from a checkpoint."""
     path = new_directory() / "model.pt"
     path.write_bytes(b"a model")
     tokens = torch.randint(4, 20, (1, len(labels)))
-    reading = Reading({"encoder": labels, "decoder": labels}, lambda: logits(model, family, tokens))
+    reading = ModelInput(
+        {"encoder": labels, "decoder": labels}, lambda: logits(model, family, tokens)
+    )
     (kind,) = (each for each in FAMILIES if each.name == family)
     return OpenModel(path, kind, model, None, {}, path.parent, {}), reading
 
@@ -139,12 +141,12 @@ def inspected(family: str) -> str:
     checkpoint = trained(family).save_dir / "checkpoint_last.pt"
     out = new_directory() / "attention.html"
     run("fairseq-posenc", "inspect", "--checkpoint", checkpoint, "--text", TEXT, "--out", out)
-    return out.read_text(encoding="utf-8")
+    return out.prepare_input(encoding="utf-8")
 
 
 def attention(family: str) -> list[CapturedAttention]:
     opened = open_model(trained(family).save_dir / "checkpoint_last.pt")
-    return capture_attention(opened.model, read_text(opened, TEXT).run)
+    return capture_attention(opened.model, prepare_input(opened, TEXT).run)
 
 
 PARTS = ["content", "position", "both"]
@@ -198,7 +200,7 @@ def test_two_checkpoints_share_a_page(capsys):
     paths = [str(trained(family).save_dir / "checkpoint_last.pt") for family in KINDS][:2]
     given = [part for path in paths for part in ("--checkpoint", path)]
     assert main(["inspect", *given, "--text", TEXT, "--out", str(out)]) == 0
-    html = out.read_text(encoding="utf-8")
+    html = out.prepare_input(encoding="utf-8")
     assert f"{out}: {len(html) / 1e6:.2f} MB" in capsys.readouterr().err
     for number, (family, kind) in enumerate((("masked_lm", "encoder"), ("causal_lm", "decoder"))):
         alone = numbers_of(inspected(family), kind, "weight")
@@ -213,11 +215,11 @@ def test_models_of_fairseqs_own_show_weights_and_scores(family):
     ).save_dir
     opened = open_model(save_dir / "checkpoint_last.pt")
     assert set(opened.positions.values()) == {None}
-    watched = inspect_model(opened, read_text(opened, TEXT))
+    watched = inspect_model(opened, prepare_input(opened, TEXT))
     for kind in watched.facts["kinds"]:
         assert [plane["name"] for plane in kind["planes"]] == ["weight", *PARTS]
     with pytest.raises(UserError, match=r"reads 1[0-9]* tokens, and the text has"):
-        read_text(opened, " ".join(["w1"] * 1100))
+        prepare_input(opened, " ".join(["w1"] * 1100))
     state = torch.load(save_dir / "checkpoint_last.pt")
     broken = next(value for name, value in state["model"].items() if name.endswith("k_proj.weight"))
     broken[0, 0] = torch.nan
@@ -279,7 +281,7 @@ def test_without_a_tokenizer_symbols_stand_between_spaces(tmp_path):
 @slow
 def test_the_models_own_translation_is_read_where_none_is_given():
     opened = open_model(trained("translation").save_dir / "checkpoint_last.pt")
-    own = read_text(opened, TEXT)
+    own = prepare_input(opened, TEXT)
     assert own.labels["encoder"] == [*TEXT.split(), "</s>"]
     start, *tokens = own.labels["decoder"]
     assert start == "</s>"
@@ -293,7 +295,7 @@ def test_the_models_own_translation_is_read_where_none_is_given():
     )
     (line,) = (line for line in generated.out.splitlines() if line.startswith("H-0"))
     assert tokens == line.split("\t")[2].split()
-    given = read_text(opened, TEXT, " ".join(tokens))
+    given = prepare_input(opened, TEXT, " ".join(tokens))
     assert given.labels == own.labels
 
 

@@ -30,13 +30,12 @@ from fairseq_posenc.workbench.results.intervals import (
 
 EVIDENCE = Path(__file__).with_name("evidence.json")
 NOT_MEASURED = "not measured"
-BEST, SAME, UNKNOWN, WORSE, UNREAD = (
-    "best",
-    "not significantly worse",
-    "not known well enough",
-    "significantly worse",
-    "cannot be read",
-)
+# Verdicts on an encoding.
+BEST = "best"
+SAME = "not significantly worse"
+UNKNOWN = "not known well enough"
+WORSE = "significantly worse"
+UNREADABLE = "cannot be read"
 BLEU = Scale("BLEU", higher=True)
 # Number of candidates to train if the user names none: on two cores, the default budget trains
 # these until ranks mean something.
@@ -54,8 +53,8 @@ class ChooseQuestion(NamedTuple):
     names: Sequence[str] = ()  # encodings to choose from; empty for all
 
 
-class Figures(NamedTuple):
-    """The measurements that decide an answer."""
+class Measurement(NamedTuple):
+    """A figure that was measured of all encodings."""
 
     title: str  # name of the measured figure
     source: str  # file names of the records
@@ -70,25 +69,27 @@ class Figures(NamedTuple):
 
     def average(self, name: str) -> Interval:
         """Average an encoding's values over seeds; infinite if it cannot read such inputs."""
-        values = [math.inf if value is None else value for value in self.values[name]]
+        worst = -math.inf if self.higher else math.inf
+        values = [worst if value is None else value for value in self.values[name]]
         return interval(values) if self.higher else interval_of_perplexity(values)
 
 
 class Evidence(NamedTuple):
-    """The measurements for a family of models."""
+    """All that was measured in a family of models."""
 
     models: str  # description of the models: size, text, updates and seeds
     trained: int  # input length in training in tokens; 0 if sentences have different lengths
     longest: int  # longest input in evaluation: in tokens, or in words of sentences
-    figures: dict[str, Figures]  # by input length as a multiple of that in training, from `1` on
+    # by input length as a multiple of that in training, from `1` on
+    figures: dict[str, Measurement]
     one_seed: list[str]  # encodings in the order of their loss after a short training, best first
     times: dict[str, float]  # time of a layer by encoding, as a multiple of that with `none`
 
 
 class Ranking(NamedTuple):
-    """Encodings ranked by a figure."""
+    """Encodings ranked by a measurement."""
 
-    figures: Figures
+    measurement: Measurement
     verdicts: dict[str, str]  # by encoding, best first
 
     @property
@@ -102,40 +103,43 @@ class Ranking(NamedTuple):
 
     def show(self, name: str) -> str:
         """Format an encoding's figure with its interval."""
-        if self.verdicts[name] == UNREAD:
-            return UNREAD
-        return self.figures.average(name).show(2)
+        if self.verdicts[name] == UNREADABLE:
+            return UNREADABLE
+        return self.measurement.average(name).show(2)
 
 
 def read_evidence(family: str) -> Evidence:
     """Read the measurements for a family."""
     content = json.loads(EVIDENCE.read_text(encoding="utf-8"))[family]
-    figures = {factor: Figures(**entry) for factor, entry in content.pop("figures").items()}
+    figures = {factor: Measurement(**entry) for factor, entry in content.pop("figures").items()}
     return Evidence(**content, figures=figures)
 
 
-def find_figures(question: ChooseQuestion, evidence: Evidence) -> Optional[Figures]:
-    """Find the figures that decide an answer; None if there are none for such long inputs.
+def find_measurement(question: ChooseQuestion, evidence: Evidence) -> Optional[Measurement]:
+    """Find the measurement that decides an answer; None if no inputs were so long.
 
-    They are those at the smallest measured multiple of the length in training that covers the
+    It is that at the smallest measured multiple of the length in training that covers the
     question's.
     """
     factor = question.length / question.trained
-    return next((entry for key, entry in evidence.figures.items() if int(key) >= factor), None)
+    long_enough = [key for key in evidence.figures if int(key) >= factor]
+    return evidence.figures[min(long_enough, key=int)] if long_enough else None
 
 
-def rank(figures: Figures, names: Sequence[str] = ()) -> Ranking:
-    """Rank the encodings ``names`` by a figure, or all that were measured."""
-    ranked = [name for name in figures.values if not names or name in names]
-    means = {name: figures.average(name).mean for name in ranked}
+def rank(measurement: Measurement, names: Sequence[str] = ()) -> Ranking:
+    """Rank the encodings ``names``, or all that were measured."""
+    ranked = [name for name in measurement.values if not names or name in names]
+    means = {name: measurement.average(name).mean for name in ranked}
     seeds = {
-        name: {seed: value for seed, value in enumerate(figures.values[name]) if value is not None}
+        name: {s: value for s, value in enumerate(measurement.values[name]) if value is not None}
         for name in ranked
     }
-    return Ranking(figures, judge(means, seeds, figures.scale))
+    return Ranking(measurement, compare_with_best(means, seeds, measurement.scale))
 
 
-def judge(means: Mapping[str, float], seeds: Mapping[str, Values], scale: Scale) -> dict[str, str]:
+def compare_with_best(
+    means: Mapping[str, float], seeds: Mapping[str, Values], scale: Scale
+) -> dict[str, str]:
     """Compare encodings with the best one; return their verdicts, the best mean first.
 
     An encoding may not be significantly worse than the best, although another one with a better
@@ -147,79 +151,89 @@ def judge(means: Mapping[str, float], seeds: Mapping[str, Values], scale: Scale)
         scale: the scale on which models are compared.
     """
     sign = -1 if scale.higher else 1
-    best, *others = sorted(means, key=lambda name: (math.isnan(means[name]), sign * means[name]))
-    worse = find_different(
-        seeds.get(best, {}), {name: seeds.get(name, {}) for name in others}, scale
-    )
-    verdicts, any_worse = {best: BEST}, False
-    for name in others:
-        if not math.isfinite(means[name]):
-            verdicts[name] = UNREAD
-            continue
+    readable = [name for name, mean in means.items() if math.isfinite(mean)]
+    ranked = sorted(readable, key=lambda name: sign * means[name])
+    verdicts = dict.fromkeys(ranked[:1], BEST)
+    reference = seeds.get(ranked[0], {}) if ranked else {}
+    worse = find_different(reference, {name: seeds.get(name, {}) for name in ranked[1:]}, scale)
+    any_worse = False
+    for name in ranked[1:]:
         any_worse = any_worse or name in worse
         verdicts[name] = WORSE if name in worse else UNKNOWN if any_worse else SAME
-    return verdicts
+    return verdicts | {name: UNREADABLE for name in means if name not in verdicts}
 
 
 def answer_question(question: ChooseQuestion) -> str:
     """Answer in Markdown: a recommendation, its evidence, and a table.
 
     Raises:
-        UserError: none of the requested encodings was measured.
+        UserError: none of the requested encodings was measured, or none can read such inputs.
     """
     evidence = read_evidence(question.family)
-    figures = find_figures(question, evidence)
+    measurement = find_measurement(question, evidence)
     condition = f"trained at {question.trained:,} tokens and read at {question.length:,}"
-    advice = _advise_training(question)
-    if figures is None:
+    if measurement is None:
+        advice = _advise_training(question)
         return f"No encoding can be recommended: no model was {condition}. {advice}"
-    measured = [name for name in question.names if name in figures.values]
+    measured = [name for name in question.names if name in measurement.values]
+    model, listed = _MODELS[question.family], join_list(question.names)
     if question.names and not measured:
         raise UserError(
-            f"--encodings {join_list(question.names)}: none of these was measured in "
-            f"{_MODELS[question.family]}; leave the option out to see those that were, or train "
-            "them with --text"
+            f"--encodings {listed}: none of these was measured in {model}; leave the option out to "
+            "see those that were, or train them with --text"
         )
-    ranking = rank(figures, measured)
-    best, model = ranking.best, _MODELS[question.family]
+    ranking = rank(measurement, measured)
+    best = ranking.best
+    if ranking.verdicts[best] != BEST:
+        raise UserError(
+            f"--encodings {listed}: none of these could read such inputs; leave the option out to "
+            "see those that could"
+        )
     if question.length <= evidence.longest and evidence.trained in (0, question.trained):
-        head = f"Take `{best}` for {model} {condition}: {_praise(ranking)}"
+        head = f"Take `{best}` for {model} {condition}: {_describe_best(ranking)}"
     elif evidence.trained:
         head = (
             f"No encoding can be recommended: no model was {condition}. Try `{best}` first: in "
-            f"the nearest measurement, trained at {evidence.trained:,} tokens, {_praise(ranking)}"
+            f"the nearest measurement, trained at {evidence.trained:,} tokens, "
+            f"{_describe_best(ranking)}"
         )
     else:
         head = (
             f"No encoding can be recommended: the longest translated sentences had "
-            f"{evidence.longest} words. Try `{best}` first: on those, {_praise(ranking)}"
+            f"{evidence.longest} words. Try `{best}` first: on those, {_describe_best(ranking)}"
         )
+    rivals = [*_list_rivals(ranking), *_recommend_fast(ranking, evidence.times)]
+    return "\n\n".join([" ".join([head, *rivals]), *_show_evidence(question, evidence, ranking)])
+
+
+def _show_evidence(question: ChooseQuestion, evidence: Evidence, ranking: Ranking) -> list[str]:
+    """Describe the measured models, and format the table with its explanation."""
+    measurement, times = ranking.measurement, evidence.times
+    rows = [
+        (f"`{name}`", ranking.show(name), verdict, f"{times[name]:.2f}" if name in times else "-")
+        for name, verdict in ranking.verdicts.items()
+    ]
     names = question.names or list_names(question.family)
-    missing = [name for name in names if name not in figures.values]
-    return "\n".join(
-        [
-            " ".join([head, *_qualify(ranking), *_recommend_fast(ranking, evidence.times)]),
-            "",
-            f"Measured on {evidence.models}: larger models and other texts may differ. {advice}",
-            "",
-            _format_table(ranking, evidence.times),
-            "",
-            f"The figure is {figures.title}, with its 95 % interval over the seeds; "
-            f"{'higher' if figures.higher else 'lower'} is better. The third column compares with "
-            f"`{best}`. Time is that of a layer in training, as a multiple of that with `none`."
-            + (f" Not measured: {_join(missing)}." if missing else ""),
-        ]
-    )
+    missing = [f"`{name}`" for name in names if name not in measurement.values]
+    return [
+        f"Measured on {evidence.models}: larger models and other texts may differ. "
+        f"{_advise_training(question)}",
+        markdown.table(("encoding", measurement.scale.name, "compared", "time"), rows, "lrlr"),
+        f"The figure is {measurement.title}, with its 95 % interval over the seeds; "
+        f"{'higher' if measurement.higher else 'lower'} is better. The third column compares with "
+        f"`{ranking.best}`. Time is that of a layer in training, as a multiple of that with `none`."
+        + (f" Not measured: {', '.join(missing)}." if missing else ""),
+    ]
 
 
 def choose_candidates(question: ChooseQuestion) -> list[str]:
     """Choose the encodings to train if the user names none: those with the best figures.
 
-    Figures that decide the question come first, then those of one seed.
+    The measurement that decides the question comes first, then losses of one seed.
     """
     evidence, names = read_evidence(question.family), list_names(question.family)
-    figures = find_figures(question, evidence)
-    ranked = [*(rank(figures).verdicts if figures else []), *evidence.one_seed, *names]
+    measurement = find_measurement(question, evidence)
+    ranked = [*(rank(measurement).verdicts if measurement else []), *evidence.one_seed, *names]
     return [name for name in dict.fromkeys(ranked) if name in names][:_FEW]
 
 
@@ -228,20 +242,24 @@ def list_names(family: str) -> list[str]:
     return registry.names(encoder=family != CAUSAL)
 
 
-def _praise(ranking: Ranking) -> str:
+def _describe_best(ranking: Ranking) -> str:
     """Describe the best figure."""
-    count = len(ranking.verdicts)
-    figure = f"{'highest' if ranking.figures.higher else 'lowest'} {ranking.figures.title}"
-    return f"of {count} encodings it has the {figure}, {ranking.show(ranking.best)}."
+    measurement = ranking.measurement
+    return (
+        f"of {len(ranking.verdicts)} encodings it has the "
+        f"{'highest' if measurement.higher else 'lowest'} {measurement.title}, "
+        f"{ranking.show(ranking.best)}."
+    )
 
 
-def _qualify(ranking: Ranking) -> list[str]:
+def _list_rivals(ranking: Ranking) -> list[str]:
     """List the encodings that may be as good as the best."""
     sentences = []
     for verdict, reason in (SAME, ""), (UNKNOWN, ": the seeds differ too much"):
-        if names := ranking.list_names(verdict):
-            verb = "is" if len(names) == 1 else "are"
-            sentences.append(f"{_show_all(ranking, names)} {verb} {verdict}{reason}.")
+        if shown := [f"`{name}` at {ranking.show(name)}" for name in ranking.list_names(verdict)]:
+            listed = " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+            verb = "is" if len(shown) == 1 else "are"
+            sentences.append(f"{listed} {verb} {verdict}{reason}.")
     return sentences
 
 
@@ -250,22 +268,13 @@ def _recommend_fast(ranking: Ranking, times: dict[str, float]) -> list[str]:
     if times.get(ranking.best, 0) <= _FAST:
         return []
     fast = [name for name in ranking.verdicts if times.get(name, math.inf) <= _FAST]
-    if not fast or ranking.verdicts[fast[0]] == UNREAD:
+    if not fast or ranking.verdicts[fast[0]] == UNREADABLE:
         return []
     return [
         f"If speed matters, take `{fast[0]}`, {ranking.show(fast[0])}: a layer takes "
         f"{times[fast[0]]:.2f} times as long as without positions, with `{ranking.best}` "
         f"{times[ranking.best]:.2f} times."
     ]
-
-
-def _format_table(ranking: Ranking, times: dict[str, float]) -> str:
-    rows = [
-        (f"`{name}`", ranking.show(name), verdict, f"{times[name]:.2f}" if name in times else "-")
-        for name, verdict in ranking.verdicts.items()
-    ]
-    name = ranking.figures.scale.name
-    return markdown.table(("encoding", name, "compared", "time"), rows, "lrlr")
 
 
 def _advise_training(question: ChooseQuestion) -> str:
@@ -279,12 +288,3 @@ def _advise_training(question: ChooseQuestion) -> str:
             command += f" --encodings '{join_list(question.names)}'"
         command += " --text my.txt"
     return f"To find out for your text, train candidates on it:\n\n    {command}"
-
-
-def _show_all(ranking: Ranking, names: list[str]) -> str:
-    shown = [f"`{name}` at {ranking.show(name)}" for name in names]
-    return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
-
-
-def _join(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)

@@ -26,8 +26,8 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 def write_train_splits(task: Task, family: str, longest: int, folder: Path) -> Outputs:
     """Write the splits ``train`` and ``valid``, with lengths drawn from 1 to ``longest``."""
     for split, count in EXAMPLES.items():
-        chance = _new_generator(task, split)
-        examples = (task.make_example(chance, chance.randint(1, longest)) for _ in range(count))
+        rng = _new_generator(task, split)
+        examples = (task.make_example(rng, rng.randint(1, longest)) for _ in range(count))
         _write(examples, task, family, folder, split)
     return dict(EXAMPLES)
 
@@ -36,9 +36,9 @@ def write_test_splits(task: Task, family: str, lengths: Sequence[int], folder: P
     """Write a test split for each length, and depth; see :func:`name_test_splits`."""
     written = {}
     for split, (length, *depth) in name_test_splits(task, lengths).items():
-        chance = _new_generator(task, split)
+        rng = _new_generator(task, split)
         written[split] = TEST_EXAMPLES // (len(DEPTHS) if depth else 1)
-        examples = (task.make_example(chance, length, *depth) for _ in range(written[split]))
+        examples = (task.make_example(rng, length, *depth) for _ in range(written[split]))
         _write(examples, task, family, folder, split)
     return written
 

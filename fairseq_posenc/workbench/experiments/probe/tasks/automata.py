@@ -8,83 +8,83 @@ from math import prod
 
 from fairseq_posenc.workbench.experiments.probe.tasks.base import Example, register
 
-_BASE = 5  # places of the circle, and the modulus of arithmetic
-_DIGITS = [str(digit) for digit in range(_BASE)]
+_MODULUS = 5  # places of the circle, and the modulus of arithmetic
+_DIGITS = [str(digit) for digit in range(_MODULUS)]
 _STEPS = {"stay": 0, "right": 1, "left": -1}
 _WEIGHTS = (1, 8, 1)  # write, ignore, read: most steps ignore, so that the last write is far back
 _ACTIONS = ("push0", "push1", "pop")
-END = "."
+_END = "."
 
 
 @register("01")
-def parity(chance: random.Random, length: int) -> Example:
+def parity(rng: random.Random, length: int) -> Example:
     """Say whether the number of ones is even (0) or odd (1)."""
-    bits = chance.choices("01", k=length)
+    bits = rng.choices("01", k=length)
     return bits, [str(bits.count("1") % 2)]
 
 
 @register("01")
-def even_pairs(chance: random.Random, length: int) -> Example:
+def even_pairs(rng: random.Random, length: int) -> Example:
     """Say whether the number of unequal neighbours is even (1) or odd (0) (Deletang et al. 2023).
 
     It is even if the first and the last bit are equal.
     """
-    bits = chance.choices("01", k=length)
+    bits = rng.choices("01", k=length)
     return bits, [str(int(bits[0] == bits[-1]))]
 
 
 @register([*_STEPS, *_DIGITS])
-def cycle_navigation(chance: random.Random, length: int) -> Example:
+def cycle_navigation(rng: random.Random, length: int) -> Example:
     """Say where on a circle of five places steps from place 0 end (Deletang et al. 2023)."""
-    steps = chance.choices(list(_STEPS), k=length)
-    return steps, [str(sum(map(_STEPS.__getitem__, steps)) % _BASE)]
+    steps = rng.choices(list(_STEPS), k=length)
+    return steps, [str(sum(_STEPS[step] for step in steps) % _MODULUS)]
 
 
 @register("wir01")
-def flip_flop(chance: random.Random, length: int) -> Example:
+def flip_flop(rng: random.Random, length: int) -> Example:
     """Say the bit that was written last (Liu et al. 2023, arXiv:2306.00946).
 
-    Instructions come with a bit each: ``w`` writes it, ``i`` is to be ignored, ``r`` reads what was
-    written last. The first one writes; the last one reads, and its bit is the answer.
+    Each instruction comes with a bit: ``w`` writes it, ``i`` is to be ignored, and ``r`` reads the
+    last written one. The first instruction writes; the last one reads, and its bit is the answer.
     """
-    between = chance.choices("wir", _WEIGHTS, k=max(0, (length - 3) // 2))
+    between = rng.choices("wir", _WEIGHTS, k=max(0, (length - 3) // 2))
     words, written = [], ""
     for instruction in ["w", *between]:
-        bit = written if instruction == "r" else chance.choice("01")
+        bit = written if instruction == "r" else rng.choice("01")
         written = bit if instruction == "w" else written
         words += [instruction, bit]
     return [*words, "r"], [written]
 
 
 @register([*_DIGITS, *"+-*"])
-def modular_arithmetic(chance: random.Random, length: int) -> Example:
+def modular_arithmetic(rng: random.Random, length: int) -> Example:
     """Compute a sum of products, without brackets, modulo 5 (Deletang et al. 2023)."""
-    digits = chance.choices(_DIGITS, k=max(1, (length + 1) // 2))
-    operators = chance.choices("+-*", k=len(digits) - 1)
+    digits = rng.choices(_DIGITS, k=max(1, (length + 1) // 2))
+    operators = rng.choices("+-*", k=len(digits) - 1)
     products = [[int(digits[0])]]
     for operator, digit in zip(operators, map(int, digits[1:])):
         if operator == "*":
             products[-1].append(digit)
         else:
             products.append([1 if operator == "+" else -1, digit])
-    value = sum(map(prod, products)) % _BASE
+    value = sum(map(prod, products)) % _MODULUS
     return [*chain(*zip(digits, operators)), digits[-1]], [str(value)]
 
 
-@register(["0", "1", *_ACTIONS, END])
-def stack_manipulation(chance: random.Random, length: int) -> Example:
+@register(["0", "1", *_ACTIONS, _END])
+def stack_manipulation(rng: random.Random, length: int) -> Example:
     """Say what is on a stack after pushes and pops (Deletang et al. 2023).
 
-    The question is a stack, from its bottom, and then what is done; ``pop`` does nothing to an
-    empty stack. The answer is the stack from its top, filled with ``.`` to one word more than the
-    question has.
+    The question is a stack, from its bottom, followed by operations; ``pop`` does nothing to an
+    empty stack. The answer is the stack from its top, padded with ``.`` to one word more than the
+    question.
     """
-    stack = chance.choices("01", k=chance.randint(0, length))
-    actions = chance.choices(_ACTIONS, k=length - len(stack))
+    stack = rng.choices("01", k=rng.randint(0, length))
+    actions = rng.choices(_ACTIONS, k=length - len(stack))
     question = [*stack, *actions]
     for action in actions:
         if action != "pop":
             stack.append(action[-1])
         elif stack:
             stack.pop()
-    return question, [*reversed(stack), *[END] * (length + 1 - len(stack))]
+    return question, [*reversed(stack), *[_END] * (length + 1 - len(stack))]

@@ -15,10 +15,10 @@ class Task(NamedTuple):
 
     name: str
     symbols: Sequence[str]  # all words that may occur
-    # Makes a question and its answer from a `random.Random` and the question's rough length in
-    # words, and if `has_depth` from a depth, 0 at the start to 1 at the end.
+    # Makes a question and its answer from a `random.Random`, the question's rough length in words
+    # and, if `has_depth`, the depth of the needle: 0 puts it at the start, 1 at the end.
     make_example: ExampleMaker
-    has_depth: bool  # whether what is asked for (the needle) can be put at a depth
+    has_depth: bool  # whether the answer is a needle that can be put at a depth
 
 
 TASKS: dict[str, Task] = {}
@@ -27,10 +27,10 @@ TASKS: dict[str, Task] = {}
 def register(symbols: Sequence[str]) -> Callable[[ExampleMaker], ExampleMaker]:
     """Register a function as the task of the function's name.
 
-    If the length does not count the words of the question, its docstring says what it counts. A
-    question may contain earlier questions with their answers, each between
-    :data:`~fairseq_posenc.tasks.answers.ASKS` and ``ENDS``. These are scored as well, unless an
-    encoder-decoder reads them in its source.
+    If the length does not count the words of the question, the function's docstring says what it
+    counts. A question may contain earlier questions with their answers; an answer stands between
+    :data:`~fairseq_posenc.tasks.answers.ASKS` and ``ENDS``. These answers are scored as well,
+    unless an encoder-decoder reads them in its source.
 
     Args:
         symbols: all words that may occur.

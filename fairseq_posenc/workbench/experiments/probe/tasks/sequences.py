@@ -15,76 +15,77 @@ _SHIFTS = [f"{shift:+}" for shift in range(-_FARTHEST, _FARTHEST + 1) if shift]
 
 
 @register(LETTERS)
-def copy(chance: random.Random, length: int) -> Example:
+def copy(rng: random.Random, length: int) -> Example:
     """Say the letters again."""
-    letters = chance.choices(LETTERS, k=length)
+    letters = rng.choices(LETTERS, k=length)
     return letters, letters
 
 
 @register(LETTERS)
-def reverse(chance: random.Random, length: int) -> Example:
+def reverse(rng: random.Random, length: int) -> Example:
     """Say the letters from the last to the first."""
-    letters = chance.choices(LETTERS, k=length)
+    letters = rng.choices(LETTERS, k=length)
     return letters, letters[::-1]
 
 
 @register(LETTERS)
-def sort(chance: random.Random, length: int) -> Example:
+def sort(rng: random.Random, length: int) -> Example:
     """Say the letters in the order of the alphabet."""
-    letters = chance.choices(LETTERS, k=length)
+    letters = rng.choices(LETTERS, k=length)
     return letters, sorted(letters)
 
 
 @register("01234")
-def bucket_sort(chance: random.Random, length: int) -> Example:
+def bucket_sort(rng: random.Random, length: int) -> Example:
     """Say digits below 5 in their order: it is enough to count them (Deletang et al. 2023)."""
-    digits = chance.choices("01234", k=length)
+    digits = rng.choices("01234", k=length)
     return digits, sorted(digits)
 
 
 @register("01")
-def odds_first(chance: random.Random, length: int) -> Example:
+def odds_first(rng: random.Random, length: int) -> Example:
     """Say the bits at odd places, counted from 1, then the others (Deletang et al. 2023)."""
-    bits = chance.choices("01", k=length)
+    bits = rng.choices("01", k=length)
     return bits, bits[::2] + bits[1::2]
 
 
 @register(DIGITS + "+")
-def addition(chance: random.Random, length: int) -> Example:
+def addition(rng: random.Random, length: int) -> Example:
     """Add two numbers of half as many digits as the length; the sum has a digit more."""
     digits = max(1, length // 2)
-    first, other = (chance.randrange(10**digits) for _ in range(2))
+    first, other = (rng.randrange(10**digits) for _ in range(2))
     question = f"{first:0{digits}}+{other:0{digits}}"
     return list(question), list(f"{first + other:0{digits + 1}}")
 
 
 @register(LETTERS + MISSING)
-def missing_duplicate(chance: random.Random, length: int) -> Example:
-    """Say the letter that is missing where a word stands again (Ruoss et al. 2023).
+def missing_duplicate(rng: random.Random, length: int) -> Example:
+    """Say the letter that is missing in the second copy of a word (Ruoss et al. 2023).
 
     The length is that of both words together.
     """
-    word = chance.choices(LETTERS, k=max(1, length // 2))
-    gap = chance.randrange(len(word))
+    word = rng.choices(LETTERS, k=max(1, length // 2))
+    gap = rng.randrange(len(word))
     return [*word, *word[:gap], MISSING, *word[gap + 1 :]], [word[gap]]
 
 
 @register(LETTERS + DIGITS + ASK)
-def look_up(chance: random.Random, length: int) -> Example:
-    """Say the letter at a place, which is given by three digits and counted from 0."""
-    letters = chance.choices(LETTERS, k=length)
-    place = chance.randrange(length)
+def look_up(rng: random.Random, length: int) -> Example:
+    """Say the letter at a place below 1,000, given by three digits and counted from 0."""
+    letters = rng.choices(LETTERS, k=length)
+    place = rng.randrange(length)
     return [*letters, ASK, *f"{place:03}"], [letters[place]]
 
 
 @register([*_WORDS, *_SHIFTS, ASK])
-def indirect_indexing(chance: random.Random, length: int) -> Example:
-    """Say the word so many places after, or before, a given one (PoPE, arXiv:2509.10534).
+def indirect_indexing(rng: random.Random, length: int) -> Example:
+    """Say the word that stands some places after or before a given word (PoPE, arXiv:2509.10534).
 
-    All words differ; the question ends with the given one and the number of places.
+    All words differ, so a question has at most 512; it ends with the given word and the number of
+    places.
     """
-    words = chance.sample(_WORDS, max(2, length))
-    place = chance.randrange(len(words))
+    words = rng.sample(_WORDS, max(2, length))
+    place = rng.randrange(len(words))
     near = range(max(0, place - _FARTHEST), min(len(words), place + _FARTHEST + 1))
-    asked = chance.choice([other for other in near if other != place])
+    asked = rng.choice([other for other in near if other != place])
     return [*words, ASK, words[place], f"{asked - place:+}"], [words[asked]]
