@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fairseq_posenc.workbench.experiments import variants
 from fairseq_posenc.workbench.experiments.compare import record, report
-from fairseq_posenc.workbench.experiments.compare.live import Live, announce
+from fairseq_posenc.workbench.experiments.compare.live import Live
 from fairseq_posenc.workbench.experiments.corpus import check_text
 from fairseq_posenc.workbench.experiments.text_experiment import (
     LEARNING_RATE,
@@ -83,9 +83,10 @@ def run(args: argparse.Namespace) -> int:
             settings.out, (report.REPORT, report.PICTURE, report.PAGE, record.RECORD)
         ) as lock,
     ):
-        say(f"comparing {', '.join(settings.names)}; results: {settings.out}/")
-        if not settings.cluster:
-            announce(settings)
+        say(
+            f"comparing {', '.join(settings.names)}: {len(settings.runs)} trainings of "
+            f"{settings.updates:,} updates; results: {settings.out}/"
+        )
         results = TextExperiment(settings, lock).run(Live(args.open))
         path, figures = report.write_report(results), record.build_record(results)
         figures.write(settings.out / record.RECORD)
