@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq_posenc.workbench.results import pictures
-from fairseq_posenc.workbench.results.markdown import fill_text, table
+from fairseq_posenc.workbench.results.markdown import fill_page, table
 from fairseq_posenc.workbench.results.record import Record, read
 from measuring.growth import complexity_table
 
@@ -86,7 +86,7 @@ def text(old: str, kept: Iterable[Result]) -> str:
             else ["Nothing is kept yet."]
         )
         body = "\n".join(lines).strip()
-        old = fill_text(old, PAGE, start, f"\n\n{body}\n\n", end)
+        old = fill_page(PAGE, start, f"\n\n{body}\n\n", end, old)
     return old
 
 

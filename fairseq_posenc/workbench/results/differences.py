@@ -11,7 +11,7 @@ import math
 import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
+from itertools import accumulate, combinations
 from typing import NamedTuple, Optional
 
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS, LEVEL, Interval, interval
@@ -76,15 +76,14 @@ def compare_all(samples: Mapping[str, Values]) -> list[PairedDifference]:
         compare(samples[better], samples[other])._replace(better=better, other=other)
         for better, other in combinations(_rank(samples), 2)
     ]
-    order = sorted(
-        (number for number, pair in enumerate(differences) if pair.is_judged),
-        key=lambda number: differences[number].p_value,
+    judged = [index for index, pair in enumerate(differences) if pair.is_judged]
+    judged.sort(key=lambda index: differences[index].p_value)
+    corrected = (
+        min(1.0, (len(judged) - rank) * differences[index].p_value)
+        for rank, index in enumerate(judged)
     )
-    largest = 0.0
-    for place, number in enumerate(order):
-        p_value = (len(order) - place) * differences[number].p_value
-        largest = max(largest, min(1.0, p_value))
-        differences[number] = differences[number]._replace(holm=largest)
+    for index, p_value in zip(judged, accumulate(corrected, max)):
+        differences[index] = differences[index]._replace(holm=p_value)
     return differences
 
 

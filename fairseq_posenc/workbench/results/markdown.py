@@ -46,22 +46,21 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))
 
 
-def fill_page(path: Path, start: str, content: str, end: str) -> str:
+def fill_page(path: Path, start: str, content: str, end: str, text: str | None = None) -> str:
     """Replace the text between two markers of a page, and return the new page.
+
+    Args:
+        path: the page, which errors name.
+        start: the first marker.
+        content: the new text between the markers.
+        end: the second marker.
+        text: text of the page; by default that of the file.
 
     Raises:
         UserError: the page lacks a marker.
     """
-    old = path.read_text(encoding="utf-8") if path.is_file() else ""
-    return fill_text(old, path, start, content, end)
-
-
-def fill_text(text: str, path: Path, start: str, content: str, end: str) -> str:
-    """Replace the part of a text between two markers; errors name ``path``.
-
-    Raises:
-        UserError: the text lacks a marker.
-    """
+    if text is None:
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
     before, begins, rest = text.partition(start)
     _, ends, after = rest.partition(end)
     if not (begins and ends):

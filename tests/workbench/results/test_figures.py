@@ -155,7 +155,7 @@ def test_a_page_is_filled_between_its_markers(tmp_path):
     assert markdown.fill_page(page, "<s>", "new", "<e>") == "a <s>new<e> b"
     for text in ("<e> <s>", "<s>", ""):
         with pytest.raises(UserError, match=r"page.md has no line '<s>', or none '<e>' after it"):
-            markdown.fill_text(text, page, "<s>", "new", "<e>")
+            markdown.fill_page(page, "<s>", "new", "<e>", text)
 
 
 @pytest.mark.parametrize(("low", "high"), [(1, 1000), (0.02, 7), (9, 11), (100, 103), (3, 1e9)])
