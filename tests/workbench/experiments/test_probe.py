@@ -32,8 +32,8 @@ from fairseq_posenc.workbench.experiments.probe import (
     report,
     tasks,
 )
-from fairseq_posenc.workbench.experiments.probe.report import TaskResults, reciprocal_rank
-from fairseq_posenc.workbench.experiments.probe.settings import TaskSettings
+from fairseq_posenc.workbench.experiments.probe.experiment import TaskResults, TaskSettings
+from fairseq_posenc.workbench.experiments.probe.report import reciprocal_rank
 from fairseq_posenc.workbench.experiments.variants import (
     BOTH,
     CAUSAL,

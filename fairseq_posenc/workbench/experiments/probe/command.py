@@ -6,9 +6,8 @@ import argparse
 
 from fairseq_posenc import registry
 from fairseq_posenc.workbench.experiments.probe import picture, report, tasks
-from fairseq_posenc.workbench.experiments.probe.experiment import TaskExperiment
+from fairseq_posenc.workbench.experiments.probe.experiment import TaskExperiment, TaskSettings
 from fairseq_posenc.workbench.experiments.probe.report import tasks_with_depths
-from fairseq_posenc.workbench.experiments.probe.settings import TaskSettings
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, FAMILIES, parse_variants
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running import options

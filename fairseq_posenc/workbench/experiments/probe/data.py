@@ -1,4 +1,4 @@
-"""Write questions and answers as fairseq data: deterministic, from a fixed seed."""
+"""Writes questions and answers, drawn from a fixed seed, as data of fairseq."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from fairseq_posenc.workbench.experiments.probe.tasks.base import Example, Task
 from fairseq_posenc.workbench.experiments.variants import BOTH, MASKED
 from fairseq_posenc.workbench.running.jobs import Outputs
 
-QUESTION, ANSWER = "question", "answer"  # fairseq's two languages, with an encoder
+QUESTION, ANSWER = "question", "answer"  # the two languages of encoder-decoders
 DATA_SEED = 1
 EXAMPLES = {"train": 50_000, "valid": 200}
-TEST_EXAMPLES = 100  # examples a length
-# where the needle lies in the text; equally many examples at each depth
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+TEST_EXAMPLES = 100  # number of questions of each length, divided equally among the depths
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)  # places of the needle in the text
 
 
 def write_train_splits(task: Task, family: str, longest: int, folder: Path) -> Outputs:
@@ -57,7 +56,7 @@ def _new_generator(task: Task, split: str) -> random.Random:
 
 
 def _write(examples: Iterable[Example], task: Task, family: str, folder: Path, split: str) -> None:
-    """Write a split: a line of question and answer, or lines of both for encoder and decoder."""
+    """Write a split: a file of questions with answers, or a file of each for encoder-decoders."""
     dictionary = Dictionary()
     for symbol in (ASKS, *([BLANK] if family == MASKED else []), *task.symbols):
         dictionary.add_symbol(symbol)

@@ -1,24 +1,108 @@
-"""The experiment of ``probe``: write each task's data, train models on it, test them."""
+"""The experiment of ``probe``: writes the data of each task, trains models on it, tests them."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
+from typing import ClassVar
 
 from fairseq_posenc.checkpoints.recovery import LAST
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.experiments.experiment import Experiment
+from fairseq_posenc.workbench.experiments.experiment import Experiment, ExperimentSettings, Results
 from fairseq_posenc.workbench.experiments.probe import data, tasks
-from fairseq_posenc.workbench.experiments.probe.data import DATA_SEED, EXAMPLES, TEST_EXAMPLES
-from fairseq_posenc.workbench.experiments.probe.settings import KEEP_ALL, TASKS, TaskSettings
+from fairseq_posenc.workbench.experiments.probe.data import ANSWER, QUESTION
 from fairseq_posenc.workbench.experiments.probe.tasks.base import Task
 from fairseq_posenc.workbench.experiments.trainings import Measurement
-from fairseq_posenc.workbench.experiments.variants import Run
+from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED, Run
 from fairseq_posenc.workbench.running.jobs import Job, Outputs, Step
 from fairseq_posenc.workbench.running.progress import say
 
+LONGEST = 500  # most words of a question
+POSITIONS = 1024  # rows of learned tables: an answer may be as long as its question
+
+# By default fairseq cuts the last batch to a multiple of 8 and drops the rest, in validation too.
+KEEP_ALL = "--max-tokens 4096 --required-batch-size-multiple 1"
+# Small enough that a training takes at most two minutes on a core, large enough to learn the tasks
+# at the lengths trained on.
+# A resumed training draws other batches without --update-epoch-batch-itr.
+_COMMON = f"""
+--criterion answers {KEEP_ALL} --dropout 0 --attention-dropout 0
+--max-target-positions {POSITIONS} --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0
+--lr 0.003 --lr-scheduler inverse_sqrt --warmup-updates 100 --update-epoch-batch-itr True
+"""
+TASKS = {
+    MASKED: "--task language_modeling --self-target",
+    CAUSAL: "--task language_modeling",
+    BOTH: f"--task translation --source-lang {QUESTION} --target-lang {ANSWER}",
+}
+_SAMPLES = f"--sample-break-mode eos --tokens-per-sample {POSITIONS}"
+_MODELS = {
+    MASKED: f"--arch roberta_none_tiny {_SAMPLES} --encoder-ffn-embed-dim 256",
+    CAUSAL: f"--arch transformer_lm_none_tiny {_SAMPLES} --decoder-ffn-embed-dim 256",
+    BOTH: f"--arch transformer_none_tiny --max-source-positions {POSITIONS} "
+    "--encoder-ffn-embed-dim 256 --decoder-ffn-embed-dim 256",
+}
+TRAIN_OPTIONS = {
+    family: shlex.split(f"{TASKS[family]} {model} {_COMMON}") for family, model in _MODELS.items()
+}
 _ACCURACY = re.compile(r'"length-(\d+)(?:-depth-([\d.]+))?_exact": "?([\d.]+)')
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings(ExperimentSettings):
+    """The user's choices for models that learn tasks with known answers."""
+
+    case: ClassVar[str] = "task"
+    tasks: tuple[Task, ...]  # the tasks; each model is trained on one
+    trained: int  # longest question in training, in words
+    lengths: tuple[int, ...]  # lengths of the test questions, in words
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for option, value in (("--trained", self.trained), ("--lengths", max(self.lengths))):
+            if value > LONGEST:
+                raise UserError(f"{option} {value}: must be at most {LONGEST:,}")
+
+    @property
+    def runs(self) -> list[Run]:
+        """The trainings: every model on every task, with every seed."""
+        pairs = [(task, variant) for task in self.tasks for variant in self.variants]
+        return [Run(variant, seed, task.name) for seed in self.seeds for task, variant in pairs]
+
+    def folder(self, run: Run) -> Path:
+        """Return the folder of a run's checkpoints and log."""
+        models = self.out / self.family / "models"
+        return models / run.case / run.variant.folder / f"seed-{run.seed}"
+
+    def task_data(self, task: str) -> Path:
+        """Return the folder of a task's data, for training and test."""
+        return self.out / self.family / "data" / task
+
+    def data(self, run: Run) -> Path:
+        """Return the data-bin of a run's task."""
+        return self.task_data(run.case) / "train"
+
+    def options(self, run: Run) -> list[str]:
+        """List the options of ``fairseq-train`` that define the model and what it learns."""
+        return [*TRAIN_OPTIONS[self.family], *run.variant.options, *self.train_args]
+
+    @property
+    def within(self) -> list[int]:
+        """Test lengths up to that in training."""
+        return [length for length in self.lengths if length <= self.trained]
+
+    @property
+    def beyond(self) -> list[int]:
+        """Test lengths beyond that in training."""
+        return [length for length in self.lengths if length > self.trained]
+
+
+TaskResults = Results[TaskSettings]
 
 
 class TaskExperiment(Experiment[TaskSettings]):
@@ -50,18 +134,17 @@ class TaskExperiment(Experiment[TaskSettings]):
         """Build the steps that write the data of training and of test."""
         settings, folder = self.settings, self.settings.task_data(task.name)
         family, longest, lengths = settings.family, settings.trained, settings.lengths
-        common = dict(task=task.name, family=family, seed=DATA_SEED, version=__version__)
-        train = {**common, "longest": longest, "examples": EXAMPLES}
-        test = {**common, "lengths": lengths, "examples": TEST_EXAMPLES}
+        inputs = {"task": task.name, "family": family, "seed": data.DATA_SEED}
+        inputs |= {"version": __version__}
         return (
             Step(
                 folder / "train",
-                train,
+                {**inputs, "longest": longest, "examples": data.EXAMPLES},
                 lambda _: data.write_train_splits(task, family, longest, folder / "train"),
             ),
             Step(
                 folder / "read",
-                test,
+                {**inputs, "lengths": lengths, "examples": data.TEST_EXAMPLES},
                 lambda _: data.write_test_splits(task, family, lengths, folder / "read"),
             ),
         )

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_posenc.workbench.experiments.probe.data import DEPTHS
+from fairseq_posenc.workbench.experiments.probe.experiment import TaskResults
 from fairseq_posenc.workbench.experiments.probe.report import (
-    TaskResults,
     learning_curve,
     share_at_depth,
     share_by_seed,

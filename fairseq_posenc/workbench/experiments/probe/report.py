@@ -1,4 +1,4 @@
-"""The report of a probe: shares and ranks, tables, what they allow one to say, and the record."""
+"""Reports a probe: shares of right answers and ranks, as tables, sentences and a record."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from statistics import fmean
 from typing import Any
 
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.workbench.experiments.experiment import Results
 from fairseq_posenc.workbench.experiments.outcomes import Outcome
 from fairseq_posenc.workbench.experiments.probe.data import DEPTHS, TEST_EXAMPLES
-from fairseq_posenc.workbench.experiments.probe.settings import TaskSettings
+from fairseq_posenc.workbench.experiments.probe.experiment import TaskResults
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.differences import RULE, Scale, compare, explain_few_seeds
@@ -20,7 +19,10 @@ from fairseq_posenc.workbench.results.intervals import NOTE, Interval, interval_
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.progress import format_time
 
-TaskResults = Results[TaskSettings]
+_SHARE = Scale("share of right answers", higher=True)
+REPORT, RECORD = "probe.md", "probe.json"
+PICTURE, LEARNING = "probe.png", "probe-learning.png"
+FILES = (REPORT, RECORD, PICTURE, LEARNING)
 
 
 def share(results: TaskResults, task: str, model: Variant, lengths: Sequence[int]) -> Interval:
@@ -57,11 +59,10 @@ def learning_curve(outcome: Outcome) -> list[tuple[int, float]]:
 def reciprocal_rank(results: TaskResults, model: Variant) -> Interval:
     """Compute the mean over tasks of 1 / rank beyond the trained length, over the seeds.
 
-    For each task and seed the models are ranked by their share of right answers; those with
-    the same one share the mean of their ranks. After Kazemnejad et al. (2023,
-    arXiv:2305.19466).
+    For each task and seed, models are ranked by their share of right answers; models with the same
+    share get the mean of their ranks. After Kazemnejad et al. (2023, arXiv:2305.19466).
     """
-    from scipy.stats import rankdata  # a second to import
+    from scipy.stats import rankdata  # takes a second to import
 
     settings = results.settings
     number = settings.variants.index(model)
@@ -75,14 +76,8 @@ def reciprocal_rank(results: TaskResults, model: Variant) -> Interval:
     )
 
 
-_SHARE = Scale("share of right answers", higher=True)
-REPORT, RECORD = "probe.md", "probe.json"
-PICTURE, LEARNING = "probe.png", "probe-learning.png"
-FILES = (REPORT, RECORD, PICTURE, LEARNING)
-
-
 def write_report(results: TaskResults, drawn: bool) -> Path:
-    """Write tables, and the picture if there is one, as a page; return its path."""
+    """Write the report, with its pictures if they were drawn; return its path."""
     settings = results.settings
     parts = ["# Tasks with known answers", _introduce(results), format_tables(results)]
     if drawn:
@@ -144,7 +139,7 @@ def _format_shares(results: TaskResults, lengths: Sequence[int], ranks: bool = F
 
 
 def _describe_best(results: TaskResults, task: str) -> str:
-    """Say which models differ significantly from the best of a task, and which do not."""
+    """Describe the best model of a task, and which models differ significantly from it."""
     models, beyond = results.settings.variants, results.settings.beyond
     seeds = {model: share_by_seed(results, task, model, beyond) for model in models}
     best = max(models, key=lambda model: fmean(seeds[model].values()))
@@ -168,7 +163,7 @@ def _join_names(models: Sequence[Variant]) -> str:
 
 
 def build_record(results: TaskResults) -> Record:
-    """Collect the figures of each model, by task and length, and of all trainings."""
+    """Build the record: figures by model, task and length, ranks, trainings and their curves."""
     settings = results.settings
     models = [
         {

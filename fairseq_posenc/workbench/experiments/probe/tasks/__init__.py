@@ -1,4 +1,4 @@
-"""The tasks of the probe: each makes questions with a single right answer."""
+"""The tasks of ``probe``: questions with a single right answer."""
 
 from __future__ import annotations
 
