@@ -19,14 +19,10 @@ from pathlib import Path
 
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.workbench.experiments.compare.record import RECORD, build_record
-from fairseq_posenc.workbench.experiments.text_experiment import (
-    LEARNING_RATE,
-    TextExperiment,
-    TextSettings,
-)
+from fairseq_posenc.workbench.experiments.text_experiment import LEARNING_RATE, TextExperiment
 from fairseq_posenc.workbench.experiments.variants import Run, Variant, parse_variants
 from fairseq_posenc.workbench.results.record import read
-from fairseq_posenc.workbench.running.jobs import Job, Outputs
+from fairseq_posenc.workbench.running.jobs import Outputs, RunContext
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import add_seeds, parse_around_dashes
 from fairseq_posenc.workbench.running.programs import run_logged
@@ -34,48 +30,38 @@ from measuring.commands import exit_on_error, new_parser, own_command
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwapSettings(TextSettings):
-    """The user's choices for trainings that start from trained models."""
+class Swaps(TextExperiment):
+    """Trainings from models whose positions were changed, on the data of a comparison."""
 
     source: Variant  # the encoding of the models that are changed
     source_lr: str  # the learning rate at which they were trained
-    models: Path  # the folder of trainings; `out` is that of the comparison, which has the data
+    models: Path  # folder of the trainings; `out` is that of the comparison, with the data
 
     def folder(self, run: Run) -> Path:
-        """Name the folder of a training."""
+        """Return the folder of a training."""
         return self.models / run.variant.folder / f"lr-{run.case}-seed-{run.seed}"
 
     def start(self, run: Run) -> Path:
-        """Name the start checkpoint of a training."""
+        """Return the start checkpoint of a training."""
         return self.models / run.variant.folder / f"seed-{run.seed}.pt"
 
     def options(self, run: Run) -> list[str]:
         """List the options of `fairseq-train`, with the checkpoint to start from."""
         return [*super().options(run), "--finetune-from-model", str(self.start(run))]
 
-
-class Swaps(TextExperiment):
-    """Trainings from models whose positions were changed, on the data of a comparison."""
-
-    settings: SwapSettings
-
-    def prepare(self) -> Outputs:
-        """Read the figures of the data, which the comparison made."""
-        name, rows = self.settings.source.name, read(self.settings.out / RECORD).rows
+    def prepare(self, context: RunContext) -> Outputs:
+        """Change the positions of the source's models; return the figures of the source."""
+        for run in self.runs:
+            start = self.start(run)
+            if not start.exists():
+                start.parent.mkdir(parents=True, exist_ok=True)
+                source = super().folder(Run(self.source, run.seed, self.source_lr)) / LAST
+                command = ["fairseq-posenc", "swap", "--checkpoint", str(source)]
+                command += ["--out", str(start), "--seed", str(run.seed), *run.variant.options]
+                run_logged(command, start.with_suffix(".swap.log"), context.lock)
+        name, rows = self.source.name, read(self.out / RECORD).rows
         updates = next(row["updates"] for row in rows if row["model"] == name)
         return {"source": name, "source_updates": updates}
-
-    def job(self, run: Run) -> Job:
-        """Change the positions of the source's model, and build the training."""
-        settings, start = self.settings, self.settings.start(run)
-        trained = Run(settings.source, run.seed, settings.source_lr)
-        source = super(SwapSettings, settings).folder(trained) / LAST
-        if not start.exists():
-            start.parent.mkdir(parents=True, exist_ok=True)
-            command = ["fairseq-posenc", "swap", "--checkpoint", str(source), "--out", str(start)]
-            command += ["--seed", str(run.seed), *run.variant.options]
-            run_logged(command, start.with_suffix(".swap.log"), self._context.lock)
-        return super().job(run)
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -98,7 +84,7 @@ def main() -> None:
     args = parse_args(sys.argv[1:])
     made = read(args.comparison / RECORD).data
     (source,) = parse_variants(args.source)
-    settings = SwapSettings(
+    experiment = Swaps(
         out=args.comparison,
         source=source,
         source_lr=args.source_lr,
@@ -111,8 +97,8 @@ def main() -> None:
         vocab_size=made["vocab_size"],
         train_args=(*shlex.split(made["options"]), *args.after_dashes),
     )
-    with lock_output_folder(settings.models) as lock:
-        record = build_record(Swaps(settings, lock).run())
+    with lock_output_folder(experiment.models) as lock:
+        record = build_record(experiment.run(lock))
     data = {**record.data, "text": made["text"]}
     record._replace(data=data, command=own_command()).write(args.out)
 

@@ -15,20 +15,20 @@ from fairseq_posenc.workbench.experiments.corpus import (
     unigram_perplexity,
     write_pieces,
 )
-from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment, TextSettings
-from fairseq_posenc.workbench.running.jobs import Step
+from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
+from fairseq_posenc.workbench.running.jobs import RunContext, Step
 
 VOCABULARY = {"text": 512, "translation": 2000}
 
 
 def prepare(out: Path, files: dict[str, Path], lock: int) -> tuple[dict[str, Path], dict[str, Any]]:
     """Make the data, or find it made; return the folder of each family, and figures."""
-    settings = TextSettings(
+    experiment = TextExperiment(
         out=out, variants=(), seeds=(), updates=1, vocab_size=VOCABULARY["text"]
     )
-    facts = {"text": TextExperiment(settings, lock).prepare()}
+    facts = {"text": experiment.prepare(RunContext(lock))}
     facts["text"] |= _compute_unigram(out / "data", "train.pieces", "valid.pieces")
-    folders = dict.fromkeys(("masked LM", "causal LM"), settings.data())
+    folders = dict.fromkeys(("masked LM", "causal LM"), experiment.data())
     if files:
         inputs = {"vocabulary": VOCABULARY["translation"], **{k: str(v) for k, v in files.items()}}
         folder = out / "parallel"

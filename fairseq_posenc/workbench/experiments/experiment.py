@@ -1,4 +1,4 @@
-"""The base classes of experiments with many small trainings: settings, results, and their runs."""
+"""The base class of experiments with many small trainings, and the class of their results."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ RESERVED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExperimentSettings(ABC):
-    """The user's choices for an experiment."""
+class Experiment(ABC):
+    """Trainings that share their data and differ in variant, seed and case, as the user chose."""
 
     case: ClassVar[str]  # meaning of `Run.case` in messages, such as `task`
     reserved: ClassVar[Mapping[str, str]] = RESERVED
@@ -65,12 +65,12 @@ class ExperimentSettings(ABC):
                 raise UserError(f"-- {argument}: {option} cannot be set here; {advice}")
 
     @classmethod
-    def from_args(cls: type[AnySettings], args: Namespace, **computed: Any) -> AnySettings:
-        """Build the settings from the options that have the names of its fields.
+    def from_args(cls: type[AnyExperiment], args: Namespace, **computed: Any) -> AnyExperiment:
+        """Build the experiment from the options that have the names of its fields.
 
         Args:
             args: the parsed options.
-            **computed: settings that are not options.
+            **computed: fields that are not options.
 
         Raises:
             UserError: an option has a wrong value.
@@ -124,15 +124,65 @@ class ExperimentSettings(ABC):
         """The names of the models."""
         return [variant.name for variant in self.variants]
 
+    @abstractmethod
+    def prepare(self, context: RunContext) -> Outputs:
+        """Make the data and return its figures."""
 
-AnySettings = TypeVar("AnySettings", bound=ExperimentSettings)
+    @abstractmethod
+    def job(self, run: Run) -> Job:
+        """Build the job of a training and its measurement; called after :meth:`prepare`."""
+
+    def run(
+        self: AnyExperiment,
+        lock: int,
+        watch: Optional[Callable[[Callable[[], Results[AnyExperiment]]], None]] = None,
+    ) -> Results[AnyExperiment]:
+        """Do all steps that are not done, and return the results.
+
+        Args:
+            lock: open lock of the folder, which all programs inherit.
+            watch: called several times a second with a function that reads the results so far.
+
+        Raises:
+            UserError: bad data, or a command failed.
+            RunError: trainings failed on a cluster.
+        """
+        data = self.prepare(RunContext(lock))
+        jobs = {run: self.job(run) for run in self.runs}
+
+        def read_results() -> Results[AnyExperiment]:
+            outcomes, begun = _read_outcomes(jobs)
+            return Results(self, outcomes, data, begun)
+
+        follow = (lambda: watch(read_results)) if watch else None
+        # The trainings of a seed are a wave: later seeds do not slow them down.
+        wave = len(jobs) // len(self.seeds)
+        machine = self.cluster or LocalMachine(self.jobs, lock, wave)
+        run_jobs([*jobs.values()], self.out, machine, follow)
+        return read_results()
+
+    def _build_job(self, run: Run, data: Inputs, measurement: Optional[Measurement] = None) -> Job:
+        """Build the job of a run; ``data`` are the inputs that its data were made from."""
+        inputs = {
+            "data": data,
+            "options": self.options(run),
+            "seed": run.seed,
+            "version": __version__,
+        }
+        command = self.train_command(run)
+        return build_job(
+            self.label(run), self.folder(run), inputs, self.updates, command, measurement
+        )
+
+
+AnyExperiment = TypeVar("AnyExperiment", bound=Experiment)
 
 
 @dataclass(frozen=True)
-class Results(Generic[AnySettings]):
+class Results(Generic[AnyExperiment]):
     """The results of an experiment so far."""
 
-    settings: AnySettings  # the user's choices
+    experiment: AnyExperiment  # the user's choices
     outcomes: Sequence[Outcome]  # outcomes of the finished trainings
     data: Outputs = field(default_factory=dict)  # figures of the data
     begun: Mapping[Run, Curve] = field(default_factory=dict)  # curves of unfinished trainings
@@ -146,7 +196,7 @@ class Results(Generic[AnySettings]):
     def missing(self) -> list[Run]:
         """The trainings that are not finished."""
         finished = {outcome.run for outcome in self.outcomes}
-        return [run for run in self.settings.runs if run not in finished]
+        return [run for run in self.experiment.runs if run not in finished]
 
     def by_seed(self, figure: str, variant: Variant, case: str) -> dict[int, float]:
         """Collect a figure of a model in a case by seed; 0 where the training diverged."""
@@ -155,65 +205,6 @@ class Results(Generic[AnySettings]):
             for outcome in self.outcomes
             if (outcome.run.variant, outcome.run.case) == (variant, case)
         }
-
-
-class Experiment(ABC, Generic[AnySettings]):
-    """Trainings that share their data and differ in variant, seed and case."""
-
-    def __init__(self, settings: AnySettings, lock: int) -> None:
-        self.settings, self._context = settings, RunContext(lock)
-
-    @abstractmethod
-    def prepare(self) -> Outputs:
-        """Make the data and return its figures."""
-
-    @abstractmethod
-    def job(self, run: Run) -> Job:
-        """Build the job of a training and its measurement; called after :meth:`prepare`."""
-
-    def run(
-        self, watch: Optional[Callable[[Callable[[], Results[AnySettings]]], None]] = None
-    ) -> Results[AnySettings]:
-        """Do all steps that are not done, and return the results.
-
-        Args:
-            watch: called several times a second with a function that reads the results so far.
-
-        Raises:
-            UserError: bad data, or a command failed.
-            RunError: trainings failed on a cluster.
-        """
-        settings, data = self.settings, self.prepare()
-        jobs = {run: self.job(run) for run in settings.runs}
-
-        def read_results() -> Results[AnySettings]:
-            outcomes, begun = _read_outcomes(jobs)
-            return Results(settings, outcomes, data, begun)
-
-        follow = (lambda: watch(read_results)) if watch else None
-        # The trainings of a seed are a wave: later seeds do not slow them down.
-        wave = len(jobs) // len(settings.seeds)
-        machine = settings.cluster or LocalMachine(settings.jobs, self._context.lock, wave)
-        run_jobs([*jobs.values()], settings.out, machine, follow)
-        return read_results()
-
-    def _build_job(self, run: Run, data: Inputs, measurement: Optional[Measurement] = None) -> Job:
-        """Build the job of a run; ``data`` are the inputs that its data were made from."""
-        settings = self.settings
-        inputs = {
-            "data": data,
-            "options": settings.options(run),
-            "seed": run.seed,
-            "version": __version__,
-        }
-        return build_job(
-            settings.label(run),
-            settings.folder(run),
-            inputs,
-            settings.updates,
-            settings.train_command(run),
-            measurement,
-        )
 
 
 def _read_outcomes(jobs: Mapping[Run, Job]) -> tuple[list[Outcome], dict[Run, Curve]]:

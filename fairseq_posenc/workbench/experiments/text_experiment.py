@@ -18,12 +18,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import parse
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments import corpus
-from fairseq_posenc.workbench.experiments.experiment import (
-    RESERVED,
-    Experiment,
-    ExperimentSettings,
-    Results,
-)
+from fairseq_posenc.workbench.experiments.experiment import RESERVED, Experiment, Results
 from fairseq_posenc.workbench.experiments.trainings import Measurement
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED, Run
 from fairseq_posenc.workbench.running.jobs import Job, Outputs, RunContext, Step
@@ -56,8 +51,8 @@ TRAIN_OPTIONS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextSettings(ExperimentSettings):
-    """The user's choices for language models that learn a text."""
+class TextExperiment(Experiment):
+    """Language models that learn a text: every variant with every learning rate and seed."""
 
     case: ClassVar[str] = "learning rate"
     reserved: ClassVar[Mapping[str, str]] = {**RESERVED, "--lr": "use --lrs"}
@@ -110,45 +105,24 @@ class TextSettings(ExperimentSettings):
         """Length of inputs in training, in tokens."""
         return int(self.option("--tokens-per-sample"))
 
-
-def option_value(family: str, train_args: Sequence[str], name: str) -> str:
-    """Look up the value of an option of ``fairseq-train``, the last one if it is repeated."""
-    words = [word for option in (*TRAIN_OPTIONS[family], *train_args) for word in option.split("=")]
-    return words[len(words) - words[::-1].index(name)]
-
-
-def _is_rate(text: str) -> bool:
-    try:
-        return 0 < float(text) < math.inf
-    except ValueError:
-        return False
-
-
-TextResults = Results[TextSettings]
-
-
-class TextExperiment(Experiment[TextSettings]):
-    """Models that learn a text: every variant with every learning rate and seed."""
-
-    def prepare(self) -> Outputs:
+    def prepare(self, context: RunContext) -> Outputs:
         """Write the text, split it into sentencepieces and binarize it; return its figures."""
         facts = self._write_text()
-        self._data.do(self._context)
+        self._data.do(context)
         pieces = [self._data.folder / f"{part}.pieces" for part in ("train", "valid")]
         return {**facts, "unigram_perplexity": corpus.unigram_perplexity(*pieces)}
 
     def job(self, run: Run) -> Job:
         """Build the job of a training, with a measurement if another length is evaluated."""
-        settings = self.settings
         # The last validation of a training measures its own length.
-        if settings.eval_length in (0, settings.trained):
+        if self.eval_length in (0, self.trained):
             return self._build_job(run, self._data.inputs)
-        folder = settings.folder(run) / f"read-{settings.eval_length}"
+        folder = self.folder(run) / f"read-{self.eval_length}"
         measure = [
-            *("fairseq-posenc", "lm-length", "--data", str(settings.data())),
-            *("--lengths", str(settings.eval_length)),
+            *("fairseq-posenc", "lm-length", "--data", str(self.data())),
+            *("--lengths", str(self.eval_length)),
             *("--mode", "non-overlapping", "--out", str(folder)),
-            f"read={settings.folder(run) / LAST}",
+            f"read={self.folder(run) / LAST}",
         ]
 
         def read_perplexity(_: list[str]) -> Outputs:
@@ -161,10 +135,10 @@ class TextExperiment(Experiment[TextSettings]):
 
     @property
     def _text(self) -> Path:
-        return self.settings.out / "text"
+        return self.out / "text"
 
     def _write_text(self) -> Outputs:
-        path = self.settings.text
+        path = self.text
         if path is None:
             text, origin = None, f"the documentation in {corpus.find_python_library()}"
             source = f"{origin}, Python {sys.version}"
@@ -187,13 +161,13 @@ class TextExperiment(Experiment[TextSettings]):
         texts = [(self._text / f"{part}.txt").read_bytes() for part in ("train", "valid")]
         inputs = {
             "text": [hashlib.sha256(text).hexdigest() for text in texts],
-            "vocab_size": self.settings.vocab_size,
+            "vocab_size": self.vocab_size,
             "version": __version__,
         }
-        return Step(self.settings.out / "data", inputs, self._make_data)
+        return Step(self.out / "data", inputs, self._make_data)
 
     def _make_data(self, context: RunContext) -> Outputs:
-        vocab_size, binary = self.settings.vocab_size, self.settings.data()
+        vocab_size, binary = self.vocab_size, self.data()
         folder = self._data.folder
         say(f"text: learning {vocab_size:,} sentencepieces, then fairseq-preprocess")
         binary.mkdir()
@@ -210,3 +184,19 @@ class TextExperiment(Experiment[TextSettings]):
         ]
         run_logged(command, folder / "preprocess.log", context.lock)
         return tokens
+
+
+TextResults = Results[TextExperiment]
+
+
+def option_value(family: str, train_args: Sequence[str], name: str) -> str:
+    """Look up the value of an option of ``fairseq-train``, the last one if it is repeated."""
+    words = [word for option in (*TRAIN_OPTIONS[family], *train_args) for word in option.split("=")]
+    return words[len(words) - words[::-1].index(name)]
+
+
+def _is_rate(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False

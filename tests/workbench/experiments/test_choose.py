@@ -16,7 +16,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.choose import command, halving, on_text, report
 from fairseq_posenc.workbench.experiments.choose.halving import Halving
 from fairseq_posenc.workbench.experiments.corpus import unigram_perplexity
-from fairseq_posenc.workbench.experiments.text_experiment import TextSettings
+from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
 from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results import record
 from fairseq_posenc.workbench.running.options import parse_around_dashes
@@ -39,26 +39,28 @@ class Simulated(Halving):
         unigram: float = 1000.0,
     ) -> None:
         variants, seeds = parse_variants(",".join(ends)), (1, 2)
-        settings = TextSettings(
+        experiment = TextExperiment(
             out=out, variants=variants, seeds=seeds, updates=1, vocab_size=512, jobs=jobs
         )
-        super().__init__(settings, budget, 0)
+        super().__init__(experiment, budget, 0)
         self.ends, self.made, self.unigram = ends, 0, unigram
         self.trained: list[Any] = []
 
-    def _train(self, settings):
+    def _train(self, experiment):
         rows = []
-        for seed in settings.seeds:
-            for each in settings.variants:
+        for seed in experiment.seeds:
+            for each in experiment.variants:
                 end = self.ends[each.name]
                 if end == BROKEN:
                     rows.append([math.nan, math.nan, 7])
                     continue
-                perplexity = (end + 100 / settings.updates) * (1 + seed / 1000)
-                rows.append([perplexity, SPEED * settings.updates, 0])
-        wall = len(rows) * (START + SPEED * (settings.updates - self.made)) / self._settings.jobs
-        self.made = settings.updates
-        self.trained.append([each.name for each in settings.variants])
+                perplexity = (end + 100 / experiment.updates) * (1 + seed / 1000)
+                rows.append([perplexity, SPEED * experiment.updates, 0])
+        wall = (
+            len(rows) * (START + SPEED * (experiment.updates - self.made)) / self._experiment.jobs
+        )
+        self.made = experiment.updates
+        self.trained.append([each.name for each in experiment.variants])
         return {"seconds": wall, "outcomes": rows}
 
     def _measure_unigram(self):

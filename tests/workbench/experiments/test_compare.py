@@ -29,7 +29,7 @@ from fairseq_posenc.workbench.experiments.compare.record import (
     refuse_to_lose_report,
 )
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, aggregate
-from fairseq_posenc.workbench.experiments.text_experiment import TextResults, TextSettings
+from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment, TextResults
 from fairseq_posenc.workbench.experiments.variants import Run, parse_variants
 from fairseq_posenc.workbench.results import pictures, record
 from fairseq_posenc.workbench.running import logs as curves
@@ -55,10 +55,10 @@ def make_curve(points: list[tuple[int, float]], speed: float) -> Curve:
     return Curve(entries, speed)
 
 
-def make_settings(out: Path, encodings: str = DEMO, **changes: Any) -> TextSettings:
+def make_settings(out: Path, encodings: str = DEMO, **changes: Any) -> TextExperiment:
     values: dict[str, Any] = {"jobs": 2, "updates": 800, "seeds": (1, 2), "vocab_size": 512}
     values |= changes
-    return TextSettings(out=out, variants=parse_variants(encodings), **values)
+    return TextExperiment(out=out, variants=parse_variants(encodings), **values)
 
 
 def make_results(
@@ -102,7 +102,7 @@ FOUR = {
     ],
 )
 def test_results_of_a_text_do_not_replace_the_demo(words, folder):
-    assert command._build_settings(parse_args(*words)).out == Path(folder)
+    assert command._build_experiment(parse_args(*words)).out == Path(folder)
 
 
 class TestContenders:
@@ -543,7 +543,7 @@ class TestReport:
         added = re.findall(r"`(--(?:updates|seeds|lrs) \S+)`", text)
         assert len(added) == 3
         for words in ("", *added, "-- --encoder-layers 6"):
-            assert command._build_settings(parse_args(*shlex.split(f"{line} {words}")))
+            assert command._build_experiment(parse_args(*shlex.split(f"{line} {words}")))
 
     def test_without_matplotlib(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
@@ -575,12 +575,12 @@ class TestReport:
         first.write_text("a text")
         copy.write_text("a text")
         results = make_results(tmp_path, FOUR)
-        results = replace(results, settings=replace(results.settings, text=first))
+        results = replace(results, experiment=replace(results.experiment, text=first))
         build_record(results).write(tmp_path / RECORD)
-        refuse_to_lose_report(replace(results.settings, text=copy))
+        refuse_to_lose_report(replace(results.experiment, text=copy))
         copy.write_text("another")
         with pytest.raises(UserError, match=r"holds a report on text '.*first\.txt'"):
-            refuse_to_lose_report(replace(results.settings, text=copy))
+            refuse_to_lose_report(replace(results.experiment, text=copy))
 
     def test_while_the_run_goes_on_the_page_says_what_is_missing(self, tmp_path, monkeypatch):
         """Of m4m one training has begun and none is finished; learned lacks its last seed."""

@@ -32,7 +32,7 @@ from fairseq_posenc.workbench.experiments.probe import (
     report,
     tasks,
 )
-from fairseq_posenc.workbench.experiments.probe.experiment import TaskResults, TaskSettings
+from fairseq_posenc.workbench.experiments.probe.experiment import TaskExperiment, TaskResults
 from fairseq_posenc.workbench.experiments.probe.report import reciprocal_rank
 from fairseq_posenc.workbench.experiments.variants import (
     BOTH,
@@ -431,7 +431,7 @@ class TestDifferences:
         assert (found.p_value, found.is_significant) == (1.0, False)
 
 
-def settings(out: Path, **changes: Any) -> TaskSettings:
+def settings(out: Path, **changes: Any) -> TaskExperiment:
     values: dict[str, Any] = {
         "family": CAUSAL,
         "tasks": (tasks.get("copy"), tasks.get("sort")),
@@ -442,7 +442,7 @@ def settings(out: Path, **changes: Any) -> TaskSettings:
         "lengths": (20, 40, 80, 160),
         **changes,
     }
-    return TaskSettings(out=out, **values)
+    return TaskExperiment(out=out, **values)
 
 
 def made_up(out: Path) -> TaskResults:
@@ -467,7 +467,7 @@ def made_up(out: Path) -> TaskResults:
 class TestReport:
     def test_mean_reciprocal_rank(self, tmp_path):
         found = made_up(tmp_path)
-        ranks = {each.name: reciprocal_rank(found, each).mean for each in found.settings.variants}
+        ranks = {each.name: reciprocal_rank(found, each).mean for each in found.experiment.variants}
         assert ranks == pytest.approx(
             {"alibi": 1.0, "rope": (1 / 2.5 + 1 / 2) / 2, "none": (1 / 2.5 + 1 / 3) / 2}
         )
@@ -553,7 +553,7 @@ class TestCommand:
 
     @pytest.mark.parametrize("family", FAMILIES)
     def test_all_are_those_of_the_family(self, family):
-        found = command._build_settings(parse("--encodings", "all", "--family", family))
+        found = command._build_experiment(parse("--encodings", "all", "--family", family))
         names = [variant.name for variant in found.variants]
         assert {"rope", "t5", "none"} <= set(names)
         assert [task.name for task in found.tasks] == NAMES

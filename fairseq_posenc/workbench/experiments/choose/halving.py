@@ -24,7 +24,7 @@ from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.corpus import unigram_perplexity
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate, aggregate
 from fairseq_posenc.workbench.experiments.ranks import estimate_updates, meaningful_perplexity
-from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment, TextSettings
+from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.jobs import Outputs, Step
@@ -66,11 +66,11 @@ class Round(NamedTuple):
 class Halving:
     """Trains candidates in rounds within a budget of seconds; finished rounds are not repeated.
 
-    The number of updates in the settings is not used.
+    The experiment's own number of updates is not used.
     """
 
-    def __init__(self, settings: TextSettings, budget: float, lock: int) -> None:
-        self._settings, self._budget, self._lock = settings, budget, lock
+    def __init__(self, experiment: TextExperiment, budget: float, lock: int) -> None:
+        self._experiment, self._budget, self._lock = experiment, budget, lock
 
     def run(self) -> list[Round]:
         """Run all rounds, the first of which only measures the speed.
@@ -78,7 +78,7 @@ class Halving:
         Raises:
             UserError: the text is unusable, or a program failed.
         """
-        candidates, count = self._settings.variants, self._count_rounds()
+        candidates, count = self._experiment.variants, self._count_rounds()
         rounds = [self._train_round(0, candidates, 0, _FIRST)]
         for number in range(1, count + 1):
             seconds = self._budget - sum(round_.seconds for round_ in rounds)
@@ -113,19 +113,19 @@ class Halving:
         if (costs := self._measure_costs(rounds[-1])) is None:
             return None
         update, overhead = costs
-        trainings = len(self._settings.variants) * len(self._settings.seeds)
-        round_seconds = trainings * (overhead + needed * update) / self._settings.jobs
+        trainings = len(self._experiment.variants) * len(self._experiment.seeds)
+        round_seconds = trainings * (overhead + needed * update) / self._experiment.jobs
         return rounds[0].seconds + self._count_rounds() * round_seconds
 
     def _count_rounds(self) -> int:
-        return max(1, math.ceil(math.log2(len(self._settings.variants))))
+        return max(1, math.ceil(math.log2(len(self._experiment.variants))))
 
     def _count_affordable(self, last: Round, candidates: int, seconds: float) -> int:
         """Compute the total number of updates that fit into a time, at the last round's speed."""
         if (costs := self._measure_costs(last)) is None:
             return 0
         update, overhead = costs
-        share = seconds * self._settings.jobs / (candidates * len(self._settings.seeds))
+        share = seconds * self._experiment.jobs / (candidates * len(self._experiment.seeds))
         return last.updates + int((share - overhead) / update)
 
     def _measure_costs(self, last: Round) -> Optional[tuple[float, float]]:
@@ -139,47 +139,52 @@ class Halving:
             return None
         update = sum(outcome.seconds for outcome in outcomes) / len(outcomes) / last.updates
         trainings = sum(len(model.outcomes) for model in last.models)
-        total = last.seconds * self._settings.jobs / trainings
+        total = last.seconds * self._experiment.jobs / trainings
         return update, max(total - update * (last.updates - last.before), 0)
 
     def _train_round(
         self, number: int, variants: Sequence[Variant], before: int, updates: int
     ) -> Round:
         """Train candidates up to a number of updates, and rank them."""
-        settings = replace(self._settings, variants=tuple(variants))
+        experiment = replace(self._experiment, variants=tuple(variants))
         inputs = {
             "candidates": [variant.name for variant in variants],
             "updates": updates,
-            "text": checksum(settings.text) if settings.text else None,
-            "how": [settings.family, settings.seeds, settings.eval_length, settings.vocab_size],
-            "options": settings.train_args,
+            "text": checksum(experiment.text) if experiment.text else None,
+            "how": [
+                experiment.family,
+                experiment.seeds,
+                experiment.eval_length,
+                experiment.vocab_size,
+            ],
+            "options": experiment.train_args,
             "version": __version__,
         }
         say(f"round {number}: {len(variants)} encodings, to update {updates:,}")
-        longer = replace(settings, updates=updates)
-        rounds = settings.out / "rounds"
+        longer = replace(experiment, updates=updates)
+        rounds = experiment.out / "rounds"
         facts = Step(rounds / str(number), inputs, lambda context: self._train(longer)).do()
-        models = _rank(settings, facts)
+        models = _rank(experiment, facts)
         return Round(before, updates, facts["seconds"], models, self._measure_unigram())
 
     def _measure_unigram(self) -> float:
-        data = self._settings.out / "data"
+        data = self._experiment.out / "data"
         return unigram_perplexity(data / "train.pieces", data / "valid.pieces")
 
-    def _train(self, settings: TextSettings) -> Outputs:
+    def _train(self, experiment: TextExperiment) -> Outputs:
         began = time.monotonic()
-        outcomes = TextExperiment(settings, self._lock).run().outcomes
+        outcomes = experiment.run(self._lock).outcomes
         rows = [[outcome.perplexity, outcome.seconds, outcome.diverged] for outcome in outcomes]
         seconds = time.monotonic() - began
-        if settings.cluster:  # jobs also wait there, so use the time that they would take here
-            seconds = sum(outcome.seconds for outcome in outcomes) / settings.jobs
+        if experiment.cluster:  # jobs also wait there, so use the time that they would take here
+            seconds = sum(outcome.seconds for outcome in outcomes) / experiment.jobs
         return {"seconds": seconds, "outcomes": rows}
 
 
-def _rank(settings: TextSettings, facts: Outputs) -> list[SeedAggregate]:
+def _rank(experiment: TextExperiment, facts: Outputs) -> list[SeedAggregate]:
     """Sort the models of a round by their perplexity, the best first."""
     outcomes = [
         Outcome(run, {"perplexity": perplexity}, seconds=seconds, diverged=diverged)
-        for run, (perplexity, seconds, diverged) in zip(settings.runs, facts["outcomes"])
+        for run, (perplexity, seconds, diverged) in zip(experiment.runs, facts["outcomes"])
     ]
     return sorted(aggregate(outcomes), key=lambda model: model.sort_key)

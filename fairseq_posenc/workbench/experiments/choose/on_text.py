@@ -12,7 +12,7 @@ from fairseq_posenc.workbench.experiments.choose import report
 from fairseq_posenc.workbench.experiments.choose.answer import ChooseQuestion, choose_candidates
 from fairseq_posenc.workbench.experiments.choose.halving import Halving
 from fairseq_posenc.workbench.experiments.corpus import check_text
-from fairseq_posenc.workbench.experiments.text_experiment import TextSettings
+from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
 from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
@@ -29,32 +29,32 @@ def train_candidates(question: ChooseQuestion, args: argparse.Namespace) -> tupl
     Raises:
         UserError: wrong input, or a command of fairseq failed.
     """
-    settings, budget = _build_settings(question, args), _parse_seconds(args.budget)
+    experiment, budget = _build_experiment(question, args), _parse_seconds(args.budget)
     check_text(args.text)  # so that an unusable text is refused before anything is written
     with (
         signals_as_keyboard_interrupt(),
-        lock_output_folder(settings.out, (report.REPORT, report.RECORD)) as lock,
+        lock_output_folder(experiment.out, (report.REPORT, report.RECORD)) as lock,
     ):
-        candidates, limit = ", ".join(settings.names), format_time(budget)
-        say(f"{candidates} on {args.text} within {limit}; results: {settings.out}/")
-        halving = Halving(settings, budget, lock)
+        candidates, limit = ", ".join(experiment.names), format_time(budget)
+        say(f"{candidates} on {args.text} within {limit}; results: {experiment.out}/")
+        halving = Halving(experiment, budget, lock)
         rounds = halving.run()
-        text = report.describe_rounds(rounds, settings, halving.estimate_budget(rounds))
-        record = report.build_record(rounds, settings)
-        record.write(settings.out / report.RECORD)
+        text = report.describe_rounds(rounds, experiment, halving.estimate_budget(rounds))
+        record = report.build_record(rounds, experiment)
+        record.write(experiment.out / report.RECORD)
         write_whole(
-            settings.out / report.REPORT, f"# Which encoding\n\n{text}\n\n    {record.command}\n"
+            experiment.out / report.REPORT, f"# Which encoding\n\n{text}\n\n    {record.command}\n"
         )
-    say(f"report: {settings.out / report.REPORT}")
+    say(f"report: {experiment.out / report.REPORT}")
     return record, text
 
 
-def _build_settings(question: ChooseQuestion, args: argparse.Namespace) -> TextSettings:
+def _build_experiment(question: ChooseQuestion, args: argparse.Namespace) -> TextExperiment:
     listed = args.encodings or ",".join(choose_candidates(question))
     variants = parse_variants(listed)
     if len(variants) < 2:
         raise UserError(f"--encodings {listed}: name two or more candidates")
-    return TextSettings.from_args(
+    return TextExperiment.from_args(
         args,
         out=args.out or Path(f"choose-{args.text.stem}"),
         variants=variants,

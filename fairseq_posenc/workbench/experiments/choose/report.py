@@ -10,7 +10,7 @@ from typing import Optional
 from fairseq_posenc.workbench.experiments.choose.halving import Round
 from fairseq_posenc.workbench.experiments.outcomes import SeedAggregate
 from fairseq_posenc.workbench.experiments.ranks import describe_ranks
-from fairseq_posenc.workbench.experiments.text_experiment import TextSettings
+from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
 from fairseq_posenc.workbench.experiments.variants import CAUSAL
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.differences import (
@@ -37,31 +37,31 @@ def find_last_rounds(rounds: Sequence[Round]) -> Iterator[tuple[Round, SeedAggre
 
 
 def describe_rounds(
-    rounds: Sequence[Round], settings: TextSettings, budget: Optional[float] = None
+    rounds: Sequence[Round], experiment: TextExperiment, budget: Optional[float] = None
 ) -> str:
     """Recommend a candidate, and describe the measurements and the significant differences.
 
     Args:
         rounds: the rounds.
-        settings: settings of the trainings.
+        experiment: the experiment, with all candidates.
         budget: estimated seconds after which ranks mean something; None if unknown.
     """
     rows = [
         (markdown.code(model.variant.name), f"{last_round.updates:,}", model.show(2))
         for last_round, model in find_last_rounds(rounds)
     ]
-    few = explain_few_seeds(len(settings.seeds))
+    few = explain_few_seeds(len(experiment.seeds))
     # The first of several rounds only measures the speed.
     sentences = [few] if few else [_describe_round(round_) for round_ in rounds[1:] or rounds]
     seconds = format_time(sum(round_.seconds for round_ in rounds))
     return "\n".join(
         [
-            _advise(rounds, settings, budget),
+            _advise(rounds, experiment, budget),
             "",
-            f"Measured: {settings.family} models of {settings.size('layers')} layers of width "
-            f"{settings.size('embed-dim')} on {markdown.code(str(settings.text))}, trained at "
-            f"{settings.trained:,} tokens for up to {rounds[-1].updates:,} updates, read at "
-            f"{settings.eval_length or settings.trained:,}, {len(settings.seeds)} seeds.",
+            f"Measured: {experiment.family} models of {experiment.size('layers')} layers of width "
+            f"{experiment.size('embed-dim')} on {markdown.code(str(experiment.text))}, trained at "
+            f"{experiment.trained:,} tokens for up to {rounds[-1].updates:,} updates, read at "
+            f"{experiment.eval_length or experiment.trained:,}, {len(experiment.seeds)} seeds.",
             "",
             markdown.table(("encoding", "updates", "validation perplexity"), rows),
             "",
@@ -78,7 +78,7 @@ def _describe_round(outcome: Round) -> str:
     return f"After {outcome.updates:,} updates: {sentences}"
 
 
-def _advise(rounds: Sequence[Round], settings: TextSettings, budget: Optional[float]) -> str:
+def _advise(rounds: Sequence[Round], experiment: TextExperiment, budget: Optional[float]) -> str:
     """Recommend the best candidate, with a command for a full training, if ranks mean something."""
     last, (_, best) = rounds[-1], next(find_last_rounds(rounds))
     lowest = best.perplexity.mean
@@ -88,13 +88,13 @@ def _advise(rounds: Sequence[Round], settings: TextSettings, budget: Optional[fl
         if budget is None:
             return advice
         return (
-            f"{advice} At the speed of these trainings, {len(settings.names)} encodings with "
-            f"{len(settings.seeds)} seeds need `--budget {format_budget(budget)}`; with it, the "
+            f"{advice} At the speed of these trainings, {len(experiment.names)} encodings with "
+            f"{len(experiment.seeds)} seeds need `--budget {format_budget(budget)}`; with it, the "
             "same command continues all of them. Fewer encodings or seeds need less."
         )
-    recipe = _RECIPES.get(settings.family, "a_small")
+    recipe = _RECIPES.get(experiment.family, "a_small")
     spec, directions = best.variant.position_encoding, best.variant.directions
-    options = ["--tokens-per-sample", str(settings.trained)]
+    options = ["--tokens-per-sample", str(experiment.trained)]
     options += ["--attention-directions", directions] if directions else []
     command = f"fairseq-posenc train-recipe {recipe} {shlex.quote(spec)} DATA-BIN"
     return (
@@ -116,14 +116,14 @@ def format_budget(seconds: float) -> str:
     return f"{math.ceil(minutes / 60)}h"
 
 
-def build_record(rounds: Sequence[Round], settings: TextSettings) -> Record:
+def build_record(rounds: Sequence[Round], experiment: TextExperiment) -> Record:
     """Build the record of all models in all rounds, the last round first."""
     rows = [
         {
             "model": model.variant.name,
             "position_encoding": model.variant.position_encoding,
             "updates": round_.updates,
-            "seeds": len(settings.seeds),
+            "seeds": len(experiment.seeds),
             **model.perplexity.figures("perplexity"),
         }
         for round_ in reversed(rounds)
@@ -131,9 +131,9 @@ def build_record(rounds: Sequence[Round], settings: TextSettings) -> Record:
     ]
     times = [{"updates": round_.updates, "seconds": round_.seconds} for round_ in rounds]
     data = {
-        "family": settings.family,
-        "text": str(settings.text),
-        "trained_length": settings.trained,
-        "read_length": settings.eval_length or settings.trained,
+        "family": experiment.family,
+        "text": str(experiment.text),
+        "trained_length": experiment.trained,
+        "read_length": experiment.eval_length or experiment.trained,
     }
     return Record("choose", {"candidates": rows, "rounds": times}, data, command=own_command())

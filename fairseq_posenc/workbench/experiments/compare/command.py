@@ -13,7 +13,6 @@ from fairseq_posenc.workbench.experiments.text_experiment import (
     LEARNING_RATE,
     TASKS,
     TextExperiment,
-    TextSettings,
 )
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.running import options
@@ -72,24 +71,22 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: a command of fairseq failed.
     """
-    settings = _build_settings(args)
-    if settings.text:
-        check_text(settings.text)  # so that an unusable text is refused before anything is written
+    experiment = _build_experiment(args)
+    if experiment.text:
+        check_text(experiment.text)  # an unusable text is refused before anything is written
     if not args.overwrite:
-        record.refuse_to_lose_report(settings)
+        record.refuse_to_lose_report(experiment)
     with (
         signals_as_keyboard_interrupt(),
-        lock_output_folder(
-            settings.out, (report.REPORT, report.PICTURE, report.PAGE, record.RECORD)
-        ) as lock,
+        lock_output_folder(experiment.out, (*report.FILES, record.RECORD)) as lock,
     ):
         say(
-            f"comparing {', '.join(settings.names)}: {len(settings.runs)} trainings of "
-            f"{settings.updates:,} updates; results: {settings.out}/"
+            f"comparing {', '.join(experiment.names)}: {len(experiment.runs)} trainings of "
+            f"{experiment.updates:,} updates; results: {experiment.out}/"
         )
-        results = TextExperiment(settings, lock).run(Live(args.open))
+        results = experiment.run(lock, Live(args.open))
         path, figures = report.write_report(results), record.build_record(results)
-        figures.write(settings.out / record.RECORD)
+        figures.write(experiment.out / record.RECORD)
     if args.json:
         print(figures.text())
     else:
@@ -98,13 +95,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _build_settings(args: argparse.Namespace) -> TextSettings:
+def _build_experiment(args: argparse.Namespace) -> TextExperiment:
     default = Path(f"compare-{args.text.stem}" if args.text else "demo")
     models = variants.parse_variants(args.encodings)
     jobs = args.jobs or default_jobs()
     if not args.jobs and choose_device() != "cuda":  # so that the live curves can be compared
         jobs = max(jobs, min(len(models), _TOGETHER))
-    return TextSettings.from_args(
+    return TextExperiment.from_args(
         args,
         out=args.out or default,
         variants=models,

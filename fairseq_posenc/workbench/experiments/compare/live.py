@@ -55,10 +55,10 @@ def open_in_browser(address: str) -> None:
 
 def estimate_seconds_left(results: TextResults) -> Optional[float]:
     """Estimate the time for the missing trainings; None before the first one is finished."""
-    settings, missing = results.settings, results.missing
+    experiment, missing = results.experiment, results.missing
     durations = [outcome.seconds for outcome in results.outcomes if not outcome.diverged]
     if not durations or not missing:
         return None
     updates = [curve.entries[-1].updates for curve in results.begun.values() if curve.entries]
-    trainings = len(missing) - sum(updates) / settings.updates
-    return trainings * (fmean(durations) + _OVERHEAD) / min(settings.jobs, len(missing))
+    trainings = len(missing) - sum(updates) / experiment.updates
+    return trainings * (fmean(durations) + _OVERHEAD) / min(experiment.jobs, len(missing))

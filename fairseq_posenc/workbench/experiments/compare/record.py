@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments.text_experiment import TextResults, TextSettings
+from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment, TextResults
 from fairseq_posenc.workbench.results.differences import compare_all
 from fairseq_posenc.workbench.results.record import Record, RecordError, Row, own_command, read
 from fairseq_posenc.workbench.running.files import checksum
@@ -17,13 +17,13 @@ RECORD = "compare.json"
 
 def build_record(results: TextResults) -> Record:
     """Build the record of all models, their differences, and all trainings."""
-    settings = results.settings
+    experiment = results.experiment
     models: list[Row] = [
         {
             "model": model.variant.name,
             "position_encoding": model.variant.position_encoding,
             "attention_directions": model.variant.directions,
-            "updates": settings.updates,
+            "updates": experiment.updates,
             "position_parameters": model.undiverged[0].figures["position_parameters"]
             if model.undiverged
             else None,
@@ -59,41 +59,41 @@ def build_record(results: TextResults) -> Record:
     ]
     figures = {"models": models, "differences": differences, "trainings": trainings}
     return Record(
-        "compare", figures, {**_collect_shared(settings), **results.data}, command=own_command()
+        "compare", figures, {**_collect_shared(experiment), **results.data}, command=own_command()
     )
 
 
-def _collect_shared(settings: TextSettings) -> dict[str, Any]:
+def _collect_shared(experiment: TextExperiment) -> dict[str, Any]:
     """Collect the settings that all trainings of a comparison share."""
     return {
-        "family": settings.family,
-        "text": str(settings.text) if settings.text else "the documentation inside Python",
-        "text_sha256": checksum(settings.text) if settings.text else None,
-        "vocab_size": settings.vocab_size,
-        "trained_length": settings.trained,
-        "options": shlex.join(settings.train_args),
+        "family": experiment.family,
+        "text": str(experiment.text) if experiment.text else "the documentation inside Python",
+        "text_sha256": checksum(experiment.text) if experiment.text else None,
+        "vocab_size": experiment.vocab_size,
+        "trained_length": experiment.trained,
+        "options": shlex.join(experiment.train_args),
     }
 
 
-def refuse_to_lose_report(settings: TextSettings) -> None:
+def refuse_to_lose_report(experiment: TextExperiment) -> None:
     """Refuse a comparison whose report would lack results of the one in its folder.
 
     Raises:
         UserError: results would be lost; the message names the first.
     """
     try:
-        old = read(settings.out / RECORD)
+        old = read(experiment.out / RECORD)
     except RecordError:  # no record yet
         return
-    if lost := next(_list_lost_figures(old, settings), ""):
+    if lost := next(_list_lost_figures(old, experiment), ""):
         raise UserError(
-            f"--out {settings.out}: holds a report on {lost}; include that, choose another --out, "
-            "or add --overwrite to replace the report"
+            f"--out {experiment.out}: holds a report on {lost}; include that, choose another "
+            "--out, or add --overwrite to replace the report"
         )
 
 
-def _list_lost_figures(old: Record, settings: TextSettings) -> Iterator[str]:
-    shared = _collect_shared(settings)
+def _list_lost_figures(old: Record, experiment: TextExperiment) -> Iterator[str]:
+    shared = _collect_shared(experiment)
     checksum_of_text = shared.pop("text_sha256")
     if checksum_of_text and checksum_of_text == old.data.get("text_sha256"):
         del shared["text"]  # the same text at another path
@@ -101,9 +101,9 @@ def _list_lost_figures(old: Record, settings: TextSettings) -> Iterator[str]:
         if old.data.get(name, value) != value:
             yield f"{name.replace('_', ' ')} {old.data[name]!r}"
     for row in old.rows:
-        if row.get("updates", 0) > settings.updates:
+        if row.get("updates", 0) > experiment.updates:
             yield f"{row['updates']:,} updates"
-    kept = {(run.variant.name, run.case, run.seed) for run in settings.runs}
+    kept = {(run.variant.name, run.case, run.seed) for run in experiment.runs}
     for row in old.figures.get("trainings", ()):
         model, lr, seed = (row.get(name) for name in ("model", "lr", "seed"))
         if (model, lr, seed) not in kept:

@@ -16,7 +16,7 @@ from fairseq_posenc.files import write_whole
 from fairseq_posenc.specs import parse
 from fairseq_posenc.workbench.experiments.compare.statements import derive_statements
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate
-from fairseq_posenc.workbench.experiments.text_experiment import STACKS, TextResults, TextSettings
+from fairseq_posenc.workbench.experiments.text_experiment import STACKS, TextExperiment, TextResults
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED, Run, join_list
 from fairseq_posenc.workbench.results import markdown, terminal
 from fairseq_posenc.workbench.results.differences import RULE
@@ -32,7 +32,7 @@ from fairseq_posenc.workbench.results.pictures import Line, can_draw
 from fairseq_posenc.workbench.running.logs import Curve
 from fairseq_posenc.workbench.running.progress import format_time, say
 
-REPORT, PICTURE, PAGE = "report.md", "curves.png", "report.html"
+FILES = REPORT, PICTURE, PAGE = "report.md", "curves.png", "report.html"
 _REFRESH = 10  # seconds after which a browser reloads the page of an unfinished comparison
 # Columns of the table on a terminal; the report has them all.
 _SCREEN_COLUMNS = [
@@ -47,9 +47,9 @@ _FAMILIES = {MASKED: "masked language model", CAUSAL: "causal language model"}
 
 def write_report(results: TextResults, seconds_left: Optional[float] = None) -> Path:
     """Write the report as Markdown and as a page, with its picture; return the Markdown's path."""
-    out, drawn = results.settings.out, False
+    out, drawn = results.experiment.out, False
     if can_draw():
-        title = f"Validation perplexity of the {_FAMILIES[results.settings.family]}"
+        title = f"Validation perplexity of the {_FAMILIES[results.experiment.family]}"
         drawn = draw(results, title, out / PICTURE)
     elif not results.missing:
         say("no picture of the curves: matplotlib is not installed (pip install matplotlib)")
@@ -58,19 +58,19 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
         _describe_missing(results, seconds_left),
         _introduce(results),
         format_table(results),
-        "\n".join(_describe_encodings(results.settings)),
+        "\n".join(_describe_encodings(results.experiment)),
         "**An encoding that learns late is not worse.** The table shows which small models learn "
-        f"within {results.settings.updates:,} updates. Others may start later, and the order may "
+        f"within {results.experiment.updates:,} updates. Others may start later, and the order may "
         "change.",
         f"![Learning curves: validation perplexity over updates]({PICTURE})" if drawn else "",
         "## Conclusions",
         "\n".join(f"- {sentence}" for sentence in list_conclusions(results)),
         f"{RULE} All sentences are derived from the figures by fixed rules.",
-        _explain_figures(results.settings),
+        _explain_figures(results.experiment),
         *_suggest_next_steps(results),
         "## Commands",
-        _format_rerun(results.settings),
-        _format_trainings(results.settings),
+        _format_rerun(results.experiment),
+        _format_trainings(results.experiment),
     ]
     path, text = out / REPORT, "\n\n".join(part for part in parts if part) + "\n"
     write_whole(path, text)
@@ -82,7 +82,7 @@ def list_conclusions(results: TextResults) -> list[str]:
     """Derive conclusions from the figures of a finished comparison."""
     if results.missing:
         return ["Differences are judged when all trainings are finished."]
-    unigram, masked = results.data["unigram_perplexity"], results.settings.family == MASKED
+    unigram, masked = results.data["unigram_perplexity"], results.experiment.family == MASKED
     return derive_statements(results.models, unigram, masked)
 
 
@@ -98,11 +98,11 @@ def _describe_missing(results: TextResults, seconds_left: Optional[float]) -> st
     return f"**The run is not finished{about}.** Missing: {missing}."
 
 
-def _describe_encodings(settings: TextSettings) -> list[str]:
+def _describe_encodings(experiment: TextExperiment) -> list[str]:
     """Describe each encoding of the comparison in a line."""
     names = {
         item.name
-        for variant in settings.variants
+        for variant in experiment.variants
         for item in parse(variant.position_encoding).items
     }
     lines = [
@@ -114,7 +114,7 @@ def _describe_encodings(settings: TextSettings) -> list[str]:
         f"- {markdown.code(variant.name)}: DecBERT; its first layers attend {variant.directions} "
         "(lr: to the token and those before it, rl: to the token and those after it), with the "
         f"positions {markdown.code(variant.position_encoding)}"
-        for variant in settings.variants
+        for variant in experiment.variants
         if variant.directions
     ]
     return lines
@@ -126,15 +126,15 @@ def _suggest_next_steps(results: TextResults) -> list[str]:
     if results.missing or not models:
         return []
     best = min(models, key=lambda model: model.sort_key)
-    checkpoint = results.settings.folder(best.outcomes[0].run) / "checkpoint_best.pt"
+    checkpoint = results.experiment.folder(best.outcomes[0].run) / "checkpoint_best.pt"
     name = parse(best.variant.position_encoding).items[0].name
     commands = [
         "# a page with every head of the model with the lowest perplexity",
         f"fairseq-posenc inspect --checkpoint {shlex.quote(str(checkpoint))} --text "
         '"a sentence of the text"',
         "# measurements of all encodings",
-        f"fairseq-posenc choose --family {results.settings.family} --length "
-        f"{results.settings.trained}",
+        f"fairseq-posenc choose --family {results.experiment.family} --length "
+        f"{results.experiment.trained}",
         "# formula and cost",
         f"fairseq-posenc describe {name}",
     ]
@@ -147,8 +147,8 @@ def _suggest_next_steps(results: TextResults) -> list[str]:
     ]
 
 
-def _explain_figures(settings: TextSettings) -> str:
-    is_masked = settings.family == MASKED
+def _explain_figures(experiment: TextExperiment) -> str:
+    is_masked = experiment.family == MASKED
     return (
         "Validation perplexity is measured at the end of `fairseq-train`, on "
         f"{'the masked' if is_masked else 'all'} tokens; lower is better. It is computed from the "
@@ -165,24 +165,24 @@ def _explain_figures(settings: TextSettings) -> str:
 
 
 def _introduce(results: TextResults) -> str:
-    settings, counts = results.settings, results.data
+    experiment, counts = results.experiment, results.data
     source = (
-        markdown.code(str(settings.text))
-        if settings.text
+        markdown.code(str(experiment.text))
+        if experiment.text
         else f"Python's own documentation, version {platform.python_version()}"
     )
     return (
-        f"{_FAMILIES[settings.family].capitalize()}s on real text: {source}, "
+        f"{_FAMILIES[experiment.family].capitalize()}s on real text: {source}, "
         f"{counts['words']:,} words in {counts['documents']:,} documents, of which "
         f"{counts['valid_words']:,} words are kept for validation, split into "
-        f"{settings.vocab_size:,} sentencepieces. The models have {settings.size('layers')} layers "
-        f"of width {settings.size('embed-dim')} with {settings.size('attention-heads')} attention "
-        f"heads, and read blocks of {settings.trained} tokens. They differ only in their position "
-        f"encoding. Each is trained for {settings.updates:,} updates of "
-        f"{int(settings.option('--max-tokens')):,} tokens, once for each seed "
-        f"({_join(settings.seeds)}) and learning rate ({_join(settings.lrs)}). With the same seed "
-        "they read the same text in the same order"
-        f"{', with the same masks' if settings.family == MASKED else ''}."
+        f"{experiment.vocab_size:,} sentencepieces. The models have "
+        f"{experiment.size('layers')} layers of width {experiment.size('embed-dim')} with "
+        f"{experiment.size('attention-heads')} attention heads, and read blocks of "
+        f"{experiment.trained} tokens. They differ only in their position encoding. Each is "
+        f"trained for {experiment.updates:,} updates of "
+        f"{int(experiment.option('--max-tokens')):,} tokens, once for each seed ({_join(experiment.seeds)}) and learning rate "
+        f"({_join(experiment.lrs)}). With the same seed they read the same text in the same order"
+        f"{', with the same masks' if experiment.family == MASKED else ''}."
     )
 
 
@@ -192,9 +192,9 @@ def _join(values: Iterable[object]) -> str:
 
 def format_table(results: TextResults) -> str:
     """Format all models as a table in Markdown, with the figures so far of unfinished ones."""
-    rows = {model.variant.name: _format_row(model, results.settings) for model in results.models}
+    rows = {model.variant.name: _format_row(model, results.experiment) for model in results.models}
     rows |= {name: _format_begun(*begun) for name, begun in find_begun(results).items()}
-    ordered = [rows[name] for name in results.settings.names if name in rows]
+    ordered = [rows[name] for name in results.experiment.names if name in rows]
     columns = list(ordered[0]) if ordered else _SCREEN_COLUMNS
     return markdown.table(columns, [list(row.values()) for row in ordered])
 
@@ -202,19 +202,19 @@ def format_table(results: TextResults) -> str:
 def format_screen(results: TextResults) -> str:
     """Format the figures and conclusions for a terminal, the lowest perplexity first."""
     models = sorted(results.models, key=lambda model: model.sort_key)
-    rows = [_format_row(model, results.settings) for model in models]
+    rows = [_format_row(model, results.experiment) for model in models]
     cells = [[row[column] for column in _SCREEN_COLUMNS] for row in rows]
     sentences = [f"- {sentence}" for sentence in list_conclusions(results)]
     return terminal.show("\n".join([markdown.table(_SCREEN_COLUMNS, cells), "", *sentences]))
 
 
-def _format_row(model: SeedAggregate, settings: TextSettings) -> dict[str, str]:
+def _format_row(model: SeedAggregate, experiment: TextExperiment) -> dict[str, str]:
     """Format the figures of a model by column."""
 
     def mean(figure: Callable[[Outcome], float], show: Callable[[float], str]) -> str:
         return show(fmean(map(figure, model.undiverged))) if model.undiverged else "-"
 
-    seeds, total = len(model.outcomes), len(settings.seeds)
+    seeds, total = len(model.outcomes), len(experiment.seeds)
     return {
         "encoding": markdown.code(model.variant.name),
         "position parameters": mean(
@@ -270,39 +270,40 @@ def find_begun(results: TextResults) -> dict[str, tuple[Run, Curve]]:
     return begun
 
 
-def _format_rerun(settings: TextSettings) -> str:
+def _format_rerun(experiment: TextExperiment) -> str:
     """Format the command of this comparison, and options that change it."""
     options = {
-        "--family": settings.family if settings.family != MASKED else "",
-        "--text": str(settings.text) if settings.text else "",
-        "--encodings": join_list(settings.names),
-        "--updates": str(settings.updates),
-        "--seeds": ",".join(map(str, settings.seeds)),
-        "--lrs": ",".join(settings.lrs),
-        "--vocab-size": str(settings.vocab_size),
-        "--out": str(settings.out),
+        "--family": experiment.family if experiment.family != MASKED else "",
+        "--text": str(experiment.text) if experiment.text else "",
+        "--encodings": join_list(experiment.names),
+        "--updates": str(experiment.updates),
+        "--seeds": ",".join(map(str, experiment.seeds)),
+        "--lrs": ",".join(experiment.lrs),
+        "--vocab-size": str(experiment.vocab_size),
+        "--out": str(experiment.out),
     }
     words = [word for option, value in options.items() if value for word in (option, value)]
-    passed = ["--", *settings.train_args] if settings.train_args else []
-    more_seeds = range(max(settings.seeds) + 1, max(settings.seeds) + 4)
+    passed = ["--", *experiment.train_args] if experiment.train_args else []
+    more_seeds = range(max(experiment.seeds) + 1, max(experiment.seeds) + 4)
     return (
         "This comparison again, which repeats no finished step:\n\n"
         f"```sh\nfairseq-posenc compare {shlex.join([*words, *passed])}\n```\n\n"
-        f"Add `--updates {4 * settings.updates}` to continue the trainings, `--seeds "
-        f"{','.join(map(str, (*settings.seeds, *more_seeds)))}` for three more seeds, or `--lrs "
+        f"Add `--updates {4 * experiment.updates}` to continue the trainings, `--seeds "
+        f"{','.join(map(str, (*experiment.seeds, *more_seeds)))}` for three more seeds, or `--lrs "
         "0.001,0.003,0.01` for each model at the best of three learning rates. With another "
         "`--out`, add `--text FILE` for your own text, or `-- "
-        f"--{STACKS[settings.family]}-layers 6` and other options of `fairseq-train` for larger "
+        f"--{STACKS[experiment.family]}-layers 6` and other options of `fairseq-train` for larger "
         "models."
     )
 
 
-def _format_trainings(settings: TextSettings) -> str:
+def _format_trainings(experiment: TextExperiment) -> str:
     """Format the commands of all trainings."""
     user_dir = ' --user-dir "$(fairseq-posenc user-dir)"'  # finds the package on every machine
     lines = []
-    for run in settings.runs:
-        lines += [f"# {settings.label(run)}", shlex.join(settings.train_command(run)) + user_dir]
+    for run in experiment.runs:
+        command = shlex.join(experiment.train_command(run)) + user_dir
+        lines += [f"# {experiment.label(run)}", command]
     code = "\n".join(lines)
     summary = "fairseq-train, as it was called, on one thread each"
     return f"<details>\n<summary>{summary}</summary>\n\n```sh\n{code}\n```\n\n</details>"

@@ -6,7 +6,7 @@ import argparse
 
 from fairseq_posenc import registry
 from fairseq_posenc.workbench.experiments.probe import picture, report, tasks
-from fairseq_posenc.workbench.experiments.probe.experiment import TaskExperiment, TaskSettings
+from fairseq_posenc.workbench.experiments.probe.experiment import TaskExperiment
 from fairseq_posenc.workbench.experiments.probe.report import tasks_with_depths
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, FAMILIES, parse_variants
 from fairseq_posenc.workbench.results.pictures import can_draw
@@ -44,29 +44,30 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input, or a fairseq command that failed.
     """
-    settings = _build_settings(args)
+    experiment = _build_experiment(args)
     with (
         signals_as_keyboard_interrupt(),
-        lock_output_folder(settings.out, report.FILES) as lock,
+        lock_output_folder(experiment.out, report.FILES) as lock,
     ):
-        results = TaskExperiment(settings, lock).run()
+        results = experiment.run(lock)
         record = report.build_record(results)
-        record.write(settings.out / report.RECORD)
+        record.write(experiment.out / report.RECORD)
         if drawn := can_draw():
-            picture.draw(results, settings.out / report.PICTURE)
-            picture.draw_learning(results, settings.out / report.LEARNING)
+            picture.draw(results, experiment.out / report.PICTURE)
+            picture.draw_learning(results, experiment.out / report.LEARNING)
             for task in tasks_with_depths(results):
-                picture.draw_depths(results, task, settings.out / report.format_depth_picture(task))
+                path = experiment.out / report.format_depth_picture(task)
+                picture.draw_depths(results, task, path)
         path = report.write_report(results, drawn)
     print(record.text() if args.json else report.format_tables(results))
     say(f"report: {path}" + ("" if drawn else " (no picture: matplotlib is not installed)"))
     return 0
 
 
-def _build_settings(args: argparse.Namespace) -> TaskSettings:
+def _build_experiment(args: argparse.Namespace) -> TaskExperiment:
     names = tasks.names() if args.tasks == _ALL else args.tasks.split(",")
     encodings = args.encodings
     if encodings == _ALL:
         encodings = ",".join(registry.names(encoder=args.family != CAUSAL))
     chosen = tuple(tasks.get(name.strip()) for name in dict.fromkeys(names))
-    return TaskSettings.from_args(args, tasks=chosen, variants=parse_variants(encodings))
+    return TaskExperiment.from_args(args, tasks=chosen, variants=parse_variants(encodings))

@@ -13,13 +13,19 @@ from typing import ClassVar
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.experiments.experiment import Experiment, ExperimentSettings, Results
+from fairseq_posenc.workbench.experiments.experiment import Experiment, Results
 from fairseq_posenc.workbench.experiments.probe import data, tasks
-from fairseq_posenc.workbench.experiments.probe.data import ANSWER, QUESTION
+from fairseq_posenc.workbench.experiments.probe.data import (
+    ANSWER,
+    DATA_SEED,
+    EXAMPLES,
+    QUESTION,
+    TEST_EXAMPLES,
+)
 from fairseq_posenc.workbench.experiments.probe.tasks.base import Task
 from fairseq_posenc.workbench.experiments.trainings import Measurement
 from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED, Run
-from fairseq_posenc.workbench.running.jobs import Job, Outputs, Step
+from fairseq_posenc.workbench.running.jobs import Job, Outputs, RunContext, Step
 from fairseq_posenc.workbench.running.progress import say
 
 LONGEST = 500  # most words of a question
@@ -54,8 +60,8 @@ _ACCURACY = re.compile(r'"length-(\d+)(?:-depth-([\d.]+))?_exact": "?([\d.]+)')
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSettings(ExperimentSettings):
-    """The user's choices for models that learn tasks with known answers."""
+class TaskExperiment(Experiment):
+    """Models that each learn one task with known answers, and are tested at many lengths."""
 
     case: ClassVar[str] = "task"
     tasks: tuple[Task, ...]  # the tasks; each model is trained on one
@@ -101,53 +107,48 @@ class TaskSettings(ExperimentSettings):
         """Test lengths beyond that in training."""
         return [length for length in self.lengths if length > self.trained]
 
-
-TaskResults = Results[TaskSettings]
-
-
-class TaskExperiment(Experiment[TaskSettings]):
-    """Models that are each trained on one task and tested at many lengths."""
-
-    def prepare(self) -> Outputs:
+    def prepare(self, context: RunContext) -> Outputs:
         """Write the data of all tasks, questions and answers."""
-        settings = self.settings
-        say(f"data: {', '.join(task.name for task in settings.tasks)}")
-        for task in settings.tasks:
+        say(f"data: {', '.join(task.name for task in self.tasks)}")
+        for task in self.tasks:
             for step in self._build_steps(task):
-                step.do()
+                step.do(context)
         return {}
 
     def job(self, run: Run) -> Job:
         """Build a training on one task, and its test at all lengths."""
-        settings, task = self.settings, tasks.get(run.case)
+        task = tasks.get(run.case)
         train, test = self._build_steps(task)
-        splits = ",".join(data.name_test_splits(task, settings.lengths))
+        splits = ",".join(data.name_test_splits(task, self.lengths))
         options = (
-            f"{TASKS[settings.family]} --valid-subset {splits} {KEEP_ALL} --log-format json "
+            f"{TASKS[self.family]} --valid-subset {splits} {KEEP_ALL} --log-format json "
             "--num-workers 0 --distributed-world-size 1"
         )
-        model = str(settings.folder(run) / LAST)
+        model = str(self.folder(run) / LAST)
         measure = ["fairseq-validate", str(test.folder), "--path", model, *options.split()]
         return self._build_job(run, train.inputs, Measurement(measure, parse_accuracies))
 
     def _build_steps(self, task: Task) -> tuple[Step, Step]:
         """Build the steps that write the data of training and of test."""
-        settings, folder = self.settings, self.settings.task_data(task.name)
-        family, longest, lengths = settings.family, settings.trained, settings.lengths
-        inputs = {"task": task.name, "family": family, "seed": data.DATA_SEED}
+        folder = self.task_data(task.name)
+        family, longest, lengths = self.family, self.trained, self.lengths
+        inputs = {"task": task.name, "family": family, "seed": DATA_SEED}
         inputs |= {"version": __version__}
         return (
             Step(
                 folder / "train",
-                {**inputs, "longest": longest, "examples": data.EXAMPLES},
+                {**inputs, "longest": longest, "examples": EXAMPLES},
                 lambda _: data.write_train_splits(task, family, longest, folder / "train"),
             ),
             Step(
                 folder / "read",
-                {**inputs, "lengths": lengths, "examples": data.TEST_EXAMPLES},
+                {**inputs, "lengths": lengths, "examples": TEST_EXAMPLES},
                 lambda _: data.write_test_splits(task, family, lengths, folder / "read"),
             ),
         )
+
+
+TaskResults = Results[TaskExperiment]
 
 
 def parse_accuracies(lines: list[str]) -> Outputs:

@@ -26,17 +26,17 @@ _COLUMNS = 3
 
 def draw_depths(results: TaskResults, task: str, path: Path) -> None:
     """Draw a task that has depths into a PNG file: a map of depth and length for each model."""
-    lengths = sorted(results.settings.lengths)
+    lengths = sorted(results.experiment.lengths)
     maps = {
         model.name: [
             [share_at_depth(results, task, model, length, depth).mean for length in lengths]
             for depth in DEPTHS
         ]
-        for model in results.settings.variants
+        for model in results.experiment.variants
     }
     figure = draw_depth_maps(maps, lengths, DEPTHS)
     for axes in figure.axes[: len(maps)]:
-        axes.axvline(len(results.settings.within) - 0.5, color="white", linestyle=":")
+        axes.axvline(len(results.experiment.within) - 0.5, color="white", linestyle=":")
     figure.supxlabel("length in words (dotted: longest in training)", color=GREY)
     figure.supylabel("depth of the needle", color=GREY)
     pictures.save(figure, path)
@@ -60,7 +60,7 @@ def draw_depth_maps(
 
 def draw(results: TaskResults, path: Path) -> None:
     """Draw right answers over the length of the question, a panel for each task, as PNG."""
-    lengths = sorted(results.settings.lengths)
+    lengths = sorted(results.experiment.lengths)
 
     def collect_points(task: str, model: Variant) -> list[Points]:
         by_length = [share_by_seed(results, task, model, [length]) for length in lengths]
@@ -71,7 +71,7 @@ def draw(results: TaskResults, path: Path) -> None:
     label = "length of the question, in words (dotted: longest in training)"
     figure = _draw_tasks(results, collect_points, label)
     for axes in figure.axes:
-        axes.axvline(results.settings.trained, color=PALE, linestyle=":", linewidth=1.2, zorder=0)
+        axes.axvline(results.experiment.trained, color=PALE, linestyle=":", linewidth=1.2, zorder=0)
     pictures.save(figure, path)
 
 
@@ -92,11 +92,11 @@ def _draw_tasks(
     results: TaskResults, collect_points: Callable[[str, Variant], list[Points]], label: str
 ) -> Figure:
     """Draw a panel for each task and a line for each model, from the points of each seed."""
-    tasks, styles = results.settings.tasks, pictures.assign_styles(results.settings.names)
+    tasks, styles = results.experiment.tasks, pictures.assign_styles(results.experiment.names)
     figure, panels = pictures.new_panels(len(tasks), _COLUMNS, (4.2, 3.0), (1.5, 0.5), sharex=True)
     for axes, task in zip(panels, tasks):
         axes.set_title(task.name, loc="left", fontsize=12)
-        for model in results.settings.variants:
+        for model in results.experiment.variants:
             line = pictures.Line.over_seeds(collect_points(task.name, model), interval_of_share)
             line.draw(axes, styles[model.name], label=model.name)
         pictures.style_values(axes, -0.03, 1.03, log=False)

@@ -39,7 +39,7 @@ def share_at_depth(
 
 def tasks_with_depths(results: TaskResults) -> list[str]:
     """Name the tasks that are read at several depths."""
-    return [task.name for task in results.settings.tasks if task.has_depth]
+    return [task.name for task in results.experiment.tasks if task.has_depth]
 
 
 def share_by_seed(
@@ -64,21 +64,24 @@ def reciprocal_rank(results: TaskResults, model: Variant) -> Interval:
     """
     from scipy.stats import rankdata  # takes a second to import
 
-    settings = results.settings
-    number = settings.variants.index(model)
+    experiment = results.experiment
+    number = experiment.variants.index(model)
     by_task = [
-        [share_by_seed(results, task.name, other, settings.beyond) for other in settings.variants]
-        for task in settings.tasks
+        [
+            share_by_seed(results, task.name, variant, experiment.beyond)
+            for variant in experiment.variants
+        ]
+        for task in experiment.tasks
     ]
     return interval_of_share(
         fmean(1 / rankdata([-values[seed] for values in shares])[number] for shares in by_task)
-        for seed in settings.seeds
+        for seed in experiment.seeds
     )
 
 
 def write_report(results: TaskResults, drawn: bool) -> Path:
     """Write the report, with its pictures if they were drawn; return its path."""
-    settings = results.settings
+    experiment = results.experiment
     parts = ["# Tasks with known answers", _introduce(results), format_tables(results)]
     if drawn:
         parts.append(f"![Share of right answers over the questions' length]({PICTURE})")
@@ -87,7 +90,7 @@ def write_report(results: TaskResults, drawn: bool) -> Path:
             f"![{task}: share of right answers over depth and length]({format_depth_picture(task)})"
             for task in tasks_with_depths(results)
         ]
-    path = settings.out / REPORT
+    path = experiment.out / REPORT
     write_whole(path, "\n\n".join([*parts, f"```sh\n{own_command()}\n```"]) + "\n")
     return path
 
@@ -98,40 +101,40 @@ def format_depth_picture(task: str) -> str:
 
 
 def _introduce(results: TaskResults) -> str:
-    settings = results.settings
+    experiment = results.experiment
     known = [outcome.seconds for outcome in results.outcomes if not outcome.diverged]
     seconds = format_time(fmean(known)) if known else "-"
     return (
-        f"Models ({settings.family}), each trained on one task for {settings.updates:,} updates "
-        f"with questions of up to {settings.trained} words, once for each seed "
-        f"({', '.join(map(str, settings.seeds))}) on one thread ({seconds} on average), and "
+        f"Models ({experiment.family}), each trained on one task for {experiment.updates:,} "
+        f"updates with questions of up to {experiment.trained} words, once for each seed "
+        f"({', '.join(map(str, experiment.seeds))}) on one thread ({seconds} on average), and "
         f"tested on {TEST_EXAMPLES} questions of each length: "
-        f"{', '.join(map(str, settings.lengths))}. Shares count the questions whose whole answer "
+        f"{', '.join(map(str, experiment.lengths))}. Shares count the questions whose whole answer "
         f"is right under greedy search, with intervals ({NOTE}). {RULE}"
     )
 
 
 def format_tables(results: TaskResults) -> str:
     """Format all tables and sentences."""
-    settings, parts = results.settings, []
-    if settings.within:
-        parts += ["Lengths as in training:", _format_shares(results, settings.within)]
-    if settings.beyond:
+    experiment, parts = results.experiment, []
+    if experiment.within:
+        parts += ["Lengths as in training:", _format_shares(results, experiment.within)]
+    if experiment.beyond:
         parts += [
             "Longer than in training, and the mean over tasks of 1 / rank there (Kazemnejad et al. "
             "2023):",
-            _format_shares(results, settings.beyond, ranks=True),
-            "\n".join(f"- {_describe_best(results, task.name)}" for task in settings.tasks),
-            explain_few_seeds(len(settings.seeds)) or "",
+            _format_shares(results, experiment.beyond, ranks=True),
+            "\n".join(f"- {_describe_best(results, task.name)}" for task in experiment.tasks),
+            explain_few_seeds(len(experiment.seeds)) or "",
         ]
     return "\n\n".join(filter(None, parts))
 
 
 def _format_shares(results: TaskResults, lengths: Sequence[int], ranks: bool = False) -> str:
-    tasks = [task.name for task in results.settings.tasks]
+    tasks = [task.name for task in results.experiment.tasks]
     header = ["encoding", *(["mean reciprocal rank"] if ranks else []), *tasks]
     rows = []
-    for model in results.settings.variants:
+    for model in results.experiment.variants:
         columns = [reciprocal_rank(results, model)] if ranks else []
         columns += [share(results, task, model, lengths) for task in tasks]
         rows.append([markdown.code(model.name), *(column.show(2) for column in columns)])
@@ -140,7 +143,7 @@ def _format_shares(results: TaskResults, lengths: Sequence[int], ranks: bool = F
 
 def _describe_best(results: TaskResults, task: str) -> str:
     """Describe the best model of a task, and which models differ significantly from it."""
-    models, beyond = results.settings.variants, results.settings.beyond
+    models, beyond = results.experiment.variants, results.experiment.beyond
     seeds = {model: share_by_seed(results, task, model, beyond) for model in models}
     best = max(models, key=lambda model: fmean(seeds[model].values()))
     differences = {
@@ -164,7 +167,7 @@ def _join_names(models: Sequence[Variant]) -> str:
 
 def build_record(results: TaskResults) -> Record:
     """Build the record: figures by model, task and length, ranks, trainings and their curves."""
-    settings = results.settings
+    experiment = results.experiment
     models = [
         {
             "model": variant.name,
@@ -172,12 +175,12 @@ def build_record(results: TaskResults) -> Record:
             "attention_directions": variant.directions,
             "task": task.name,
             "length": length,
-            "seeds": len(settings.seeds),
+            "seeds": len(experiment.seeds),
             **share(results, task.name, variant, [length]).figures("exact"),
         }
-        for task in settings.tasks
-        for variant in settings.variants
-        for length in settings.lengths
+        for task in experiment.tasks
+        for variant in experiment.variants
+        for length in experiment.lengths
     ]
     depths = [
         {
@@ -188,18 +191,18 @@ def build_record(results: TaskResults) -> Record:
             **share_at_depth(results, task, variant, length, depth).figures("exact"),
         }
         for task in tasks_with_depths(results)
-        for variant in settings.variants
-        for length in settings.lengths
+        for variant in experiment.variants
+        for length in experiment.lengths
         for depth in DEPTHS
     ]
     ranks = [
         {"model": variant.name, **reciprocal_rank(results, variant).figures("mean_reciprocal_rank")}
-        for variant in (settings.variants if settings.beyond else [])
+        for variant in (experiment.variants if experiment.beyond else [])
     ]
     trainings = [
         {
             **_name_training(outcome),
-            **{f"length_{n}": outcome.figures.get(str(n), 0.0) for n in settings.lengths},
+            **{f"length_{n}": outcome.figures.get(str(n), 0.0) for n in experiment.lengths},
             "seconds": outcome.seconds,
         }
         for outcome in results.outcomes
@@ -209,9 +212,13 @@ def build_record(results: TaskResults) -> Record:
         for outcome in results.outcomes
         for updates, exact in learning_curve(outcome)
     ]
-    data = {"family": settings.family, "updates": settings.updates, "trained": settings.trained}
-    if settings.train_args:
-        data["options"] = shlex.join(settings.train_args)
+    data = {
+        "family": experiment.family,
+        "updates": experiment.updates,
+        "trained": experiment.trained,
+    }
+    if experiment.train_args:
+        data["options"] = shlex.join(experiment.train_args)
     figures = {"lengths": models, "ranks": ranks, "trainings": trainings, "curves": curves}
     if depths:
         figures["depths"] = depths
