@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments.choose import command, halving, on_text, report
+from fairseq_posenc.workbench.experiments.choose import command, halving, on_text
 from fairseq_posenc.workbench.experiments.choose.halving import Halving
 from fairseq_posenc.workbench.experiments.corpus import unigram_perplexity
 from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
@@ -85,7 +85,7 @@ def test_what_diverges_or_cannot_be_read_leaves_first(tmp_path):
     rounds = Simulated(tmp_path, ends, 600).run()
     assert [model.variant.name for model in rounds[-1].models] == ["alibi", "none"]
     found = dict(
-        (model.variant.name, model.show(1)) for _, model in report.find_last_rounds(rounds)
+        (model.variant.name, model.show(1)) for _, model in on_text.find_last_rounds(rounds)
     )
     assert found["rope"] == "diverged at update 7 (seed 1), 7 (seed 2)"
     assert found["learned"] == "cannot be read"
@@ -111,7 +111,7 @@ def test_what_is_done_is_not_repeated(tmp_path):
 @pytest.mark.parametrize(("unigram", "recommended"), [(1000.0, True), (20.0, False)])
 def test_a_training_is_recommended_only_by_models_that_learned(unigram, recommended, tmp_path):
     simulated = Simulated(tmp_path, {"rope": 11.0, "alibi": 12.0}, 600, unigram=unigram)
-    text = report.describe_rounds(simulated.run(), simulated._settings)
+    text = on_text.describe_rounds(simulated.run(), simulated._experiment)
     assert "Measured: masked-lm models of 2 layers of width 128 on " in text
     assert "Two seeds are too few to judge differences" in text
     assert ("fairseq-posenc train-recipe a_small rope" in text) == recommended
@@ -136,8 +136,8 @@ def test_a_budget_that_is_too_small_says_which_would_do(tmp_path):
     assert not rounds[-1].has_meaning
     budget = small.estimate_budget(rounds)
     assert budget is not None
-    text = report.describe_rounds(rounds, small._settings, budget)
-    named = report.format_budget(budget)
+    text = on_text.describe_rounds(rounds, small._experiment, budget)
+    named = on_text.format_budget(budget)
     assert f"5 encodings with 2 seeds need `--budget {named}`" in text
     assert len(rounds[-1].models) == 5
     again = Simulated(tmp_path / "again", ends, on_text._parse_seconds(named), unigram=22.0)
@@ -199,7 +199,7 @@ def test_candidates_are_trained_on_a_text_and_read_further(tmp_path):
         *("--max-tokens", "1024"),
     ]
     first = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
-    rows = record.read(tmp_path / "out" / report.RECORD).rows
+    rows = record.read(tmp_path / "out" / on_text.RECORD).rows
     assert [row["model"] for row in rows[:2]] == ["rope", "learned"]
     assert "Measured: causal-lm models of 2 layers of width 16 on" in first.stdout
     assert "cannot be read" in first.stdout

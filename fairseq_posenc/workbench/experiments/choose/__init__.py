@@ -2,7 +2,6 @@
 
 1. :mod:`~fairseq_posenc.workbench.experiments.choose.answer` answers from measurements.
 2. :mod:`~fairseq_posenc.workbench.experiments.choose.halving` trains candidates within a budget of
-   time, by successive halving.
-3. :mod:`~fairseq_posenc.workbench.experiments.choose.report` reports the ranking, the significant
-   differences, and the command of a full training.
+   time, by successive halving, and :mod:`~fairseq_posenc.workbench.experiments.choose.on_text`
+   reports the results.
 """

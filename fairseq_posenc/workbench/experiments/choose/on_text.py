@@ -1,24 +1,41 @@
-"""Chooses an encoding by training candidates on a text, by successive halving."""
+"""Chooses an encoding by training candidates on a text, by successive halving.
+
+The report has the ranking, the significant differences and the command of a full training.
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.workbench.experiments.choose import report
 from fairseq_posenc.workbench.experiments.choose.answer import ChooseQuestion, choose_candidates
-from fairseq_posenc.workbench.experiments.choose.halving import Halving
+from fairseq_posenc.workbench.experiments.choose.halving import Halving, Round
 from fairseq_posenc.workbench.experiments.corpus import check_text
+from fairseq_posenc.workbench.experiments.outcomes import SeedAggregate
+from fairseq_posenc.workbench.experiments.ranks import describe_ranks
 from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
-from fairseq_posenc.workbench.experiments.variants import parse_variants
-from fairseq_posenc.workbench.results.record import Record
+from fairseq_posenc.workbench.experiments.variants import CAUSAL, parse_variants
+from fairseq_posenc.workbench.results import markdown
+from fairseq_posenc.workbench.results.differences import (
+    RULE,
+    describe_differences,
+    explain_few_seeds,
+)
+from fairseq_posenc.workbench.results.intervals import NOTE
+from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.progress import format_time, say
 
+REPORT, RECORD = "choose.md", "choose.json"
+_RECIPES = {CAUSAL: "b_lm"}  # recipe for a full training by family; a_small for encoders
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _TIME = re.compile(r"(\d+)([smh])")
 
@@ -33,19 +50,19 @@ def train_candidates(question: ChooseQuestion, args: argparse.Namespace) -> tupl
     check_text(args.text)  # so that an unusable text is refused before anything is written
     with (
         signals_as_keyboard_interrupt(),
-        lock_output_folder(experiment.out, (report.REPORT, report.RECORD)) as lock,
+        lock_output_folder(experiment.out, (REPORT, RECORD)) as lock,
     ):
         candidates, limit = ", ".join(experiment.names), format_time(budget)
         say(f"{candidates} on {args.text} within {limit}; results: {experiment.out}/")
         halving = Halving(experiment, budget, lock)
         rounds = halving.run()
-        text = report.describe_rounds(rounds, experiment, halving.estimate_budget(rounds))
-        record = report.build_record(rounds, experiment)
-        record.write(experiment.out / report.RECORD)
+        text = describe_rounds(rounds, experiment, halving.estimate_budget(rounds))
+        record = build_record(rounds, experiment)
+        record.write(experiment.out / RECORD)
         write_whole(
-            experiment.out / report.REPORT, f"# Which encoding\n\n{text}\n\n    {record.command}\n"
+            experiment.out / REPORT, f"# Which encoding\n\n{text}\n\n    {record.command}\n"
         )
-    say(f"report: {experiment.out / report.REPORT}")
+    say(f"report: {experiment.out / REPORT}")
     return record, text
 
 
@@ -70,3 +87,116 @@ def _parse_seconds(text: str) -> float:
     if not match or not int(match[1]):
         raise UserError(f"--budget {text}: write a time, as in 90s, 30m or 2h")
     return float(int(match[1]) * _UNITS[match[2]])
+
+
+def find_last_rounds(rounds: Sequence[Round]) -> Iterator[tuple[Round, SeedAggregate]]:
+    """Yield each candidate with its last round, the best first."""
+    yielded = set()
+    for round_ in reversed(rounds):
+        for model in round_.models:
+            if model.variant not in yielded:
+                yielded.add(model.variant)
+                yield round_, model
+
+
+def describe_rounds(
+    rounds: Sequence[Round], experiment: TextExperiment, budget: Optional[float] = None
+) -> str:
+    """Recommend a candidate, and describe the measurements and the significant differences.
+
+    Args:
+        rounds: the rounds.
+        experiment: the experiment, with all candidates.
+        budget: estimated seconds after which ranks mean something; None if unknown.
+    """
+    rows = [
+        (markdown.code(model.variant.name), f"{last_round.updates:,}", model.show(2))
+        for last_round, model in find_last_rounds(rounds)
+    ]
+    few = explain_few_seeds(len(experiment.seeds))
+    # The first of several rounds only measures the speed.
+    sentences = [few] if few else [_describe_round(round_) for round_ in rounds[1:] or rounds]
+    seconds = format_time(sum(round_.seconds for round_ in rounds))
+    return "\n".join(
+        [
+            _advise(rounds, experiment, budget),
+            "",
+            f"Measured: {experiment.family} models of {experiment.size('layers')} layers of width "
+            f"{experiment.size('embed-dim')} on {markdown.code(str(experiment.text))}, trained at "
+            f"{experiment.trained:,} tokens for up to {rounds[-1].updates:,} updates, read at "
+            f"{experiment.eval_length or experiment.trained:,}, {len(experiment.seeds)} seeds.",
+            "",
+            markdown.table(("encoding", "updates", "validation perplexity"), rows),
+            "",
+            *(f"- {sentence}" for sentence in sentences),
+            f"- It took {seconds}. Perplexity is computed from the mean loss over the seeds, with "
+            f"an interval for three seeds or more ({NOTE}). {RULE}",
+        ]
+    )
+
+
+def _describe_round(outcome: Round) -> str:
+    by_model = {model.variant.name: model.by_seed for model in outcome.comparable}
+    sentences = " ".join(describe_differences(by_model)) or "nothing to compare."
+    return f"After {outcome.updates:,} updates: {sentences}"
+
+
+def _advise(rounds: Sequence[Round], experiment: TextExperiment, budget: Optional[float]) -> str:
+    """Recommend the best candidate, with a command for a full training, if ranks mean something."""
+    last, (_, best) = rounds[-1], next(find_last_rounds(rounds))
+    lowest = best.perplexity.mean
+    meaning = describe_ranks(best.variant.name, lowest, last.updates, last.unigram)
+    if not last.has_meaning:
+        advice = f"No encoding is recommended. {meaning}"
+        if budget is None:
+            return advice
+        return (
+            f"{advice} At the speed of these trainings, {len(experiment.names)} encodings with "
+            f"{len(experiment.seeds)} seeds need `--budget {format_budget(budget)}`; with it, the "
+            "same command continues all of them. Fewer encodings or seeds need less."
+        )
+    recipe = _RECIPES.get(experiment.family, "a_small")
+    spec, directions = best.variant.position_encoding, best.variant.directions
+    options = ["--tokens-per-sample", str(experiment.trained)]
+    options += ["--attention-directions", directions] if directions else []
+    command = f"fairseq-posenc train-recipe {recipe} {shlex.quote(spec)} DATA-BIN"
+    return (
+        f"Take {markdown.code(best.variant.name)} if fast learning matters most: after "
+        f"{last.updates:,} updates it has the lowest perplexity, {best.show(2)}. Short trainings "
+        "of small models do not show which encoding is best after a long training. "
+        f"{meaning} A full training, on data made by `fairseq-posenc preprocess`:\n\n"
+        f"    {command} -- {shlex.join(options)}"
+    )
+
+
+def format_budget(seconds: float) -> str:
+    """Format a time for ``--budget``, rounded up."""
+    minutes = math.ceil(seconds / 60)
+    if minutes <= 10:
+        return f"{minutes}m"
+    if minutes <= 120:
+        return f"{5 * math.ceil(minutes / 5)}m"
+    return f"{math.ceil(minutes / 60)}h"
+
+
+def build_record(rounds: Sequence[Round], experiment: TextExperiment) -> Record:
+    """Build the record of all models in all rounds, the last round first."""
+    rows = [
+        {
+            "model": model.variant.name,
+            "position_encoding": model.variant.position_encoding,
+            "updates": round_.updates,
+            "seeds": len(experiment.seeds),
+            **model.perplexity.figures("perplexity"),
+        }
+        for round_ in reversed(rounds)
+        for model in round_.models
+    ]
+    times = [{"updates": round_.updates, "seconds": round_.seconds} for round_ in rounds]
+    data = {
+        "family": experiment.family,
+        "text": str(experiment.text),
+        "trained_length": experiment.trained,
+        "read_length": experiment.eval_length or experiment.trained,
+    }
+    return Record("choose", {"candidates": rows, "rounds": times}, data, command=own_command())
