@@ -118,12 +118,9 @@ class TextExperiment(Experiment):
         if self.eval_length in (0, self.trained):
             return self._build_job(run, self._data.inputs)
         folder = self.folder(run) / f"read-{self.eval_length}"
-        measure = [
-            *("fairseq-posenc", "lm-length", "--data", str(self.data())),
-            *("--lengths", str(self.eval_length)),
-            *("--mode", "non-overlapping", "--out", str(folder)),
-            f"read={self.folder(run) / LAST}",
-        ]
+        options = f"--lengths {self.eval_length} --mode non-overlapping".split()
+        measure = ["fairseq-posenc", "lm-length", "--data", str(self.data()), *options]
+        measure += ["--out", str(folder), f"read={self.folder(run) / LAST}"]
 
         def read_perplexity(_: list[str]) -> Outputs:
             """Read the perplexity; infinite if the model cannot read this length."""
@@ -148,7 +145,7 @@ class TextExperiment(Experiment):
         rules = [corpus.LEAST_WORDS, corpus.VALIDATION_SHARE, corpus.SPLIT_SEED]
         inputs = {"source": source, "rules": rules, "version": __version__}
         facts = Step(
-            self._text, inputs, lambda context: corpus.write_corpus(text, origin, self._text)
+            self._text, inputs, lambda _: corpus.write_corpus(text, origin, self._text)
         ).do()
         say(
             f"text: {facts['words']:,} words in {facts['documents']:,} documents, of which "
@@ -177,11 +174,9 @@ class TextExperiment(Experiment):
         for part in ("train", "valid"):
             text, encoded = self._text / f"{part}.txt", folder / f"{part}.pieces"
             tokens[f"{part}_tokens"] = corpus.write_pieces(model, text, encoded)
-        command = [
-            *("fairseq-preprocess", "--only-source", "--destdir", str(binary)),
-            *("--trainpref", str(folder / "train.pieces")),
-            *("--validpref", str(folder / "valid.pieces")),
-        ]
+        command = ["fairseq-preprocess", "--only-source", "--destdir", str(binary)]
+        for part in ("train", "valid"):
+            command += [f"--{part}pref", str(folder / f"{part}.pieces")]
         run_logged(command, folder / "preprocess.log", context.lock)
         return tokens
 

@@ -10,10 +10,8 @@ from fairseq_posenc.workbench.reports.checkpoint_facts import CheckpointFacts
 from fairseq_posenc.workbench.reports.own_runs import TRANSLATION, OwnRun
 from fairseq_posenc.workbench.training import recipes
 
-_NOT_COMPARED = {
-    *("task", "criterion", "max_update", "total_num_update", "seed"),
-    *("warmup_epochs", "runs"),  # not options of fairseq
-}
+_NOT_OPTIONS = {"warmup_epochs", "runs"}  # of fairseq
+_NOT_COMPARED = {"task", "criterion", "max_update", "total_num_update", "seed", *_NOT_OPTIONS}
 _NO_CHECKPOINT = "the settings of its training are unknown: the checkpoint is missing"
 
 
@@ -24,11 +22,12 @@ def list_deviations(runs: Sequence[OwnRun], recipe_name: str) -> list[str]:
     always listed, for the reader to compare.
     """
     training = next((run.training for run in runs if run.training is not None), None)
-    if recipe_name == TRANSLATION:
-        lines = [_NO_CHECKPOINT] if training is None else _compare_translation(training)
-        return list(dict.fromkeys([*lines, *(note for run in runs for note in run.notes)]))
-    recipe = recipes.build_recipe(recipe_name)
-    lines = [_NO_CHECKPOINT] if training is None else _compare_pretraining(training, recipe)
+    if training is None:
+        lines = [_NO_CHECKPOINT]
+    elif recipe_name == TRANSLATION:
+        lines = _compare_translation(training)
+    else:
+        lines = _compare_pretraining(training, recipes.build_recipe(recipe_name))
     for run in runs:
         lines += [*_compare_fine_tuning(run), *run.notes]
     return list(dict.fromkeys(lines))
