@@ -31,18 +31,10 @@ _REGISTRIES = {
     "lr_scheduler": LR_SCHEDULER_DATACLASS_REGISTRY,
 }
 _COMMON_SECTIONS = ("common", "distributed_training", "dataset", "optimization", "checkpoint")
-_SECTIONS = [
-    "common",
-    "task",
-    "criterion",
-    "model",
-    "distributed_training",
-    "dataset",
-    "optimizer",
-    "lr_scheduler",
-    "optimization",
-    "checkpoint",
-]
+_SECTIONS = (
+    *("common", "task", "criterion", "model", "distributed_training", "dataset"),
+    *("optimizer", "lr_scheduler", "optimization", "checkpoint"),
+)
 _COMMENTS = {
     "data": "full path; several joined by colons",
     "required_batch_size_multiple": "or fairseq drops the end of an epoch",

@@ -12,17 +12,10 @@ PRETRAINING = ("masked_lm", "language_modeling")  # fairseq's tasks
 NAMES = ("checkpoint_last.pt", "checkpoint_best.pt")
 LARGE = (24, 1024)  # layers and width of RoBERTa-large
 # Sections of fairseq's configuration; if two have an option of the same name, the later one counts.
-_SECTIONS = [
-    "common",
-    "distributed_training",
-    "dataset",
-    "optimization",
-    "optimizer",
-    "lr_scheduler",
-    "checkpoint",
-    "model",
-    "task",
-]
+_SECTIONS = (
+    *("common", "distributed_training", "dataset", "optimization", "optimizer", "lr_scheduler"),
+    *("checkpoint", "model", "task"),
+)
 
 
 class CheckpointFacts(NamedTuple):

@@ -18,37 +18,13 @@ COLOURS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#5
 STYLES = ("-", "--", ":", "-.", (0, (7, 1, 1, 1, 1, 1)))  # distinguish lines of the same colour
 # The index of an encoding is the number of its style in every picture. The encodings that are
 # compared most often come first, with different colours; new ones are added at the end.
-_ENCODINGS = [
-    "none",
-    "learned",
-    "rope",
-    "alibi",
-    "m4m",
-    "sinusoidal",
-    "t5",
-    "decbert_diff",
-    "decbert_same",
-    "kerple",
-    "sandwich",
-    "shaw",
-    "fire",
-    "xpos",
-    "m1",
-    "m2",
-    "m3",
-    "m4",
-    "tupe",
-    "tupe_shared",
-    "raffel",
-    "deberta",
-    "deberta_v2",
-    "transformer_xl",
-    "shaw_values",
-    "sentence_learned",
-    "fox",
-    "pope",
-    "cope",
-]
+_ENCODINGS = (
+    *("none", "learned", "rope", "alibi", "m4m", "sinusoidal", "t5"),
+    *("decbert_diff", "decbert_same", "kerple", "sandwich", "shaw", "fire", "xpos"),
+    *("m1", "m2", "m3", "m4", "tupe", "tupe_shared", "raffel"),
+    *("deberta", "deberta_v2", "transformer_xl", "shaw_values", "sentence_learned"),
+    *("fox", "pope", "cope"),
+)
 GREY, PALE, GRID = "#666666", "#bbbbbb", "#e4e4e4"
 _TICKS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
 _FEW_TICKS = 3
