@@ -4,7 +4,7 @@ Four scopes: ``op``, the attention operation on projected queries, keys and valu
 whole encoder layer of RoBERTa-base; ``causal``, a causal LM layer of that size; ``model``, a whole
 RoBERTa-base update or validation step in fairseq's trainer. Two baselines: ``stock``, fairseq's own
 classes, and ``none``, ours without positions on the same backend. All passes take turns; a ratio is
-the median of those of each round.
+the median over the rounds.
 
     python benchmarks/attention.py --quick          # a table in less than a minute
     python benchmarks/attention.py --encodings all --save layer_cpu
@@ -45,7 +45,7 @@ JSON_KEYS = (
     *("scope", "device", "mode", "encoding", "backend"),
     *("length", "dropout", "ratio", "memory_ratio", "batch", "dtype", "seconds"),
 )
-QUICK_SECONDS = 12.0  # for timing; the rest is for starting, warming up and memory
+QUICK_SECONDS = 12.0  # time for timing; start, warm-up and memory take the rest of a minute
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -84,7 +84,7 @@ def cases(args: argparse.Namespace) -> Iterator[tuple[str, Case]]:
 
 
 def measure(args: argparse.Namespace) -> page.Rows:
-    """Measure everything that the command line asks for."""
+    """Measure all cases of the command line."""
     backends = backend_names(args.backends)
     seconds = QUICK_SECONDS if args.quick else args.seconds
     rows: page.Rows = []

@@ -1,8 +1,8 @@
-"""Where the time of an encoder layer goes: matrix products, random numbers, softmax, the rest.
+"""Divides the time of an encoder layer into matrix products, random numbers, softmax and the rest.
 
-A layer of RoBERTa-base in training, fairseq's own and with each encoding, under torch's profiler,
-which makes many small calls a little slower. All take turns; a figure is the median of its rounds.
-One thread, where the own times of all operations add up to the time that passes.
+The layers are of RoBERTa-base, in training: fairseq's own, and one with each encoding. torch's
+profiler times them; it makes many small calls a little slower. All take turns; a figure is the
+median over the rounds. With one thread, the times of all operations add up to the whole time.
 
     python benchmarks/breakdown.py --encodings none shaw m4m
 """
@@ -63,7 +63,7 @@ def measure(args: argparse.Namespace) -> Rows:
     """Measure a row for stock, and one for each encoding.
 
     Raises:
-        UserError: a GPU is asked for, whose operations do not wait for each other.
+        UserError: the device is a GPU, which runs operations asynchronously.
     """
     if args.device.type != "cpu":
         raise UserError("the parts can be timed on a CPU only: leave --device out")

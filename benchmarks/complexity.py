@@ -1,10 +1,10 @@
-"""How cost grows with the length: the encodings of the M4M paper's table 1, measured.
+"""Measures how costs grow with the length, for the encodings of the M4M paper's table 1.
 
-A forward pass of self-attention with what a stack adds at its input, without gradients. What an
-encoding costs is the difference to ``none`` on the same backend: operations (2abc of a product of
-``(a, b)`` and ``(b, c)``, one for each number that anything else writes), numbers held at the peak,
-and time, in turns. A growth of p means that a cost doubles p times where n, or the width of a head,
-doubles; with the width the number of heads stays.
+A pass is a forward pass of self-attention with its input encodings, without gradients. The cost of
+an encoding is the difference to ``none`` on the same backend: operations (2abc for a product of
+``(a, b)`` and ``(b, c)``, and one for each number that other operations write), numbers held at the
+peak, and time, measured in turns. A growth of p means that a cost grows 2^p times when n, or the
+width of a head, doubles. The number of heads stays the same.
 
     python benchmarks/complexity.py --lengths 128 256    # seconds
     python benchmarks/complexity.py --threads 1 --save complexity_cpu    # ten minutes
@@ -56,7 +56,7 @@ class Size(NamedTuple):
 
 
 class Written(TorchDispatchMode):
-    """Counts the numbers that operations write; views write nothing, and products count apart."""
+    """Counts the numbers that operations write, without views and matrix products."""
 
     def __init__(self, products: Mapping[Any, Any]) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def build_pass(spec: str, size: Size) -> timing.Pass:
 
 def count_costs(run: timing.Pass) -> dict[str, int]:
     """Count the operations of a pass, and the numbers that it holds at its peak."""
-    run()  # what is made only once does not count
+    run()  # first, so that tensors that are made only once do not count
     with FlopCounterMode(display=False) as products, Written(products.flop_registry) as written:
         run()
     operations = products.get_total_flops() + written.numbers
@@ -147,12 +147,12 @@ def measure_table(item: specs.Item, size: Size) -> Table:
 
 
 def evaluate(formulas: str, size: Size, table: Table) -> int:
-    """Compute the value of what :mod:`fairseq_posenc.analysis.costs` describes in formulas.
+    """Compute the value of formulas of :mod:`fairseq_posenc.analysis.costs`.
 
     Args:
-        formulas: in words, with formulas between double backquotes.
-        size: of the layer.
-        table: of the encoding (:func:`measure_table`).
+        formulas: a description with formulas between double backquotes.
+        size: sizes of the layer.
+        table: the tables of the encoding (:func:`measure_table`).
     """
     n, h, d = size.length, size.heads, size.width
     values = {"n": n, "h": h, "d": d, "C": h * d, "(2n-1)": 2 * n - 1}

@@ -1,12 +1,12 @@
-"""A trained causal LM is given other positions, and trained on: how much of it comes back?
+"""Gives a trained causal LM other positions and trains it on: how much of its quality returns?
 
     python benchmarks/continued_training.py FOLDER --specs own none alibi --train train.txt \
         --valid valid.txt --updates 100 --out continued.json
 
 All trainings begin with the weights of the folder and read the same blocks of the same text in the
 same order. Perplexity is that of blocks spread over the validation text. The same command
-continues after a stop, and with more --updates it continues what is done. Each model is left in a
-folder below that of the record, for `fairseq-posenc lm-length` and `benchmarks/needle.py`.
+continues after a stop, and with more --updates it continues finished trainings. Each model is
+kept in a folder beside the record, for `fairseq-posenc lm-length` and `benchmarks/needle.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from fairseq_posenc.workbench.running.locks import lock_folder
 from measuring.commands import existing_file, exit_on_error, new_parser, own_command
 
 MARGIN = 1.05  # room above and below the lines of the picture
-MODEL = "model"  # folder of the trained model, below that of its training
+MODEL = "model"  # name of the trained model's folder, inside that of its training
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -119,7 +119,7 @@ def train(
 
 
 def build_record(args: argparse.Namespace, outputs: Mapping[str, Outputs]) -> Record:
-    """Collect perplexities, with intervals over blocks, and how they differ from the first's."""
+    """Collect perplexities with intervals over blocks, and differences to the first model."""
     rows: list[Row] = []
     curves: list[Row] = []
     losses: list[Row] = []

@@ -27,12 +27,12 @@ def name_folder(spec: str) -> str:
 
 
 class Training:
-    """A model, its optimizer and what was measured so far; in a folder.
+    """A model in training, its optimizer and its figures so far, saved in a folder.
 
     Args:
         model: on its device; AdamW trains all of it, without weight decay.
         lr: learning rate after the warm-up.
-        folder: for the state, which a training begun earlier is continued from.
+        folder: folder of the state; a training that was interrupted continues from it.
     """
 
     def __init__(self, model: PreTrainedModel, lr: float, folder: Path) -> None:

@@ -3,9 +3,9 @@
     python benchmarks/finetuning.py compare-wiki --encodings none,rope --out glue.json -- \
         --protocol m4m --data data-bin/glue --tasks SST-2,STS-B --learning-rates 2e-3
 
-The folder is one of `fairseq-posenc compare`; behind the dashes are options of `fairseq-posenc
-glue`. Each model is fine-tuned with the seed of its training. The same command continues after a
-stop.
+The folder was made by `fairseq-posenc compare`; options after the dashes are those of
+`fairseq-posenc glue`. Each model is fine-tuned with the seed of its training. The same command
+continues after a stop.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The model is fairseq's base Transformer with random weights, in fairseq's own sequence generator.
 Every hypothesis is forced to the same length (as by --min-len and --max-len-b), so that all models
-do the same number of steps, and what they say does not matter. `sinusoidal` has a turn before and
-after every other model. All share one set of weights, since reading them is most of a step, and how
-fast that is differs from place to place in memory.
+do the same number of steps, whatever they say. `sinusoidal` has a turn before and after every other
+model. All models share one set of weights: a step mostly reads weights, and the speed of that
+depends on their place in memory.
 
     python benchmarks/generate.py --encodings all
 """
@@ -50,14 +50,13 @@ def generation(
     """Build the generation of one batch.
 
     Args:
-        contender: to generate with.
-        case: its sizes.
-        beam: of the search.
-        weights: by name, shared by all; those that are not there yet are added.
+        contender: the encoding and its backend.
+        case: sizes of the model and the batch.
+        beam: size of the beam.
+        weights: weights by name, which all models share; missing ones are added.
 
     Raises:
-        AssertionError: a hypothesis has another length than it should, so that models would be
-            compared at different work.
+        AssertionError: a hypothesis has another length, so that models would do different work.
     """
     config, task, model = build(contender, case)
     model.to(case.device, case.dtype).eval()
@@ -115,7 +114,7 @@ def measure(args: argparse.Namespace) -> Rows:
 
 
 def speed(rounds: list[list[float]], turn: int) -> float:
-    """Compute the speed of a turn by that of the two around it, the median over the rounds."""
+    """Compute the speed of a model relative to the turns around it, the median over the rounds."""
     if turn < 0:
         return 1.0  # the baseline, which has the last turn
     return median((timing[turn - 1] + timing[turn + 1]) / 2 / timing[turn] for timing in rounds)

@@ -1,8 +1,8 @@
-"""What ``position_ids`` cost: self-attention in training, with and without them.
+"""Measures the cost of ``position_ids``: self-attention in training, with and without them.
 
-Ids that grow by one from 100 on are served like tokens that are counted; the ids of the last column
-grow by one, two or three, so that tables are looked up for each pair. All take turns; a ratio is to
-the same spec without ids.
+Ids that grow by one, here from 100 on, cost as much as counted tokens. The ids of the last column
+grow by one, two or three, so tables are looked up for each pair. All take turns; a ratio is to the
+same spec without ids.
 
     python benchmarks/given_positions.py --threads 1
 """
@@ -64,7 +64,7 @@ def build_pass(spec: str, ids: Tensor | None, args: argparse.Namespace) -> timin
 
 
 def measure(args: argparse.Namespace) -> Rows:
-    """Measure each spec without ids and with either kind."""
+    """Measure each spec without ids and with both kinds."""
     rows: Rows = []
     for spec in args.encodings:
         columns = make_ids(args.batch or 1, args.length)

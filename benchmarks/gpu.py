@@ -1,10 +1,11 @@
-"""Everything that a GPU is needed for, in one command of at most nine minutes: ``make gpu``.
+"""Runs everything that needs a GPU in one command of at most nine minutes: ``make gpu``.
 
-Tests of the kernels, with memory that nobody wrote filled with NaN among them; a memory checker on
-a case that starts every kernel; some hundred updates in half precision; layers and whole updates
-beside torch's and FlexAttention. What is not timed runs at once, then what is, one by one, the most
-important first: what would be too late is cut and said, and the same command goes on with it. What
-is done is kept as long as the code is the same. No step stops the others.
+These are tests of the kernels, also with uninitialized memory filled with NaN; a memory checker on
+a case that starts every kernel; a few hundred updates in half precision; and layers and whole
+updates beside torch's and FlexAttention. Steps without timing run first and together, then timed
+ones one by one, the most important first. Steps that no longer fit are reported as cut; the same
+command continues with them. Finished steps are not repeated while the code is the same. A step that
+fails does not stop the others.
 
     python benchmarks/gpu.py --out demo/gpu             # results.json, tables.md
     python benchmarks/gpu.py --out demo/gpu --dry-run   # as far as it goes on Triton's interpreter
@@ -55,7 +56,7 @@ def checksum_code() -> str:
 
 
 def done_before(path: Path) -> dict[str, dict[str, Any]]:
-    """Read the results of steps that an earlier call finished with this very code, by name."""
+    """Read the results of steps that an earlier call finished with the same code, by name."""
     results = json.loads(path.read_text("utf-8")) if path.exists() else []
     here = checksum_code()
     return {x["step"]: x for x in results if x["end"] == "done" and x["code"] == here}
@@ -66,8 +67,8 @@ def run(step: Step, dry_run: bool, left: float) -> dict[str, Any]:
 
     Args:
         step: the step.
-        dry_run: whether Triton's interpreter takes the place of a GPU, and time does not matter.
-        left: seconds until everything has to be done.
+        dry_run: whether Triton's interpreter replaces the GPU, without a limit of time.
+        left: seconds until all steps must be finished.
     """
     result: dict[str, Any] = {"step": step.name, "code": checksum_code()}
     if not dry_run and left < step.seconds / 2:
@@ -100,7 +101,7 @@ def run(step: Step, dry_run: bool, left: float) -> dict[str, Any]:
 def run_all(
     to_run: list[Step], before: dict[str, dict[str, Any]], dry_run: bool
 ) -> Iterator[dict[str, Any]]:
-    """Run the steps, first those that are not timed; yield results, old ones where there are."""
+    """Run the steps, first those without timing; yield their results, or earlier ones."""
     end = time.monotonic() + LIMIT
 
     def run_once(step: Step) -> dict[str, Any]:
@@ -124,10 +125,10 @@ def format_tables(results: Results) -> list[str]:
 
 
 def keep(path: Path, kept: Path = KEPT, page: Path = PAGE) -> None:
-    """Keep a file of results, and write the page's tables from it.
+    """Copy a file of results to the documentation, and write the page's tables from it.
 
     Raises:
-        UserError: the page has lost a marker.
+        UserError: the page lacks a marker.
     """
     results = json.loads(path.read_text("utf-8"))
     body = "\n".join(format_tables(results))
@@ -172,7 +173,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run everything, and keep what was found after every step."""
+    """Run all steps, and write the results after every step."""
     args = parse_args()
     if args.keep:
         keep(args.out / "results.json")

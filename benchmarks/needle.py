@@ -3,11 +3,10 @@
     python benchmarks/needle.py own=FOLDER 'yarn=FOLDER@own(scaling=yarn:2)' --text book.txt \
         --lengths 2048,4096 --out needle.json
 
-Each text has five pass keys of five digits, of five cities, at five depths. It is read once, and
-then continued with one question for each key; the other four are what it could be mistaken for. A
-key counts if greedy decoding gives all of it. Models of one length read the same texts, and
-shorter texts are the ends of longer ones, with the same keys. The same command continues after a
-stop, and more lengths or texts can follow.
+Each text has the pass keys of five cities, five digits each, at five depths. A model reads it once
+and is asked for each key; the other four are distractors. An answer is right if greedy decoding
+gives the whole key. All models read the same texts, and shorter texts are the ends of longer ones,
+with the same keys. The same command continues after a stop, and more lengths or texts can follow.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
         type=existing_file,
         required=True,
         metavar="FILE",
-        help="what hides the keys, in UTF-8",
+        help="the text that hides the keys, in UTF-8",
     )
     options.add_lengths(parser, "tokens of a text", "2048,4096,8192")
     add("--texts", type=int, default=10, help="texts of each length (default: 10)")
@@ -96,10 +95,10 @@ def hide(tokens: Tensor, tokenizer: Any, length: int, number: int, texts: int) -
 
     Args:
         tokens: the whole text, ``(N,)``.
-        tokenizer: of the model.
-        length: tokens of the piece, keys included.
-        number: which of the texts, from 0; its piece and keys depend on it.
-        texts: how many there are, spread over the whole text.
+        tokenizer: tokenizer of the model.
+        length: number of tokens of the piece, with its keys.
+        number: number of the piece, from 0; its place and keys depend on it.
+        texts: number of pieces, which are spread over the whole text.
     """
 
     def encode(text: str) -> Tensor:
@@ -155,12 +154,12 @@ def measure(args: argparse.Namespace, lengths: Sequence[int]) -> list[Row]:
     """Ask all models for the keys of all texts, the shortest texts first; return all answers.
 
     Raises:
-        UserError: a model that is no folder of transformers, or wrong lengths.
+        UserError: a model is not a folder of transformers, or lengths are wrong.
     """
     named = parse_checkpoints(args.models)
     for checkpoint in named:
         if not checkpoint.is_folder:
-            raise UserError(f"{checkpoint.name}: {checkpoint.path} is no folder of transformers")
+            raise UserError(f"{checkpoint.name}: {checkpoint.path} is not a folder of transformers")
     how = ComputeOptions.choose(args.device, args.fp16, args.bf16)
     load = functools.cache(partial(hf_model.load, how=how, longest=max(args.lengths) + ROOM))
     rows: list[Row] = []

@@ -1,4 +1,4 @@
-"""How fast raw text becomes a data-bin: preprocess/plain_text.py against fairseq's own chain.
+"""Measures how fast raw text becomes a data-bin: preprocess/plain_text.py and fairseq's own chain.
 
 The chain is fairseq's for RoBERTa: GPT-2 BPE line by line in a process pool, ids written as text,
 then ``fairseq-preprocess --only-source --srcdict dict.txt``. The script of its first half is in
@@ -93,7 +93,7 @@ def write_text(source: Path, path: Path, megabytes: int) -> None:
 
 
 def describe_machine() -> str:
-    """Describe what the figures were measured on."""
+    """Describe the machine of the figures."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("fairseq-fixed", "tiktoken"))
     return (
         f"{processor_name()}, {cores()} cores, load "

@@ -1,9 +1,9 @@
-"""Tables whose rows serve many distances: a step of decoding, and transformers' models beside.
+"""Times encodings whose table rows serve many distances: in decoding, and beside transformers.
 
-A step reads a new token through 12 layers of RoBERTa-base's width that have cached the keys of
-earlier ones. The models beside have one layer of the same sizes, in training with dropout:
-DebertaV2Model, and BertModel with ``relative_key`` (as ``shaw``) and ``relative_key_query`` (as
-``m4``), whose attention is not torch's fused one. All take turns; a ratio is to ``none``.
+A step of decoding reads a new token through 12 layers of RoBERTa-base's width, which have cached
+the keys of earlier tokens. The models of transformers have one layer of the same sizes, in training
+with dropout: DebertaV2Model, and BertModel with ``relative_key`` (as ``shaw``) and
+``relative_key_query`` (as ``m4``), without fused attention. All take turns; a ratio is to ``none``.
 
     python benchmarks/repeated_rows.py --threads 1
 """
@@ -99,7 +99,7 @@ def build_peer(name: str, case: Case) -> timing.Pass:
 
 
 def measure(args: argparse.Namespace) -> Rows:
-    """Measure steps of decoding, and layers beside models of transformers."""
+    """Measure steps of decoding, and layers together with models of transformers."""
     rows: Rows = []
     specs = ["none", *(spec for spec in args.encodings if spec != "none")]
     rows += _time(
@@ -118,7 +118,7 @@ def measure(args: argparse.Namespace) -> Rows:
 
 
 def _time(kind: str, length: int, passes: dict[str, timing.Pass], args: argparse.Namespace) -> Rows:
-    """Time passes that take turns; the first is what the ratios are to."""
+    """Time passes that take turns; ratios are to the first one."""
     rounds = timing.interleaved(list(passes.values()), args.device, args.rounds, args.seconds)
     return [
         {

@@ -1,8 +1,8 @@
-"""What a reset costs: the first token's own rows, in a layer of RoBERTa-base in training.
+"""Measures the cost of a reset, the first token's own rows, in a training layer of RoBERTa-base.
 
-The cost is near one percent, and two layers that do the same differ by as much, by where they lie
-in memory. So the very same layer is timed with its reset and with the reset taken out, in turns;
-and all that several times over in fresh processes, in which everything lies elsewhere.
+The cost is near one percent, and two equal layers differ by as much if they lie at different places
+in memory. So the same layer is timed with its reset and without it, in turns, in several processes,
+each of which places it elsewhere.
 
     python benchmarks/reset.py --encodings shaw m4m
 """
@@ -43,14 +43,14 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-# What one process measured of an encoding: who computed it, the seconds of a pass without the
-# reset, and the ratio of the time with the reset to that. Pickled, so not a class of a script.
+# A measurement of an encoding in one process: the contender, the seconds of a pass without the
+# reset, and the ratio with the reset. It is pickled, which a class of a script cannot be.
 ResetTime = tuple[Contender, float, float]
 
 
 @contextmanager
 def without_reset(modules: nn.Module) -> Iterator[None]:
-    """Take the resets out of all tables for a while.
+    """Remove the resets of all tables, and put them back at the end.
 
     Raises:
         UserError: no table by distance has a reset.
@@ -83,7 +83,7 @@ def measure_here(args: argparse.Namespace) -> list[ResetTime]:
             with without_reset(modules):
                 run()
 
-        # Each once before and once after the other: a machine that slows down meets both alike.
+        # In this order a machine that slows down affects both equally.
         turns = [plain, run, run, plain]
         rounds = timing.interleaved(turns, args.device, args.rounds, args.seconds)
         ratio = median((b + c) / (a + d) for a, b, c, d in rounds)
@@ -93,7 +93,7 @@ def measure_here(args: argparse.Namespace) -> list[ResetTime]:
 
 
 def measure(args: argparse.Namespace) -> Rows:
-    """Measure a row for each encoding: medians over the processes, and both ends."""
+    """Measure a row for each encoding: the median over the processes, and both extremes."""
     spawn = get_context("spawn")
     with ProcessPoolExecutor(1, spawn, begin, max_tasks_per_child=1) as pool:
         return summarize(args, list(pool.map(measure_here, [args] * args.processes)))

@@ -1,10 +1,10 @@
-"""Trained models with their own positions as a spec: do they remain the same models?
+"""Checks that trained models stay the same when they get their own positions as a spec.
 
     python benchmarks/same_model.py --decoder FOLDER --encoder FOLDER --sts dev.tsv
 
-A decoder's logits and greedy generation, an encoder's vectors and their correlation (Spearman's)
-with the scores of STS-B, before and after ``set_positions`` gives the model its own positions.
-Encoders need transformers 5.
+Compared before and after ``set_positions`` are a decoder's logits and greedy generation, and an
+encoder's vectors of sentences and their Spearman correlation with the scores of STS-B. Encoders
+need transformers 5.
 """
 
 from __future__ import annotations

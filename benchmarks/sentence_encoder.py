@@ -1,13 +1,13 @@
-"""A sentence encoder is given other positions, and learns its own sentences' vectors again.
+"""Gives a sentence encoder other positions, and teaches it its former vectors of sentences.
 
     python benchmarks/sentence_encoder.py FOLDER --specs own none alibi --sts dev.tsv \
         --qnli dev.tsv --distil train.tsv --updates 100 --out encoder.json
 
-Two figures, before training and after some of it: Spearman's correlation of cosines with the
-scores of STS-B, and on QNLI for each question whether its sentence is the nearest of all (recall at
-1). In training the model with new positions learns the vectors that the folder's model gives the
-sentences of STS-B's training set: no labels are read. The same command continues after a stop, and
-with more --updates it continues what is done. Encoders need transformers 5.
+Two figures are measured before and during training: Spearman's correlation of cosines with the
+scores of STS-B, and the share of QNLI's questions whose answer is the nearest of all sentences
+(recall at 1). In training, the model with new positions learns the vectors that the folder's model
+gives the sentences of STS-B's training set; no labels are read. The same command continues after a
+stop, and with more --updates it continues finished trainings. Encoders need transformers 5.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Correlated = tuple[Tensor, Tensor]  # cosines and scores of pairs
 
 
 class Sentences(NamedTuple):
-    """What is measured."""
+    """The sentences of the two measurements."""
 
     first: Sequence[str]  # of STS-B's pairs
     second: Sequence[str]
@@ -56,7 +56,7 @@ class Sentences(NamedTuple):
 
 
 class Encoder(NamedTuple):
-    """A model and its tokenizer, which make a vector of a sentence."""
+    """A model and its tokenizer, which compute the vector of a sentence."""
 
     model: PreTrainedModel
     tokenizer: Any
@@ -70,14 +70,14 @@ class Encoder(NamedTuple):
 
     @torch.no_grad()
     def encode(self, sentences: Sequence[str]) -> Tensor:
-        """Compute the vectors of many sentences, ``(N, D)``, those of similar lengths at a time."""
+        """Compute the vectors of many sentences, ``(N, D)``, in batches of similar lengths."""
         order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
         parts = [self([sentences[n] for n in order[a : a + BATCH]]) for a in batches(len(order))]
         return torch.cat(parts)[torch.tensor(order).argsort()]
 
 
 def batches(count: int) -> range:
-    """Number the first sentence of each batch."""
+    """List the index of the first sentence of each batch."""
     return range(0, count, BATCH)
 
 
@@ -107,7 +107,7 @@ def read_table(path: Path) -> Iterator[dict[str, str]]:
 
 
 def read_sentences(args: argparse.Namespace) -> Sentences:
-    """Read what is measured: pairs of STS-B, and questions of QNLI with different answers."""
+    """Read pairs of STS-B, and questions of QNLI with different answers."""
     pairs = [*read_table(args.sts)]
     answered: dict[str, str] = {}  # answer -> question
     for row in read_table(args.qnli):

@@ -1,8 +1,8 @@
-"""Speed of a trained translation model in the engines that it can be carried to, and their BLEU.
+"""Measures the speed and BLEU of a trained translation model in the engines that it exports to.
 
-fairseq's own search, transformers and CTranslate2 in each type translate the same batches of raw
-text, sentences of similar length together, with beam 5, and take turns. What they find for the
-whole test set is compared token by token with what fairseq finds, with beam 5 and greedily.
+fairseq's own search, transformers and CTranslate2 in each type take turns at the same batches of
+raw text, with sentences of similar length together and beam 5. Their translations of the whole test
+set are compared token by token with fairseq's, with beam 5 and greedily.
 
     python benchmarks/serving.py --checkpoint rope/checkpoint_best.pt --threads 1
 """
@@ -147,7 +147,7 @@ def batches(sentences: Sequence[str], size: int) -> list[list[str]]:
 def speeds(
     engines: list[Engine], sentences: Sequence[str], size: int, rounds: int
 ) -> list[tuple[float, float]]:
-    """Measure sentences a second of each engine, and how many times the first one's that is."""
+    """Measure the sentences per second of each engine, and the ratio to the first one."""
     now = timing.clock(torch.device("cpu"))
     cut = batches(sentences, size)
     times: list[list[float]] = []

@@ -1,9 +1,10 @@
-r"""Whether small models stay free of NaN for some hundred updates, with each encoding.
+r"""Checks that small models stay free of NaN for a few hundred updates, with each encoding.
 
 Trains fairseq's dummy tasks with a learning rate that moves the weights, and reports the mean loss
 of the first and of the last tenth of the updates, in bits. The loss and all weights must stay
 finite; updates whose gradients overflow in fp16 are skipped, as in fairseq. With a text, each batch
-is another part of it, in its most frequent words; runs found in ``--record`` are not repeated.
+is another part of it, with its most frequent words only. Runs that ``--record`` has are not
+repeated.
 
     python benchmarks/survive.py --device cuda --dtype float16 --backends triton --encodings all
     python benchmarks/survive.py --dtype bfloat16 --encodings all --updates 1000 \
@@ -51,7 +52,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def read_words(path: Path, case: Case) -> torch.Tensor:
-    """Convert a text to numbers of words: the most frequent ones of those that the model has."""
+    """Convert a text to numbers of words, keeping the most frequent ones."""
     words = path.read_text(encoding="utf-8").split()
     most = Counter(words).most_common(case.vocabulary - 10)
     numbers = {word: 4 + number for number, (word, _) in enumerate(most)}
@@ -59,10 +60,10 @@ def read_words(path: Path, case: Case) -> torch.Tensor:
 
 
 def fill_batch(batch: dict[str, Any], text: torch.Tensor, update: int) -> None:
-    """Put a part of a text into a batch of a dummy task, in place of what it always has.
+    """Put a part of a text into a batch of a dummy task.
 
-    Masked words stay where they are, a language model predicts the next word, and a translation
-    turns its sentence around.
+    The same places are masked as before, a language model predicts the next word, and the
+    translation of a sentence is the reversed sentence.
     """
     inputs, target = batch["net_input"], batch["target"]
     tokens = inputs["src_tokens"]
@@ -85,7 +86,7 @@ def fill_batch(batch: dict[str, Any], text: torch.Tensor, update: int) -> None:
 def survive(
     contender: Contender, case: Case, updates: int, text: torch.Tensor | None
 ) -> dict[str, Any]:
-    """Train; report losses, skipped updates and whether all is finite."""
+    """Train a model; return losses, skipped updates and whether all numbers are finite."""
     trainer, batch = build_trainer(contender, case, lr=1e-3)
     losses = []
     for update in range(updates):

@@ -3,10 +3,10 @@
     python benchmarks/swaps.py compare-wiki --source rope --encodings rope,none,m4m --updates 120 \
         --lr 0.002 --out masked_lm_start.json
 
-The folder is one of `fairseq-posenc compare`. `fairseq-posenc swap` gives the source's model of
-each seed every one of the encodings, and it is trained on the same text with the same seed; the
-source's own encoding among them shows what the change costs. Options behind two dashes go to
-`fairseq-train`. The same command continues after a stop.
+The folder was made by `fairseq-posenc compare`. `fairseq-posenc swap` gives the source's model of
+each seed each of the encodings, and it is trained on the same text with the same seed. The source's
+own encoding shows the cost of the change. Options after two dashes are passed to `fairseq-train`.
+The same command continues after a stop.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Speed of whole training steps of fairseq's models, with each position encoding.
 
 A step is fairseq's trainer's: forward, backward, clipping and Adam, on the dummy task of a family.
-The utilisation is the model's operations a second (`measuring/flops.py` has the formula) by those
-of a large matrix product, timed in the same run. All models take turns; `stock` is fairseq's own.
+The utilisation is the model's operations per second (`measuring/flops.py` has the formula) divided
+by those of a large matrix product in the same run. All models take turns; `stock` is fairseq's own.
 
     python benchmarks/train.py --family causal_lm --size base --encodings rope shaw
 """

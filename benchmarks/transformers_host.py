@@ -1,8 +1,8 @@
-"""Processor time of a model of transformers with our positions, beside the model as it was.
+"""Measures the processor time of a model of transformers with our positions and without them.
 
-A step of decoding with cached tokens and a step of training, on one thread, of a model of the sizes
-of SmolLM2-135M with random weights. The models take turns, and medians of their ratios to the stock
-model in the same turn are printed:
+The model has the sizes of SmolLM2-135M and random weights. It makes a step of decoding with cached
+tokens, and a step of training, on one thread. The models take turns; the medians of their ratios to
+the stock model in the same turn are printed:
 
     python benchmarks/transformers_host.py --out host.json
 """

@@ -1,9 +1,9 @@
-"""Cost of attention with a window or documents, by that of the same attention without.
+"""Measures attention with a window or documents, relative to the same attention without them.
 
-A training step of causal attention in processor time, on one thread. Its *own memory* is the most
-that the process held beyond queries, keys, values, output and the gradients of the four; beside
-it stands that of a whole layer with its projections. Each case runs in processes of its own; the
-median of their figures counts.
+The time is that of a training step of causal attention, in processor time on one thread. *Own
+memory* is the peak of the process beyond queries, keys, values, output and the gradients of these
+four; the peak of a whole layer with its projections is listed as well. Each case runs in processes
+of its own; the medians of their figures are kept.
 
     python benchmarks/windows.py --lengths 2048 8192 --limits 'window(size=128)'
 """
@@ -31,7 +31,7 @@ from fairseq_posenc.positions import Span
 from measuring.commands import exit_on_error, machine, new_parser
 
 WIDTH, HEADS = 256, 4
-WARM_UP = 256  # tokens of a call before the measured ones, for what libraries allocate once
+WARM_UP = 256  # tokens of a first call, in which libraries allocate memory that they keep
 MEAN_DOCUMENT = 400  # tokens of a random document
 FIGURES = {"seconds": "{:.2f} s", "own_mb": "{:,.0f} MB own", "layer_mb": "{:,.0f} MB of a layer"}
 
@@ -151,7 +151,7 @@ def _run_processes(args: argparse.Namespace, spec: str, length: int) -> dict[str
 
 
 def _read_peak() -> int:
-    """Read the most memory that this process ever held, in bytes (Linux counts in KiB)."""
+    """Read the peak memory of this process in bytes (Linux counts in KiB)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

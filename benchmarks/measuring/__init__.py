@@ -1,1 +1,1 @@
-"""What the benchmarks of speed and memory share. Import nothing of torch here: see `process`."""
+"""Code that the benchmarks of speed and memory share. Do not import torch here: see `process`."""

@@ -1,4 +1,4 @@
-"""What the command lines of the benchmarks share."""
+"""Options and output that the command lines of the benchmarks share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def new_parser(description: str | None) -> argparse.ArgumentParser:
-    """Make a parser whose help shows the script's docstring as it is written."""
+    """Create a parser whose help shows the script's docstring as it is written."""
     return argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -34,7 +34,7 @@ def existing_file(text: str) -> Path:
     """Parse the path of a file.
 
     Raises:
-        ArgumentTypeError: there is no such file.
+        ArgumentTypeError: the file does not exist.
     """
     if not Path(text).is_file():
         raise argparse.ArgumentTypeError(f"{text}: no such file")
@@ -69,7 +69,7 @@ def prepare(args: argparse.Namespace) -> None:
     """Check the device, and set the threads and the type.
 
     Raises:
-        UserError: there is no such device.
+        UserError: the device does not exist.
     """
     if args.device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch finds no GPU here")
@@ -92,7 +92,7 @@ def machine(device: torch.device) -> str:
 
 
 def own_command() -> str:
-    """Build the command that was given, as a reader would type it."""
+    """Build the command line of this script, as a reader would type it."""
     return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
 
 
@@ -132,7 +132,7 @@ def run_script(
 
 
 def exit_on_error(main: Callable[[], None]) -> None:
-    """Run a script; tell a user's mistake in one line."""
+    """Run a script; print a user's mistake in one line."""
     try:
         main()
     except UserError as error:

@@ -1,4 +1,4 @@
-"""One comparison: stock, stock again, and each contender, in time and memory."""
+"""Compares the time and memory of stock, of stock again, and of each contender."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from measuring.contenders import STOCK, Contender, contenders
 from measuring.families import Case
 from measuring.scopes import SCOPES
 
-TOGETHER = 5  # whole models: each has weights, gradients, and Adam's means
+TOGETHER = 5  # models that are measured together: each has weights, gradients, Adam's means
 
 
 class AttentionRow(NamedTuple):
@@ -22,7 +22,7 @@ class AttentionRow(NamedTuple):
     device: str  # ``cpu`` or ``cuda``
     mode: str  # ``forward`` (evaluation) or ``training``
     encoding: str  # its spec, or ``stock``: fairseq's own again, which shows the noise
-    backend: str  # what computed it
+    backend: str  # name of the backend
     length: int  # n, tokens of a sentence
     batch: int  # sentences
     dropout: float  # probability
@@ -44,7 +44,7 @@ def compare(
 ) -> list[AttentionRow]:
     """Measure the rows of a case in one of :data:`SCOPES`, stock first.
 
-    All passes take turns for some rounds, or about so many seconds (:func:`timing.interleaved`).
+    All passes take turns, up to a number of rounds or seconds (:func:`timing.interleaved`).
     """
     group = contenders(encodings, backends, case.dims, case.call)
     groups = chunks(group) if scope == "model" else [group]
@@ -70,7 +70,7 @@ def chunks(group: list[Contender]) -> list[list[Contender]]:
 def _measure_rows(
     scope: str, case: Case, everyone: list[Contender], rounds: int, seconds: float
 ) -> list[AttentionRow]:
-    """Measure all but the first, which is the stock that they are compared with."""
+    """Measure all contenders after the first one, stock, with which they are compared."""
     passes = [SCOPES[scope](contender, case) for contender in everyone]
     times = timing.interleaved(passes, case.device, rounds, seconds)
     memory = [timing.peak(run, case.device) for run in passes]

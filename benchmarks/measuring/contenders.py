@@ -1,4 +1,4 @@
-"""Who competes: fairseq's own attention, and each encoding on each backend that can compute it."""
+"""Lists the contenders: fairseq's own attention, and encodings on backends that support them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TABLE_STD = 0.2  # with it, no score is so far below its row's highest that its 
 
 
 def backend_names(requested: list[str]) -> list[str]:
-    """Name the backends that a command line asks for: ``all`` are those that run here.
+    """List the backends of a command line; ``all`` stands for those that run here.
 
     Raises:
         UserError: a backend is unknown, or cannot run here.
@@ -54,16 +54,16 @@ def contenders(
 ) -> list[Contender]:
     """List the contenders of a benchmark, with ``none`` on every backend that is used.
 
-    Those that a backend refuses are left out, with a message.
+    Encodings that a backend refuses are left out, with a message.
 
     Args:
         encodings: specs.
         backends: names; ``auto`` is the one that the package would choose.
         dims: sizes of a layer.
-        call: what a backend is chosen for.
+        call: features of the call, by which a backend is chosen.
 
     Raises:
-        UserError: a spec that cannot be read, or has no meaning in such a layer.
+        UserError: a spec cannot be read, or does not apply to such a layer.
     """
     device = torch.device(call.device)
     listed = []
@@ -82,10 +82,10 @@ def contenders(
 
 
 def layer_and_shared(spec: str, dims: Dims) -> tuple[Encodings, Encodings]:
-    """Build the encodings that a layer has, and those that all layers share.
+    """Build the encodings of a layer, and those that all layers share.
 
-    Their parameters are drawn so that scores are neither all alike nor leave denormal numbers as
-    weights, which processors are slow at.
+    Their parameters are drawn so that scores differ, but not so much that weights are denormal
+    numbers, which processors compute slowly.
     """
     parsed = specs.parse(spec)
     parts = [
@@ -105,12 +105,12 @@ def make_positions(batch: int, length: int, device: torch.device) -> Positions:
 
 @cache
 def _say(text: str) -> None:
-    """Tell something once."""
+    """Print a message once."""
     print(text, file=sys.stderr, flush=True)
 
 
 def _terms(spec: str, dims: Dims, device: torch.device) -> Terms:
-    """Compute the terms of one token, in which a backend sees all that it chooses by."""
+    """Compute the terms of one token, which are enough to choose a backend."""
     layer, shared = layer_and_shared(spec, dims)
     attention = PositionalAttention(dims.embed_dim, dims.num_heads, layer).to(device)
     positions = make_positions(1, 1, device)

@@ -46,7 +46,7 @@ class Family(NamedTuple):
     sizes: dict[str, Size]
 
     def encodings(self, requested: list[str]) -> list[str]:
-        """Name the encodings of a command line, of which ``all`` are those of these stacks."""
+        """List the encodings of a command line; ``all`` stands for those of these stacks."""
         known = registry.names(encoder="encoder" in self.sides)
         return known if requested == ["all"] else requested
 
@@ -157,7 +157,7 @@ def build(contender: Contender, case: Case) -> tuple[Any, Any, Any]:
 
 
 def training_step(contender: Contender, case: Case) -> Pass:
-    """Build a whole update: forward, backward, gradient clipping and Adam."""
+    """Build an update: forward, backward, gradient clipping and Adam."""
     trainer, batch = build_trainer(contender, case)
 
     def run() -> None:

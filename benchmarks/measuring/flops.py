@@ -1,15 +1,15 @@
-"""Operations of a model's matrix products, and how many a second the machine can do.
+"""Counts the operations of a model's matrix products, and those the machine can do per second.
 
-The formula, with C the width, F that of the feed-forward part, V the vocabulary, n the length; a
-product of ``(a, b)`` and ``(b, c)`` is 2abc operations. For each token forward:
+A product of ``(a, b)`` and ``(b, c)`` is 2abc operations. C is the width, F the width of the
+feed-forward part, V the vocabulary, n the length. For each token, the forward pass has:
 
     layer        2 (4 C^2 + 2 C F) + 4 n C    projections and feed-forward; q.k and weights.v
     cross        2 (4 C^2) + 4 n C            in a decoder of an encoder-decoder, too
     output       2 C V                        of predicted tokens; masked LM: and 2 C^2 before it
 
-and a training step is three times that: forward, and the gradients of both factors. Causal
-attention counts whole, as it is computed. It is the same for every encoding: what an encoding
-computes beyond it is not work of the model's, so it lowers the utilisation.
+A training step has three times as many: forward, and the gradients of both factors. Causal
+attention counts as a whole, as it is computed. The count is the same for every encoding: operations
+of encodings are not part of it, so they lower the utilisation.
 
 Source: the counting of Chowdhery et al. (2022), "PaLM", arXiv:2204.02311, appendix B, without its
 shortcuts for C and F.

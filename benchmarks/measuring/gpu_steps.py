@@ -1,4 +1,4 @@
-"""What ``make gpu`` does, the most important first: commands, with a guess of the time of each."""
+"""Lists the commands of ``make gpu``, the most important first, with an estimated time of each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCRIPTS = {
     "updates": ["benchmarks/train.py"],
     "survival": ["benchmarks/survive.py"],
 }
-# What a dry run appends: of an option that is given twice, the last one holds.
+# Options that a dry run appends; the last value of a repeated option counts.
 TINY = "--device cpu --dtype float32 --batch 1 --rounds 1 --seconds 1 --threads 1"
 DRY = {
     "layers": f"{TINY} --lengths 8 --encodings shaw --backends triton",
@@ -32,7 +32,7 @@ DRY = {
 
 
 class Step(NamedTuple):
-    """A command: which kind, how many seconds it is expected to take, and its words."""
+    """A command: its kind, its estimated seconds, and its words."""
 
     name: str
     kind: str
@@ -62,7 +62,7 @@ def steps(dry_run: bool) -> list[Step]:
 
 
 def first() -> list[Step]:
-    """List the measurements that a first call has time for: what the aims are about."""
+    """List the measurements that a first call has time for: those of the project's aims."""
     return [
         _measure("layers", 75, BF16, "0.1", "--lengths 128 512 2048 --batch 8", NAMES, BOTH),
         _measure("updates", 55, BF16, "0.1", "--length 512 --batch 8", NAMES),
@@ -77,7 +77,7 @@ def first() -> list[Step]:
 
 
 def rest() -> Iterator[Step]:
-    """Yield what is left of every encoding, length and type, with and without dropout."""
+    """Yield the other measurements: every encoding, length and type, with and without dropout."""
     conditions = [(FP16, "0.1"), (BF16, "0"), (FP16, "0")]
     for dtype, dropout in conditions:
         for length in BATCHES:
@@ -94,7 +94,7 @@ def rest() -> Iterator[Step]:
 
 
 def estimate(planned: list[Step]) -> int:
-    """Estimate the seconds of some steps, of which those that are not timed run at once."""
+    """Estimate the seconds of some steps; those without timing run together."""
     together = [step.seconds for step in planned if step.kind not in TIMED]
     return max(together, default=0) + sum(step.seconds for step in planned if step.kind in TIMED)
 

@@ -1,4 +1,4 @@
-"""How costs grow with a size, and the table of ``benchmarks/complexity.py``."""
+"""Computes how costs grow with a size, and formats the table of ``benchmarks/complexity.py``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TABLE1 = {row["position_encoding"]: row for row in recipes.load()["reported"]["m
 
 
 def growth(small: Row, large: Row, cost: str, size: str) -> float | None:
-    """Compute how often a cost doubles where a size doubles; None where it costs nothing."""
+    """Compute how often a cost doubles when a size doubles; None if the cost is 0."""
     if min(small[cost], large[cost]) <= 0:
         return None
     return math.log(large[cost] / small[cost]) / math.log(large[size] / small[size])
@@ -24,8 +24,8 @@ def growth(small: Row, large: Row, cost: str, size: str) -> float | None:
 def complexity_table(rows: Sequence[Row]) -> str:
     """Format a row for each backend and encoding: costs at the longest length, and their growth.
 
-    Growth with the length is that from the longest length but one, with the width that from the
-    first width at the one length that was measured with several.
+    Growth with the length is that between the two longest lengths; growth with the width is that
+    from the first width, at the length that was measured with several widths.
     """
     first_width = min(row["width"] for row in rows)
     cases = list(dict.fromkeys((row["backend"], row["encoding"]) for row in rows))

@@ -1,4 +1,4 @@
-"""Kept measurements in docs/results, and docs/benchmarks.md, whose tables and pictures they are."""
+"""Keeps measurements in docs/results, and writes the tables and pictures of docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def keep(result: Result, folder: Path = RESULTS, page: Path = PAGE) -> None:
 
 
 def _round_figures(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Round each figure to five digits, more than the noise leaves."""
+    """Round each figure to five digits; the noise is larger."""
     return {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}
 
 
 def load(folder: Path = RESULTS) -> list[Result]:
-    """Load all measurements that are kept, by name."""
+    """Load all kept measurements by name."""
     results = []
     for path in sorted(folder.glob(f"{PREFIX}*.json")):
         kept = read(path)
@@ -62,7 +62,7 @@ def load(folder: Path = RESULTS) -> list[Result]:
 
 
 def write(folder: Path = RESULTS, page: Path = PAGE) -> None:
-    """Write the generated parts of the page, and the pictures, from what is kept."""
+    """Write the generated parts of the page, and the pictures, from the kept measurements."""
     kept = load(folder)
     for result in kept:
         if has_picture(result):
@@ -285,7 +285,7 @@ def _tabulate_layers(kept: Iterable[Result]) -> str:
 
 
 def serving_table(rows: Rows) -> str:
-    """Format the speed of engines, and how equal what they find is to what fairseq finds."""
+    """Format the speed of engines, and how far their translations equal fairseq's."""
     sizes = [key.rpartition("_")[2] for key in rows[0] if key.startswith("ratio_")]
     beams = [key.rpartition("_")[2] for key in rows[0] if key.startswith("bleu_")]
     titles = ["engine"]

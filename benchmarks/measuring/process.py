@@ -1,4 +1,4 @@
-"""Settings that have to be there when a process starts."""
+"""Settings that must be set before a process starts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import sys
 
 SETTINGS = {
-    # glibc gives large tensors back to the system after each pass, and how long it takes to get
-    # them again depends on more than the code; so it shall keep them.
+    # Otherwise glibc returns large tensors to the system after each pass, and the time to allocate
+    # them again depends on other programs as well.
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": "100000000000",
     "MALLOC_TOP_PAD_": "1000000000",
-    # Else torch's profiler, and what fairseq uses, fill the screen.
+    # Otherwise torch's profiler and fairseq's libraries print many messages.
     "KINETO_LOG_LEVEL": "99",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "PYTHONWARNINGS": "ignore",

@@ -1,4 +1,4 @@
-"""A pass of the attention operation, of a layer, of a model: fairseq's own, and ours."""
+"""Builds passes of the attention operation, of a layer and of a model: fairseq's own, and ours."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from measuring.families import Case, training_step, validation_step
 from measuring.timing import Pass
 
 SEED = 1
-QUERY_STD = 0.7  # about that of a fresh layer's queries and keys
+QUERY_STD = 0.7  # about the deviation of queries and keys in an untrained layer
 
 
 def operation(contender: Contender, case: Case) -> Pass:
@@ -73,7 +73,7 @@ def operation(contender: Contender, case: Case) -> Pass:
 def layer(contender: Contender, case: Case) -> Pass:
     """Build a pass of a whole encoder layer, or of a causal LM's layer of the same sizes.
 
-    Encodings that a model computes once for all of its layers are computed here for the one.
+    Encodings that all layers of a model share are computed for this single layer.
     """
     return layer_and_modules(contender, case)[0]
 
@@ -147,7 +147,7 @@ def _draw(case: Case, *shape: int, std: float) -> Tensor:
 def _build_pass(
     compute: Callable[[], Tensor], case: Case, modules: nn.Module, inputs: list[Tensor]
 ) -> Pass:
-    """Build a pass in the case's mode: without gradients, or with those of all there is."""
+    """Build a pass in the case's mode: without gradients, or with those of all tensors."""
     training = case.mode == "training"
     modules.train(training)
     for x in inputs:

@@ -1,4 +1,4 @@
-"""Times of passes that take turns, so that other work of the machine meets all alike; memory."""
+"""Measures passes: time, in turns so that other work affects all equally, and memory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 Pass = Callable[[], None]
-WARM_UP = 2  # passes before the first that counts: kernels compiled, memory there
+WARM_UP = 2  # passes before the first timed one, to compile kernels and allocate memory
 SHORTEST = 0.05  # seconds; shorter passes are timed several in a row
-FEWEST = 3  # rounds, however little time there is
+FEWEST = 3  # smallest number of rounds, even if they take too long
 
 
 def clock(device: torch.device) -> Callable[[], float]:
     """Choose a clock in seconds.
 
-    With one thread it is that of the processor's work, which other programs hardly disturb; with
-    several, or on a GPU, it is the time that passes.
+    With one thread it counts processor time, which other programs hardly disturb; with several
+    threads, or on a GPU, it counts wall-clock time.
     """
     if device.type == "cuda":
 
@@ -37,13 +37,13 @@ def clock(device: torch.device) -> Callable[[], float]:
 def interleaved(
     passes: Sequence[Pass], device: torch.device, rounds: int, limit: float = math.inf
 ) -> list[list[float]]:
-    """Time passes: the seconds of each, for each round a list in the order of ``passes``.
+    """Time passes in turns; return a list of seconds for each round, in the order of ``passes``.
 
     Args:
-        passes: what to time; every round runs each of them.
-        device: where they run.
-        rounds: how many times.
-        limit: seconds after which no further round begins, once there are three.
+        passes: the passes; every round runs each of them.
+        device: device of the passes.
+        rounds: number of rounds.
+        limit: seconds after which no further round begins, once three are finished.
     """
     now = clock(device)
     repeats = [_count_repeats(run, now) for run in passes]
@@ -60,12 +60,12 @@ def median(rounds: list[list[float]], index: int) -> float:
 
 
 def ratio(rounds: list[list[float]], index: int, baseline: int) -> float:
-    """Compute the median over the rounds of a pass's time by that of another in the same round."""
+    """Compute the median over the rounds of the ratio of a pass's time to another's."""
     return statistics.median(times[index] / times[baseline] for times in rounds)
 
 
 def _count_repeats(run: Pass, now: Callable[[], float]) -> int:
-    """Warm up, and choose how often to run a pass so that the clock can tell."""
+    """Warm up, and choose how many passes to time in a row, so that the clock is exact enough."""
     _time(run, WARM_UP - 1, now)
     return max(1, math.ceil(SHORTEST / max(_time(run, 1, now), 1e-6)))
 
@@ -80,13 +80,13 @@ def _time(run: Pass, times: int, now: Callable[[], float]) -> float:
 def peak(run: Pass, device: torch.device) -> int:
     """Measure the peak of a pass's own allocations in bytes.
 
-    On a GPU torch keeps count of them. On the CPU torch's profiler reports every allocation of
-    torch's allocator with its size, also those inside kernels, so that the figure is exact and
-    repeatable; scratch memory that other libraries take for themselves is not in it.
+    On a GPU torch counts them. On the CPU torch's profiler reports the size of every allocation of
+    torch's allocator, also inside kernels, so the figure is exact and repeatable; it does not
+    include memory that other libraries allocate themselves.
 
     Args:
-        run: the pass; run it once before, so that what is made only once does not count.
-        device: where it runs.
+        run: the pass; run it once before, so that tensors that are made only once do not count.
+        device: device of the pass.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -101,7 +101,7 @@ def peak(run: Pass, device: torch.device) -> int:
 
 
 def _find_peak(profiled: profile) -> int:
-    results: Any = profiled.profiler  # as torch has no public way to them
+    results: Any = profiled.profiler  # torch has no public function for the events
     events_seen = results.kineto_results.events()
     events = [
         e for e in events_seen if e.name() == "[memory]" and e.device_type() == DeviceType.CPU

@@ -1,4 +1,4 @@
-"""The data: Python's documentation for language models, parallel text for translation."""
+"""Prepares the data: Python's documentation for language models, parallel text for translation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VOCABULARY = {"text": 512, "translation": 2000}
 
 
 def prepare(out: Path, files: dict[str, Path], lock: int) -> tuple[dict[str, Path], dict[str, Any]]:
-    """Make the data, or find it made; return the folder of each family, and figures."""
+    """Make the data unless it exists; return the folder of each family, and figures."""
     experiment = TextExperiment(
         out=out, variants=(), seeds=(), updates=1, vocab_size=VOCABULARY["text"]
     )
@@ -63,5 +63,5 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def _compute_unigram(folder: Path, train_file: str, valid_file: str) -> dict[str, float]:
-    """Compute the loss, in bits, of a model that knows only how frequent each piece is."""
+    """Compute the loss, in bits, of a model that knows only the frequencies of pieces."""
     return {"unigram": math.log2(unigram_perplexity(folder / train_file, folder / valid_file))}

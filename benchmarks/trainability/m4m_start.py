@@ -1,4 +1,4 @@
-"""The subject ``m4m-start``: M4M from each of its starts, and the report of how they do."""
+"""The subject ``m4m-start``: trains M4M from each of its starts, and reports the results."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ SETTINGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 def start_runs(args: argparse.Namespace) -> list[tuple[str, StartRun]]:
     """List the runs that compare M4M's starts, each with the name of its setting.
 
-    All starts are trained with the first seed in the first setting; those of ``--starts`` also with
-    the other seeds, and in the other settings with the first seed.
+    All starts are trained in the first setting with the first seed. The starts of ``--starts`` are
+    also trained with the other seeds, and in the other settings with the first seed.
     """
     first_setting, *other_settings = args.settings
     first_seed, *other_seeds = args.seeds

@@ -1,4 +1,4 @@
-"""The subject ``methods``: every encoding in every family, and the report of who learns."""
+"""The subject ``methods``: trains every encoding in every family, and reports which ones learn."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _format_loss(row: MethodMeans | None, none: MethodMeans) -> str:
 def _find_failures(
     families: Mapping[str, Mapping[str, MethodMeans]], facts: dict[str, Any]
 ) -> list[str]:
-    """Say by rule which methods do not learn."""
+    """List the methods that do not learn, by a fixed rule."""
     lines = []
     for family, of in families.items():
         level = facts["translation" if family == "translation" else "text"]["unigram"]

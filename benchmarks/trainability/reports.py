@@ -1,4 +1,4 @@
-"""What both reports are made of: the command, the machine, tables, and how files are written."""
+"""Parts that both reports share: the command, the machine, and the writing of files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BY_HAND = "<!-- Below this line: written by hand, and kept when the report is ma
 
 
 def own_command(args: argparse.Namespace) -> str:
-    """Build the command that makes the report again, without the user's folders."""
+    """Build the command of the report, without the user's folders."""
     words = [".venv/bin/python", "benchmarks/trainability", args.subject]
     words += ["--updates", str(args.updates), "--seeds", *map(str, args.seeds)]
     for name, path in args.files.items():
@@ -37,7 +37,7 @@ def own_command(args: argparse.Namespace) -> str:
 
 
 def machine() -> str:
-    """Describe where the figures are from."""
+    """Describe the machine of the figures."""
     return (
         f"{processor_name()}, torch {torch.__version__} on {torch.get_num_threads()} thread(s), "
         f"Python {platform.python_version()}, fairseq-posenc {fairseq_posenc.__version__}"
@@ -50,7 +50,7 @@ def last_loss(result: dict[str, Any]) -> float:
 
 
 def write_report(path: Path, paragraphs: list[str]) -> None:
-    """Write a report; keep what people wrote below the mark in the old one."""
+    """Write a report; keep the text below the mark of the old one, which people wrote."""
     old = path.read_text("utf-8") if path.exists() else ""
     by_hand = old.partition(BY_HAND)[2] or "\n"
     write_whole(path, "\n\n".join([*paragraphs, BY_HAND]) + by_hand)

@@ -39,7 +39,7 @@ def _scaled_std(attention: PositionalAttention) -> float:
 
 
 def _constant(attention: PositionalAttention, table: Tensor, generator: torch.Generator) -> Tensor:
-    """Start all distances with one row, of a length at which q.a and k.a have variance 1."""
+    """Start all distances with the same row, of a length at which q.a and k.a have variance 1."""
     row = torch.randn(table.size(-1), generator=generator)
     return (row / row.norm() / _sigma(attention)).expand_as(table).clone()
 
@@ -81,7 +81,7 @@ STARTS: dict[str, tuple[str, Any]] = {
 
 
 def apply_start(model: nn.Module, start: str, seed: int) -> None:
-    """Redraw the tables of ``m4m``; all other weights stay those of the same seed."""
+    """Redraw the tables of ``m4m``; all other weights stay as they are."""
     draw = STARTS[start][1]
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():

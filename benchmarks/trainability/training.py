@@ -1,4 +1,4 @@
-"""One training by fairseq's own ``main``: its options, its figures, and how they are kept."""
+"""Trains a model with fairseq's own ``main``, and keeps its figures."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Recorder(logging.Handler):
 
 
 def _measure_gradients(model: Optional[nn.Module]) -> dict[str, float]:
-    """Compute root mean squares of the first update's gradients, which are still there."""
+    """Compute root mean squares of the gradients of the first update."""
     norms: dict[str, list[float]] = {"query projections": [], "position parameters": []}
     for name, value in model.named_parameters() if model else ():
         if value.grad is not None:
@@ -124,7 +124,7 @@ def _measure_gradients(model: Optional[nn.Module]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _record_training(run: StartRun) -> Iterator[Recorder]:
-    """Listen to the log, and change the start of the model that fairseq builds."""
+    """Record the log, and change the start of the model that fairseq builds."""
     recorder = Recorder()
     build = models.build_model
 
@@ -183,7 +183,7 @@ class Store:
         self._out, self._data = out, data
 
     def get(self, run: StartRun) -> dict[str, Any]:
-        """Look up the figures of a run; train it if that was not done before."""
+        """Look up the figures of a run; train it if it has none."""
         data = self._data[run.family]
         command = [run.start, *run.command(data)]
         name = hashlib.sha256(json.dumps(command).encode()).hexdigest()[:16]
