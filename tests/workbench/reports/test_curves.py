@@ -13,6 +13,7 @@ from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.reports.curve_tables import format_all_tables
 from fairseq_posenc.workbench.results import learning_curves
 from fairseq_posenc.workbench.results.loss_stages import find_stages, fit_segments, smooth_losses
+from fairseq_posenc.workbench.results.pictures import Line
 from fairseq_posenc.workbench.results.record import read
 from fairseq_posenc.workbench.running.logs import (
     Curve,
@@ -388,9 +389,10 @@ def test_a_divergence_is_drawn(losses, label, crosses, tmp_path, monkeypatch):
     monkeypatch.setattr(learning_curves.pictures, "save", lambda figure, path: drawn.append(figure))
     logs = {"a": write(tmp_path / "a.log", *losses), "b": write(tmp_path / "b.log", 5, 4, 3)}
     lines = {
-        name: learning_curves.validation_line(read_curve_file(log)) for name, log in logs.items()
+        name: Line.over_seeds([learning_curves.validation_line(read_curve_file(log))])
+        for name, log in logs.items()
     }
-    assert learning_curves.draw_lines(lines, "title", tmp_path / "a.png", log=True)
+    assert learning_curves.draw_curves(lines, "title", tmp_path / "a.png", log=True)
     (axes,) = drawn[0].axes
     assert [text.get_text() for text in axes.texts] == [label, "b  8.0"]
     line, *others = axes.lines
@@ -404,9 +406,8 @@ def test_a_divergence_is_drawn(losses, label, crosses, tmp_path, monkeypatch):
 def test_a_tick_is_labelled_by_what_it_is(last, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(learning_curves.pictures, "save", lambda figure, path: drawn.append(figure))
-    learning_curves.draw_lines(
-        {"a": [(1, 3.0), (last, 2.0)]}, "title", tmp_path / "a.png", log=False
-    )
+    lines = {"a": Line.over_seeds([[(1, 3.0), (last, 2.0)]])}
+    learning_curves.draw_curves(lines, "title", tmp_path / "a.png", log=False)
     (axes,) = drawn[0].axes
     drawn[0].canvas.draw()
     for axis in (axes.xaxis, axes.yaxis):

@@ -61,6 +61,21 @@ def test_lines_are_averaged_where_all_have_a_value():
     assert (at, found) == (2, intervals.interval([2, 4, 6]))
 
 
+def test_a_line_has_the_mean_the_band_and_the_seeds():
+    axes = pictures.new_figure(4, 4, 100).add_subplot()
+    seeds = [[(1, 1.0), (2, 4.0)], [(1, 2.0), (2, 5.0)], [(1, 3.0), (2, math.nan)]]
+    line = pictures.Line.over_seeds(seeds)
+    line.draw(axes, {"color": "black"})
+    mean, dots, cross = axes.lines
+    assert list(mean.get_ydata()) == pytest.approx([2.0, math.nan], nan_ok=True)
+    assert len(dots.get_ydata()) == 5
+    assert (cross.get_marker(), list(cross.get_xdata())) == ("X", [2])
+    assert len(axes.collections) == 1  # the band where all seeds have a value
+    assert set(line.values) == {1.0, 2.0, 3.0, 4.0, 5.0, *line.mean[0][1]}
+    single = pictures.Line.over_seeds(seeds[:1])
+    assert (single.dots, single.values) == ([], [1.0, 4.0])
+
+
 ONE, OTHER = {1: 2.0, 2: 3.0, 3: 4.0, 4: 9.0}, {1: 3.0, 2: 5.0, 3: 7.0, 5: 1.0}
 PLAIN = differences.Scale("score")
 
