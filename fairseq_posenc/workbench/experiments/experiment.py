@@ -14,7 +14,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments import trainings
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate, aggregate
-from fairseq_posenc.workbench.experiments.trainings import Measurement, build_job
+from fairseq_posenc.workbench.experiments.trainings import Measurement, Training
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, Run, Variant, refuse_directions
 from fairseq_posenc.workbench.running.executor import LocalMachine, Slurm, run_jobs
 from fairseq_posenc.workbench.running.jobs import Inputs, Job, Outputs, RunContext
@@ -169,10 +169,14 @@ class Experiment(ABC):
             "seed": run.seed,
             "version": __version__,
         }
-        command = self.train_command(run)
-        return build_job(
-            self.label(run), self.folder(run), inputs, self.updates, command, measurement
-        )
+        return Training(
+            self.label(run),
+            self.folder(run),
+            inputs,
+            self.updates,
+            self.train_command(run),
+            measurement,
+        ).build_job()
 
 
 AnyExperiment = TypeVar("AnyExperiment", bound=Experiment)

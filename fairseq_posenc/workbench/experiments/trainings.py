@@ -1,4 +1,4 @@
-"""Builds the jobs that train and measure small models, many of them in parallel."""
+"""Trains and measures small models, many of them in parallel."""
 
 from __future__ import annotations
 
@@ -36,91 +36,84 @@ def default_jobs() -> int:
     return 1 if choose_device() == "cuda" else cores()
 
 
-def build_job(
-    label: str,
-    folder: Path,
-    inputs: Inputs,
-    updates: int,
-    command: Sequence[str],
-    measurement: Measurement | None = None,
-) -> Job:
-    """Build the job of a training and its measurement.
+class Training(NamedTuple):
+    """A training of a small model, and the measurement that follows it."""
 
-    Its outputs are ``position_parameters``, ``seconds``, and the measured figures. If the training
-    diverges, the only output is ``diverged``, the update; this counts as a result, not a failure.
+    label: str  # name in messages
+    folder: Path  # folder of the checkpoints and the log
+    inputs: Inputs  # all that the training depends on, except the number of updates
+    updates: int  # number of updates; a longer training continues a shorter one
+    command: Sequence[str]  # command of `fairseq-train`, without `--user-dir`
+    measurement: Measurement | None = None  # None if the last validation is the measurement
 
-    Args:
-        label: name in messages.
-        folder: folder of the checkpoints and the log.
-        inputs: all that the training depends on, except the number of updates.
-        updates: number of updates; a longer training continues a shorter one.
-        command: command of ``fairseq-train``, without ``--user-dir``.
-        measurement: measures the model; None if the last validation of the training does.
-    """
+    def build_job(self) -> Job:
+        """Build the job of the training and its measurement.
 
-    def train(context: RunContext) -> Outputs:
-        return _train(command, updates, folder, label, not measurement, context)
+        Its outputs are ``position_parameters``, ``seconds``, and the measured figures. If the
+        training diverges, the only output is ``diverged``, the update; this counts as a result, not
+        as a failure.
+        """
+        folder, measurement = self.folder, self.measurement
+        training = Step(
+            folder, self.inputs, self._train, self.updates, lambda: updates_done(folder)
+        )
+        steps: tuple[Step, ...] = (training,)
+        if measurement:
+            inputs = {
+                "model": training.inputs,
+                "updates": self.updates,
+                "command": [*measurement.command],
+            }
 
-    training = Step(folder, inputs, train, updates, lambda: updates_done(folder))
-    steps: tuple[Step, ...] = (training,)
-    if measurement:
-        inputs = {"model": training.inputs, "updates": updates, "command": [*measurement.command]}
+            def measure(context: RunContext) -> Outputs:
+                if "diverged" in (training.outputs or {}):
+                    return {}
+                return self._measure(measurement, context)
 
-        def measure(context: RunContext) -> Outputs:
-            if "diverged" in (training.outputs or {}):
-                return {}
-            return _measure(measurement, folder / "measured" / "validate.log", label, context)
+            steps += (Step(folder / "measured", inputs, measure),)
+        return Job(self.label, folder, steps, self.updates)
 
-        steps += (Step(folder / "measured", inputs, measure),)
-    return Job(label, folder, steps, updates)
+    def _train(self, context: RunContext) -> Outputs:
+        folder, updates = self.folder, self.updates
+        log, done = folder / TRAIN_LOG, updates_done(folder)
+        if done == updates and not _has_last_validation(log, updates):
+            # It was interrupted before its last validation was logged; fairseq does not repeat it.
+            for checkpoint in folder.glob("checkpoint*.pt"):
+                checkpoint.unlink()
+            done = 0
+        context.report(done, "")
 
+        def report(line: str) -> None:
+            if entry := parse_line(line):
+                context.report(entry.updates, "")
 
-def _train(
-    command: Sequence[str],
-    updates: int,
-    folder: Path,
-    label: str,
-    is_all: bool,
-    context: RunContext,
-) -> Outputs:
-    log, done = folder / TRAIN_LOG, updates_done(folder)
-    if done == updates and not _has_last_validation(log, updates):
-        # It was interrupted before its last validation was logged; fairseq does not repeat that.
-        for checkpoint in folder.glob("checkpoint*.pt"):
-            checkpoint.unlink()
-        done = 0
-    context.report(done, "")
+        if done < updates:  # else only the stamp is missing
+            extent = f"to continue at update {done:,}" if done else f"for {updates:,} updates"
+            say(f"{self.label}: starting fairseq-train {extent}")
+            ensure_last_checkpoint(folder)
+            try:
+                _run_command(self.command, log, context, report)
+            except RunError as error:
+                if not (update := parse_stop_update(str(error))):
+                    raise
+                say(f"{self.label}: diverged at update {update:,}")
+                return {"diverged": update}
+            if not _has_last_validation(log, updates):
+                raise UserError(f"{self.command[0]} printed no last validation; see its log {log}")
+        if not self.measurement:
+            perplexity = read_curve_file(log).entries[-1].perplexity
+            say(f"{self.label}: done; perplexity {perplexity:,.4g}")
+        return _read_checkpoint_figures(folder)
 
-    def report(line: str) -> None:
-        if entry := parse_line(line):
-            context.report(entry.updates, "")
-
-    if done < updates:  # else only the stamp is missing
-        extent = f"to continue at update {done:,}" if done else f"for {updates:,} updates"
-        say(f"{label}: starting fairseq-train {extent}")
-        ensure_last_checkpoint(folder)
-        try:
-            _run_command(command, log, context, report)
-        except RunError as error:
-            if not (update := parse_stop_update(str(error))):
-                raise
-            say(f"{label}: diverged at update {update:,}")
-            return {"diverged": update}
-        if not _has_last_validation(log, updates):
-            raise UserError(f"{command[0]} printed no last validation; see its log {log}")
-    if is_all:
-        say(f"{label}: done; perplexity {read_curve_file(log).entries[-1].perplexity:,.4g}")
-    return _read_checkpoint_figures(folder)
-
-
-def _measure(measurement: Measurement, log: Path, label: str, context: RunContext) -> Outputs:
-    lines: list[str] = []
-    _run_command(measurement.command, log, context, lines.append)
-    if not (figures := measurement.parse(lines)):
-        raise UserError(f"{measurement.command[0]} printed no figures; see its log {log}")
-    shown = ", ".join(f"{name} {value:,.4g}" for name, value in figures.items())
-    say(f"{label}: done; {shown}")
-    return figures
+    def _measure(self, measurement: Measurement, context: RunContext) -> Outputs:
+        lines: list[str] = []
+        log = self.folder / "measured" / "validate.log"
+        _run_command(measurement.command, log, context, lines.append)
+        if not (figures := measurement.parse(lines)):
+            raise UserError(f"{measurement.command[0]} printed no figures; see its log {log}")
+        shown = ", ".join(f"{name} {value:,.4g}" for name, value in figures.items())
+        say(f"{self.label}: done; {shown}")
+        return figures
 
 
 def _run_command(
