@@ -1,4 +1,4 @@
-"""The commands ``describe`` and ``count``: an encoding in words, and its number of parameters."""
+"""The commands ``describe`` and ``count``: describe an encoding, and count its parameters."""
 
 import argparse
 import json

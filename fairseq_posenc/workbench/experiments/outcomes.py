@@ -1,4 +1,4 @@
-"""The results of trainings: an outcome for each, and aggregates over the seeds of a model."""
+"""The results of trainings: outcomes of single trainings, and aggregates over the seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variants: the models to compare, named by the spec of their positions or a name of DecBERT's."""
+"""Variants: the models to compare, named by the spec of their positions or by DecBERT's names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fairseq_posenc.specs import parse
 MASKED, CAUSAL, BOTH = FAMILIES = ("masked-lm", "causal-lm", "encoder-decoder")
 DEFAULT = "none,learned,rope,alibi,m4m"
 
-_BETWEEN = re.compile(r",(?![^(]*\))")  # a comma outside brackets
+_COMMA = re.compile(r",(?![^(]*\))")  # outside brackets
 # Specs and directions by name: DecBERT's models with learned positions and without positions.
 SHORTHANDS = {
     **{name: ("learned", directions) for name, directions in DECBERT.items()},
@@ -33,13 +33,13 @@ class Variant(NamedTuple):
         return self.position_encoding == spec and not self.directions
 
     def trains_as(self, other: Variant) -> bool:
-        """Check whether another variant is the same model under another name."""
+        """Check whether another variant is the same model, maybe under another name."""
         return self._replace(name=other.name) == other
 
     @property
     def folder(self) -> str:
         """The name in a form that needs no quoting in a shell."""
-        name = _BETWEEN.sub("--", self.name.replace(" ", "")).replace("*", "x")
+        name = _COMMA.sub("--", self.name.replace(" ", "")).replace("*", "x")
         return name.replace("(", "-").replace(")", "")
 
     @property
@@ -62,13 +62,13 @@ def split_list(text: str) -> list[str]:
 
     Specs that differ between layers contain commas, as in ``none;3*rope,none``.
     """
-    items = text.removesuffix(";").split(";") if ";" in text else _BETWEEN.split(text)
+    items = text.removesuffix(";").split(";") if ";" in text else _COMMA.split(text)
     return [item.strip() for item in items]
 
 
 def join_list(specs: Sequence[str]) -> str:
     """Join specs into a list that :func:`split_list` splits into the same specs."""
-    if not any(_BETWEEN.search(spec) for spec in specs):
+    if not any(_COMMA.search(spec) for spec in specs):
         return ",".join(specs)
     return ";".join(specs) + (";" if len(specs) == 1 else "")
 
@@ -81,7 +81,7 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
     """
     variants: list[Variant] = []
     for item in split_list(text):
-        variant = _parse_one(item, text)
+        variant = _parse_variant(item, text)
         for other in variants:
             if variant.trains_as(other):
                 both = repr(item) if item == other.name else f"{other.name!r} and {item!r}"
@@ -104,7 +104,7 @@ def refuse_directions(variants: Iterable[Variant]) -> None:
             )
 
 
-def _parse_one(item: str, text: str) -> Variant:
+def _parse_variant(item: str, text: str) -> Variant:
     if not item:
         raise UserError(f"--encodings {text!r}: an empty name; write for example {DEFAULT}")
     spec, directions = SHORTHANDS.get(item, (item, ""))

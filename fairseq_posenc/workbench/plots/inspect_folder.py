@@ -21,17 +21,18 @@ from fairseq_posenc.workbench.running.files import checksum
 def inspect_folder(folder: Path, text: str, target: str | None = None) -> Inspection:
     """Run the model of a folder on a text, and collect its quantized attention.
 
-    Where there is an encoder and a decoder, the decoder reads the target, or else what the model
-    generates from the text.
+    The decoder of an encoder-decoder reads the target or, without one, the model's own output for
+    the text.
 
     Raises:
         UserError: the folder cannot be read, its positions are not supported, the model does not
-            read text or such a target, a text is too long, or attention is NaN or infinite.
+            read text, or has no decoder for the target, a text is too long, or attention is NaN or
+            infinite.
     """
     model = load_model(folder, dtype=torch.float32).eval()
     positions, is_pair = read_positions(model), model.config.is_encoder_decoder
     if model.main_input_name != "input_ids":
-        raise UserError(f"{folder}: reads {model.main_input_name}, and --text is text")
+        raise UserError(f"{folder}: reads {model.main_input_name}, not text")
     if target is not None and not is_pair:
         raise UserError(f"--target is for models with an encoder and a decoder, unlike {folder}")
     try:
@@ -54,7 +55,7 @@ def inspect_folder(folder: Path, text: str, target: str | None = None) -> Inspec
     heads = config.num_hidden_layers * config.num_attention_heads * (3 if is_pair else 1)
     refuse_large(folder, heads, labels)
     captured = capture_attention(model, inputs)
-    if not is_pair:  # what stands alone may be a decoder
+    if not is_pair:  # the only stack may be a decoder
         labels = {captured[0].stack: labels["encoder"]}
     facts = Facts(
         folder, _checksum_weights(folder), type(model).__name__, dict.fromkeys(labels, positions)
@@ -69,7 +70,7 @@ def _read_target(
     inputs: dict[str, Tensor],
     target: str | None,
 ) -> Tensor:
-    """Read what a decoder takes, ``(1, T)``: its start, and the target without its end."""
+    """Build the input of a decoder, ``(1, T)``: its start, and the target without its end."""
     start = model.generation_config.decoder_start_token_id
     if target is None:
         tokens = model.generate(**inputs, do_sample=False)[0].tolist()
@@ -84,7 +85,7 @@ def _read_target(
 
 
 def _label(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
-    """Decode each token: byte-level tokens are readable only when decoded."""
+    """Label each token with its text; byte-level tokens are not readable themselves."""
     pieces = [tokenizer.decode([token]).strip() for token in tokens]
     names = tokenizer.convert_ids_to_tokens(tokens)
     return [piece or name for piece, name in zip(pieces, names)]

@@ -127,10 +127,10 @@ def choose_numbers(numbers: Sequence[int] | None, count: int, part: str, model: 
 def _build_trained_stack(stack: Any) -> PlottedStack:
     spec, dims = stack.assembly
     layers, projections = [], []
-    for index in range(len(stack.layers)):  # iterating would apply LayerDrop
+    for index in range(len(stack.layers)):  # iterating over the list would apply LayerDrop
         attention = stack.layers[index].self_attn
         layer_spec = spec.select_layers([index])
-        # Built for its methods; the trained parts take the place of its own.
+        # This object is built for its methods; its modules are replaced by the trained ones.
         positions = PositionEncoding(
             str(layer_spec), dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
         )

@@ -1,7 +1,7 @@
 """Smooths the training loss, and divides it into stages.
 
-The stages are those of DecBERT's paper (Luo et al. 2022, arXiv:2204.08688, section 4.2): start,
-plateau, dive and convergence. The paper reads their limits off its figure; here a rule defines them
+DecBERT's paper defines the stages (Luo et al. 2022, arXiv:2204.08688, section 4.2): start, plateau,
+dive and convergence. The paper reads their limits off its figure; here a rule finds them
 (:func:`find_stages`).
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from fairseq_posenc.workbench.running.logs import Curve
 
-SIDE = 2  # number of lines of the log on each side that smooth a line for the picture
+SIDE = 2  # number of neighbouring lines of the log, on each side, that smooth a line
 SLOW = 4  # factor by which the loss falls faster before and after the plateau than on it
 LEAST = 0.1  # smallest share of the whole fall of the loss in a dive
 SHORTEST = 3  # fewest lines of the log in a segment

@@ -22,13 +22,7 @@ from fairseq_posenc.workbench.experiments.outcomes import SeedAggregate
 from fairseq_posenc.workbench.experiments.ranks import describe_ranks
 from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, parse_variants
-from fairseq_posenc.workbench.results import markdown
-from fairseq_posenc.workbench.results.differences import (
-    RULE,
-    describe_differences,
-    explain_few_seeds,
-)
-from fairseq_posenc.workbench.results.intervals import NOTE
+from fairseq_posenc.workbench.results import differences, intervals, markdown
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.locks import lock_output_folder
@@ -113,7 +107,7 @@ def describe_rounds(
         (markdown.code(model.variant.name), f"{last_round.updates:,}", model.show(2))
         for last_round, model in find_last_rounds(rounds)
     ]
-    few = explain_few_seeds(len(experiment.seeds))
+    few = differences.explain_few_seeds(len(experiment.seeds))
     # The first of several rounds only measures the speed.
     sentences = [few] if few else [_describe_round(round_) for round_ in rounds[1:] or rounds]
     seconds = format_time(sum(round_.seconds for round_ in rounds))
@@ -130,14 +124,14 @@ def describe_rounds(
             "",
             *(f"- {sentence}" for sentence in sentences),
             f"- It took {seconds}. Perplexity is computed from the mean loss over the seeds, with "
-            f"an interval for three seeds or more ({NOTE}). {RULE}",
+            f"an interval for three seeds or more ({intervals.NOTE}). {differences.RULE}",
         ]
     )
 
 
 def _describe_round(outcome: Round) -> str:
     by_model = {model.variant.name: model.by_seed for model in outcome.comparable}
-    sentences = " ".join(describe_differences(by_model)) or "nothing to compare."
+    sentences = " ".join(differences.describe_differences(by_model)) or "nothing to compare."
     return f"After {outcome.updates:,} updates: {sentences}"
 
 

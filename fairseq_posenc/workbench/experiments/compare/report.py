@@ -18,15 +18,8 @@ from fairseq_posenc.workbench.experiments.compare.statements import derive_state
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate
 from fairseq_posenc.workbench.experiments.text_experiment import STACKS, TextExperiment, TextResults
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED, Run, join_list
-from fairseq_posenc.workbench.results import markdown, terminal
-from fairseq_posenc.workbench.results.differences import RULE
+from fairseq_posenc.workbench.results import differences, intervals, markdown, terminal
 from fairseq_posenc.workbench.results.html_page import convert_to_html
-from fairseq_posenc.workbench.results.intervals import (
-    LEAST_SEEDS,
-    NOTE,
-    interval,
-    interval_of_perplexity,
-)
 from fairseq_posenc.workbench.results.learning_curves import draw_curves
 from fairseq_posenc.workbench.results.pictures import Line, can_draw
 from fairseq_posenc.workbench.running.logs import Curve
@@ -65,7 +58,7 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
         f"![Learning curves: validation perplexity over updates]({PICTURE})" if drawn else "",
         "## Conclusions",
         "\n".join(f"- {sentence}" for sentence in list_conclusions(results)),
-        f"{RULE} All sentences are derived from the figures by fixed rules.",
+        f"{differences.RULE} All sentences are derived from the figures by fixed rules.",
         _explain_figures(results.experiment),
         *_suggest_next_steps(results),
         "## Commands",
@@ -152,8 +145,8 @@ def _explain_figures(experiment: TextExperiment) -> str:
     return (
         "Validation perplexity is measured at the end of `fairseq-train`, on "
         f"{'the masked' if is_masked else 'all'} tokens; lower is better. It is computed from the "
-        f"mean loss over the seeds, with an interval for {LEAST_SEEDS} seeds or more ({NOTE}); the "
-        "picture shows intervals as bands, and seeds as dots. "
+        f"mean loss over the seeds, with an interval for {intervals.LEAST_SEEDS} seeds or more "
+        f"({intervals.NOTE}); the picture shows intervals as bands, and seeds as dots. "
         f"{'With the same seed, all models see the same masks. ' if is_masked else ''}With several "
         "learning rates, a model is judged at the one with the lowest mean loss on the same "
         "validation text. Tokens per second is the median during training; time is that of a "
@@ -256,9 +249,9 @@ def draw(results: TextResults, title: str, path: Path) -> bool:
 def _build_line(model: SeedAggregate) -> Line:
     """Build the curve of a model; it ends with a gap where the first seed diverged."""
     seeds = [outcome.curve.points for outcome in model.outcomes]
-    line = Line.over_seeds(seeds, interval_of_perplexity)
-    ends = sorted(model.diverged.values())[:1]
-    return line._replace(mean=[*line.mean, *((end, interval([math.nan])) for end in ends)])
+    line = Line.over_seeds(seeds, intervals.interval_of_perplexity)
+    gap = [(end, intervals.interval([math.nan])) for end in sorted(model.diverged.values())[:1]]
+    return line._replace(mean=[*line.mean, *gap])
 
 
 def find_begun(results: TextResults) -> dict[str, tuple[Run, Curve]]:
