@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError, how_to_install
 from fairseq_posenc.files import refuse_bad_place
-from fairseq_posenc.workbench.plots import attention, distances, plane, tables
+from fairseq_posenc.workbench.plots import attention, distances, tables
 from fairseq_posenc.workbench.plots.stacks import (
     PlottedStack,
     build_untrained_stack,
@@ -150,8 +150,8 @@ def _draw_grid(args: argparse.Namespace) -> Any:
     stack, _, (layer, *others), heads, name = _find_subject(args)
     if others:
         raise UserError("plot grid: name one --layer")
-    scores = plane.compute_plane(stack.layers[layer], args.reach)
-    return plane.draw_plane(scores[heads], heads, f"{name}: scores of equal contents on a grid")
+    scores = distances.compute_plane(stack.layers[layer], args.reach)
+    return distances.draw_plane(scores[heads], heads, f"{name}: scores of equal contents on a grid")
 
 
 def _draw_attention(args: argparse.Namespace) -> Any:

@@ -1,4 +1,4 @@
-"""Quantizes the attention of a model to a text, and fills it into the HTML page of ``inspect``."""
+"""Quantizes the attention of a model to 16-bit integers, and fills the HTML page of ``inspect``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import base64
 import json
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from fairseq_posenc.analysis.split import CapturedAttention
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.plots import quantize
 
 TEMPLATE = Path(__file__).with_name("inspect.html")
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
@@ -21,6 +23,9 @@ _LARGEST = 64e6  # bytes of codes that a browser still opens quickly
 # For a pair of tokens in a head: most encodings have four planes (the weight and three parts of the
 # score), with a code of two bytes in each.
 _BYTES = 8
+FINE = 0.01  # largest step
+LEVELS = 254  # minimum number of steps between the smallest and the largest value of a matrix
+_MOST = 65_000  # maximum number of steps, so that a code fits into two bytes
 
 
 class Facts(NamedTuple):
@@ -53,12 +58,12 @@ class Inspection(NamedTuple):
             UserError: attention that is NaN or infinite.
         """
         kinds, codes = [], bytearray()
-        for kind, layers in quantize.group_by_kind(captured).items():
+        for kind, layers in group_by_kind(captured).items():
             planes = []
-            visible = quantize.find_visible(layers)
-            for plane in quantize.list_planes(layers):
-                quantize.refuse_infinite(facts.path, kind, plane)
-                coded = quantize.quantize(plane.values, visible)
+            visible = find_visible(layers)
+            for plane in list_planes(layers):
+                refuse_infinite(facts.path, kind, plane)
+                coded = quantize(plane.values, visible)
                 # From these the page computes the numbers that the codes stand for.
                 scale = {"step": coded.step, "first": coded.first, "last": coded.last}
                 planes.append(
@@ -103,3 +108,93 @@ def render_page(inspections: Sequence[Inspection], command: str) -> str:
         "codes": base64.b64encode(zlib.compress(codes)).decode(),
     }
     return _PLACEHOLDER.sub(lambda match: filled[match[1]], TEMPLATE.read_text(encoding="utf-8"))
+
+
+class Plane(NamedTuple):
+    """A quantity of every pair of tokens, in all layers and heads of a kind of attention."""
+
+    name: str  # `weight`, or the name of a part of the score
+    # `weight`, `part` (a summand of the score), `detail` (a summand of the part `both`) or `factor`
+    # (if the score is a product)
+    role: str
+    values: Tensor  # `[L, H, T, S]`
+
+
+class Quantized(NamedTuple):
+    """A plane as integers: code c > 0 stands for ``(first + c - 1) * step``."""
+
+    codes: Tensor  # `[L, H, T, S]` of int64, below 2^16; 0 if the query cannot see the key
+    step: list[list[float]]  # `[L][H]`, step of each matrix
+    first: list[list[int]]  # `[L][H]`, smallest value of each matrix, in steps
+    last: list[list[int]]  # `[L][H]`, largest value of each matrix, in steps
+
+    def tobytes(self) -> bytes:
+        """Concatenate all low bytes of the codes, then all high bytes, which compress well."""
+        parts = self.codes % 256, self.codes // 256
+        return b"".join(part.to(torch.uint8).numpy().tobytes() for part in parts)
+
+
+def group_by_kind(captured: Sequence[CapturedAttention]) -> dict[str, list[CapturedAttention]]:
+    """Group layers by the kind of attention: ``encoder``, ``decoder``, ``cross``."""
+    by_kind: dict[str, list[CapturedAttention]] = {}
+    for attention in captured:
+        by_kind.setdefault("cross" if attention.cross else attention.stack, []).append(attention)
+    return by_kind
+
+
+def list_planes(layers: Sequence[CapturedAttention]) -> Iterator[Plane]:
+    """Yield the weights of one kind of attention, and the parts of its scores."""
+    yield Plane("weight", "weight", torch.cat([layer.weights for layer in layers]).double())
+    splits = [layer.split for layer in layers]
+    for part in ("content", "position", "both"):
+        yield Plane(part, "part", torch.cat([getattr(split, part) for split in splits]))
+    names = list(splits[0].details)
+    if len(names) > 1:  # a single one equals the part "both"
+        role, suffix = ("factor", " factor") if splits[0].product else ("detail", "")
+        for name in names:
+            values = torch.cat([split.details[name] for split in splits])
+            yield Plane(name.replace("_", " ") + suffix, role, values)
+
+
+def find_visible(layers: Sequence[CapturedAttention]) -> Tensor:
+    """Find which keys the queries of each layer can see, ``[L, 1, T, S]``.
+
+    All keys on one side of the diagonal are hidden if no head gives any of them weight; all other
+    keys are visible.
+    """
+    visible = []
+    for layer in layers:
+        total = layer.weights.sum(1, keepdim=True)
+        allowed = torch.ones_like(total, dtype=torch.bool)
+        if not total.triu(1).any():
+            allowed = allowed.tril()
+        if not total.tril(-1).any():
+            allowed = allowed.triu()
+        visible.append(allowed)
+    return torch.cat(visible)
+
+
+def quantize(values: Tensor, visible: Tensor) -> Quantized:
+    """Round values ``[L, H, T, S]`` to multiples of a step that is chosen for each matrix."""
+    low = values.masked_fill(~visible, torch.inf).amin((2, 3), keepdim=True)
+    high = values.masked_fill(~visible, -torch.inf).amax((2, 3), keepdim=True)
+    step = ((high - low) / LEVELS).clamp(max=FINE).maximum((high - low) / _MOST)
+    step = torch.where(high == low, FINE, step)
+    codes = (values / step).round().long()
+    first, last = ((end / step).round().long() for end in (low, high))
+    codes = (codes - first + 1).masked_fill(~visible, 0)
+    return Quantized(codes, *(x[..., 0, 0].tolist() for x in (step, first, last)))
+
+
+def refuse_infinite(path: Path, kind: str, plane: Plane) -> None:
+    """Refuse attention that is NaN or infinite, which very large weights can cause.
+
+    Raises:
+        UserError: the plane has such values; the message names the first layer with one.
+    """
+    for number, layer in enumerate(plane.values, start=1):
+        if not layer.isfinite().all():
+            raise UserError(
+                f"{path}: attention that is NaN or infinite ({kind}, layer {number}, "
+                f"{plane.name}); the training diverged"
+            )

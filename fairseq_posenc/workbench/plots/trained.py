@@ -15,9 +15,13 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.plots.attention import Maps
-from fairseq_posenc.workbench.plots.inspection import Facts, Inspection, refuse_large
+from fairseq_posenc.workbench.plots.inspection import (
+    Facts,
+    Inspection,
+    group_by_kind,
+    refuse_large,
+)
 from fairseq_posenc.workbench.plots.model_inputs import ModelInput, prepare_input
-from fairseq_posenc.workbench.plots.quantize import group_by_kind
 from fairseq_posenc.workbench.plots.stacks import PlottedStack, collect_trained_stacks
 from fairseq_posenc.workbench.running.files import checksum
 

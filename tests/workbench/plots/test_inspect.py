@@ -20,9 +20,14 @@ from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.families import FAMILIES
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
-from fairseq_posenc.workbench.plots.inspection import render_page
+from fairseq_posenc.workbench.plots.inspection import (
+    FINE,
+    LEVELS,
+    find_visible,
+    quantize,
+    render_page,
+)
 from fairseq_posenc.workbench.plots.model_inputs import ModelInput, prepare_input, tokenize
-from fairseq_posenc.workbench.plots.quantize import FINE, LEVELS, find_visible, quantize
 from fairseq_posenc.workbench.plots.trained import inspect_model
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.tokens.pieces import learn_pieces

@@ -15,7 +15,7 @@ import torch
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.cli import main
-from fairseq_posenc.workbench.plots import attention, distances, plane, tables, trained
+from fairseq_posenc.workbench.plots import attention, distances, tables, trained
 from fairseq_posenc.workbench.plots.command import KINDS
 from fairseq_posenc.workbench.plots.stacks import build_untrained_stack, collect_trained_stacks
 from tests.helpers import commands, oracles
@@ -209,18 +209,18 @@ class TestDecay:
 class TestGrid:
     def test_penalties_of_rows_and_columns_add_up(self):
         (positions,) = build_untrained_stack("alibi(axes=2)", 32, 4, 64, False).layers
-        scores = plane.compute_plane(positions, 3)
+        scores = distances.compute_plane(positions, 3)
         away = torch.arange(-3, 4).abs()
         for head, slope in enumerate(oracles.alibi_slopes(4)):
             fall = scores[head] - scores[head, 3, 3]
             torch.testing.assert_close(fall, -slope * (away[:, None] + away[None]).float())
-        drawn = panels(plane.draw_plane(scores, range(4), "title"))
+        drawn = panels(distances.draw_plane(scores, range(4), "title"))
         assert_same(image(drawn[2]), scores[2])
 
     def test_encodings_of_texts_have_no_grid(self):
         (positions,) = build_untrained_stack("rope", 32, 4, 64, False).layers
         with pytest.raises(UserError, match="are on 2 axes, and rope has 1"):
-            plane.compute_plane(positions, 3)
+            distances.compute_plane(positions, 3)
 
 
 class TestCurves:
