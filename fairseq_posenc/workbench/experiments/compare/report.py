@@ -141,6 +141,7 @@ def _suggest_next_steps(results: TextResults) -> list[str]:
 
 
 def _explain_figures(experiment: TextExperiment) -> str:
+    """Explain the columns of the table."""
     is_masked = experiment.family == MASKED
     return (
         "Validation perplexity is measured at the end of `fairseq-train`, on "
@@ -158,6 +159,7 @@ def _explain_figures(experiment: TextExperiment) -> str:
 
 
 def _introduce(results: TextResults) -> str:
+    """Describe the text, the models and their trainings."""
     experiment, counts = results.experiment, results.data
     source = (
         markdown.code(str(experiment.text))
@@ -229,7 +231,7 @@ def _format_begun(run: Run, curve: Curve) -> dict[str, str]:
     return {
         "encoding": markdown.code(run.variant.name),
         "position parameters": "-",
-        "learning rate": run.case,
+        "learning rate": run.case,  # the case of a text experiment
         "seeds": "0",
         "validation perplexity": f"{perplexity:,.2f} at update {updates:,}",
         "each seed": "-",
