@@ -36,28 +36,27 @@ def derive_statements(
     """
     trained = [model for model in models if not model.diverged]
     diverged = [f"{_quote(model)} {model.show(2)}." for model in models if model.diverged]
-    sentences = [*_describe_ranks(trained, unigram), *diverged, *_describe_falling(trained)]
+    sentences = [_describe_ranks(trained, unigram), *diverged, _describe_falling(trained)]
     if few := explain_few_seeds(min(len(model.outcomes) for model in models)):
-        return [*sentences, few]
-    bag = next((model for model in trained if masked and model.variant.is_plain("none")), None)
-    others = [model for model in trained if model is not bag]
-    sentences += describe_differences({model.variant.name: model.by_seed for model in trained})
-    sentences += [_compare_with_bag(bag, others), _describe_arrivals(others)]
+        sentences.append(few)
+    else:
+        bag = next((model for model in trained if masked and model.variant.is_plain("none")), None)
+        others = [model for model in trained if model is not bag]
+        sentences += describe_differences({model.variant.name: model.by_seed for model in trained})
+        sentences += [_compare_with_bag(bag, others), _describe_arrivals(others)]
     return [sentence for sentence in sentences if sentence]
 
 
-def _describe_ranks(models: Sequence[SeedAggregate], unigram: float) -> list[str]:
+def _describe_ranks(models: Sequence[SeedAggregate], unigram: float) -> str:
     """Say whether ranks mean something and, if not, after how many updates they will."""
-    if not models:
-        return []
-    best = min(models, key=lambda model: model.sort_key)
-    curve = [(updates, level.mean) for updates, level in best.curve]
-    if not curve:
-        return []
+    best = min(models, key=lambda model: model.sort_key, default=None)
+    curve = [(updates, level.mean) for updates, level in best.curve] if best else []
+    if not (best and curve):
+        return ""
     lowest, (updates, _) = best.perplexity.mean, curve[-1]
     sentence = describe_ranks(best.variant.name, lowest, updates, unigram)
     if lowest <= meaningful_perplexity(unigram):
-        return [sentence]
+        return sentence
     needed = estimate_updates(curve, unigram)
     advice = (
         f"At the pace of the last validations that takes about {needed:,} updates: add `--updates "
@@ -66,10 +65,10 @@ def _describe_ranks(models: Sequence[SeedAggregate], unigram: float) -> list[str
         else "It did not fall in the last validations: try other learning rates (`--lrs`) or more "
         "text."
     )
-    return [f"{sentence} {advice}"]
+    return f"{sentence} {advice}"
 
 
-def _describe_falling(models: Sequence[SeedAggregate]) -> list[str]:
+def _describe_falling(models: Sequence[SeedAggregate]) -> str:
     """List the models whose perplexity still falls, so that a longer training may change ranks."""
     falls = []
     for model in models:
@@ -77,11 +76,8 @@ def _describe_falling(models: Sequence[SeedAggregate]) -> list[str]:
         earlier = [value for updates, value in curve if updates <= 0.75 * curve[-1][0]]
         if earlier and 1 - curve[-1][1] / earlier[-1] > _FALLING:
             falls.append(f"{_quote(model)} by {1 - curve[-1][1] / earlier[-1]:.0%}")
-    if not falls:
-        return []
-    return [
-        f"Validation perplexity still fell in the last quarter of the training: {', '.join(falls)}."
-    ]
+    listed = ", ".join(falls)
+    return listed and f"Validation perplexity still fell in the last quarter of training: {listed}."
 
 
 def _compare_with_bag(bag: Optional[SeedAggregate], others: Sequence[SeedAggregate]) -> str:
