@@ -76,8 +76,8 @@ def _describe_falling(models: Sequence[SeedAggregate]) -> str:
         earlier = [value for updates, value in curve if updates <= 0.75 * curve[-1][0]]
         if earlier and 1 - curve[-1][1] / earlier[-1] > _FALLING:
             falls.append(f"{_quote(model)} by {1 - curve[-1][1] / earlier[-1]:.0%}")
-    listed = ", ".join(falls)
-    return listed and f"Validation perplexity still fell in the last quarter of training: {listed}."
+    sentence = "Validation perplexity still fell in the last quarter of the training:"
+    return f"{sentence} {', '.join(falls)}." if falls else ""
 
 
 def _compare_with_bag(bag: Optional[SeedAggregate], others: Sequence[SeedAggregate]) -> str:
