@@ -618,15 +618,24 @@ class TestReport:
         now = replace(whole, outcomes=whole.outcomes[:6])
         assert live.estimate_seconds_left(now) == 6 * (61.0 + live._OVERHEAD) / 2
 
-    def test_the_time_left_is_printed_once(self, tmp_path, monkeypatch, capsys):
-        monkeypatch.setattr(live, "_EVERY", 0.0)
-        whole = make_results(tmp_path, FOUR)
-        follow = live.Live(opens=False)
-        for finished in (0, 5, 6):
-            follow(lambda: replace(whole, outcomes=whole.outcomes[:finished]))  # noqa: B023
-        (line,) = [line for line in capsys.readouterr().err.splitlines() if "left" in line]
-        seconds = live.estimate_seconds_left(replace(whole, outcomes=whole.outcomes[:5]))
-        assert line == f"7 trainings left: about {format_time(seconds)}"
+    def test_the_time_before_any_training_counts_all_of_it_on_this_machine(
+        self, tmp_path, monkeypatch, capsys
+    ):
+        """Of 10 s for a pass: text, and 4 trainings at a time on two cores for each seed."""
+        settings = make_settings(tmp_path, updates=100, jobs=4)
+        monkeypatch.setattr(live, "cores", lambda: 2)
+        monkeypatch.setattr(live, "_measure_pass", lambda threads: 5.0 * threads)
+        live.announce(settings)
+        update = 5 * 2 * live._PASSES_OF_UPDATE
+        each = update * (100 + 10 * live._UPDATES_OF_VALIDATION + live._UPDATES_OF_START)
+        first, both = (live._UPDATES_OF_TEXT * update + seeds * 4 * each / 2 for seeds in (1, 2))
+        times = f"{format_time(first)} for the first seed, {format_time(both)} for all"
+        assert capsys.readouterr().err.endswith(
+            f"4 at a time: on cores with no other work about {times}\n"
+        )
+
+    def test_a_pass_is_measured(self) -> None:
+        assert 0 < live._measure_pass(2) < 60
 
     def test_an_encoding_has_one_colour_in_every_picture(self):
         everywhere = pictures.assign_styles([*registry.names(), "decbert_same", "decbert_diff"])

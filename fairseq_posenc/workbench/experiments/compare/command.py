@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fairseq_posenc.workbench.experiments import variants
 from fairseq_posenc.workbench.experiments.compare import record, report
-from fairseq_posenc.workbench.experiments.compare.live import Live
+from fairseq_posenc.workbench.experiments.compare.live import Live, announce
 from fairseq_posenc.workbench.experiments.corpus import check_text
 from fairseq_posenc.workbench.experiments.text_experiment import (
     LEARNING_RATE,
@@ -80,10 +80,9 @@ def run(args: argparse.Namespace) -> int:
         signals_as_keyboard_interrupt(),
         lock_output_folder(experiment.out, (*report.FILES, record.RECORD)) as lock,
     ):
-        say(
-            f"comparing {', '.join(experiment.names)}: {len(experiment.runs)} trainings of "
-            f"{experiment.updates:,} updates; results: {experiment.out}/"
-        )
+        say(f"comparing {', '.join(experiment.names)}; results: {experiment.out}/")
+        if not experiment.cluster:
+            announce(experiment)
         results = experiment.run(lock, Live(args.open))
         path, figures = report.write_report(results), record.build_record(results)
         figures.write(experiment.out / record.RECORD)

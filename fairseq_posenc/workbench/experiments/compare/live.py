@@ -1,4 +1,4 @@
-"""Follows a running comparison: rewrites the report as a live page, and estimates the time left."""
+"""Follows a running comparison: estimates its duration, and rewrites the report as a live page."""
 
 from __future__ import annotations
 
@@ -7,27 +7,33 @@ import sys
 import time
 import webbrowser
 from collections.abc import Callable
-from statistics import fmean
+from concurrent.futures import ThreadPoolExecutor
+from statistics import fmean, median
 from typing import Optional
 
+import torch
+from torch import nn
+
 from fairseq_posenc.workbench.experiments.compare.report import PAGE, write_report
-from fairseq_posenc.workbench.experiments.text_experiment import TextResults
+from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment, TextResults
+from fairseq_posenc.workbench.running.devices import choose_device, cores
 from fairseq_posenc.workbench.running.progress import format_time, say
 
+# Costs measured with models of the default size.
+_PASSES_OF_UPDATE = 1.2  # an update, with its batch, masks, optimizer and log, in passes
+_UPDATES_OF_VALIDATION = 6.5  # a validation with its checkpoint, in updates
+_UPDATES_OF_START = 48  # start of a training, in updates
+_UPDATES_OF_TEXT = 150  # preparation of Python's documentation, in updates
 _OVERHEAD = 20.0  # seconds of a training that fairseq does not count, with five on two cores
 _EVERY = 20.0  # seconds between two reports; drawing takes one or two
 
 
 class Live:
-    """Rewrites the report while trainings go on, and opens the first one in a browser if asked.
-
-    Prints the time left once, after the first finished training.
-    """
+    """Rewrites the report while trainings go on, and opens the first one in a browser if asked."""
 
     def __init__(self, opens: bool) -> None:
         self._opens = opens
         self._next = time.monotonic() + _EVERY
-        self._has_estimate = False
 
     def __call__(self, read: Callable[[], TextResults]) -> None:
         """Write the report with the results so far, unless the last one is recent."""
@@ -35,11 +41,7 @@ class Live:
             return
         results = read()
         if results.outcomes or any(curve.entries for curve in results.begun.values()):
-            seconds = estimate_seconds_left(results)
-            path = write_report(results, seconds).with_name(PAGE)
-            if seconds and not self._has_estimate:
-                say(f"{len(results.missing)} trainings left: about {format_time(seconds)}")
-                self._has_estimate = True
+            path = write_report(results, estimate_seconds_left(results)).with_name(PAGE)
             if self._opens:
                 say(f"page of the run: {path}")
                 open_in_browser(path.resolve().as_uri())
@@ -62,3 +64,46 @@ def estimate_seconds_left(results: TextResults) -> Optional[float]:
     updates = [curve.entries[-1].updates for curve in results.begun.values() if curve.entries]
     trainings = len(missing) - sum(updates) / experiment.updates
     return trainings * (fmean(durations) + _OVERHEAD) / min(experiment.jobs, len(missing))
+
+
+def announce(experiment: TextExperiment) -> None:
+    """Print the number of trainings and, for default models on a processor, an estimated time."""
+    count = len(experiment.runs)
+    jobs = min(experiment.jobs, count)
+    if experiment.train_args or choose_device() == "cuda":
+        time_left = "the page estimates the time after the first training"
+    else:
+        at_once = min(jobs, cores())
+        update = _PASSES_OF_UPDATE * _measure_pass(at_once)
+        validations = _UPDATES_OF_VALIDATION * experiment.points
+        training = update * (experiment.updates + validations + _UPDATES_OF_START)
+        text, models = update * _UPDATES_OF_TEXT, count / len(experiment.seeds)
+        first, all_seeds = (
+            format_time(text + trainings * training / at_once) for trainings in (models, count)
+        )
+        time_left = f"on cores with no other work about {first}"
+        if len(experiment.seeds) > 1:
+            time_left += f" for the first seed, {all_seeds} for all"
+    say(f"{count} trainings of {experiment.updates:,} updates, {jobs} at a time: {time_left}")
+
+
+def _measure_pass(threads: int) -> float:
+    """Measure the processor time of a forward and backward pass in a default model.
+
+    It runs in as many threads as trainings will, because cores are slower when all are busy.
+    """
+
+    def measure() -> float:
+        torch.set_num_threads(1)  # for this thread
+        layers = [
+            nn.TransformerEncoderLayer(128, 4, 512, 0.0, "gelu", batch_first=True) for _ in range(2)
+        ]
+        seconds, model, embeddings = [], nn.Sequential(*layers), torch.randn(48, 64, 128)
+        for _ in range(5):
+            began = time.thread_time()
+            model(embeddings).sum().backward()
+            seconds.append(time.thread_time() - began)
+        return median(seconds)
+
+    with ThreadPoolExecutor(threads) as pool:
+        return fmean(pool.map(lambda _: measure(), range(threads)))
