@@ -185,7 +185,8 @@ def draw_lines(
         **more: matplotlib's settings of all lines.
     """
     styles = styles or assign_styles(list(lines))
-    heights, texts = {}, {}
+    heights: dict[str, float] = {}
+    texts: dict[str, str] = {}
     for name, line in lines.items():
         if not line.mean:
             continue

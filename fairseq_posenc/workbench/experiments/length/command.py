@@ -77,40 +77,16 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
-    modes = report.MODES if args.mode == "both" else (args.mode,)
-    if args.windows:
-        if args.mode == report.NON_OVERLAPPING:
-            raise UserError("--windows is of sliding windows: leave out --mode")
-        modes = (report.SLIDING,)
-    strides = {mode: args.stride if mode == report.SLIDING else None for mode in modes}
-    if report.SLIDING in modes and args.stride > (shortest := args.lengths[0]):
-        raise UserError(
-            f"--stride {args.stride} is more than the context length {shortest}: tokens in "
-            "between would not be scored; choose a smaller stride"
-        )
+    strides = _choose_strides(args)
     cluster = options.parse_place(args)
     if not cluster:
         choose_device(args.device, args.fp16)
     checkpoints = parse_checkpoints(args.models)
     _check_text(checkpoints, args)
-    longest, path = args.lengths[-1], args.text or args.data
-    # All are opened before the first is scored, so that a wrong one is an error at once.
-    rows: list[report.ModelScores] = []
-    targets = None
-    for named in checkpoints:
-        loaded, stream = _open(named, path, args.split, ("cpu", False, False), longest)
-        rows.append(
-            report.ModelScores(named, loaded.encoding, loaded.trained_length, loaded.updates, {})
-        )
-        targets = stream.targets if targets is None else targets
-        if not torch.equal(stream.targets, targets):
-            raise UserError(
-                f"{checkpoints[0].name} and {named.name} cut the text into other tokens, so their "
-                "perplexities by token cannot be compared: score them one by one"
-            )
+    rows, stream = _open_all(checkpoints, args)
     text = str(args.text) if args.text else f"the split {args.split} of {args.data}"
-    if longest > len(stream):
-        raise UserError(f"--lengths {longest}: {text} has only {len(stream):,} tokens")
+    if args.lengths[-1] > len(stream):
+        raise UserError(f"--lengths {args.lengths[-1]}: {text} has only {len(stream):,} tokens")
     with (
         signals_as_keyboard_interrupt(),
         lock_output_folder(args.out, (REPORT, FIGURES, PICTURE)),
@@ -124,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
             Scoring(
                 args.out / named.name,
                 _collect_inputs(named, args),
-                partial(_open, named, path, args.split, how, longest),
+                partial(_open, named, args.text or args.data, args.split, how, args.lengths[-1]),
                 args.lengths,
                 strides,
                 args.max_tokens,
@@ -148,6 +124,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _choose_strides(args: argparse.Namespace) -> dict[str, int | None]:
+    """Choose the modes, each with its stride; None if windows do not overlap."""
+    modes = report.MODES if args.mode == "both" else (args.mode,)
+    if args.windows:
+        if args.mode == report.NON_OVERLAPPING:
+            raise UserError("--windows is of sliding windows: leave out --mode")
+        modes = (report.SLIDING,)
+    if report.SLIDING in modes and args.stride > (shortest := args.lengths[0]):
+        raise UserError(
+            f"--stride {args.stride} is more than the context length {shortest}: tokens in "
+            "between would not be scored; choose a smaller stride"
+        )
+    return {mode: args.stride if mode == report.SLIDING else None for mode in modes}
+
+
 def _check_text(checkpoints: list[NamedCheckpoint], args: argparse.Namespace) -> None:
     """Refuse checkpoints without ``--data``, folders without ``--text``, and a mixture of both."""
     folders = [named.name for named in checkpoints if named.is_folder]
@@ -160,6 +151,30 @@ def _check_text(checkpoints: list[NamedCheckpoint], args: argparse.Namespace) ->
     if other is not None or (args.text if folders else args.data) is None:
         kind = "folders of transformers" if folders else "checkpoints of fairseq"
         raise UserError(f"{kind} read {needed}: give that, and it alone")
+
+
+def _open_all(
+    checkpoints: list[NamedCheckpoint], args: argparse.Namespace
+) -> tuple[list[report.ModelScores], Stream]:
+    """Open all models before the first is scored, so that a wrong one is an error at once.
+
+    Returns:
+        The models, without scores, and their text.
+    """
+    rows: list[report.ModelScores] = []
+    streams: list[Stream] = []
+    for named in checkpoints:
+        cpu = "cpu", False, False
+        loaded, stream = _open(named, args.text or args.data, args.split, cpu, args.lengths[-1])
+        streams.append(stream)
+        if not torch.equal(stream.targets, streams[0].targets):
+            raise UserError(
+                f"{checkpoints[0].name} and {named.name} cut the text into other tokens, so their "
+                "perplexities by token cannot be compared: score them one by one"
+            )
+        facts = loaded.encoding, loaded.trained_length, loaded.updates
+        rows.append(report.ModelScores(named, *facts, {}))
+    return rows, streams[0]
 
 
 @lru_cache(1)  # for all scores of a model
