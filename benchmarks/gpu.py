@@ -62,17 +62,17 @@ def done_before(path: Path) -> dict[str, dict[str, Any]]:
     return {x["step"]: x for x in results if x["end"] == "done" and x["code"] == here}
 
 
-def run(step: Step, dry_run: bool, left: float) -> dict[str, Any]:
+def run(step: Step, dry_run: bool, seconds_left: float) -> dict[str, Any]:
     """Run a step; return how it ended, with its rows or the end of what it said.
 
     Args:
         step: the step.
         dry_run: whether Triton's interpreter replaces the GPU, without a limit of time.
-        left: seconds until all steps must be finished.
+        seconds_left: seconds until all steps must be finished.
     """
     result: dict[str, Any] = {"step": step.name, "code": checksum_code()}
-    if not dry_run and left < step.seconds / 2:
-        return {**result, "end": f"cut: {left:.0f} s were left", "seconds": 0.0}
+    if not dry_run and seconds_left < step.seconds / 2:
+        return {**result, "end": f"cut: {seconds_left:.0f} s were left", "seconds": 0.0}
     command = [sys.executable, *step.words]
     if step.kind == "checker":
         checker = shutil.which("compute-sanitizer")
@@ -84,15 +84,15 @@ def run(step: Step, dry_run: bool, left: float) -> dict[str, Any]:
         environment["TRITON_INTERPRET"] = "1"
     started = time.monotonic()
     try:
-        limit = None if dry_run else min(left, 2 * step.seconds)
-        done = subprocess.run(
+        limit = None if dry_run else min(seconds_left, 2 * step.seconds)
+        process = subprocess.run(
             command, cwd=ROOT, env=environment, timeout=limit, capture_output=True, text=True
         )
-        result["end"] = "done" if done.returncode == 0 else f"failed with {done.returncode}"
-        if step.kind in SCRIPTS and done.stdout.startswith("["):
-            result["rows"] = json.loads(done.stdout)
+        result["end"] = "done" if process.returncode == 0 else f"failed with {process.returncode}"
+        if step.kind in SCRIPTS and process.stdout.startswith("["):
+            result["rows"] = json.loads(process.stdout)
         else:
-            result["said"] = (done.stdout + done.stderr)[-2_000:]
+            result["said"] = (process.stdout + process.stderr)[-2_000:]
     except subprocess.TimeoutExpired:
         result["end"] = f"stopped after {limit:.0f} s"
     return {**result, "seconds": round(time.monotonic() - started, 1)}
@@ -190,8 +190,8 @@ def main() -> None:
         write_whole(args.out / "results.json", json.dumps(results, indent=1))
         write_whole(args.out / "tables.md", "\n".join(format_tables(results)) + "\n")
     print((args.out / "tables.md").read_text("utf-8"))
-    if left := sum(result["end"].startswith("cut") for result in known.values()):
-        print(f"{left} steps are left: the same command goes on with them", file=sys.stderr)
+    if cut := sum(result["end"].startswith("cut") for result in known.values()):
+        print(f"{cut} steps are left: the same command continues with them", file=sys.stderr)
     sys.exit(any(result["end"].startswith(("failed", "stopped")) for result in known.values()))
 
 

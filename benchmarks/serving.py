@@ -92,9 +92,9 @@ def transformers_engine(folder: Path) -> Engine:
         return tuple(symbol for symbol in symbols if symbol not in special)
 
     def translate(sentences: Sequence[str], beam: int, _: bool) -> list[Found]:
-        given = tokenizer(list(sentences), return_tensors="pt", padding=True)
+        inputs = tokenizer(list(sentences), return_tensors="pt", padding=True)
         with torch.inference_mode():
-            generated = model.generate(**given, num_beams=beam, early_stopping=beam > 1)
+            generated = model.generate(**inputs, num_beams=beam, early_stopping=beam > 1)
         return [Found(words(hypothesis), None) for hypothesis in generated]
 
     return translate
@@ -106,9 +106,9 @@ def ctranslate2_engine(folder: Path, pieces: Path, longest: int, threads: int) -
     translator = ctranslate2.Translator(str(folder), inter_threads=1, intra_threads=threads)
 
     def translate(sentences: Sequence[str], beam: int, scored: bool) -> list[Found]:
-        given = [cut.encode(sentence, out_type=str) for sentence in sentences]
+        inputs = [cut.encode(sentence, out_type=str) for sentence in sentences]
         translated = translator.translate_batch(
-            given, beam_size=beam, max_decoding_length=longest, return_end_token=True
+            inputs, beam_size=beam, max_decoding_length=longest, return_end_token=True
         )
         words = [
             [word for word in translation.hypotheses[0] if word != "</s>"]
@@ -116,7 +116,7 @@ def ctranslate2_engine(folder: Path, pieces: Path, longest: int, threads: int) -
         ]
         scores: Sequence[Optional[float]] = [None] * len(words)
         if scored:  # again, as a search leaves the end out of the chances of the first word
-            scores = [fmean(score.log_probs) for score in translator.score_batch(given, words)]
+            scores = [fmean(score.log_probs) for score in translator.score_batch(inputs, words)]
         return [Found(tuple(pair), score) for pair, score in zip(words, scores)]
 
     return translate

@@ -125,12 +125,12 @@ def main() -> None:
     commands.prepare(args)
     known = args.record.exists() if args.record else False
     rows = json.loads(args.record.read_text(encoding="utf-8")) if known else []
-    done = {(row["family"], row["encoding"], row["backend"]) for row in rows}
+    finished = {(row["family"], row["encoding"], row["backend"]) for row in rows}
     for family in args.families:
         case, everyone = build_contenders(args, family)
         text = read_words(args.text, case) if args.text else None
         for contender in everyone:
-            if (family, *contender) in done:
+            if (family, *contender) in finished:
                 continue
             named = f"{family}, {contender.encoding}, {contender.backend}"
             print(f"{named} ...", file=sys.stderr, flush=True)

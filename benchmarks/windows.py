@@ -79,15 +79,15 @@ def _step_attention(spec: str, length: int, batch: int) -> tuple[int, int]:
     """
     positions = StackPositions(spec, WIDTH, HEADS, max_positions=length, causal=True)
     layer = SelfAttention(positions)
-    given = [torch.randn(batch, HEADS, length, WIDTH // HEADS) for _ in range(4)]
-    query, key, value = (x.requires_grad_() for x in given[:3])
+    tensors = [torch.randn(batch, HEADS, length, WIDTH // HEADS) for _ in range(4)]
+    query, key, value = (x.requires_grad_() for x in tensors[:3])
     ids = _draw_documents(spec, batch, length)
     _, shared = positions(torch.zeros(batch, length, 1).expand(-1, -1, WIDTH), document_ids=ids)
     terms = layer.terms(Span.from_lengths(length, length, query.device), shared)
     mask = shared.mask("lr")
-    attend(query, key, value, terms, mask)[0].backward(given[3])
+    attend(query, key, value, terms, mask)[0].backward(tensors[3])
     pairs = Geometry.from_call(query, length, mask, terms).pairs
-    return pairs, 2 * sum(x.nbytes for x in given)
+    return pairs, 2 * sum(x.nbytes for x in tensors)
 
 
 def _draw_documents(spec: str, batch: int, length: int) -> Tensor | None:
@@ -138,12 +138,12 @@ def _run_processes(args: argparse.Namespace, spec: str, length: int) -> dict[str
     words = [sys.executable, __file__, "--rounds", str(args.rounds), "--batch", str(args.batch)]
     measured: list[dict[str, float]] = []
     for _ in range(args.runs):
-        done = subprocess.run(
+        process = subprocess.run(
             [*words, "--case", spec, str(length)], capture_output=True, text=True, check=False
         )
-        if done.returncode:
-            raise UserError(f"{spec}, {length} tokens: {done.stderr.strip().splitlines()[-1]}")
-        measured.append(json.loads(done.stdout))
+        if process.returncode:
+            raise UserError(f"{spec}, {length} tokens: {process.stderr.strip().splitlines()[-1]}")
+        measured.append(json.loads(process.stdout))
     return {
         name: statistics.median(measurement[name] for measurement in measured)
         for name in measured[0]

@@ -100,8 +100,8 @@ def estimate(planned: list[Step]) -> int:
 
 
 def _updates(dtype: str, dropout: str, length: int, encodings: list[str]) -> Step:
-    more = f"--length {length} --batch {BATCHES[length]}"
-    return _measure("updates", 27, dtype, dropout, more, encodings)
+    options = f"--length {length} --batch {BATCHES[length]}"
+    return _measure("updates", 27, dtype, dropout, options, encodings)
 
 
 def _measure(
@@ -109,12 +109,12 @@ def _measure(
     seconds: int,
     dtype: str,
     dropout: str,
-    more: str,
+    options: str,
     encodings: list[str],
     backends: str = "triton",
 ) -> Step:
     words = [*SCRIPTS[kind], *f"--device cuda --dtype {dtype} --dropout {dropout} --json".split()]
     words += ["--encodings", *encodings]
     words += ["--backends", *backends.split(), "--seconds", "2"]
-    name = f"{kind}, {dtype}, dropout {dropout}, {more.replace('--', '')}, {backends}"
-    return Step(f"{name}: {' '.join(encodings)}", kind, seconds, [*words, *more.split()])
+    name = f"{kind}, {dtype}, dropout {dropout}, {options.replace('--', '')}, {backends}"
+    return Step(f"{name}: {' '.join(encodings)}", kind, seconds, [*words, *options.split()])

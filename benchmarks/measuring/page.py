@@ -117,9 +117,9 @@ def _draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure = pictures.new_figure(11, 4.2 * len(subjects), dpi=120)
     panels = figure.subplots(len(subjects), len(PANELS), squeeze=False)
     for subject, pair in zip(subjects, panels):
-        mine = [row for row in rows if (row["scope"], row["mode"]) == subject]
+        chosen = [row for row in rows if (row["scope"], row["mode"]) == subject]
         for (key, (label, unit)), axes in zip(PANELS.items(), pair):
-            _draw_panel(axes, mine, key, unit)
+            _draw_panel(axes, chosen, key, unit)
             axes.set_title(f"{', '.join(subject)}: {label}", loc="left")
         pair[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8)
     pictures.save(figure, path)

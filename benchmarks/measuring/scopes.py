@@ -83,18 +83,18 @@ def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module
     torch.manual_seed(SEED)
     x = _draw(case, case.length, case.batch, case.size.embed_dim, std=1.0)
     inputs: dict[str, Any] = {"encoder_padding_mask": None}
-    more: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if case.causal:
         later = torch.full((case.length, case.length), -torch.inf).triu(1)
         inputs = {"self_attn_mask": later.to(case.device, case.dtype)}
-        more = {"no_encoder_attn": True}
+        settings = {"no_encoder_attn": True}
     if contender == STOCK:
         kind: Any = TransformerDecoderLayerBase if case.causal else TransformerEncoderLayerBase
-        stock = kind(layer_config(Contender("none", "auto"), case), **more)
+        stock = kind(layer_config(Contender("none", "auto"), case), **settings)
         stock.to(case.device, case.dtype)
         return _build_pass(lambda: _select_output(stock(x, **inputs)), case, stock, [x]), stock
     kind = PositionalDecoderLayer if case.causal else PositionalEncoderLayer
-    ours = kind(layer_config(contender, case), **more)
+    ours = kind(layer_config(contender, case), **settings)
     ours.register_forward_pre_hook(inject_context, with_kwargs=True)
     ours.self_attn.encodings, shared = layer_and_shared(contender.encoding, case.dims)
     modules = nn.ModuleList([ours, shared]).to(case.device, case.dtype)
