@@ -59,8 +59,8 @@ def words_after(words, option):
 def test_a_second_call_goes_on_where_the_first_was_cut(tmp_path):
     path = tmp_path / "results.json"
     step, late = (Step(name, "updates", 60, ["-c", ""]) for name in ("one", "two"))
-    one = run(step, dry_run=False, left=60)
-    cut = run(late, dry_run=False, left=0.2)
+    one = run(step, dry_run=False, seconds_left=60)
+    cut = run(late, dry_run=False, seconds_left=0.2)
     path.write_text(json.dumps([one, cut]))
     before = done_before(path)
     assert before == {"one": one}
@@ -74,7 +74,7 @@ def test_a_second_call_goes_on_where_the_first_was_cut(tmp_path):
 def test_what_needs_a_gpu_can_be_tried_without(monkeypatch):
     monkeypatch.delenv(SERVER)  # whose triton is not for the interpreter
     survival = next(step for step in steps(dry_run=True) if step.kind == "survival")
-    result = run(survival, dry_run=True, left=LIMIT)
+    result = run(survival, dry_run=True, seconds_left=LIMIT)
     assert result["end"] == "done", result
     assert [row["encoding"] for row in result["rows"]] == ["none", "shaw", "m4m"]
     assert all(row["finite"] for row in result["rows"])
@@ -100,10 +100,10 @@ def test_results_go_to_the_page_beside_what_was_published(tmp_path):
 
 def test_a_step_that_fails_is_told_and_stops_nothing():
     broken = steps(dry_run=True)[0]._replace(words=["-c", "raise SystemExit('no')"])
-    assert run(broken, dry_run=True, left=LIMIT)["end"] == "failed with 1"
+    assert run(broken, dry_run=True, seconds_left=LIMIT)["end"] == "failed with 1"
 
 
 def test_a_step_that_would_be_too_late_is_cut_and_one_that_hangs_is_stopped():
     step = steps(dry_run=False)[0]._replace(seconds=1, words=["-c", "import time; time.sleep(600)"])
-    assert run(step, dry_run=False, left=0.2)["end"] == "cut: 0 s were left"
-    assert run(step, dry_run=False, left=60)["end"] == "stopped after 2 s"
+    assert run(step, dry_run=False, seconds_left=0.2)["end"] == "cut: 0 s were left"
+    assert run(step, dry_run=False, seconds_left=60)["end"] == "stopped after 2 s"
