@@ -17,25 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
     add("--family", choices=FAMILIES, required=True, help="kind of models")
-    add(
-        "--length",
-        type=options.positive_int,
-        required=True,
-        metavar="N",
-        help="input length in tokens",
-    )
+    text = "input length in tokens"
+    add("--length", type=options.positive_int, required=True, metavar="N", help=text)
     options.add_count(parser, "--trained", "length of training, in tokens (default: --length)")
-    add(
-        "--text",
-        type=Path,
-        help="UTF-8 text to train candidates on (default: answer from measurements)",
-    )
-    add(
-        "--budget",
-        metavar="TIME",
-        default="30m",
-        help="time for the trainings, as in 90s, 30m, 2h (default: %(default)s)",
-    )
+    text = "UTF-8 text to train candidates on (default: answer from measurements)"
+    add("--text", type=Path, help=text)
+    text = "time for the trainings, as in 90s, 30m, 2h (default: %(default)s)"
+    add("--budget", metavar="TIME", default="30m", help=text)
     add("--encodings", help="candidates, separated by commas (default: the best measured ones)")
     options.add_seeds(parser, (1, 2, 3))
     options.add_count(parser, "--vocab-size", "number of sentencepieces", 512)

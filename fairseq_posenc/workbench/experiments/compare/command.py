@@ -26,41 +26,29 @@ _TOGETHER = 5  # most models of a seed that are trained at a time even with fewe
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
+    add = parser.add_argument
     options.add_out(parser, computed_default="demo; compare-NAME for --text NAME.txt")
-    parser.add_argument(
-        "--text", type=Path, help="UTF-8 text file (default: Python's own documentation)"
-    )
-    parser.add_argument(
-        "--family",
-        choices=list(TASKS),
-        default=variants.MASKED,
-        help="kind of models (default: %(default)s)",
-    )
-    parser.add_argument(
+    add("--text", type=Path, help="UTF-8 text file (default: Python's own documentation)")
+    text = "kind of models (default: %(default)s)"
+    add("--family", choices=list(TASKS), default=variants.MASKED, help=text)
+    add(
         "--encodings",
         default=variants.DEFAULT,
         help="models to compare, separated by commas (or by semicolons if a spec has commas): "
         "position-encoding specs such as 'learned+m4m(max_distance=64)', or "
-        + ", ".join(variants.SHORTHANDS)
-        + " (default: %(default)s)",
+        f"{', '.join(variants.SHORTHANDS)} (default: %(default)s)",
     )
     options.add_count(parser, "--updates", "training updates of each model", 250)
     options.add_count(parser, "--vocab-size", "number of sentencepieces", 512)
     options.add_seeds(parser, (1, 2, 3))
-    parser.add_argument(
-        "--lrs",
-        default=LEARNING_RATE,
-        help="learning rates, as in 0.001,0.003: each model is trained with all of them and judged "
-        "at its best (default: %(default)s)",
+    text = (
+        "learning rates, as in 0.001,0.003: each model is trained with all of them and judged at "
     )
+    add("--lrs", default=LEARNING_RATE, help=f"{text}its best (default: %(default)s)")
     options.add_jobs(parser, "one per core, but at least five models of a seed; one on a GPU")
     options.add_place(parser)
-    parser.add_argument(
-        "--open", action="store_true", help="show the report in a browser while trainings go on"
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace a report on more seeds or encodings"
-    )
+    add("--open", action="store_true", help="show the report in a browser while trainings go on")
+    add("--overwrite", action="store_true", help="replace a report on more seeds or encodings")
     options.add_json(parser)
 
 
