@@ -180,13 +180,14 @@ class Experiment(ABC):
 
 
 AnyExperiment = TypeVar("AnyExperiment", bound=Experiment)
+ExperimentT_co = TypeVar("ExperimentT_co", bound=Experiment, covariant=True)
 
 
 @dataclass(frozen=True)
-class Results(Generic[AnyExperiment]):
+class Results(Generic[ExperimentT_co]):
     """The results of an experiment so far."""
 
-    experiment: AnyExperiment  # the user's choices
+    experiment: ExperimentT_co  # the user's choices
     outcomes: Sequence[Outcome]  # outcomes of the finished trainings
     data: Outputs = field(default_factory=dict)  # figures of the data
     begun: Mapping[Run, Curve] = field(default_factory=dict)  # curves of unfinished trainings

@@ -94,8 +94,8 @@ def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:
     stacks = ["encoder", "decoder", *(["cross"] if kind.text != "no" else [])]
     add("--stack", choices=stacks, help="default: the model's first")
     parser.set_defaults(layer=None, head=None)
-    for option, default in (("--layer", kind.layers), ("--head", "all")) if kind.layers else ():
-        text = f"counted from 1 (default: {default})"
+    for option, shown in (("--layer", kind.layers), ("--head", "all")) if kind.layers else ():
+        text = f"counted from 1 (default: {shown})"
         add(option, type=int, nargs="+", metavar="N", help=text)
     if kind.reach:
         add_count(parser, "--reach", "the largest distance", kind.reach)
@@ -223,8 +223,8 @@ def _find_subject(args: argparse.Namespace, index: int = 0) -> Subject:
         stack, model = _import_trained().open_stack(path, args.data, args.stack)
         name = f"{stack.spec} in {_shorten_path(path)}"
     else:
-        sizes = (getattr(args, size) or default for size, default in _SIZES.items())
-        stack = build_untrained_stack(args.encoding, *sizes, causal=args.decoder)
+        width, heads, length = (getattr(args, size) or _SIZES[size] for size in _SIZES)
+        stack = build_untrained_stack(args.encoding, width, heads, length, args.decoder)
         if args.stack not in (None, stack.name):
             raise UserError(f"--stack {args.stack}: --encoding has only the {stack.name}")
         has_parameters = next(stack.layers[0].parameters(), None) is not None

@@ -146,7 +146,7 @@ def inspected(family: str) -> str:
     checkpoint = trained(family).save_dir / "checkpoint_last.pt"
     out = new_directory() / "attention.html"
     run("fairseq-posenc", "inspect", "--checkpoint", checkpoint, "--text", TEXT, "--out", out)
-    return out.prepare_input(encoding="utf-8")
+    return out.read_text(encoding="utf-8")
 
 
 def attention(family: str) -> list[CapturedAttention]:
@@ -205,7 +205,7 @@ def test_two_checkpoints_share_a_page(capsys):
     paths = [str(trained(family).save_dir / "checkpoint_last.pt") for family in KINDS][:2]
     given = [part for path in paths for part in ("--checkpoint", path)]
     assert main(["inspect", *given, "--text", TEXT, "--out", str(out)]) == 0
-    html = out.prepare_input(encoding="utf-8")
+    html = out.read_text(encoding="utf-8")
     assert f"{out}: {len(html) / 1e6:.2f} MB" in capsys.readouterr().err
     for number, (family, kind) in enumerate((("masked_lm", "encoder"), ("causal_lm", "decoder"))):
         alone = numbers_of(inspected(family), kind, "weight")

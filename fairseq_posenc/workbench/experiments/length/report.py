@@ -183,20 +183,18 @@ def draw(results: LengthResults, path: Path) -> bool:
     values = [value for lines in modes.values() for line in lines.values() for value in line.values]
     if not values:
         return False
+
+    def label(length: int, perplexity: float) -> str:
+        # The line of a model that cannot read the longest texts ends early.
+        at = "" if length == results.lengths[-1] else f" at {length:,}"
+        return f"{perplexity:,.1f}{at}"
+
     figure, panels = pictures.new_panels(len(modes), len(modes), (6.2, 4.4))
     for axes, (mode, lines) in zip(panels, modes.items()):
         axes.set_title(mode, loc="left", fontsize=12)
         _style_lengths(axes, results)
         pictures.style_values(axes, min(values) / _MARGIN, max(values) * _MARGIN, log=True)
-        furthest = max((x for line in lines.values() for x, _ in line.mean), default=0)
-        pictures.draw_lines(
-            axes,
-            lines,
-            # A line that ends early is of a model that cannot read the longest texts.
-            lambda x, y, furthest=furthest: f"{y:,.1f}" + (f" at {x:,}" if x < furthest else ""),
-            marker="o",
-            ms=3.5,
-        )
+        pictures.draw_lines(axes, lines, label, marker="o", ms=3.5)
     panels[0].set_ylabel("perplexity per token", color=GREY)
     pictures.save(figure, path)
     return True
