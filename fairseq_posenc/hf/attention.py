@@ -106,6 +106,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         is_rotated: whether the model's own code applies the rotation, with our cosines and sines.
         reads_input: whether an encoding reads the input of the layer.
         decay_place: index of the cache layer for the decay of forget gates; None without gates.
+        backend: backend that computes attention, or ``auto``.
     """
 
     def __init__(
@@ -117,13 +118,14 @@ class AttentionPositions(AttentionCore, nn.Module):
         is_rotated: bool,
         reads_input: bool,
         decay_place: int | None,
+        backend: str,
     ) -> None:
         super().__init__()
         self.num_heads, self.head_dim = dims.num_heads, dims.head_dim
         self.direction = "lr" if dims.causal else "both"
         self.encodings, self.family, self.dims = encodings, family, dims
         self.kind, self.is_rotated = kind, is_rotated
-        self.reads_input, self.decay_place = reads_input, decay_place
+        self.reads_input, self.decay_place, self.backend = reads_input, decay_place, backend
 
     def prepare(
         self, attention: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
@@ -168,7 +170,7 @@ class AttentionPositions(AttentionCore, nn.Module):
             UserError: the cache has more keys than there are tokens, or too few.
         """
         call = self.prepare_call(attention, query, key, value, state, scale, dropout)
-        attended, weights = attend(*call)
+        attended, weights = attend(*call, requested=self.backend)
         return attended.transpose(1, 2).contiguous(), weights
 
     def prepare_call(

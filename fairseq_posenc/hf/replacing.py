@@ -86,7 +86,8 @@ class Plan(NamedTuple):
             positions = HookedPositions(str(spec), stack, max_positions)
             _refuse_other_width(spec, positions, stack)
             assembly = positions.assembly
-            terms = assembly.check("auto")  # terms of each kind of layer
+            # Terms of each kind of layer; native attention needs none of our backends.
+            terms = assembly.check("auto" if positions.is_native else positions.backend)
             layers = [
                 AttentionPositions(
                     assembly.build_layer(index),
@@ -97,6 +98,7 @@ class Plan(NamedTuple):
                     terms[kind].decay is not None or terms[kind].states is not None,
                     # In the cache, the decay comes after the keys of all layers.
                     None if terms[kind].decay is None else len(attentions) + index,
+                    positions.backend,
                 )
                 for index, is_rotated in enumerate(positions.is_rotated)
                 for kind in [spec.layer_kind(index)]

@@ -48,6 +48,7 @@ class HookedPositions(RecordedPositions, StackPositions):
         is_native: whether attention and its caches are the model's own, as positions are no more
             than rotations that its code applies, and vectors at the input.
         stock: name of the attention function that the model had.
+        backend: backend of attention that is not native: FlexAttention where the model had it.
     """
 
     def __init__(self, spec: str, stack: Stack, max_positions: int) -> None:
@@ -72,7 +73,9 @@ class HookedPositions(RecordedPositions, StackPositions):
         ]
         self.is_native = stack.attends_plainly and self._is_plain()
         before = getattr(stack.module, ATTRIBUTE, None)
-        self.stock = stack.config._attn_implementation if before is None else before.stock
+        attention = stack.config._attn_implementation
+        self.stock = attention if before is None or attention != NAME else before.stock
+        self.backend = "flex" if self.stock == "flex_attention" else "auto"
         self.has_documents = any(item.name == "documents" for item in self.assembly.spec.items)
 
     def _trained_at(self, length: int) -> None:

@@ -11,6 +11,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from fairseq_posenc.backends import flex
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
 from tests.helpers.hf_models import (
@@ -186,3 +187,22 @@ def test_quantized_weights(tmp_path: Path) -> None:
     set_positions(stock, "own")
     assert distance(compute_logits(stock, cell.inputs), before) < 1e-5
     copy.deepcopy(set_positions(stock, "m4m"))(**cell.inputs)
+
+
+@pytest.mark.skipif(bool(flex.unavailable()), reason=flex.unavailable())
+@pytest.mark.parametrize("spec", ["alibi", "own+window(size=4)"])
+def test_a_model_with_flex_attention_keeps_it(spec: str, caplog: pytest.LogCaptureFixture) -> None:
+    cell = Cell.build("llama", spec)
+    model = MODELS["llama"].build()
+    model.set_attn_implementation("flex_attention")
+    set_positions(model, spec).load_state_dict(cell.model.state_dict())
+    with caplog.at_level("INFO", "fairseq_posenc"), torch.no_grad():
+        logits = compute_logits(model, cell.inputs)
+    assert ": flex, requested" in caplog.text
+    assert distance(logits, compute_logits(cell.model, cell.inputs)) < 1e-5
+    with pytest.raises(UserError, match="on a CPU FlexAttention has no backward pass"):
+        model(**cell.inputs)
+    with pytest.raises(UserError, match="flex cannot compute this: counted positions"):
+        set_positions(model, "cope")
+    model.set_attn_implementation("sdpa")
+    set_positions(model, spec)(**cell.inputs).logits.sum().backward()
