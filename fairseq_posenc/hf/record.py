@@ -5,7 +5,9 @@ When transformers' Trainer and PEFT load weights without strictness, nothing els
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.attention import ATTRIBUTE
 from fairseq_posenc.identity import Identity
 
+logger = logging.getLogger(__name__)
 # PEFT saves entries of a state dict whose names begin like those of an adapter's layers.
 _ADAPTER = re.compile(r"(?P<layer>.*\.lora_A\.)(?P<adapter>\w+)\.weight")
 _ADAPTER_RECORD = re.compile(r".*\.lora_A\.(\w+\.)?positions")
@@ -48,6 +51,15 @@ class RecordedPositions(nn.Module):
         for difference in theirs.differences(ours):
             raise UserError(f"weights {difference}: set these positions before loading")
 
+    def warn_of_adapters_without_records(self, names: Iterable[str]) -> None:
+        """Warn of adapters among weights with these names that were trained on a stock model."""
+        lora = [name for name in names if ".lora_A." in name]
+        if lora and not any(map(_ADAPTER_RECORD.fullmatch, lora)):
+            logger.warning(
+                "the adapter has no record of positions: it was trained on a model whose positions "
+                f"were not set, and this model has {self.assembly.spec}"
+            )
+
 
 def add_adapter_records(
     stack: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any
@@ -74,9 +86,11 @@ def check_adapter_records(
     Raises:
         UserError: an adapter was trained on a model with other positions.
     """
-    for name in [name for name in state_dict if _ADAPTER_RECORD.fullmatch(name)]:
-        if name.startswith(prefix):
-            getattr(stack, ATTRIBUTE).set_extra_state(state_dict.pop(name)[0])
+    positions: RecordedPositions = getattr(stack, ATTRIBUTE)
+    names = [name for name in state_dict if name.startswith(prefix)]
+    positions.warn_of_adapters_without_records(names)
+    for name in filter(_ADAPTER_RECORD.fullmatch, names):
+        positions.set_extra_state(state_dict.pop(name)[0])
 
 
 def read_adapter(name: str, options: dict[str, Any]) -> dict[str, Tensor]:
@@ -105,6 +119,7 @@ def take_adapter_records(model: nn.Module, weights: dict[str, Tensor]) -> dict[s
         UserError: the adapter was trained on a model with other positions.
     """
     positions = next(part for part in model.modules() if isinstance(part, RecordedPositions))
+    positions.warn_of_adapters_without_records(weights)
     for name, record in weights.items():
         if _ADAPTER_RECORD.fullmatch(name):
             positions.set_extra_state(record[0])

@@ -60,3 +60,22 @@ def test_positions_of_a_model_with_adapters_are_not_set() -> None:
         set_positions(model.get_base_model(), "t5")
     assert torch.equal(compute_logits(model, cell.inputs), logits)
     set_positions(model.unload(), "t5")
+
+
+def test_an_adapter_of_a_stock_model_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stock = MODELS["llama"].build()
+    peft.get_peft_model(stock, peft.LoraConfig(r=2)).save_pretrained(tmp_path / "stock")
+    cell = Cell.build("llama", "alibi")
+    trained = peft.get_peft_model(copy.deepcopy(cell.model), peft.LoraConfig(r=2))
+    trained.save_pretrained(tmp_path / "trained")
+    expected = "the adapter has no record of positions"
+    peft.PeftModel.from_pretrained(copy.deepcopy(cell.model), tmp_path / "trained")
+    copy.deepcopy(cell.model).load_adapter(str(tmp_path / "trained"))
+    assert expected not in caplog.text
+    peft.PeftModel.from_pretrained(copy.deepcopy(cell.model), tmp_path / "stock")
+    assert f"{expected}: it was trained on a model whose positions were not set" in caplog.text
+    caplog.clear()
+    cell.model.load_adapter(str(tmp_path / "stock"))
+    assert "and this model has alibi" in caplog.text
