@@ -49,7 +49,7 @@ def prepare_decoding(model: LlamaForCausalLM, length: int) -> Callable[[], None]
     def step() -> None:
         with torch.no_grad():
             model(ids[:, :1], **{CACHE: cache})
-        cache.crop(length)
+        cache.crop(-1)  # remove the new token
 
     return step
 
