@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from fairseq_posenc.hf.families import find_family
 from fairseq_posenc.hf.holders import list_parameters, refuse_wrapped_parts, stop_old_holders
 from fairseq_posenc.hf.own_positions import read_positions
+from fairseq_posenc.hf.record import mark_unsaved
 from fairseq_posenc.hf.replacing import replace_positions
 from fairseq_posenc.hf.saving import make_saveable
 
@@ -47,5 +48,6 @@ def set_positions(model: Model, spec: str, max_positions: int | None = None) -> 
     refuse_wrapped_parts(model)
     before = list_parameters(model)
     make_saveable(replace_positions(model, spec, max_positions))
+    mark_unsaved(model, True)
     stop_old_holders(model, before)
     return model

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -35,6 +36,8 @@ class RecordedPositions(nn.Module):
     """Base of the positions of a stack, whose state dict records what its weights depend on."""
 
     assembly: Assembly
+    # Whether positions were set in this process, and the whole model was not saved since then.
+    are_unsaved = False
 
     def get_extra_state(self) -> Tensor:
         """Build the record of the positions and the length in training, for the state dict."""
@@ -61,21 +64,43 @@ class RecordedPositions(nn.Module):
             )
 
 
+def find_positions(module: nn.Module) -> RecordedPositions:
+    """Find the positions of a stack or a model, which PEFT may have wrapped to train a copy."""
+    return next(part for part in module.modules() if isinstance(part, RecordedPositions))
+
+
+def mark_unsaved(model: nn.Module, are_unsaved: bool) -> None:
+    """Mark whether the positions of a model were set since it was last saved."""
+    for part in model.modules():
+        if isinstance(part, RecordedPositions):
+            part.are_unsaved = are_unsaved
+
+
 def add_adapter_records(
     stack: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any
 ) -> None:
     """Add a record to each LoRA adapter in a stack's state dict, as a state-dict post-hook.
 
-    An adapter depends on the positions of its base model.
+    An adapter depends on the positions of its base model, and on their parameters.
     """
+    positions = find_positions(stack)
     first: dict[str, str] = {}  # the first layer of each adapter
     for name in state_dict:
         if name.startswith(prefix) and (match := _ADAPTER.fullmatch(name)):
             first.setdefault(match["adapter"], match["layer"])
     for adapter, layer in first.items():
         # Two axes, like an adapter's weights.
-        record = getattr(stack, ATTRIBUTE).get_extra_state()[None]
-        state_dict[f"{layer}{adapter}.positions"] = record
+        state_dict[f"{layer}{adapter}.positions"] = positions.get_extra_state()[None]
+    if not first or not positions.are_unsaved or positions is not getattr(stack, ATTRIBUTE):
+        return
+    names = (name for name, _ in stack.named_parameters() if f".{ATTRIBUTE}." in f".{name}")
+    if name := next(names, None):
+        warnings.warn(
+            f"an adapter does not contain the parameters of these positions, such as {name}: "
+            "train them with it, by LoraConfig(modules_to_save=['positions']), or save the model "
+            "before the adapter is added",
+            stacklevel=2,
+        )
 
 
 def check_adapter_records(
@@ -86,7 +111,7 @@ def check_adapter_records(
     Raises:
         UserError: an adapter was trained on a model with other positions.
     """
-    positions: RecordedPositions = getattr(stack, ATTRIBUTE)
+    positions = find_positions(stack)
     names = [name for name in state_dict if name.startswith(prefix)]
     positions.warn_of_adapters_without_records(names)
     for name in filter(_ADAPTER_RECORD.fullmatch, names):
@@ -118,7 +143,7 @@ def take_adapter_records(model: nn.Module, weights: dict[str, Tensor]) -> dict[s
     Raises:
         UserError: the adapter was trained on a model with other positions.
     """
-    positions = next(part for part in model.modules() if isinstance(part, RecordedPositions))
+    positions = find_positions(model)
     positions.warn_of_adapters_without_records(weights)
     for name, record in weights.items():
         if _ADAPTER_RECORD.fullmatch(name):

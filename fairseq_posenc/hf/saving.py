@@ -21,7 +21,7 @@ from fairseq_posenc.errors import UserError, how_to_install, shortened
 from fairseq_posenc.hf.attention import ATTRIBUTE
 from fairseq_posenc.hf.cards import TAG, complete_card, write_card
 from fairseq_posenc.hf.own_positions import LENGTH, SPEC
-from fairseq_posenc.hf.record import read_adapter, take_adapter_records
+from fairseq_posenc.hf.record import mark_unsaved, read_adapter, take_adapter_records
 from fairseq_posenc.hf.replacing import replace_positions
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.specs import parse
@@ -237,6 +237,7 @@ class _ModelWithPositions:
         if not getattr(self, "_hf_peft_config_loaded", False):  # else only adapters are saved
             weights = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
             state_dict = {name + _SUFFIX: weight for name, weight in weights.items()}
+            mark_unsaved(cast(PreTrainedModel, self), False)
         super().save_pretrained(  # type: ignore[misc]
             save_directory, is_main_process=is_main_process, state_dict=state_dict, **kwargs
         )

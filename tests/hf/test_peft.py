@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,17 @@ def test_an_adapter_of_a_stock_model_is_named(
     caplog.clear()
     cell.model.load_adapter(str(tmp_path / "stock"))
     assert "and this model has alibi" in caplog.text
+
+
+def test_an_adapter_that_leaves_out_positions_says_so(tmp_path: Path) -> None:
+    base, lora = Cell.build("llama", "t5").model, peft.LoraConfig(r=2)
+    with pytest.warns(UserWarning, match=r"does not contain .* such as positions\.shared\.t5"):
+        peft.get_peft_model(copy.deepcopy(base), lora).save_pretrained(tmp_path)
+    whole = peft.LoraConfig(r=2, modules_to_save=["positions"])
+    base.save_pretrained(tmp_path / "base")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        peft.get_peft_model(copy.deepcopy(base), lora).save_pretrained(tmp_path)
+        peft.get_peft_model(loaded, lora).save_pretrained(tmp_path)
+        peft.get_peft_model(set_positions(base, "t5"), whole).save_pretrained(tmp_path)
