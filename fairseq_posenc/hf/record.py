@@ -94,9 +94,9 @@ def add_adapter_records(
     if not first or not positions.are_unsaved or positions is not getattr(stack, ATTRIBUTE):
         return
     names = (name for name, _ in stack.named_parameters() if f".{ATTRIBUTE}." in f".{name}")
-    if name := next(names, None):
+    if left_out := next(names, None):
         warnings.warn(
-            f"an adapter does not contain the parameters of these positions, such as {name}: "
+            f"an adapter does not contain the parameters of these positions, such as {left_out}: "
             "train them with it, by LoraConfig(modules_to_save=['positions']), or save the model "
             "before the adapter is added",
             stacklevel=2,
