@@ -14,7 +14,7 @@ tags: [{TAG}, position-encoding]
 ---
 
 """
-_BODY = """A {name} for {length} tokens with these positions, as a spec of fairseq-posenc:
+_BODY = """A {name} with these positions, as a spec of fairseq-posenc (max_positions {length}):
 
     {spec}
 

@@ -42,7 +42,8 @@ _LETTERS = {
 
 def add_describe_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the argument of ``fairseq-posenc describe``."""
-    parser.add_argument("name", help="name of an encoding, or of one of DecBERT's architectures")
+    text = "an encoding, a spec of several, or one of DecBERT's architectures"
+    parser.add_argument("name", metavar="NAME", help=text)
 
 
 def run_describe(args: argparse.Namespace) -> int:
@@ -50,21 +51,30 @@ def run_describe(args: argparse.Namespace) -> int:
     if directions := DECBERT.get(args.name):
         print(_DECBERT.format(name=args.name, directions=directions))
         return 0
-    described = catalogue.parse_page(args.name)
+    names = [args.name]
+    if not args.name.isidentifier():
+        names = [*dict.fromkeys(item.name for item in specs.parse(args.name).items)]
+    print("\n\n".join(map(_describe, names)))
+    return 0
+
+
+def _describe(name: str) -> str:
+    """Describe an encoding: sections, options, costs, and number of parameters."""
+    described = catalogue.parse_page(name)
     rows = dict(zip(catalogue.HEADINGS, described[1:]))
-    rows["Options"] = catalogue.format_options(args.name)
-    rows["Where"] = catalogue.name_families(args.name)
+    rows["Options"] = catalogue.format_options(name)
+    rows["Where"] = catalogue.name_families(name)
     beyond = "in a layer, beyond plain attention:"
-    rows["Operations"] = f"{beyond} {costs.describe_operations(args.name)}"
-    rows["Numbers held"] = f"{beyond} {costs.describe_numbers(args.name)}"
-    rows["At base size"] = f"{catalogue.count_at_base_size(args.name):,} parameters"
+    rows["Operations"] = f"{beyond} {costs.describe_operations(name)}"
+    rows["Numbers held"] = f"{beyond} {costs.describe_numbers(name)}"
+    rows["At base size"] = f"{catalogue.count_at_base_size(name):,} parameters"
     rows["Letters"] = _explain_letters(rows)
     width = terminal.width()
-    print(f"{terminal.show(f'{args.name}: {described.summary}')}\n")
+    lines = [terminal.show(f"{name}: {described.summary}"), ""]
     for heading, value in rows.items():
         begin, text = f"{heading:<13} ", terminal.strip_marks(value)
-        print(terminal.wrap(begin + text, width, " " * len(begin)))
-    return 0
+        lines.append(terminal.wrap(begin + text, width, " " * len(begin)))
+    return "\n".join(lines)
 
 
 def _explain_letters(rows: Mapping[str, str]) -> str:

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the program in this process, with its folder on the import path."""
-    sys.argv = [str(FOLDER / f"{args.program}.py"), *args.options]
+    sys.argv = [f"fairseq-posenc preprocess {args.program}", *args.options]
     sys.path.insert(0, str(FOLDER))
     with _ending_at_ctrl_c():
         program = import_module(args.program)

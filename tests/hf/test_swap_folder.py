@@ -45,7 +45,7 @@ def test_a_folder_gets_other_positions(
     printed = capsys.readouterr().out
     assert "LlamaForCausalLM, positions: rope(layout=half)\n" in printed
     assert "new: model.positions.shared.t5.table (4, 32)" in printed
-    assert "positions: rope(layout=half)+t5,rope(layout=half), for 128 tokens" in printed
+    assert "positions: rope(layout=half)+t5,rope(layout=half) (max_positions 128)" in printed
     assert (tmp_path / "swapped" / "vocab.json").read_text(encoding="utf-8") == "{}"
     inputs = make_inputs(MODELS["llama"])
     again = set_positions(stock, read_positions(model), 128)

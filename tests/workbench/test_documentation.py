@@ -148,6 +148,16 @@ def test_describe_knows_the_architectures_of_decbert(capsys):
     assert "--position-encoding learned --attention-directions lr,rl" in capsys.readouterr().out
 
 
+def test_describe_takes_specs(capsys):
+    for name in ("rope", "window"):
+        assert cli.main(["describe", name]) == 0
+    expected = capsys.readouterr().out
+    assert cli.main(["describe", "3*rope+window(size=64),rope"]) == 0
+    assert capsys.readouterr().out == expected.replace("window:", "\nwindow:", 1)
+    assert cli.main(["describe", "rope(bas=500)"]) == 2
+    assert "rope has no option 'bas=500'" in capsys.readouterr().err
+
+
 def test_describe_of_an_unknown_name_is_one_line(capsys):
     assert cli.main(["describe", "roep"]) == 2
     assert capsys.readouterr().err.startswith("fairseq-posenc: error: unknown position encoding")

@@ -633,6 +633,14 @@ class TestReport:
         assert capsys.readouterr().err.endswith(
             f"4 at a time: on cores with no other work about {times}\n"
         )
+        first_seed = [settings.folder(run) for run in settings.runs if run.seed == 1]
+        monkeypatch.setattr(live, "updates_done", lambda folder: 100 * (folder in first_seed))
+        live.announce(settings)
+        second = format_time(first)  # one seed is left
+        assert capsys.readouterr().err == (
+            "8 trainings of 100 updates, 4 of them done, 4 at a time: on cores with no other work "
+            f"about {second}\n"
+        )
 
     def test_a_pass_is_measured(self) -> None:
         assert 0 < live._measure_pass(2) < 60

@@ -62,8 +62,8 @@ def swap_folder(options: argparse.Namespace) -> list[str]:
         f"kept bit for bit: the {len(after) - len(fresh)} tensors that are not positions",
         *(f"new: {name} {tuple(after[name].shape)}" for name in fresh),
         *(f"no longer a part: {name} {tuple(parameters[name].shape)}" for name in gone),
-        f"wrote {out}: positions: {read_positions(model)}, for "
-        f"{model.config.position_encoding_max_positions:,} tokens",
+        f"wrote {out}: positions: {read_positions(model)} "
+        f"(max_positions {model.config.position_encoding_max_positions:,})",
         "load it: import fairseq_posenc.hf; transformers.AutoModel... .from_pretrained"
         f"({str(out)!r})",
     ]

@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
         signals_as_keyboard_interrupt(),
         lock_output_folder(experiment.out, (*report.FILES, record.RECORD)) as lock,
     ):
-        say(f"comparing {', '.join(experiment.names)}; results: {experiment.out}/")
+        names, family = ", ".join(experiment.names), experiment.family
+        say(f"comparing {names} (--family {family}); results: {experiment.out}/")
         if not experiment.cluster:
             announce(experiment)
         results = experiment.run(lock, Live(args.open))

@@ -16,6 +16,7 @@ from torch import nn
 
 from fairseq_posenc.workbench.experiments.compare.report import PAGE, write_report
 from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment, TextResults
+from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.devices import choose_device, cores
 from fairseq_posenc.workbench.running.progress import format_time, say
 
@@ -68,23 +69,27 @@ def estimate_seconds_left(results: TextResults) -> Optional[float]:
 
 def announce(experiment: TextExperiment) -> None:
     """Print the number of trainings and, for default models on a processor, an estimated time."""
-    count = len(experiment.runs)
+    total, updates = len(experiment.runs), experiment.updates
+    count = sum(updates_done(experiment.folder(run)) < updates for run in experiment.runs)
+    done = "" if count == total else f", {total - count} of them done"
     jobs = min(experiment.jobs, count)
-    if experiment.train_args or choose_device() == "cuda":
-        time_left = "the page estimates the time after the first training"
+    if not count:
+        time_left = "nothing is left to train"
+    elif experiment.train_args or choose_device() == "cuda":
+        time_left = f"{experiment.out / PAGE} estimates the time after the first training"
     else:
         at_once = min(jobs, cores())
         update = _PASSES_OF_UPDATE * _measure_pass(at_once)
         validations = _UPDATES_OF_VALIDATION * experiment.points
-        training = update * (experiment.updates + validations + _UPDATES_OF_START)
-        text, models = update * _UPDATES_OF_TEXT, count / len(experiment.seeds)
+        training = update * (updates + validations + _UPDATES_OF_START)
+        text, models = update * _UPDATES_OF_TEXT, min(count, total / len(experiment.seeds))
         first, all_seeds = (
             format_time(text + trainings * training / at_once) for trainings in (models, count)
         )
         time_left = f"on cores with no other work about {first}"
-        if len(experiment.seeds) > 1:
+        if count > models:
             time_left += f" for the first seed, {all_seeds} for all"
-    say(f"{count} trainings of {experiment.updates:,} updates, {jobs} at a time: {time_left}")
+    say(f"{total} trainings of {updates:,} updates{done}, {max(jobs, 1)} at a time: {time_left}")
 
 
 def _measure_pass(threads: int) -> float:

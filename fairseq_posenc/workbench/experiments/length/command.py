@@ -22,6 +22,7 @@ from fairseq_posenc.workbench.experiments.length.checkpoint import (
 )
 from fairseq_posenc.workbench.experiments.length.scoring import Scoring
 from fairseq_posenc.workbench.experiments.length.stream import Stream
+from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import ComputeOptions, choose_device, choose_dtype
@@ -95,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
         if args.windows:
             scored = f"{args.windows} windows of which are scored for each figure"
         say(f"{len(stream):,} tokens of {text}, {scored}")
+        if args.windows and args.windows < LEAST_SEEDS:
+            say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
         how = args.device, args.fp16, args.bf16
         scorings = [
             Scoring(
