@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from fairseq_posenc.workbench.reports.checkpoint_facts import CheckpointFacts
-from fairseq_posenc.workbench.reports.own_runs import TRANSLATION, OwnRun
+from fairseq_posenc.workbench.reports.user_runs import TRANSLATION, UserRun
 from fairseq_posenc.workbench.training import recipes
 
 _NOT_OPTIONS = {"warmup_epochs", "runs"}  # of fairseq
@@ -15,7 +15,7 @@ _NOT_COMPARED = {"task", "criterion", "max_update", "total_num_update", "seed", 
 _NO_CHECKPOINT = "the settings of its training are unknown: the checkpoint is missing"
 
 
-def list_deviations(runs: Sequence[OwnRun], recipe_name: str) -> list[str]:
+def list_deviations(runs: Sequence[UserRun], recipe_name: str) -> list[str]:
     """List the differences between the settings of a model's runs and the paper's.
 
     Settings that the files of the runs do not contain are listed as not known; data and seeds are
@@ -82,7 +82,7 @@ def _format_batch(settings: dict[str, Any]) -> str:
     return " or ".join(limits) or "not known"
 
 
-def _compare_fine_tuning(run: OwnRun) -> list[str]:
+def _compare_fine_tuning(run: UserRun) -> list[str]:
     """List the learning rates and seeds of fine-tuning on GLUE that are not the paper's."""
     if run.kind != "glue" or run.record is None:
         return []

@@ -12,7 +12,7 @@ from fairseq_posenc.analysis.catalogue import count_at_base_size
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import format_directions
 from fairseq_posenc.workbench.reports.deviations import list_deviations
-from fairseq_posenc.workbench.reports.own_runs import TRANSLATION, OwnRun
+from fairseq_posenc.workbench.reports.user_runs import TRANSLATION, UserRun
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.training.recipes import TABLES, Figure, Reported, reported
 
@@ -24,7 +24,7 @@ _BEST_BY = {"valid loss": min, "BLEU": max}
 
 
 def build_report(
-    runs: Sequence[OwnRun], records: Mapping[Path, Record], selection: Optional[str]
+    runs: Sequence[UserRun], records: Mapping[Path, Record], selection: Optional[str]
 ) -> dict[str, Any]:
     """Build the report, in the values that ``--json`` prints.
 
@@ -68,7 +68,7 @@ def build_report(
     }
 
 
-def _match_runs(paper: Reported, runs: Sequence[OwnRun]) -> list[list[OwnRun]]:
+def _match_runs(paper: Reported, runs: Sequence[UserRun]) -> list[list[UserRun]]:
     """Find the runs of each row that have a figure in one of the table's columns."""
     columns = set(paper.columns.values())
     released = False if any("released" in row for row in paper.rows) else None
@@ -83,10 +83,10 @@ def _match_runs(paper: Reported, runs: Sequence[OwnRun]) -> list[list[OwnRun]]:
     ]
 
 
-def _build_table(paper: Reported, matches: Sequence[Sequence[OwnRun]]) -> dict[str, Any]:
+def _build_table(paper: Reported, matches: Sequence[Sequence[UserRun]]) -> dict[str, Any]:
     rows = []
     for row, runs in zip(paper.rows, matches):
-        models: dict[str, list[OwnRun]] = {}
+        models: dict[str, list[UserRun]] = {}
         for run in runs:
             models.setdefault(run.model, []).append(run)
         ours = [
@@ -119,7 +119,7 @@ def _build_table(paper: Reported, matches: Sequence[Sequence[OwnRun]]) -> dict[s
     return {"id": paper.id, "title": paper.title, **columns}
 
 
-def _select_figures(paper: Reported, model: Sequence[OwnRun]) -> dict[str, float]:
+def _select_figures(paper: Reported, model: Sequence[UserRun]) -> dict[str, float]:
     """Select the figures of a model, given as its runs, by column of a table."""
     figures = {key: value for run in model for key, value in run.figures.items()}
     columns = paper.columns.items()
@@ -131,7 +131,7 @@ def _select_figures(paper: Reported, model: Sequence[OwnRun]) -> dict[str, float
     return selected
 
 
-def _mark_best(models: Sequence[Sequence[OwnRun]], ours: Sequence[dict[str, Any]]) -> None:
+def _mark_best(models: Sequence[Sequence[UserRun]], ours: Sequence[dict[str, Any]]) -> None:
     """Mark the best model of each group that differs only by seed, as the paper reports the best.
 
     Its entry gets ``best_of``, the number of trainings, and ``best_by``, the deciding column.
@@ -150,7 +150,7 @@ def _mark_best(models: Sequence[Sequence[OwnRun]], ours: Sequence[dict[str, Any]
                 break
 
 
-def _belongs_to_row(run: OwnRun, row: dict[str, Any]) -> bool:
+def _belongs_to_row(run: UserRun, row: dict[str, Any]) -> bool:
     """Check whether a run has the recipe, encoding, directions and release status of a row."""
     if run.recipe != row["recipe"] or run.encoding is None:
         return False
@@ -166,7 +166,7 @@ def _belongs_to_row(run: OwnRun, row: dict[str, Any]) -> bool:
     return ours == papers and (run.directions is not None or "attention_directions" not in row)
 
 
-def _explain_absence(run: OwnRun) -> str:
+def _explain_absence(run: UserRun) -> str:
     """Explain why a run belongs to no row: what the tables of its recipe lack."""
     tables = [paper for paper in reported().values() if paper.recipe == run.recipe]
     if not tables:
@@ -188,7 +188,7 @@ def _explain_absence(run: OwnRun) -> str:
     return f"{names}: no column for {figures}"
 
 
-def _describe_run(run: OwnRun) -> dict[str, Any]:
+def _describe_run(run: UserRun) -> dict[str, Any]:
     names = ("name", "kind", "recipe", "encoding", "directions", "notes")
     return {**{name: getattr(run, name) for name in names}, "path": str(run.path)}
 

@@ -11,16 +11,16 @@ from typing import Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.reports import checkpoint_facts
-from fairseq_posenc.workbench.reports.own_runs import OwnRun, build_run, read_runs
 from fairseq_posenc.workbench.reports.paper_tables import build_report
 from fairseq_posenc.workbench.reports.report_text import format_report
+from fairseq_posenc.workbench.reports.user_runs import UserRun, build_run, read_runs
 from fairseq_posenc.workbench.results.record import Record, RecordError, read
 from fairseq_posenc.workbench.running.options import add_json
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import TABLES
 
-Runs = dict[tuple[Path, str], OwnRun]  # runs that may belong to a row of a paper, by file and name
+Runs = dict[tuple[Path, str], UserRun]  # runs that may belong to a row of a paper, by file and name
 Records = dict[Path, Record]  # records of any command, by file
 _STATE = ("stamp.json", "result.json")  # files from which commands continue, not results
 
@@ -106,7 +106,7 @@ def _list_sources(path: Path) -> Iterator[Path]:
         yield from (file for file in sorted(folder.glob("*.json")) if file.name not in _STATE)
 
 
-def _read(path: Path, recipe: Optional[str]) -> tuple[list[OwnRun], Optional[Record]]:
+def _read(path: Path, recipe: Optional[str]) -> tuple[list[UserRun], Optional[Record]]:
     if path.is_dir():
         training = checkpoint_facts.read_folder(path)
         if training is None or training.task not in (*checkpoint_facts.PRETRAINING, "translation"):

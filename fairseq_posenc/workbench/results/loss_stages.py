@@ -75,17 +75,18 @@ def find_stages(curve: Curve) -> Optional[LossStages]:
     whole = sum(segment.rate * segment.updates for segment in segments)
     for peak in sorted(range(len(segments)), key=lambda i: segments[i].rate, reverse=True):
         limit = segments[peak].rate / SLOW
-        slow = [index for index in range(peak) if segments[index].rate <= limit]
-        if limit <= 0 or not slow:
+        flat = [index for index in range(peak) if segments[index].rate <= limit]
+        if limit <= 0 or not flat:
             continue
-        slower = (i for i in range(peak, len(segments)) if segments[i].rate < limit)
-        end = next(slower, len(segments))
-        last = slow[-1]
+        # The plateau is segments[first : last + 1], the dive segments[last + 1 : end].
+        last = flat[-1]
         first = next(i for i in range(last, -1, -1) if i == 0 or segments[i - 1].rate > limit)
-        fastest = max((segment.rate for segment in segments[:first]), default=-math.inf)
+        flatter = (i for i in range(peak, len(segments)) if segments[i].rate < limit)
+        end = next(flatter, len(segments))
+        start_rate = max((segment.rate for segment in segments[:first]), default=-math.inf)
         along = sum(segment.rate * segment.updates for segment in segments[last + 1 : end])
         fall = min(along, segments[last].loss - segments[end - 1].loss)
-        if fastest >= SLOW * segments[last].rate and fall >= LEAST * whole:
+        if start_rate >= SLOW * segments[last].rate and fall >= LEAST * whole:
             return LossStages(segments[first - 1].end, segments[last].end, segments[end - 1].end)
     return None
 

@@ -63,6 +63,13 @@ class Round(NamedTuple):
         return bool(self.comparable) and self.comparable[0].perplexity.mean <= level
 
 
+class TrainingCosts(NamedTuple):
+    """The costs of a training in seconds."""
+
+    update: float  # seconds per update
+    overhead: float  # seconds for start-up, validation and measurement
+
+
 class Halving:
     """Trains candidates in rounds within a budget of seconds; finished rounds are not repeated.
 
@@ -112,9 +119,9 @@ class Halving:
             needed = 2 * rounds[-1].updates
         if (costs := self._measure_costs(rounds[-1])) is None:
             return None
-        update, overhead = costs
         trainings = len(self._experiment.variants) * len(self._experiment.seeds)
-        round_seconds = trainings * (overhead + needed * update) / self._experiment.jobs
+        training_seconds = costs.overhead + needed * costs.update
+        round_seconds = trainings * training_seconds / self._experiment.jobs
         return rounds[0].seconds + self._count_rounds() * round_seconds
 
     def _count_rounds(self) -> int:
@@ -124,23 +131,21 @@ class Halving:
         """Compute the total number of updates that fit into a time, at the last round's speed."""
         if (costs := self._measure_costs(last)) is None:
             return 0
-        update, overhead = costs
-        share = seconds * self._experiment.jobs / (candidates * len(self._experiment.seeds))
-        return last.updates + int((share - overhead) / update)
+        training_seconds = (
+            seconds * self._experiment.jobs / (candidates * len(self._experiment.seeds))
+        )
+        return last.updates + int((training_seconds - costs.overhead) / costs.update)
 
-    def _measure_costs(self, last: Round) -> Optional[tuple[float, float]]:
-        """Measure the seconds per update, and the overhead of a training.
-
-        The overhead is the time for start-up, validation and measurement. None if all trainings
-        diverged.
-        """
+    def _measure_costs(self, last: Round) -> Optional[TrainingCosts]:
+        """Measure the costs of a training in the last round; None if all trainings diverged."""
         outcomes = [outcome for model in last.models for outcome in model.undiverged]
         if not outcomes:
             return None
         update = sum(outcome.seconds for outcome in outcomes) / len(outcomes) / last.updates
         trainings = sum(len(model.outcomes) for model in last.models)
         total = last.seconds * self._experiment.jobs / trainings
-        return update, max(total - update * (last.updates - last.before), 0)
+        overhead = max(total - update * (last.updates - last.before), 0)
+        return TrainingCosts(update, overhead)
 
     def _train_round(
         self, number: int, variants: Sequence[Variant], before: int, updates: int
@@ -174,6 +179,7 @@ class Halving:
     def _train(self, experiment: TextExperiment) -> Outputs:
         began = time.monotonic()
         outcomes = experiment.run(self._lock).outcomes
+        # As JSON values, which :func:`_rank` reads.
         rows = [[outcome.perplexity, outcome.seconds, outcome.diverged] for outcome in outcomes]
         seconds = time.monotonic() - began
         if experiment.cluster:  # jobs also wait there, so use the time that they would take here

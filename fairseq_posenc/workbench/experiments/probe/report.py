@@ -30,6 +30,14 @@ def share(results: TaskResults, task: str, model: Variant, lengths: Sequence[int
     return interval_of_share(share_by_seed(results, task, model, lengths).values())
 
 
+def share_by_seed(
+    results: TaskResults, task: str, model: Variant, lengths: Sequence[int]
+) -> dict[int, float]:
+    """Compute the share of right answers, the mean over lengths, for each seed."""
+    shares = [results.by_seed(str(length), model, task) for length in lengths]
+    return {seed: fmean(share[seed] for share in shares) for seed in shares[0]}
+
+
 def share_at_depth(
     results: TaskResults, task: str, model: Variant, length: int, depth: float
 ) -> Interval:
@@ -38,16 +46,8 @@ def share_at_depth(
 
 
 def tasks_with_depths(results: TaskResults) -> list[str]:
-    """Name the tasks that are read at several depths."""
+    """List the tasks whose questions have a needle at several depths."""
     return [task.name for task in results.experiment.tasks if task.has_depth]
-
-
-def share_by_seed(
-    results: TaskResults, task: str, model: Variant, lengths: Sequence[int]
-) -> dict[int, float]:
-    """Compute the share of right answers, the mean over lengths, for each seed."""
-    shares = [results.by_seed(str(length), model, task) for length in lengths]
-    return {seed: fmean(share[seed] for share in shares) for seed in shares[0]}
 
 
 def learning_curve(outcome: Outcome) -> list[tuple[int, float]]:

@@ -34,7 +34,7 @@ class Evaluation(NamedTuple):
     notes: Sequence[str] = ()  # remarks on the figures
 
 
-class OwnRun(NamedTuple):
+class UserRun(NamedTuple):
     """A user's training or evaluation of a model, with its figures."""
 
     name: str  # name in the report
@@ -57,7 +57,7 @@ class OwnRun(NamedTuple):
         return str(path.parent if path.name.startswith("checkpoint") else path)
 
 
-def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[OwnRun]:
+def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[UserRun]:
     """Build the runs of a record; empty if no table of the papers has results of its kind.
 
     Args:
@@ -83,7 +83,7 @@ def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[OwnRun]
         has_start = training is not None and (training.is_released or training.start)
         is_large = training is not None and training.is_large
         recipe = "a_large" if is_large else "a_base" if has_start else "a_small"
-    run = OwnRun(
+    run = UserRun(
         name=str(record.data.get("name") or path.stem),
         kind=record.kind,
         path=path,
@@ -135,7 +135,7 @@ def _read_squad(record: Record) -> Evaluation:
 _READERS = {"glue": _read_glue, "glue-test": _read_glue_test, "squad": _read_squad}
 
 
-def _build_bleu_run(path: Path, row: Row, record: Record) -> OwnRun:
+def _build_bleu_run(path: Path, row: Row, record: Record) -> UserRun:
     is_model = row["beam"] is not None and str(row["path"]).endswith(".pt")
     training = _read_if_present(row["path"], path) if is_model else None
     task = name_translation_test(training)
@@ -144,7 +144,7 @@ def _build_bleu_run(path: Path, row: Row, record: Record) -> OwnRun:
         for name, metric in _METRICS.items()
         if row[name] is not None
     }
-    return OwnRun(
+    return UserRun(
         name=row["system"],
         kind="bleu",
         path=path,
@@ -166,7 +166,7 @@ def _read_if_present(checkpoint: Any, path: Path) -> Optional[CheckpointFacts]:
     return next((read_checkpoint(path) for path in paths if path.is_file()), None)
 
 
-def build_run(path: Path, training: CheckpointFacts, recipe: Optional[str]) -> OwnRun:
+def build_run(path: Path, training: CheckpointFacts, recipe: Optional[str]) -> UserRun:
     """Build the run of a training, with its perplexity and the figures of its log.
 
     Args:
@@ -178,7 +178,7 @@ def build_run(path: Path, training: CheckpointFacts, recipe: Optional[str]) -> O
     usual = {"language_modeling": "b_lm", "translation": TRANSLATION}.get(training.task, "b_small")
     stamped = str((read_inputs(training.path.parent) or {}).get("recipe"))
     figures, notes = _collect_figures(training, is_save_dir)
-    return OwnRun(
+    return UserRun(
         name=training.path.parent.name if is_save_dir else path.stem,
         kind="training" if training.task == "translation" else "pre-training",
         path=path,
