@@ -2,10 +2,11 @@
 
     python -m tests.helpers.mutants --code fairseq_posenc/encodings --tests tests/test_state.py
 
-A mutant is a copy of this tree in which one operator, comparison or constant is another, or one
-statement is left out, in the body of a function. Which mutants are made is drawn by ``--seed``.
-Those that survive the tests meet them again with the whole of their products
-(``tests/helpers/products.py``), so the last lines say what choosing from these costs.
+A mutant is a copy of this tree in which one operator, comparison, constant or default is another,
+or one statement is left out, in a function. ``--seed`` draws the mutants. A first run notes which
+functions each test enters; a mutant then meets tests that enter its function, drawn up to
+``--seconds`` of their time. WHOLE_PRODUCTS=1 shows what choosing from products costs
+(``tests/helpers/products.py``).
 """
 
 from __future__ import annotations
@@ -14,18 +15,24 @@ import argparse
 import ast
 import copy
 import importlib
+import itertools
 import os
+import pickle
 import random
 import resource
 import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import CodeType
 from typing import Any, NamedTuple
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "demo", "build", "dist", "site")
@@ -42,10 +49,14 @@ OTHER: dict[Any, Any] = {
 DROPPED = (ast.Assign, ast.AugAssign, ast.Raise)
 
 
+Function = tuple[str, int]  # a file, below the tree, and the line with which a function begins
+
+
 class Mutant(NamedTuple):
     path: Path  # below the tree
     node: Any  # of its syntax tree
     new: str  # text in place of the node's
+    line: int  # with which its function begins
 
     def __str__(self) -> str:
         old = " ".join(ast.unparse(self.node).split())
@@ -97,11 +108,15 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 def list_mutants(path: Path) -> list[Mutant]:
     """List all mutants of the functions of a file, which is given below the tree."""
-    syntax = ast.parse((ROOT / path).read_bytes())
-    bodies = (each.body for each in ast.walk(syntax) if isinstance(each, ast.FunctionDef))
-    nodes = {id(node): node for body in bodies for each in body for node in _nodes(each)}
-    changes = ((node, _change(node)) for node in nodes.values())
-    return [Mutant(path, node, new) for node, new in changes if new]
+    found: dict[int, tuple[ast.AST, int]] = {}
+    for function in ast.walk(ast.parse((ROOT / path).read_bytes())):  # inner ones come last
+        if isinstance(function, ast.FunctionDef):
+            line = min(node.lineno for node in [function, *function.decorator_list])
+            defaults = [*function.args.defaults, *filter(None, function.args.kw_defaults)]
+            for part in [*defaults, *function.body]:
+                found.update((id(node), (node, line)) for node in _nodes(part))
+    changes = ((node, _change(node), line) for node, line in found.values())
+    return [Mutant(path, node, new, line) for node, new, line in changes if new]
 
 
 def draw_mutants(files: list[Path], count: int, seed: int) -> list[Mutant]:
@@ -120,14 +135,64 @@ def draw_mutants(files: list[Path], count: int, seed: int) -> list[Mutant]:
     return chosen
 
 
-def run_tests(tree: Path, tests: list[str], whole: bool, limit: int) -> int:
+class Recorder:
+    """Notes how long each test that passes takes, and which functions of a tree it enters."""
+
+    def __init__(self, tree: Path) -> None:
+        self.tree = tree
+        self.tests: dict[str, tuple[float, set[Function]]] = {}
+        self.failed: set[str] = set()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Note the functions that a test and its fixtures enter."""
+        entered: set[CodeType] = set()
+        began = time.process_time()
+        sys.settrace(lambda frame, event, value: entered.add(frame.f_code))
+        try:
+            return (yield)
+        finally:
+            sys.settrace(None)
+            files = ((code, Path(code.co_filename)) for code in entered)
+            self.tests[item.nodeid] = (
+                time.process_time() - began,
+                {
+                    (str(file.relative_to(self.tree)), code.co_firstlineno)
+                    for code, file in files
+                    if file.is_relative_to(self.tree)
+                },
+            )
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note that a test fails."""
+        if report.failed:
+            self.failed.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the notes beside the tree."""
+        passed = {name: test for name, test in self.tests.items() if name not in self.failed}
+        self.tree.with_name("tests").write_bytes(pickle.dumps(passed))
+
+
+class Chooser:
+    """Leaves out all tests but those of some names."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.names = names
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave the others out."""
+        items[:] = [item for item in items if item.nodeid in self.names]
+
+
+def run_tests(tree: Path, words: list[str], plugin: Recorder | Chooser, limit: int) -> int:
     """Run tests of a tree in a child process.
 
     Args:
         tree: A copy of this one.
-        tests: What pytest is given.
-        whole: Whether the products of the tests are whole.
-        limit: Seconds of processor time after which the child is ended.
+        words: What pytest is given.
+        plugin: Its hooks.
+        limit: Seconds of processor time after which the child is ended, and a tenth of its time.
 
     Returns:
         The exit code of pytest; a negative number if a signal ended it.
@@ -136,22 +201,22 @@ def run_tests(tree: Path, tests: list[str], whole: bool, limit: int) -> int:
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
+    signal.alarm(10 * limit)  # for a mutant that waits
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     printed = os.open(tree.with_name("printed"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(printed, 1)
     os.dup2(printed, 2)
     os.chdir(tree)
     os.environ["PYTHONPATH"] = str(tree)
-    os.environ["WHOLE_PRODUCTS"] = str(int(whole))
     sys.path[:] = [str(tree), *(p for p in sys.path if p and Path(p).resolve() != ROOT)]
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
         del sys.modules[name]
-    import pytest
-
-    code = pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--timeout=0", *tests])
+    sys.dont_write_bytecode = isinstance(plugin, Chooser)  # tests are compiled in the first run
+    alone = ["-q", "-n", "0", "-p", "no:cacheprovider", "--timeout=0"]
+    status = pytest.main([*alone, *words], [plugin])
     with suppress(Exception):
         importlib.import_module("tests.helpers.programs")._server.cache_clear()
-    os._exit(int(code))
+    os._exit(int(status))
 
 
 def main() -> None:
@@ -159,39 +224,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--code", nargs="+", required=True, help="files and folders to change")
     parser.add_argument("--tests", nargs="+", required=True, help="what pytest is given")
-    parser.add_argument("--only", default="", help="which of the tests, as pytest's -k")
+    parser.add_argument("--only", default="", help="which of the tests, as pytest's -m")
     parser.add_argument("--count", type=int, default=30, help="how many mutants; default: 30")
     parser.add_argument("--seed", type=int, default=0, help="which ones; default: 0")
-    parser.add_argument("--limit", type=int, default=600, help="seconds of each; default: 600")
+    parser.add_argument("--seconds", type=int, default=60, help="of tests for each; default: 60")
     args = parser.parse_args()
     for module in IMPORTED:
         importlib.import_module(module)
-    given = [Path(each) for each in args.code]
-    tests = [*args.tests, "-k", args.only] if args.only else args.tests
-    files = [f for each in given for f in ([each] if each.suffix else sorted(each.rglob("*.py")))]
+    code = [Path(name) for name in args.code]
+    files = [f for path in code for f in ([path] if path.suffix else sorted(path.rglob("*.py")))]
+    missed = 0
     with tempfile.TemporaryDirectory(prefix="fairseq-posenc-mutants-") as folder:
         tree = Path(folder).resolve() / "tree"
         shutil.copytree(ROOT, tree, ignore=LEFT_OUT, symlinks=True)
-        if code := run_tests(tree, tests, False, args.limit):
-            printed = tree.with_name("printed").read_text(errors="replace")
-            sys.exit(f"{printed[-3000:]}\nthe tests fail without a mutant: exit code {code}")
-        missed, lost = [], []
+        status = run_tests(tree, [*args.tests, "-m", args.only], Recorder(tree), 7200)
+        print(tree.with_name("printed").read_text(errors="replace")[-2000:], flush=True)
+        if status not in (0, 1):
+            sys.exit(f"the tests cannot be run: exit code {status}")
+        tests = pickle.loads(tree.with_name("tests").read_bytes())
         mutants = draw_mutants(files, args.count, args.seed)
         for count, mutant in enumerate(mutants, 1):
+            entering = [name for name in tests if (str(mutant.path), mutant.line) in tests[name][1]]
+            random.Random(args.seed).shuffle(entering)
+            ends = itertools.accumulate(tests[name][0] for name in entering)
+            chosen = {name for name, end in zip(entering, ends) if end < args.seconds}
+            words = ["-x", *sorted({name.partition("::")[0] for name in chosen})]
             mutant.apply(tree)
-            caught = run_tests(tree, tests, False, args.limit)
-            found = caught or run_tests(tree, tests, True, args.limit)
-            said = (
-                "caught" if caught else "caught by the whole products alone" if found else "MISSED"
-            )
-            lost += [mutant] if found and not caught else []
-            missed += [] if found else [mutant]
-            print(f"{count}/{len(mutants)} {said}: {mutant}", flush=True)
-            shutil.copyfile(ROOT / mutant.path, tree / mutant.path)
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(f"{len(mutants)} mutants in {spent.ru_utime + spent.ru_stime:.0f} s of processor time")
-    print(f"caught by the tests as they are: {len(mutants) - len(missed) - len(lost)}")
-    print(f"caught by the whole products: {len(mutants) - len(missed)}")
+            caught = chosen and run_tests(tree, words, Chooser(chosen), 3 * args.seconds)
+            missed += not caught
+            verdict = "caught" if caught else "MISSED"
+            of = f"{len(chosen)} of {len(entering)} tests"
+            print(f"{count}/{len(mutants)} {verdict} by {of}: {mutant}", flush=True)
+            shutil.copy2(ROOT / mutant.path, tree / mutant.path)
+    print(f"{len(mutants) - missed} of {len(mutants)} mutants are caught")
 
 
 if __name__ == "__main__":
