@@ -83,6 +83,9 @@ def test_attended_values_are_means_of_what_a_causal_query_sees():
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(UserError, match=r"must both be \(batch, 2 heads, length, 8\)"):
         make("m4").scores(torch.zeros(1, 4, 5, 8), torch.zeros(1, 4, 5, 8))
+    query, key = torch.zeros(2, 2, 2, 5, 8)
+    with pytest.raises(UserError, match=r"inputs \(2, 4, 16\) must be \(2, 5, 16\)"):
+        make("deberta_v2").scores(query, key, inputs=torch.zeros(2, 4, 16))
 
 
 @pytest.mark.parametrize("spec", ["learned+m4m", "rope+shaw", "tupe", "deberta_v2", "t5"])

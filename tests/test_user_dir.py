@@ -93,11 +93,7 @@ def test_another_copy_is_not_taken_for_the_package(tmp_path):
     other = tmp_path / "fairseq_posenc"
     other.mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", BEFORE, str(other)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=true_start(),
+        [sys.executable, "-c", BEFORE, str(other)], capture_output=True, text=True, check=False
     )
     assert "is not globally unique" in done.stderr
 

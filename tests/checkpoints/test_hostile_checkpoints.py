@@ -208,7 +208,7 @@ def by_ours(path: Path, *fixtures: Any) -> str | None:
 
 LOADERS = {"fairseq's loader": by_fairseq, "our loader": by_ours}
 # Two loaders read what all commands are given.
-CASES = [*itertools.product(LOADERS, HOSTILE), *product_of(COMMANDS, HOSTILE, times=2)]
+CASES = [*itertools.product(LOADERS, HOSTILE), *product_of(COMMANDS, HOSTILE)]
 
 
 @pytest.mark.parametrize(("reader", "fault"), CASES)

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from fairseq_posenc.workbench import cli
-from tests.helpers.commands import Training, new_directory, sentences, train
+from tests.helpers.commands import Training, made_once, new_directory, sentences, train
 from tests.helpers.products import WHOLE
 from tests.helpers.programs import BIN
 from tests.workbench.finetuning import test_glue_commands as glue
@@ -110,7 +110,7 @@ WORDS = [*("a", "sentence", "of", "the", "text"), *("keys", "dictionary", "retur
 WORDS += ["are", "as", "w1", "w2", "w3"]
 
 
-@cache
+@made_once
 def model(encoding: str) -> Training:
     return train("causal_lm", "--position-encoding", encoding, "--max-epoch", 2)
 
@@ -119,14 +119,14 @@ def checkpoint(encoding: str) -> Path:
     return model(encoding).save_dir / "checkpoint_last.pt"
 
 
-@cache
+@made_once
 def log(encoding: str) -> Path:
     path = new_directory() / "train.log"
     path.write_text(model(encoding).run.log)
     return path
 
 
-@cache
+@made_once
 def book() -> Path:
     path = new_directory() / "book.txt"
     rng = random.Random(0)
@@ -135,7 +135,7 @@ def book() -> Path:
     return path
 
 
-@cache
+@made_once
 def exported() -> Path:
     path = new_directory() / "model"
     words = ["export", "--checkpoint", str(glue.pretrained()), "--to", "hf", "--out", str(path)]
@@ -144,7 +144,7 @@ def exported() -> Path:
     return path
 
 
-@cache
+@made_once
 def corpus() -> Path:
     """Return a folder as WikiExtractor makes it; beside it are books and the Pile."""
     folder = new_directory()

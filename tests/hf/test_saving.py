@@ -131,7 +131,7 @@ def test_models_are_copied_and_pickled_with_their_positions(tmp_path: Path) -> N
     assert torch.equal(compute_logits(other, inputs), logits)
 
 
-# Run where the package is not imported, on the folder of a model and a stock configuration.
+# Run where the package is not imported, on folders of models and stock configurations.
 STRANGER = """
 import sys
 class Absent:
@@ -141,47 +141,44 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 import torch, transformers
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, pipeline
-folder, name, config_name = sys.argv[1:]
-model, config = getattr(transformers, name), getattr(transformers, config_name)
-stock = config.from_pretrained(folder)
-ways = {
-    "config": lambda: AutoConfig.from_pretrained(folder),
-    "auto": lambda: AutoModelForCausalLM.from_pretrained(folder),
-    "auto base": lambda: AutoModel.from_pretrained(folder),
-    "pipeline": lambda: pipeline("text-generation", model=folder),
-    "class": lambda: model.from_pretrained(folder),
-    "class, resized": lambda: model.from_pretrained(folder, ignore_mismatched_sizes=True),
-    "base class": lambda: type(model(stock).base_model).from_pretrained(folder),
-    "class, its configuration": lambda: model.from_pretrained(folder, config=stock),
-}
-for way, load in ways.items():
-    try:
-        load()
-    except (ValueError, OSError) as error:
-        assert "fairseq_posenc" in str(error), (way, error)
-        print(way)
-# Whoever drops what the configuration says gets no weights.
-stock.transformers_weights = None
-_, info = model.from_pretrained(folder, config=stock, output_loading_info=True)
-assert not any("fairseq_posenc" not in key for key in info["unexpected_keys"]), info
-names = {key for key in model(stock).state_dict()}
-print(len(names - set(info["missing_keys"])) <= 1)
+for folder, name, config_name in zip(*[iter(sys.argv[1:])] * 3):
+    model, config = getattr(transformers, name), getattr(transformers, config_name)
+    stock = config.from_pretrained(folder)
+    ways = {
+        "config": lambda: AutoConfig.from_pretrained(folder),
+        "auto": lambda: AutoModelForCausalLM.from_pretrained(folder),
+        "auto base": lambda: AutoModel.from_pretrained(folder),
+        "pipeline": lambda: pipeline("text-generation", model=folder),
+        "class": lambda: model.from_pretrained(folder),
+        "class, resized": lambda: model.from_pretrained(folder, ignore_mismatched_sizes=True),
+        "base class": lambda: type(model(stock).base_model).from_pretrained(folder),
+        "class, its configuration": lambda: model.from_pretrained(folder, config=stock),
+    }
+    for way, load in ways.items():
+        try:
+            load()
+        except (ValueError, OSError) as error:
+            assert "fairseq_posenc" in str(error), (name, way, error)
+            print(way)
+    # Whoever drops what the configuration says gets no weights.
+    stock.transformers_weights = None
+    _, info = model.from_pretrained(folder, config=stock, output_loading_info=True)
+    assert not any("fairseq_posenc" not in key for key in info["unexpected_keys"]), info
+    names = {key for key in model(stock).state_dict()}
+    print(len(names - set(info["missing_keys"])) <= 1)
 """
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "opt"])
-def test_nothing_reads_a_folder_as_the_stock_model(name: str, tmp_path: Path) -> None:
-    make_model(name, "alibi").save_pretrained(tmp_path)
-    arguments = [tmp_path, MODELS[name].model, MODELS[name].config]
-    result = subprocess.run(
-        [sys.executable, "-c", STRANGER, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_nothing_reads_a_folder_as_the_stock_model(tmp_path: Path) -> None:
+    words: list[str] = []
+    for name in ("llama", "gpt2", "opt"):
+        make_model(name, "alibi").save_pretrained(tmp_path / name)
+        words += [str(tmp_path / name), MODELS[name].model, MODELS[name].config]
+    command = [sys.executable, "-c", STRANGER, *words]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
     ways = ["config", "auto", "auto base", "pipeline", "class", "class, resized", "base class"]
-    assert result.stdout.splitlines() == [*ways, "class, its configuration", "True"]
+    assert result.stdout.splitlines() == [*ways, "class, its configuration", "True"] * 3
 
 
 def edit(folder: Path, **settings: Any) -> None:

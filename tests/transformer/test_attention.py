@@ -213,6 +213,13 @@ def test_extra_keys_without_a_position_are_refused(option):
         make("m4", **option)
 
 
+@pytest.mark.parametrize("option", ["static_kv", "before_softmax"])
+def test_options_of_other_attention_are_refused(option):
+    x = torch.randn(LENGTH, 2, 16, dtype=torch.float64)
+    with pytest.raises(UserError, match="static_kv and before_softmax have no meaning"):
+        make("m4")(x, x, x, **{option: True})
+
+
 def test_heads_must_divide_the_width():
     with pytest.raises(UserError, match="width 16 cannot be divided among 3"):
         build_encodings(specs.parse("m4"), Dims(16, 3, 8))

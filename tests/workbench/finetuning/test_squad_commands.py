@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from argparse import Namespace
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -28,7 +27,16 @@ from fairseq_posenc.workbench.loading.families import FAMILIES
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.locks import is_locked
-from tests.helpers.commands import halting, made_once, new_directory, refused, run, script
+from tests.helpers.commands import (
+    TRAINING,
+    USER_DIR,
+    halting,
+    made_once,
+    new_directory,
+    refused,
+    run,
+    script,
+)
 from tests.helpers.programs import true_start
 from tests.helpers.waiting import wait_until
 from tests.workbench.finetuning.test_squad_data import save, write_bpe
@@ -143,7 +151,7 @@ def train_words(out, **more):
     return [str(word) for word in [*words, *changes(**more)]]
 
 
-@cache
+@made_once
 def trained():
     """Return a model whose training was killed after its first checkpoint, and then went on."""
     out = new_directory() / "run"
@@ -247,6 +255,14 @@ def test_twenty_questions_learnt_by_heart_are_answered(tmp_path, capsys):
     assert scored(tmp_path / "answers.json", *odds) == done.out
     plain = json.loads(scored(tmp_path / "predictions.json"))
     assert plain == {key: value for key, value in figures.items() if "best" not in key}
+
+
+@slow
+def test_the_task_refuses_a_model_of_another_family():
+    kind = ["--task", "squad", "--criterion", "squad", "--arch", "transformer_lm_rope_tiny"]
+    words = ["--user-dir", USER_DIR, *kind, *TRAINING, "--max-epoch", 1, "--no-save"]
+    done = run("fairseq-train", files().data, *words, fails=True)
+    assert "the task squad needs a model of fairseq_posenc's RoBERTa family" in done.error()
 
 
 @slow
