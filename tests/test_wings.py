@@ -96,27 +96,22 @@ def test_arrows_run_down_only():
             assert not all(hosts), f"{path} imports {module}, of the other host"
 
 
-def test_the_library_is_imported_alone():
+def test_the_library_is_imported_alone_and_the_host_for_transformers_without_fairseq():
     """Whatever imports stand in functions: what is loaded counts."""
-    program = "import sys, fairseq_posenc.api; print(*sys.modules)"
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    loaded = [name.split(".") for name in run.stdout.split()]
-    rooms = {parts[1] for parts in loaded if parts[0] == "fairseq_posenc" and len(parts) > 1}
-    assert {"api", "modules", "backends"} <= rooms <= LIBRARY
-    assert not {parts[0] for parts in loaded} & {*HOST, "transformers"}
-
-
-def test_the_host_for_transformers_loads_no_fairseq():
-    program = "import sys, fairseq_posenc.hf; print(*sys.modules)"
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    loaded = [name.split(".") for name in run.stdout.split()]
-    rooms = {parts[1] for parts in loaded if parts[0] == "fairseq_posenc" and len(parts) > 1}
-    assert "hf" in rooms <= {*LIBRARY, *FOR_TRANSFORMERS}
-    assert not {parts[0] for parts in loaded} & HOST
+    libraries = ["fairseq_posenc.api, fairseq_posenc.backends.triton", "fairseq_posenc.hf"]
+    program = "; ".join(f"import {names}; print(*sys.modules)" for names in libraries)
+    command = [sys.executable, "-c", f"import sys; {program}"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    for line, least, most in zip(
+        run.stdout.splitlines(),
+        ({"api", "modules", "backends"}, {"hf"}),
+        (LIBRARY, LIBRARY | FOR_TRANSFORMERS),
+    ):
+        loaded = [name.split(".") for name in line.split()]
+        rooms = {parts[1] for parts in loaded if parts[0] == "fairseq_posenc" and len(parts) > 1}
+        assert least <= rooms <= most
+        others = HOST if "hf" in rooms else {*HOST, "transformers", "triton"}
+        assert not {parts[0] for parts in loaded} & others
 
 
 def folder_of(path: Path) -> str | None:
