@@ -46,7 +46,6 @@ OTHER: dict[Any, Any] = {
     **{ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.In: ast.NotIn, ast.NotIn: ast.In},
     **{ast.Is: ast.IsNot, ast.IsNot: ast.Is},
 }
-DROPPED = (ast.Assign, ast.AugAssign, ast.Raise)
 
 
 Function = tuple[str, int]  # a file, below the tree, and the line with which a function begins
@@ -72,8 +71,17 @@ class Mutant(NamedTuple):
         (tree / self.path).write_bytes(b"".join(lines))
 
 
-def _is_call(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+def _can_be_left_out(node: ast.AST) -> bool:
+    """Return whether a function without a statement still has all its names."""
+    if isinstance(node, ast.Assign):
+        names = [{x.id for x in ast.walk(n) if isinstance(x, ast.Name)} for n in node.targets]
+        used = {x.id for x in ast.walk(node.value) if isinstance(x, ast.Name)}
+        plain = isinstance(node.targets[0], (ast.Name, ast.Tuple))
+        return not plain or set.union(*names) <= used
+    is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    return (is_call and "super()" not in ast.unparse(node)) or isinstance(
+        node, (ast.AugAssign, ast.Raise)
+    )
 
 
 def _change(node: ast.AST) -> str | None:
@@ -89,7 +97,7 @@ def _change(node: ast.AST) -> str | None:
         new.value = not new.value
     elif isinstance(new, ast.Constant) and isinstance(new.value, (int, float)):
         new.value += 1
-    elif isinstance(new, DROPPED) or _is_call(new):
+    elif _can_be_left_out(new):
         return "pass"
     else:
         return None
