@@ -48,14 +48,12 @@ ENCODERS = [name for name in SERVED if name not in DECODERS]
 SPECS = [*names(), *COMBINED]
 
 
-def is_served(name: str, spec: str) -> bool:
-    causal_only = not set(spec.replace("(", "+").split("+")) & set(names()) <= set(
-        names(encoder=True)
-    )
-    return not (name in ENCODERS and causal_only)
+def is_causal_only(spec: str) -> bool:
+    return not set(spec.replace("(", "+").split("+")) & set(names()) <= set(names(encoder=True))
 
 
-CELLS = [cell for cell in product_of(SERVED, SPECS, times=2) if is_served(*cell)]
+CELLS = product_of(DECODERS, SPECS)
+CELLS += product_of(ENCODERS, [spec for spec in SPECS if not is_causal_only(spec)])
 
 
 @pytest.mark.parametrize(("name", "spec"), CELLS)
