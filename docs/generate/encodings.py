@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from docs.generate import choose, equations
@@ -84,6 +85,7 @@ def _find_places(name: str) -> set[str]:
     return _find_terms(name) | ({acts_on} if acts_on != "scores" and name != "none" else set())
 
 
+@cache
 def _find_terms(name: str) -> set[str]:
     """Find the places where an encoding's terms enter attention."""
     return {term.enters for _, term, _ in costs.compute_terms(name).given()}
