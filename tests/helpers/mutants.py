@@ -119,7 +119,7 @@ def list_mutants(path: Path) -> list[Mutant]:
     found: dict[int, tuple[ast.AST, int]] = {}
     for function in ast.walk(ast.parse((ROOT / path).read_bytes())):  # inner ones come last
         if isinstance(function, ast.FunctionDef):
-            line = min(node.lineno for node in [function, *function.decorator_list])
+            line = min([function.lineno, *(node.lineno for node in function.decorator_list)])
             defaults = [*function.args.defaults, *filter(None, function.args.kw_defaults)]
             for part in [*defaults, *function.body]:
                 found.update((id(node), (node, line)) for node in _nodes(part))
@@ -200,7 +200,8 @@ def run_tests(tree: Path, words: list[str], plugin: Recorder | Chooser, limit: i
         tree: A copy of this one.
         words: What pytest is given.
         plugin: Its hooks.
-        limit: Seconds of processor time after which the child is ended, and a tenth of its time.
+        limit: Seconds of processor time after which the child is ended; ten times as many by the
+            clock.
 
     Returns:
         The exit code of pytest; a negative number if a signal ended it.
