@@ -259,7 +259,7 @@ def test_twenty_questions_learnt_by_heart_are_answered(tmp_path, capsys):
 
 @slow
 def test_the_task_refuses_a_model_of_another_family():
-    kind = ["--task", "squad", "--criterion", "squad", "--arch", "transformer_lm_rope_tiny"]
+    kind = ["--task", "squad", "--criterion", "squad", "--arch", "transformer_rope_tiny"]
     words = ["--user-dir", USER_DIR, *kind, *TRAINING, "--max-epoch", 1, "--no-save"]
     done = run("fairseq-train", files().data, *words, fails=True)
     assert "the task squad needs a model of fairseq_posenc's RoBERTa family" in done.error()
