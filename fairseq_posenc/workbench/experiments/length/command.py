@@ -24,6 +24,7 @@ from fairseq_posenc.workbench.experiments.length.scoring import Scoring
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
 from fairseq_posenc.workbench.results.pictures import can_draw
+from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import ComputeOptions, choose_device, choose_dtype
 from fairseq_posenc.workbench.running.executor import LocalMachine, run_jobs
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         choose_device(args.device, args.fp16)
     checkpoints = parse_checkpoints(args.models)
     _check_text(checkpoints, args)
-    rows, stream = _open_all(checkpoints, args)
+    models, stream = _open_all(checkpoints, args)
     text = str(args.text) if args.text else f"the split {args.split} of {args.data}"
     if args.lengths[-1] > len(stream):
         raise UserError(f"--lengths {args.lengths[-1]}: {text} has only {len(stream):,} tokens")
@@ -113,16 +114,12 @@ def run(args: argparse.Namespace) -> int:
         ]
         jobs = [scoring.build_job() for scoring in scorings]
         run_jobs(jobs, args.out, cluster or LocalMachine())
-        rows = [
-            row._replace(scores=scoring.read(job))
-            for row, scoring, job in zip(rows, scorings, jobs)
-        ]
-        results = report.LengthResults(text, len(stream), args.stride, rows, args.windows)
-        record = report.build_record(results)
+        scores = [scoring.read(job) for scoring, job in zip(scorings, jobs)]
+        record = report.build_record(models, scores, text, len(stream))
         record.write(args.out / FIGURES)
-        drawn = can_draw() and report.draw(results, args.out / PICTURE)
-        report.write_markdown(results, args.out / REPORT, PICTURE if drawn else "")
-    print(record.text() if args.json else report.format_table(results))
+        drawn = can_draw() and report.draw(record, args.out / PICTURE)
+        report.write_markdown(record, args.out / REPORT, PICTURE if drawn else "")
+    print(record.text() if args.json else report.format_table(record))
     say(f"report: {args.out / REPORT}" + ("" if drawn else " (no picture)"))
     return 0
 
@@ -158,13 +155,13 @@ def _check_text(checkpoints: list[NamedCheckpoint], args: argparse.Namespace) ->
 
 def _open_all(
     checkpoints: list[NamedCheckpoint], args: argparse.Namespace
-) -> tuple[list[report.ModelScores], Stream]:
+) -> tuple[list[Row], Stream]:
     """Open all models before the first is scored, so that a wrong one is an error at once.
 
     Returns:
-        The models, without scores, and their text.
+        Facts about the models, by column of the record, and their text.
     """
-    rows: list[report.ModelScores] = []
+    models: list[Row] = []
     streams: list[Stream] = []
     for named in checkpoints:
         cpu = "cpu", False, False
@@ -175,9 +172,17 @@ def _open_all(
                 f"{checkpoints[0].name} and {named.name} cut the text into other tokens, so their "
                 "perplexities by token cannot be compared: score them one by one"
             )
-        facts = loaded.encoding, loaded.trained_length, loaded.updates
-        rows.append(report.ModelScores(named, *facts, {}))
-    return rows, streams[0]
+        models.append(
+            {
+                "model": named.name,
+                "checkpoint": str(named.path),
+                "override": named.spec_override,
+                "position_encoding": loaded.encoding,
+                "trained_length": loaded.trained_length,
+                "updates": loaded.updates,
+            }
+        )
+    return models, streams[0]
 
 
 @lru_cache(1)  # for all scores of a model

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -44,6 +44,12 @@ class Score(NamedTuple):
     def perplexity(self) -> Optional[float]:
         """Perplexity per token."""
         return None if self.loss is None else 2.0**self.loss
+
+    def figures(self) -> dict[str, Any]:
+        """Collect the figures by column of a record; windows are columns of their own."""
+        fields = {name: value for name, value in self._asdict().items() if name != "windows"}
+        windows = {f"window_{n}": value for n, value in enumerate(self.windows, start=1)}
+        return {**fields, **windows, "perplexity": self.perplexity}
 
 
 Scores = dict[str, dict[int, Score]]  # of a model, by mode and context length
