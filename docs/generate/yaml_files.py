@@ -44,8 +44,8 @@ _COMMENTS = {
 }
 _PLUGIN = {"user_dir": "fairseq_posenc", "data": MISSING}
 _NOT_GIVEN = "not in the paper"
-# Keys of recipes that are not options of fairseq.
-_NOT_OF_FAIRSEQ = {"seeds", "warmup_ratio", "doc_stride", "max_answer_length", "n_best"}
+# Keys of SQuAD's recipe that are not options of fairseq.
+_NOT_OF_SQUAD = {"seeds", "warmup_ratio", "doc_stride", "max_answer_length", "n_best"}
 _NOTE = "Made by `make docs` from the recipes."
 
 
@@ -223,21 +223,22 @@ def _configure_glue(protocol: str, task: Task) -> Configuration:
         **{"arch": MISSING, "task": "glue", "criterion": "glue", "distributed_world_size": 1},
         **recipes.housekeeping("glue"),
         "lr": rates[:1],
+        "learning_rates": rates,
         "max_update": settings.pop("total_num_update", 0),
         "warmup_updates": 0,
-        **{name: value for name, value in settings.items() if name not in _NOT_OF_FAIRSEQ},
+        **settings,
         "best_checkpoint_metric": recipe["metrics"][task.name],
     }
     if len(task.valid_splits) > 1:
         options["valid_subset"] = ",".join(task.valid_splits)
     notes = {
         "arch": "with all other options of the pre-trained model",
-        "lr": "and " + ", ".join(map(str, rates[1:])) if rates[1:] else "",
+        "lr": "of a single training; fairseq-posenc glue tries task.learning_rates",
         "valid_subset": "matched, which chooses the checkpoint, and mismatched",
     }
     if "warmup_ratio" in settings:
         notes["max_update"] = f"set it to the updates of {settings['max_epoch']} epochs"
-        notes["warmup_updates"] = f"set it to {settings['warmup_ratio']:.0%} of max_update"
+        notes["warmup_updates"] = "set it to warmup_ratio of max_update"
     head = [
         f"GLUE, {task.name}: the protocol of {_cite(recipe['source'])}{recipe['where']}.",
         _NOTE,
@@ -254,7 +255,7 @@ def _configure_squad(recipe: dict[str, Any], version: str) -> Configuration:
         **{"arch": MISSING, "task": "squad", "criterion": "squad", "distributed_world_size": 1},
         **recipes.housekeeping("squad"),
         "seed": settings["seeds"][0],
-        **{name: value for name, value in settings.items() if name not in _NOT_OF_FAIRSEQ},
+        **{name: value for name, value in settings.items() if name not in _NOT_OF_SQUAD},
         **{"batch_size": per_gpu, "update_freq": [batch // per_gpu]},
         **dict.fromkeys(
             ("max_update", "warmup_updates", "save_dir", "finetune_from_model"), MISSING

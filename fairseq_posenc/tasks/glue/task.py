@@ -5,7 +5,7 @@ Without ``from __future__ import annotations``: fairseq makes options from the f
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, List
 
 import numpy as np
 from fairseq.data import BaseWrapperDataset
@@ -21,12 +21,25 @@ from fairseq_posenc.tasks.glue.data import open_data
 
 @dataclass
 class GlueTaskConfig(FairseqDataclass):
-    """Options of the task; the data-bin determines everything else."""
+    """Options of the task; the data-bin determines everything else.
+
+    A training ignores the last three, from which ``fairseq-posenc glue`` plans several trainings.
+    """
 
     data: str = field(default=MISSING, metadata={"help": "data-bin of one task"})
     max_positions: int = field(default=512, metadata={"help": "positions of the model"})
     seed: int = II("common.seed")
     max_update: int = II("optimization.max_update")
+    # fairseq makes an option only of `List`, not of `list`.
+    learning_rates: List[float] = field(  # noqa: UP006
+        default_factory=list, metadata={"help": "for glue: peak learning rates (default: --lr)"}
+    )
+    seeds: List[int] = field(  # noqa: UP006
+        default_factory=list, metadata={"help": "for glue: random seeds (default: --seed)"}
+    )
+    warmup_ratio: float = field(
+        default=0.0, metadata={"help": "for glue: warm-up as a share of all updates"}
+    )
 
 
 class _ScoreDataset(BaseWrapperDataset):

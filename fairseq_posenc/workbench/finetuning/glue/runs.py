@@ -12,18 +12,19 @@ from typing import Any, NamedTuple
 
 from fairseq.dataclass.initialize import hydra_init
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.data import find_data
 from fairseq_posenc.tasks.glue.definitions import TASKS, Task
+from fairseq_posenc.tasks.glue.task import GlueTaskConfig
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.running.files import shipped
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.jobs import STAMP, Step, Work, read_inputs
 from fairseq_posenc.workbench.running.locks import lock_folder
-from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.composing import (
     compose_file,
     config_name,
@@ -84,14 +85,14 @@ class GlueRequest(NamedTuple):
     data: Path  # folder of their data-bins
     pretrained: Pretrained  # the model to start from, its path absolute
     out: Path  # folder of the runs, absolute
-    rates: Sequence[float]  # peak learning rates; empty for the paper's
-    seeds: Sequence[int]  # random seeds; empty for the paper's
+    rates: Sequence[float]  # peak learning rates; empty for those of the YAML files
+    seeds: Sequence[int]  # random seeds; empty for those of the YAML files
     configs: Path  # folder of the YAML files
     overrides: Sequence[str]  # hydra overrides
 
 
 class TaskConfig(NamedTuple):
-    """The settings of a task: its YAML file with the user's overrides, and the paper's grid."""
+    """The settings of a task: its YAML file with the user's overrides."""
 
     name: str  # name of the YAML file without its ending
     metric: str  # metric that chooses the checkpoint, and is reported
@@ -99,17 +100,14 @@ class TaskConfig(NamedTuple):
     warmup_updates: int  # updates in which the learning rate grows
     # model options in the file: hydra changes them, and adds all others with `+`
     model: frozenset[str]
-    rates: Sequence[float]  # the paper's learning rates
-    seeds: Sequence[int]  # the paper's seeds
+    rates: list[float]  # peak learning rates
+    seeds: list[int]  # random seeds
 
 
 def compose_task_config(
     configs: Path, protocol: str, task: Task, examples: int, overrides: Sequence[str]
 ) -> TaskConfig:
     """Compose a task's configuration, and compute the numbers of updates, which depend on the data.
-
-    The YAML file holds the settings of a single run; the grid of learning rates and seeds is the
-    recipe's.
 
     Args:
         configs: folder of the YAML files.
@@ -124,19 +122,16 @@ def compose_task_config(
     path = configs / f"{config_name(protocol, task)}.yaml"
     cfg = _compose(path, overrides)
     unchanged = _compose(path, []) if overrides else cfg
-    recipe = recipes.load()["finetuning"]["glue"][protocol]
-    paper = {**recipe["not_given"], **recipe["settings"]}
-    paper |= recipe.get("per_task", {}).get(task.name, {})
     max_update = cfg.optimization.max_update or count_updates(cfg, examples)
-    warmup = cfg.lr_scheduler.warmup_updates or round(paper.get("warmup_ratio", 0) * max_update)
+    warmup = cfg.lr_scheduler.warmup_updates or round(cfg.task.warmup_ratio * max_update)
     return TaskConfig(
         name=path.stem,
         metric=cfg.checkpoint.best_checkpoint_metric,
         max_update=int(max_update),
         warmup_updates=int(warmup),
         model=frozenset(unchanged.get("model") or {}),
-        rates=paper["lr"],
-        seeds=paper["seeds"],
+        rates=list(cfg.task.learning_rates or cfg.optimization.lr[:1]),
+        seeds=list(cfg.task.seeds or [cfg.common.seed]),
     )
 
 
@@ -145,8 +140,10 @@ def _compose(path: Path, overrides: Sequence[str]) -> Any:
         raise UserError(f"{path} does not exist: name the folder of your YAML files with --configs")
     hydra_init(path.stem)
     try:
-        return compose_file(path, overrides)
-    except (HydraException, OmegaConfBaseException) as error:
+        cfg = compose_file(path, overrides)
+        cfg.task = OmegaConf.merge(OmegaConf.structured(GlueTaskConfig), cfg.task)
+        return cfg
+    except (HydraException, OmegaConfBaseException, TypeError, ValueError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
 
 
