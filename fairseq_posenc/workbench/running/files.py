@@ -1,9 +1,10 @@
-"""Small helpers for files: checksums, JSON, and folders that the package ships."""
+"""Small helpers for files: checksums, JSON, folders that the package ships, models on the hub."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from fairseq_posenc.errors import UserError, shortened
 
 _BLOCK = 1 << 20  # bytes
 _PACKAGE = Path(__file__).resolve().parents[2]
+# A model as it is named on the hub of Hugging Face, and its files besides the weights.
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 
 
 def checksum(path: Path, start: int = 0, end: int = sys.maxsize) -> str:
@@ -54,3 +58,31 @@ def shipped(name: str) -> Path:
     """Find a folder that lies inside the package in a wheel, and beside it in a checkout."""
     inside = _PACKAGE / name
     return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
+def find_model(path: Path) -> Path:
+    """Return a path as it is, or the local copy of the model that it names on the hub.
+
+    Whatever exists here is taken first, and so is what would lie in a folder that exists.
+
+    Raises:
+        UserError: the hub does not have it, or cannot be reached.
+    """
+    name = path.as_posix()
+    if not _HUB_NAME.fullmatch(name) or path.suffix == ".pt" or path.parent.exists():
+        return path
+    try:
+        from huggingface_hub import snapshot_download
+    except ModuleNotFoundError:
+        return path
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=[*_HUB_FILES, "*.safetensors"]))
+        if not any(folder.glob("*.safetensors")):
+            snapshot_download(name, allow_patterns=["pytorch_model*.bin"])
+    except (OSError, ValueError) as error:
+        reason = shortened(str(error).strip().partition("\n")[0])
+        raise UserError(
+            f"{name}: no such file or folder, nor a model that the hub of Hugging Face gives: "
+            f"{reason}"
+        ) from None
+    return folder

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 
-from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.convert.swap.hf_folder import CONFIG, swap_folder
-from fairseq_posenc.workbench.running.hub import find_model
+import torch
+
+from fairseq_posenc.errors import UserError, how_to_install
+from fairseq_posenc.workbench.running.files import find_model
+from fairseq_posenc.workbench.running.folders import Folder
 from fairseq_posenc.workbench.running.options import add_count
 
 # The options that change a model; at least one is needed.
@@ -18,6 +21,12 @@ _CHANGES = (
     "max_positions",
     "arch",
 )
+CONFIG = "config.json"
+_FAIRSEQ_ONLY = ("arch", "position_encoding_decoder", "attention_directions", "extend")
+# Files that describe the old model, and ends of names of files with weights; all other files of a
+# folder, such as a tokenizer, are copied.
+_OF_MODEL = ("config.json", "generation_config.json", "README.md", "training_args.bin")
+_WEIGHTS = (".safetensors", ".bin", ".index.json", ".pt", ".pth")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,8 +62,70 @@ def run(options: argparse.Namespace) -> int:
     if (options.checkpoint / CONFIG).is_file():
         lines = swap_folder(options)
     else:  # imported only here: folders of transformers need no fairseq
-        from fairseq_posenc.workbench.convert.swap.fairseq_checkpoint import swap_checkpoint
+        from fairseq_posenc.workbench.convert.swap.checkpoint import swap_checkpoint
 
         lines = swap_checkpoint(options)
     print("\n".join(lines))
     return 0
+
+
+def swap_folder(options: argparse.Namespace) -> list[str]:
+    """Write a folder whose model has other positions; return lines that describe it.
+
+    Raises:
+        UserError: the folder cannot be read, or its model cannot have such positions.
+    """
+    try:
+        from fairseq_posenc.hf import read_positions, set_positions
+        from fairseq_posenc.hf.saving import load_model
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"--checkpoint {options.checkpoint}: a folder of transformers needs {error.name}: "
+            f"{how_to_install('hf')}"
+        ) from None
+    source, out = options.checkpoint, options.out
+    for name in _FAIRSEQ_ONLY:
+        if getattr(options, name):
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(
+                f"{option} is for models of fairseq, and {source} is one of transformers"
+            )
+    _refuse_output(out, options.overwrite)
+    torch.manual_seed(options.seed)
+    model = load_model(source)
+    before, parameters = read_positions(model), dict(model.named_parameters())
+    set_positions(model, options.position_encoding or "own", options.max_positions)
+    after = dict(model.named_parameters())
+    fresh = [name for name in after if name not in parameters]
+    gone = [name for name in parameters if name not in after]
+    output = Folder(out, {})
+    with output.create():
+        model.save_pretrained(output.partial)
+        for file in source.iterdir():
+            if file.is_file() and file.name not in _OF_MODEL and not file.name.endswith(_WEIGHTS):
+                shutil.copy2(file, output.partial / file.name)
+        if out.exists():
+            shutil.rmtree(out)
+        output.publish()
+    return [
+        f"source: {source}: {type(model).__name__}, positions: {before}",
+        f"kept bit for bit: the {len(after) - len(fresh)} tensors that are not positions",
+        *(f"new: {name} {tuple(after[name].shape)}" for name in fresh),
+        *(f"no longer a part: {name} {tuple(parameters[name].shape)}" for name in gone),
+        f"wrote {out}: positions: {read_positions(model)} "
+        f"(max_positions {model.config.position_encoding_max_positions:,})",
+        "load it: import fairseq_posenc.hf; transformers.AutoModel... .from_pretrained"
+        f"({str(out)!r})",
+    ]
+
+
+def _refuse_output(out: Path | None, overwrite: bool) -> None:
+    """Refuse a folder that exists, unless it contains a model and may be overwritten."""
+    if out is None:
+        raise UserError("--out: name the new folder")
+    if out.exists() and not (overwrite and (out / CONFIG).is_file()):
+        raise UserError(
+            f"--out {out} exists: name another folder, or replace that of a model with --overwrite"
+        )
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: the folder {out.parent} does not exist")

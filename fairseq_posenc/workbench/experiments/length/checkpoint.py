@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import parse
-from fairseq_posenc.workbench.running.hub import find_model
+from fairseq_posenc.workbench.running.files import find_model
 from fairseq_posenc.workbench.running.options import is_folder_name, parse_named
 
 FORM = "NAME=MODEL or NAME=MODEL@SPEC"
