@@ -26,12 +26,12 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.squad.databin import Limits
 from fairseq_posenc.workbench.finetuning.squad.data import Squad, read_squad
 from fairseq_posenc.workbench.finetuning.squad.windows import WindowMaker, write_split
+from fairseq_posenc.workbench.loading.dictionaries import load_tokenizer
 from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import Folder
 from fairseq_posenc.workbench.running.options import Parser
 from fairseq_posenc.workbench.running.progress import format_counts, say
-from fairseq_posenc.workbench.tokens.loading import load_tokenizer
 from fairseq_posenc.workbench.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
 
 SPLITS = ("train", "valid")

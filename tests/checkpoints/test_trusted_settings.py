@@ -28,7 +28,7 @@ from fairseq_posenc.checkpoints.trusted_settings import (
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.audit_hook import refuse_broken
 from fairseq_posenc.workbench.cli import main
-from fairseq_posenc.workbench.translation.average import average_checkpoints
+from fairseq_posenc.workbench.translation.checkpoint import average_checkpoints
 from tests.checkpoints import test_hostile_checkpoints as hostile
 from tests.helpers import fault_jobs as disturbed
 from tests.helpers.commands import run, sentences, trained

@@ -5,7 +5,7 @@ Without ``from __future__ import annotations``: fairseq makes options from the f
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, List
+from typing import Any, List  # noqa: UP035
 
 import numpy as np
 from fairseq.data import BaseWrapperDataset

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.workbench.loading.families import list_stacks
+from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 ALLOWED = 1e-5  # largest difference, relative to the largest number, in float32
 LONGEST = 512  # tokens of a sentence
@@ -44,6 +45,17 @@ def compute_scores(model: Any, *tokens: Tensor) -> Tensor:
     source, target = tokens
     padding = model.encoder.padding_idx
     return model(source, source.ne(padding).sum(1), target)[0]
+
+
+def compute_outputs(trained: OpenModel, *tokens: Tensor) -> Tensor:
+    """Compute the scores of the fairseq model, ``(B, T, ...)``, or ``(B, classes)``."""
+    model = trained.model
+    if trained.head == "spans":
+        return torch.stack(model(tokens[0], span_scores=True), -1)
+    if trained.head == "classes":
+        (name,) = model.classification_heads
+        return model(tokens[0], features_only=True, classification_head_name=name)[0]
+    return compute_scores(model, *tokens)
 
 
 @torch.no_grad()

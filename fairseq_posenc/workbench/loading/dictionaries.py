@@ -1,4 +1,4 @@
-"""Loads the dictionaries of a trained model, and checks them against its checkpoint."""
+"""Loads the dictionaries of a trained model, checked against its checkpoint, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from fairseq_posenc.checkpoints.dictionary import DICTIONARY, fingerprint, load_
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, is_identity
 from fairseq_posenc.workbench.loading.checkpoints import State
+from fairseq_posenc.workbench.tokens.gpt2 import GPT2
+from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
+from fairseq_posenc.workbench.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES, Tokenizer
 
 EMBEDDINGS = "embed_tokens.weight"
 _ADVICE = "--data must have the dictionary that the model was trained with"
@@ -144,3 +147,16 @@ def count_symbols(weights: dict[str, Any], path: Path) -> dict[str, int]:
                 f"{tuple(table.shape)}"
             )
     return {name: table.size(0) for name, table in tables.items()}
+
+
+def load_tokenizer(folder: Path, dictionary: Dictionary) -> Tokenizer:
+    """Load the tokenizer whose files are in a folder.
+
+    Raises:
+        UserError: the files are missing, or cannot be read.
+    """
+    if (folder / PIECES).exists():
+        return PieceEncoder(Pieces(folder / PIECES), dictionary)
+    if (folder / ENCODER_JSON).exists():
+        return GPT2(folder / ENCODER_JSON, folder / MERGES, dictionary)
+    raise UserError(f"{folder}: holds neither {PIECES} nor {ENCODER_JSON} and {MERGES}")

@@ -17,10 +17,11 @@ from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.jobs import RunContext, Step
 from fairseq_posenc.workbench.running.options import is_folder_name, parse_named, split_trainings
 from fairseq_posenc.workbench.tokens.files import read_lines
-from fairseq_posenc.workbench.translation.average import average_checkpoints, last_checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import (
     ParallelDataBin,
+    average_checkpoints,
     find_data_bin,
+    last_checkpoints,
     load_translation,
 )
 from fairseq_posenc.workbench.translation.generate import Generation, GenerationOptions, Search

@@ -29,8 +29,7 @@ from fairseq_posenc.workbench.tokens.files import arriving_lines
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.translation import Translator
 from fairseq_posenc.workbench.translation import checkpoint as checkpoints
-from fairseq_posenc.workbench.translation.average import average_checkpoints
-from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin
+from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin, average_checkpoints
 from fairseq_posenc.workbench.translation.evaluation import parse_systems
 from fairseq_posenc.workbench.translation.scores import PIECE_BLEU, PieceBleu
 from tests.helpers.commands import USER_DIR, made_once, new_directory, refused, run, script, trained

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from omegaconf import OmegaConf
+from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.options import PositionConfig
@@ -23,7 +28,6 @@ from fairseq_posenc.workbench.convert.exchange.config_json import (
     build_generation_config,
     collect_weights,
 )
-from fairseq_posenc.workbench.convert.exchange.hf_comparison import compare_with_export, read_back
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
     CODE,
     FAIRSEQ,
@@ -35,7 +39,11 @@ from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
     write_tokenizer,
 )
 from fairseq_posenc.workbench.convert.exchange.hf_mapping import to_hf_class
-from fairseq_posenc.workbench.convert.random_comparison import ALLOWED
+from fairseq_posenc.workbench.convert.random_comparison import (
+    ALLOWED,
+    compute_outputs,
+    largest_difference,
+)
 from fairseq_posenc.workbench.loading.families import model_options
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
@@ -123,7 +131,19 @@ def _write_model(
 def _compare(trained: OpenModel, folder: Path, config: dict[str, Any], notes: list[str]) -> str:
     """Compare a written model with the trained one; note the result, or return what is wrong."""
     (name,) = config["architectures"]
-    difference = compare_with_export(trained, read_back(folder, name))
+    model = _read_back(folder, name)
+
+    def compute_theirs(*tokens: Tensor) -> Tensor:
+        names = ("input_ids", "decoder_input_ids")
+        masks = {} if trained.head == "translation" else {"attention_mask": tokens[0].ne(1).long()}
+        output = model(**dict(zip(names, tokens)), **masks)
+        if trained.head == "spans":
+            return torch.stack([output.start_logits, output.end_logits], -1)
+        return output.logits
+
+    compute_ours = partial(compute_outputs, trained)
+    of_classes = trained.head == "classes"
+    difference = largest_difference(trained.model, compute_ours, compute_theirs, of_classes)
     if difference > ALLOWED:
         return (
             f"{name} differs from the model by {difference:.1e} of its largest score, and "
@@ -131,6 +151,38 @@ def _compare(trained: OpenModel, folder: Path, config: dict[str, Any], notes: li
         )
     notes.append(f"scores equal to {difference:.1e} of the largest one, on padded sentences")
     return ""
+
+
+def _read_back(folder: Path, architecture: str) -> Any:
+    """Load the model of a written folder, with a class of transformers or of the folder's code.
+
+    Raises:
+        UserError: a tensor is missing, unexpected, or of another shape.
+    """
+    module: Any = transformers
+    if (folder / CODE).is_file():
+        # A new module for each folder, registered because transformers looks it up.
+        name = f"_{folder.resolve().name}_{CODE.removesuffix('.py')}"
+        spec = importlib.util.spec_from_file_location(name, folder / CODE)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # its warnings are errors below
+    try:
+        model, info = getattr(module, architecture).from_pretrained(
+            folder, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    for kind in ("missing", "unexpected", "mismatched"):
+        if names := sorted(map(str, info[f"{kind}_keys"])):
+            raise UserError(
+                f"{len(names)} {kind} tensors, such as {names[0]}: the model is built with options "
+                f"that {architecture} does not have"
+            )
+    return model.eval()
 
 
 def _write_tokenizers(

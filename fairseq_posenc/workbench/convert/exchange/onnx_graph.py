@@ -18,14 +18,17 @@ from fairseq_posenc.workbench.convert.exchange.config_json import (
     build_config,
     collect_weights,
 )
-from fairseq_posenc.workbench.convert.exchange.hf_comparison import compute_outputs
 from fairseq_posenc.workbench.convert.exchange.modeling import models
 from fairseq_posenc.workbench.convert.exchange.modeling.configuration import (
     PosencConfig,
     StackConfig,
 )
 from fairseq_posenc.workbench.convert.exchange.modeling.stack import Stack
-from fairseq_posenc.workbench.convert.random_comparison import ALLOWED, largest_difference
+from fairseq_posenc.workbench.convert.random_comparison import (
+    ALLOWED,
+    compute_outputs,
+    largest_difference,
+)
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 GRAPH = "model.onnx"

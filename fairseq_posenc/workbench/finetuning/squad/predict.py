@@ -14,10 +14,10 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.finetuning.squad.data import Question
 from fairseq_posenc.workbench.finetuning.squad.windows import Window, WindowMaker
 from fairseq_posenc.workbench.loading.checkpoints import load_state
+from fairseq_posenc.workbench.loading.dictionaries import load_tokenizer
 from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import CPU, ComputeOptions
 from fairseq_posenc.workbench.running.progress import bar
-from fairseq_posenc.workbench.tokens.loading import load_tokenizer
 from fairseq_posenc.workbench.tokens.tokenizer import Tokens
 
 NBEST = 20
