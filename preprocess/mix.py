@@ -62,7 +62,7 @@ def main() -> None:
 
 def _find_inputs(corpus: CorpusRequest) -> list[Input]:
     parts = parts_of_shard(find_files(corpus.paths), 0, 1)
-    check_format(corpus.lines, [part.path for part in parts])
+    check_format(corpus.format, [part.path for part in parts])
     return list(map(_checksum, parts))
 
 
@@ -71,7 +71,7 @@ def _plan(corpora: list[tuple[CorpusRequest, list[Input]]], rules: MixtureRules)
     return {
         "format": _FORMAT,
         "options": {**rules._asdict(), "workers": None},
-        "corpora": [[describe_format(c.lines), c.size, c.unit, c.hold_out] for c, _ in corpora],
+        "corpora": [[describe_format(c.format), c.size, c.unit, c.hold_out] for c, _ in corpora],
         "inputs": [combine_checksums(inputs) for _, inputs in corpora],
     }
 

@@ -1,9 +1,13 @@
-"""Samples documents, and text to hold out: at random, but exactly as many as requested.
+"""Samples documents, and text to hold out, at random.
 
 Both use Knuth's selection sampling (The Art of Computer Programming, 3.4.2, algorithm S): to choose
 n of N, each next one is chosen with probability (n - chosen) / (N - seen). All have the same
-chance, exactly n are chosen, and nothing is kept in memory. The random number is a hash of the seed
-and the number of the document or line, so an interrupted run can resume anywhere.
+chance, exactly n are chosen, and nothing is kept in memory. A size in bytes or lines is not a
+number of documents: each document is drawn with probability (wanted / rest) in this unit, so the
+size is met to within a document. The random number is a hash of the seed and the number of the
+document or line, so an interrupted run can resume anywhere.
+
+A document is text in which every line ends with a line feed; an empty line follows it in a file.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ class CorpusRequest(NamedTuple):
     """A corpus to sample from: the parsed ``--corpus``."""
 
     name: str  # the option as given, for messages
-    lines: LineFormat  # format of its files
+    format: LineFormat  # format of its files
     paths: list[str]  # files and folders
     size: Optional[int]  # amount to sample, in `unit`; None for all
     unit: str  # `bytes`, or `lines`, which are sentences with `--sentences`
@@ -55,30 +59,30 @@ def parse_corpus(words: Sequence[str]) -> CorpusRequest:
             settings[name] = value
         else:
             paths.append(word)
-    called = f"--corpus {' '.join(words)}"
+    option = f"--corpus {' '.join(words)}"
     if words[0] not in _FORMATS or not paths:
-        raise UserError(f"{called}: give a format ({', '.join(_FORMATS)}), then files or folders")
-    lines = _FORMATS[words[0]]
-    if isinstance(lines, JsonField):
-        lines = JsonField(settings.get("field", "text"), parse_where(settings.get("where")))
+        raise UserError(f"{option}: give a format ({', '.join(_FORMATS)}), then files or folders")
+    line_format = _FORMATS[words[0]]
+    if isinstance(line_format, JsonField):
+        line_format = JsonField(settings.get("field", "text"), parse_where(settings.get("where")))
     elif settings.keys() & {"field", "where"}:
-        raise UserError(f"{called}: field= and where= are for json")
+        raise UserError(f"{option}: field= and where= are for json")
     if {"size", "lines"} <= settings.keys():
-        raise UserError(f"{called}: give size= or lines=, not both")
+        raise UserError(f"{option}: give size= or lines=, not both")
     size, unit = None, BYTES
     if "size" in settings:
         size = parse_size(settings["size"])
     elif "lines" in settings:
-        size, unit = _parse_number(called, "lines", settings["lines"]), LINES
+        size, unit = _parse_number(option, "lines", settings["lines"]), LINES
     if size == 0:
-        raise UserError(f"{called}: draws nothing; give a size= or lines= above 0, or neither")
-    hold_out = _parse_number(called, "hold-out", settings.get("hold-out", "0"))
-    return CorpusRequest(called, lines, paths, size, unit, hold_out)
+        raise UserError(f"{option}: draws nothing; give a size= or lines= above 0, or neither")
+    hold_out = _parse_number(option, "hold-out", settings.get("hold-out", "0"))
+    return CorpusRequest(option, line_format, paths, size, unit, hold_out)
 
 
-def _parse_number(called: str, name: str, text: str) -> int:
+def _parse_number(option: str, name: str, text: str) -> int:
     if not re.fullmatch(r"\d{1,18}", text):
-        raise UserError(f"{called}: {name}= is a number of sentences or documents, not {text!r}")
+        raise UserError(f"{option}: {name}= is a whole number of lines or documents, not {text!r}")
     return int(text)
 
 
@@ -107,7 +111,7 @@ class Draw:
 
     corpus: CorpusRequest
     seed: str
-    unit: str  # unit of the text held out, `documents` or `lines`
+    held_unit: str  # unit of the text held out, `documents` or `lines`
     total: Counter[str]  # number of documents, lines and bytes in the corpus
     # the same counts of the text read so far, of the text to train on (`train_lines` ...), and
     # `held_out`; updated
@@ -119,9 +123,11 @@ class Draw:
         Raises:
             UserError: says how much the corpus has.
         """
-        corpus, total, unit = self.corpus, self.total, self.unit
-        if corpus.hold_out > total[unit]:
-            raise UserError(f"{corpus.name}: has {total[unit]:,} {unit}, less than hold-out=")
+        corpus, available = self.corpus, self.total[self.held_unit]
+        if corpus.hold_out > available:
+            raise UserError(
+                f"{corpus.name}: has {available:,} {self.held_unit}, less than hold-out="
+            )
         rest = self._estimate_rest()
         if corpus.size is not None and corpus.size > rest:
             raise UserError(
@@ -134,14 +140,15 @@ class Draw:
         corpus, done = self.corpus, self.done
         if not corpus.hold_out:
             train, valid = document, b""
-        elif self.unit == DOCUMENTS:
-            is_held = self._is_held_out(done[DOCUMENTS])
+        elif self.held_unit == DOCUMENTS:
+            is_held = self._choose_held_out(done[DOCUMENTS])
             train, valid = (b"", document + b"\n") if is_held else (document, b"")
         else:
             train, valid = self._split_lines(document)
         done.update(measure(document))
         if corpus.size is not None and train:
             wanted = corpus.size - done[f"train_{corpus.unit}"]
+            # The estimate is for the text after this document.
             rest = self._estimate_rest() + measure(train)[corpus.unit]
             if self._random("size", done[DOCUMENTS]) * rest >= wanted:
                 train = b""
@@ -150,9 +157,9 @@ class Draw:
 
     def _estimate_rest(self) -> float:
         """Estimate how much text to train on is left, in the unit of the corpus' size."""
-        rest = self.total[self.unit] - self.done[self.unit]
+        rest = self.total[self.held_unit] - self.done[self.held_unit]
         held = self.corpus.hold_out - self.done["held_out"]
-        share = 1 - held / rest if rest else 0
+        share = 1 - held / rest if rest else 0  # of the remaining text that is not held out
         unit = self.corpus.unit
         return (self.total[unit] - self.done[unit]) * share
 
@@ -161,12 +168,13 @@ class Draw:
         kept: list[bytes] = []
         held: list[bytes] = []
         for number, line in enumerate(document.splitlines(keepends=True), self.done[LINES]):
-            (held if self._is_held_out(number) else kept).append(line)
+            (held if self._choose_held_out(number) else kept).append(line)
         return b"".join(kept), b"".join(held)
 
-    def _is_held_out(self, number: int) -> bool:
-        wanted = self.corpus.hold_out - self.done["held_out"]
-        is_held = self._random("hold-out", number) * (self.total[self.unit] - number) < wanted
+    def _choose_held_out(self, number: int) -> bool:
+        """Decide whether to hold out a document or line by its number, and count it if so."""
+        wanted, rest = self.corpus.hold_out - self.done["held_out"], self.total[self.held_unit]
+        is_held = self._random("hold-out", number) * (rest - number) < wanted
         self.done["held_out"] += is_held
         return is_held
 

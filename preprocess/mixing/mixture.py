@@ -97,7 +97,7 @@ class MixtureState:
     step: int = 0  # for N corpora, step n < N counts corpus n, step N + n samples from it
     place: Place = field(default_factory=Place)  # beginning of the next chunk of that corpus
     pending: str = ""  # the last document so far, which continues in the next chunk
-    there: list[Counter[str]] = field(default_factory=list)  # `Draw.total` of each corpus
+    totals: list[Counter[str]] = field(default_factory=list)  # `Draw.total` of each corpus
     done: list[Counter[str]] = field(default_factory=list)  # `Draw.done` of each corpus
     sizes: list[int] = field(default_factory=list)  # sizes of the written files in bytes
 
@@ -105,7 +105,7 @@ class MixtureState:
     def from_json(cls, saved: dict[str, Any]) -> MixtureState:
         """Build a state from its ``vars``, saved as JSON."""
         counts = {
-            name: [Counter[str](entry) for entry in saved[name]] for name in ("there", "done")
+            name: [Counter[str](entry) for entry in saved[name]] for name in ("totals", "done")
         }
         return cls(**{**saved, **counts, "place": Place(*saved["place"])})
 
@@ -117,7 +117,7 @@ class Mixture:
         corpora: requests, and the parts of files of each.
         rules: settings of all corpora.
         folder: folder of the text files and of the saved state.
-        saved: the state that an earlier run saved there; empty for none.
+        saved: the state that an earlier run saved; empty for none.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Mixture:
         saved: dict[str, Any],
     ) -> None:
         none = [Counter[str]() for _ in corpora]
-        fresh = MixtureState(there=none, done=[counts.copy() for counts in none])
+        fresh = MixtureState(totals=none, done=[counts.copy() for counts in none])
         self._corpora, self._rules, self._folder = corpora, rules, folder
         self._state = MixtureState.from_json(saved) if saved else fresh
         self._texts = Texts(folder.partial, rules.files, self._state.sizes)
@@ -145,7 +145,8 @@ class Mixture:
             while state.step < 2 * count:
                 number = state.step % count
                 if state.step == count and state.place == Place():
-                    self._refuse_small_corpora()
+                    for corpus_number in range(count):
+                        self._make_draw(corpus_number).check()
                 corpus, _ = self._corpora[number]
                 if state.step >= count or corpus.size is not None or corpus.hold_out:
                     self._process_corpus(number, is_count=state.step < count)
@@ -160,7 +161,7 @@ class Mixture:
         """Count a corpus, or sample from it."""
         state, rules, (corpus, inputs) = self._state, self._rules, self._corpora[number]
         draw, pending = self._make_draw(number), state.pending.encode()
-        text = TextRules(corpus.lines, rules.sentences, "keep")
+        text = TextRules(corpus.format, rules.sentences, "keep")
         with Pool(rules.workers, cut_documents, text) as opened:
             for mark, (texts, invalid) in opened.map(read_chunks(inputs, state.place)):
                 part, line = inputs[mark.place.part].part, mark.place.line - mark.lines
@@ -171,18 +172,13 @@ class Mixture:
                 pending = b"" if mark.is_last else documents.pop()
                 for document in filter(None, documents):
                     if is_count:
-                        state.there[number].update(measure(document))
+                        state.totals[number].update(measure(document))
                     else:
                         place = state.done[number]["train_documents"]
                         self._texts.write(draw.draw(document), place)
                 state.place, state.pending = mark.next, pending.decode()
                 if time.monotonic() - self._saved >= SECONDS_BETWEEN_SAVES:
                     self._save()
-
-    def _refuse_small_corpora(self) -> None:
-        """Refuse to sample more than a corpus has."""
-        for number in range(len(self._corpora)):
-            self._make_draw(number).check()
 
     def _refuse_empty_corpora(self) -> None:
         """Refuse a corpus without text, and a mixture with nothing to train on."""
@@ -195,14 +191,14 @@ class Mixture:
     def _make_draw(self, number: int) -> Draw:
         seed, state = f"{self._rules.seed} {number}", self._state
         corpus, _ = self._corpora[number]
-        return Draw(corpus, seed, self._rules.unit, state.there[number], state.done[number])
+        return Draw(corpus, seed, self._rules.unit, state.totals[number], state.done[number])
 
     def _save(self) -> None:
         state = self._state
         state.sizes = self._texts.sync()
         self._folder.save(vars(state))
         self._saved = time.monotonic()
-        read = sum(counts[BYTES] for counts in (*state.there, *state.done))
+        read = sum(counts[BYTES] for counts in (*state.totals, *state.done))
         say(f"step {state.step} of {2 * len(self._corpora)}: {read:,} bytes")
 
     def _summarise(self) -> dict[str, Any]:

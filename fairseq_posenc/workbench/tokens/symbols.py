@@ -24,7 +24,7 @@ def words(lines: Sequence[str]) -> Iterable[Sequence[str]]:
 
 
 def characters(lines: Sequence[str], between: str) -> Iterable[Sequence[str]]:
-    """Split each line into characters; white space becomes ``between``."""
+    """Split each line into characters; white space becomes ``between``, a character or nothing."""
     return (between.join(line.split()) for line in lines)
 
 
@@ -50,10 +50,16 @@ class SymbolEncoder:
         return Encoded(tokens, sizes)
 
 
-def warn_of_unknown(text: str, unknown: int, words: int) -> None:
-    """Print a warning if more than half of the tokens of a text are ``<unk>``."""
-    if 2 * unknown > words:
+def warn_of_unknown(text: str, unknown: int, tokens: int) -> None:
+    """Print a warning if more than half of a text's tokens are ``<unk>``.
+
+    Args:
+        text: name of the text.
+        unknown: number of its ``<unk>``; also those in lines that were left out, if there are any.
+        tokens: number of its tokens that are written, without special symbols.
+    """
+    if 2 * unknown > tokens:
         say(
-            f"warning: {text}: {unknown:,} of {max(unknown, words):,} tokens are <unk>; is the "
+            f"warning: {text}: {unknown:,} of {max(unknown, tokens):,} tokens are <unk>; is the "
             "dictionary that of this text and these tokens?"
         )

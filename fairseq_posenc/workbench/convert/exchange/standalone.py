@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 PACKAGE = __name__.partition(".")[0]
 _SCOPES = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+# A reference in a docstring, such as :class:`~fairseq_posenc.positions.Span`; its last name stays.
 _REFERENCE = re.compile(rf"~?\b{PACKAGE}\.[\w.]*\b(\w+)")
 _RULE = f"# {'-' * 96}"
 
@@ -43,7 +45,12 @@ class Use(NamedTuple):
 
 
 class Module:
-    """A parsed module of the package, which is not imported."""
+    """A parsed module of the package, which is not imported.
+
+    It understands the Python of the bundled modules: imports, functions, classes and assignments at
+    the top level. Imports inside functions and other blocks, and names in quoted annotations, are
+    not followed; the tests run what is bundled.
+    """
 
     def __init__(self, name: str) -> None:
         spec = find_spec(name)
@@ -59,7 +66,8 @@ class Module:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 self.definitions[node.name] = node
             elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-                self.definitions |= dict.fromkeys(filter(None, map(_stored, ast.walk(node))), node)
+                names = map(_stored, ast.walk(node))
+                self.definitions |= {name: node for name in names if name}
             elif isinstance(node, ast.Import):
                 for alias in node.names:
                     self._imported[alias.asname or alias.name] = Symbol(alias.name)
@@ -74,10 +82,12 @@ class Module:
         imported = self._imported.get(name)
         if imported is None or not imported.is_ours or not imported.name:
             return imported
+        # `from package import module`
         if find_spec(imported.module).submodule_search_locations:  # type: ignore[union-attr]
             inner = f"{imported.module}.{imported.name}"
             if find_spec(inner):
                 return Symbol(inner)
+        # Where the name is defined; the module may import it, too.
         return load_module(imported.module).find(imported.name)
 
     def list_uses(self, name: str) -> list[Use]:
@@ -93,7 +103,7 @@ class Module:
             if owner is not None and owner.is_ours and not owner.name:
                 symbol = load_module(owner.module).find(node.attr)
                 assert symbol is not None
-                yield Use(symbol, node.attr, node)
+                yield Use(symbol, node.attr, node)  # `module.name` as a whole becomes `name`
                 return
         if isinstance(node, ast.Name) and node.id not in local:
             symbol = self.find(node.id)
@@ -156,7 +166,8 @@ def _list_bound(scope: ast.AST) -> set[str]:
         node = to_visit.pop()
         if isinstance(node, ast.arg):
             bound.add(node.arg)
-        bound.update(filter(None, [_stored(node)]))
+        if name := _stored(node):
+            bound.add(name)
         if isinstance(node, ast.FunctionDef):
             bound.add(node.name)
         if not isinstance(node, _SCOPES):
@@ -207,19 +218,9 @@ def _collect_needed(first: list[Symbol]) -> tuple[dict[Symbol, list[Symbol]], li
 def _sort_modules(symbols: dict[Symbol, list[Symbol]]) -> list[Module]:
     """Sort the modules of symbols so that each follows the modules that it needs."""
     needs: dict[str, list[str]] = {symbol.module: [] for symbol in symbols}
-    for symbol, used in symbols.items():
-        needs[symbol.module] += [needed.module for needed in used]
-    order: dict[str, None] = {}
-
-    def add(name: str, above: tuple[str, ...] = ()) -> None:
-        for module in dict.fromkeys(needs[name]):
-            if module not in (name, *above):
-                add(module, (*above, name))
-        order[name] = None
-
-    for name in needs:
-        add(name)
-    return [load_module(name) for name in order]
+    for user, used in symbols.items():
+        needs[user.module] += [symbol.module for symbol in used if symbol.module != user.module]
+    return [load_module(name) for name in TopologicalSorter(needs).static_order()]
 
 
 def _format_import(source: str, names: set[str]) -> str:
