@@ -25,7 +25,7 @@ from typing import Any
 
 from binarize.formats import check_format, describe_format
 from binarize.options import add_invalid_lines
-from binarize.sources import Input, combine_checksums, find_files, parts_of_shard
+from binarize.shards import Input, combine_checksums, find_files, parts_of_shard
 from fairseq_posenc.workbench.running.exit_codes import (
     run_main,
     signals_as_keyboard_interrupt,

@@ -26,12 +26,20 @@ from fairseq_posenc.workbench.running.progress import format_counts, say
 from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder, warn_of_unknown
 from fairseq_posenc.workbench.tokens.tokenizer import Symbols
 
-from .coverage import check_coverage, read_shards
 from .formats import LineFormat, check_format, describe_format
 from .items import TextRules, check_invalid, count_symbols, make_items
 from .options import BinarizeSettings
 from .pool import Pool
-from .sources import Input, Part, Place, combine_checksums, find_files, parts_of_shard, read_chunks
+from .shards import (
+    Input,
+    Part,
+    check_coverage,
+    combine_checksums,
+    find_files,
+    parts_of_shard,
+    read_shards,
+)
+from .sources import Place, read_chunks
 from .split import Split, SplitState
 from .vocabulary import PACKAGES, save_dictionary
 
@@ -239,8 +247,7 @@ class Binarizer:
         settings, counter = self._settings, Counter[str]()
         with Pool(settings.workers, count_symbols, self._text, settings.splitter) as opened:
             for mark, (counts, invalid) in opened.map(read_chunks(inputs, Place())):
-                part, line = inputs[mark.place.part].part, mark.place.line - mark.lines
-                check_invalid(invalid, part, line, settings.skips_invalid)
+                check_invalid(invalid, inputs, mark, settings.skips_invalid)
                 counter.update(counts)
         return counter
 

@@ -20,7 +20,8 @@ from fairseq_posenc.workbench.tokens.tokenizer import Encoder, Symbols
 from .formats import LineFormat, split_lines
 from .options import BinarizeSettings
 from .sentences import split_sentences
-from .sources import Part
+from .shards import Input
+from .sources import Mark
 
 
 @dataclass(frozen=True)
@@ -128,18 +129,21 @@ def count_symbols(
     return counter, read.invalid
 
 
-def check_invalid(invalid: Sequence[InvalidLine], part: Part, line: int, skip: bool) -> list[str]:
+def check_invalid(
+    invalid: Sequence[InvalidLine], inputs: Sequence[Input], mark: Mark, skip: bool
+) -> list[str]:
     """Describe the invalid lines of a chunk.
 
     Args:
         invalid: the lines.
-        part: the part of a file that the chunk is from.
-        line: number of lines of the part before the chunk.
+        inputs: the parts of files that are read.
+        mark: describes the chunk.
         skip: whether invalid lines are allowed.
 
     Raises:
         UserError: a line is invalid, and ``skip`` is False.
     """
+    part, line = inputs[mark.place.part].part, mark.place.line - mark.lines
     where = f" (counted from byte {part.start})" if part.start else ""
     problems = [f"{part.path}, line {line + number + 1}: {why}{where}" for number, why in invalid]
     if problems and not skip:

@@ -15,11 +15,10 @@ from typing import Any, TypeVar
 
 from fairseq_posenc.errors import RunError
 
-Mark = TypeVar("Mark")
-Result = TypeVar("Result")
+Mark = TypeVar("Mark")  # describes a chunk
 _PENDING_PER_WORKER = 3  # chunks that wait to be processed or yielded
 # Signals that end the main process, and its workers with it.
-_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Pool:
@@ -29,9 +28,9 @@ class Pool:
     """
 
     def __init__(self, workers: int, function: Callable[..., Any], *arguments: Any) -> None:
-        # Forked workers share the vocabulary's memory, and need not import modules.
+        # Forked workers share the arguments' memory, and need not import modules.
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
-        self._ahead = workers * _PENDING_PER_WORKER
+        self._most_pending = workers * _PENDING_PER_WORKER
         self._executor = ProcessPoolExecutor(
             workers, context, initializer=_start_worker, initargs=(function, arguments)
         )
@@ -46,11 +45,10 @@ class Pool:
         try:
             for mark, data in chunks:
                 pending.append((mark, self._submit(data)))
-                if len(pending) >= self._ahead:
-                    mark, future = pending.popleft()
-                    yield mark, future.result()
-            while pending:
-                mark, future = pending.popleft()
+                if len(pending) >= self._most_pending:
+                    first, future = pending.popleft()
+                    yield first, future.result()
+            for mark, future in pending:
                 yield mark, future.result()
         except BrokenProcessPool:
             raise RunError(
@@ -64,7 +62,7 @@ class Pool:
         Signals are blocked while workers are forked, as a KeyboardInterrupt in a fork would be
         lost.
         """
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
         try:
             return self._executor.submit(_call, data)
         finally:
@@ -88,7 +86,7 @@ def _start_worker(function: Callable[..., Any], arguments: tuple[Any, ...]) -> N
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm sends it when a job's time is up
     for number in (signal.SIGTERM, signal.SIGHUP):  # the main process handles them like Ctrl-C
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _task = (function, arguments)
 

@@ -1,124 +1,23 @@
-"""Selects the files and bytes of a shard, and reads them as chunks of whole lines."""
+"""Reads parts of files as chunks of whole lines."""
 
 from __future__ import annotations
 
 import codecs
 import hashlib
 import io
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.tokens.files import DAMAGED, WHOLE, decompress
+from fairseq_posenc.workbench.tokens.files import DAMAGED, decompress
 
-_BLOCK_BYTES = 1 << 20
-
-
-class Part(NamedTuple):
-    """Whole lines of a file, from byte ``start`` to ``end``; compressed files are never divided."""
-
-    path: str
-    start: int
-    end: int
-
-
-def find_files(inputs: Sequence[str]) -> list[str]:
-    """List the input files; for a folder all files below it, sorted by path.
-
-    Hidden files and folders, in which download programs keep their records, are left out.
-
-    Raises:
-        UserError: a path is missing, or all files are empty.
-    """
-    files: list[str] = []
-    for name in inputs:
-        path = Path(name)
-        if path.is_dir():
-            below = (file for file in path.rglob("*") if file.is_file())
-            visible = (
-                file for file in below if "/." not in f"/{file.relative_to(path).as_posix()}"
-            )
-            files += sorted(map(str, visible))
-        elif path.is_file():
-            files.append(name)
-        else:
-            raise UserError(f"{name} is not there; give local files or directories")
-    if not any(os.path.getsize(path) for path in files):
-        raise UserError(f"no text in {', '.join(inputs)}")
-    return files
-
-
-def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Part]:
-    """List the parts of a shard, in order.
-
-    Shards have about the same number of bytes, or of files, if all files are compressed.
-
-    Raises:
-        UserError: the shard would be empty.
-    """
-    whole = {path for path in files if Path(path).suffix in WHOLE}  # compressed
-    by_bytes = len(whole) < len(set(files))
-    sizes = [os.path.getsize(path) if by_bytes else 1 for path in files]
-    low, high = (sum(sizes) * number // num_shards for number in (shard, shard + 1))
-    parts, begins = [], 0
-    for path, size in zip(files, sizes):
-        if path in whole:
-            start, end = 0, os.path.getsize(path) if low <= begins < high else 0
-        else:
-            start = _line_start(path, min(max(low - begins, 0), size), size)
-            end = _line_start(path, min(max(high - begins, 0), size), size)
-        if start < end:
-            parts.append(Part(path, start, end))
-        begins += size
-    if not parts:
-        raise UserError(
-            f"shard {shard} of {num_shards} would be empty: lines and compressed files are not "
-            "divided; use fewer shards"
-        )
-    return parts
-
-
-def _line_start(path: str, offset: int, size: int) -> int:
-    """Find the beginning of the first line at or after an offset."""
-    if offset in (0, size):  # without opening the file: for many files and shards, that takes hours
-        return offset
-    with open(path, "rb") as file:
-        file.seek(offset - 1)
-        while (line := file.readline(_BLOCK_BYTES)) and not line.endswith(b"\n"):
-            continue
-        return file.tell()
-
+from .shards import Input, Part
 
 CHUNK_BYTES = 1 << 20
 # Control characters, without white space (0x09 to 0x0d), escape, and separators of records.
 _CONTROLS = bytes([*range(0x00, 0x09), *range(0x0E, 0x1B)])
 _MOST_CONTROLS = 0.03  # their largest share in a text
 _LONGEST_LINE = 1 << 28  # bytes; a chunk is held in memory several times
-
-
-class Input(NamedTuple):
-    """A part with the checksum of its content, which identifies the text wherever the file is."""
-
-    part: Part
-    sha256: str = ""  # empty: not checked
-
-    @classmethod
-    def from_part(cls, part: Part) -> Input:
-        """Compute the checksum of a part, by reading it."""
-        return cls(part, checksum(Path(part.path), part.start, part.end))
-
-
-def combine_checksums(inputs: Sequence[Input]) -> str:
-    """Combine the checksums of several parts to one."""
-    return hashlib.sha256(" ".join(entry.sha256 for entry in inputs).encode()).hexdigest()
-
-
-def describe_file(path: Path) -> dict[str, Any]:
-    """Describe a written file for a manifest, by its size and checksum."""
-    return {"bytes": path.stat().st_size, "sha256": checksum(path)}
 
 
 class Place(NamedTuple):
@@ -209,7 +108,7 @@ class Reader:
         """Yield chunks of whole lines, decompressed, and their numbers of lines.
 
         Raises:
-            UserError: the file cannot be decompressed, is not UTF-8 text, or a line has no end.
+            UserError: the file cannot be decompressed, is UTF-16 or UTF-32, or a line has no end.
         """
         try:
             with io.BufferedReader(self._raw, CHUNK_BYTES) as raw:
@@ -247,7 +146,7 @@ class Reader:
             yield self._make_chunk(b"".join(pending))
 
     def _make_chunk(self, data: bytes) -> tuple[bytes, int]:
-        if self.offset + self.part.start == 0:
+        if self.offset + self.part.start == 0:  # the first chunk of the file
             self.offset = len(data) - len(data.removeprefix(codecs.BOM_UTF8))
             data = data.removeprefix(codecs.BOM_UTF8)
         lines = count_lines(data)

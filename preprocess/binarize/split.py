@@ -1,4 +1,7 @@
-"""Writes one split of a data-bin (train, valid or test), and resumes an unfinished one."""
+"""Writes one split of a data-bin (train, valid or test), and resumes an unfinished one.
+
+A split is a data set of fairseq; its items are the samples.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from fairseq_posenc.workbench.tokens.tokenizer import Symbols
 from .items import Items, check_invalid
 from .options import BinarizeSettings
 from .pool import Pool
-from .sources import Input, Mark, Place, describe_file, read_chunks
+from .shards import Input, describe_file
+from .sources import Mark, Place, read_chunks
 from .store import SIZE, Position, Store
 
 SECONDS_BETWEEN_SAVES = 10.0
@@ -53,7 +57,7 @@ class Split:
         symbols: special symbols of the dictionary.
         settings: settings of the data-bin.
         state: progress of an earlier run, or a new state.
-        save: called every few seconds, to write the state to disk.
+        save: called every few seconds, to write the state to disk; not after the last item.
     """
 
     def __init__(
@@ -67,7 +71,7 @@ class Split:
     ) -> None:
         self._inputs, self._skip_invalid = inputs, settings.skips_invalid
         self._documents = settings.empty_lines == "documents"  # an empty item between them
-        self._state, self._save, self._saved = state, save, time.monotonic()
+        self._state, self._save, self._last_save = state, save, time.monotonic()
         self._store = Store(prefix, symbols.dtype, state.position)
         # An empty item: its only token, and its size.
         self._empty = (
@@ -84,13 +88,15 @@ class Split:
         """
         try:
             for mark, items in pool.map(read_chunks(self._inputs, self._state.place)):
+                if items.counts["lines"] != mark.lines:
+                    raise RuntimeError(f"{mark}: {items.counts['lines']} lines came back")
                 self._report_invalid(items, mark)
                 self._append(items)
                 self._advance(mark)
-                if time.monotonic() - self._saved >= SECONDS_BETWEEN_SAVES:
+                if time.monotonic() - self._last_save >= SECONDS_BETWEEN_SAVES:
                     self._save_state()
             if not self._store.position.items:
-                raise UserError(f"{self._prefix.name}: nothing is left of its text")
+                raise UserError(f"{self._prefix.name}: no line of its text is left")
             self._store.finish()
         finally:
             self._store.close()
@@ -117,25 +123,21 @@ class Split:
         state.document_ended = items.ends_document
 
     def _report_invalid(self, items: Items, mark: Mark) -> None:
-        """Report the invalid lines of a chunk, or refuse them; also check its number of lines."""
-        part = self._inputs[mark.place.part].part
-        if items.counts["lines"] != mark.lines:
-            raise RuntimeError(f"{part}: {items.counts['lines']} of {mark.lines} lines came back")
-        state = self._state
-        for message in check_invalid(items.invalid, part, state.place.line, self._skip_invalid):
-            if len(state.messages) < _SHOWN:
-                state.messages.append(message)
+        """Report the invalid lines of a chunk, or refuse them."""
+        for message in check_invalid(items.invalid, self._inputs, mark, self._skip_invalid):
+            if len(self._state.messages) < _SHOWN:
+                self._state.messages.append(message)
                 say(f"skipped {message}")
 
     def _save_state(self) -> None:
         self._state.position = self._store.sync()
         self._save(self._state)
-        self._saved = time.monotonic()
+        self._last_save = time.monotonic()
 
     def _summarise(self) -> dict[str, Any]:
         """Build the manifest's entry of the split, and check its counts."""
         counts, position = self._state.counts, self._store.position
-        if (counts["items"], counts["tokens"]) != position:
+        if position != Position(counts["items"], counts["tokens"]):
             raise RuntimeError(f"{self._prefix}: {position} were written, but counted: {counts}")
         outputs = [self._prefix.with_suffix(suffix) for suffix in (".bin", ".idx")]
         return {

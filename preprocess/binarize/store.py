@@ -16,7 +16,7 @@ SIZE = np.dtype(np.int32)  # type of the sizes in an .idx file
 
 
 class Position(NamedTuple):
-    """The size of the part of a data set that is synced to disk."""
+    """A place in a data set: the size of the part before it."""
 
     items: int = 0
     tokens: int = 0
@@ -25,7 +25,8 @@ class Position(NamedTuple):
 class Store:
     """Writes ``PREFIX.bin`` and ``PREFIX.idx``, byte for byte as fairseq does.
 
-    The index is made at the end from ``PREFIX.sizes``, which is kept for an interrupted run.
+    The index is made at the end from ``PREFIX.sizes``, which the caller then deletes: a run that is
+    interrupted later may still resume.
 
     Args:
         prefix: path without suffix.
@@ -67,7 +68,9 @@ class Store:
         with open(self.prefix.with_suffix(".idx"), "wb") as index:
             index.write(MMapIndexedDataset.Index._HDR_MAGIC)
             code = _dtype_header_code(self.dtype.type)
-            index.write(struct.pack("<QBQ", 1, code, self.position.items))
+            version = 1
+            index.write(struct.pack("<QBQ", version, code, self.position.items))
+            # The sizes of all items, then the byte at which each begins.
             for sizes in _blocks(sizes_path):
                 index.write(sizes.tobytes())
             address = 0

@@ -20,11 +20,12 @@ from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
 from fairseq_posenc.workbench.tokens.tokenizer import Tokenizer
 
 PACKAGES = ("regex", "sentencepiece", "tiktoken")  # the token ids depend on their versions, too
+# The options of the fields of `Vocabulary`, in their order.
 _OPTIONS = ("encoder_json", "vocab_bpe", "sentencepiece_model", "dict")
 
 
 def add_vocabulary(group: argparse._ActionsContainer) -> None:
-    """Add the options of GPT-2's BPE and of sentencepiece."""
+    """Add the options of GPT-2's BPE and of sentencepiece; programs add ``--dict`` themselves."""
     group.add_argument("--encoder-json", type=Path, help="vocabulary of GPT-2's BPE")
     group.add_argument("--vocab-bpe", type=Path, help="merges of GPT-2's BPE")
     group.add_argument("--sentencepiece-model", type=Path, help="sentencepiece model")
@@ -40,23 +41,24 @@ class Vocabulary(NamedTuple):
 
     @classmethod
     def from_args(
-        cls, args: argparse.Namespace, has_symbols: bool = False, more: str = ""
+        cls, args: argparse.Namespace, has_symbols: bool = False, alternatives: str = ""
     ) -> Vocabulary:
         """Build the vocabulary from the parsed options, with ``--dict``.
 
         Args:
             args: the parsed options.
             has_symbols: whether another option chose words or characters as tokens.
-            more: names that option, for the message.
+            alternatives: names such options, for the message.
 
         Raises:
             UserError: the options name no vocabulary, more than one, or a missing file.
         """
         chosen = cls(*(getattr(args, name) for name in _OPTIONS))
-        ways = [chosen.encoder_json, chosen.sentencepiece_model, has_symbols]
-        if sum(map(bool, ways)) != 1 or bool(chosen.encoder_json) != bool(chosen.vocab_bpe):
+        tokens = [chosen.encoder_json, chosen.sentencepiece_model, has_symbols]
+        if sum(map(bool, tokens)) != 1 or bool(chosen.encoder_json) != bool(chosen.vocab_bpe):
             raise UserError(
-                "choose the tokens: --encoder-json and --vocab-bpe, or --sentencepiece-model" + more
+                "choose the tokens: --encoder-json and --vocab-bpe, or --sentencepiece-model"
+                + alternatives
             )
         if chosen.encoder_json and not chosen.dict_txt:
             raise UserError("give --dict: the dict.txt that belongs to --encoder-json")

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from binarize.items import InvalidLine, TextRules, check_invalid, read_lines
 from binarize.pool import Pool
-from binarize.sources import Input, Place, describe_file, read_chunks
+from binarize.shards import Input, describe_file
+from binarize.sources import Place, read_chunks
 from binarize.store import open_at
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.folders import Folder
@@ -164,8 +165,7 @@ class Mixture:
         text = TextRules(corpus.format, rules.sentences, "keep")
         with Pool(rules.workers, cut_documents, text) as opened:
             for mark, (texts, invalid) in opened.map(read_chunks(inputs, state.place)):
-                part, line = inputs[mark.place.part].part, mark.place.line - mark.lines
-                for message in check_invalid(invalid, part, line, rules.skip_invalid):
+                for message in check_invalid(invalid, inputs, mark, rules.skip_invalid):
                     say(f"skipped {message}")
                 documents = [pending + texts[0], *texts[1:]]
                 # The last document continues in the next chunk.

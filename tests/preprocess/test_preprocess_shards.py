@@ -21,7 +21,7 @@ import pytest
 import zstandard
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
-from binarize import command, coverage, formats, options, pool, sources, split
+from binarize import command, formats, options, pool, shards, sources, split
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running import locks
 from tests.helpers.programs import true_start
@@ -177,15 +177,15 @@ def test_shards_that_are_not_the_whole_are_named(shards_of_text, tmp_path, damag
     damage(folders)
     try:
         with pytest.raises(UserError, match=message) if message else nullcontext():
-            coverage.check_coverage(coverage.read_shards(folders, plan), [str(text)])
+            shards.check_coverage(shards.read_shards(folders, plan), [str(text)])
     finally:
         text.write_bytes(content_before)
 
 
 def test_a_shard_of_another_text_is_told(tmp_path, text):
-    parts = [[sources.Input(sources.Part("gone", 0, text.stat().st_size), "")]] * 2
+    parts = [[shards.Input(shards.Part("gone", 0, text.stat().st_size), "")]] * 2
     with pytest.raises(UserError, match="gone is in a shard, but not in --train"):
-        coverage.check_coverage(parts, [str(text)])
+        shards.check_coverage(parts, [str(text)])
 
 
 def test_compressed_files_are_dealt_out_whole(tmp_path):
@@ -203,10 +203,10 @@ def test_compressed_files_are_dealt_out_whole(tmp_path):
     run("--train", *paths, "--out", tmp_path / "all")
     assert len(items(tmp_path / "all")) == 5 * 5 + 4  # an empty item between files
     names = [str(path) for path in paths[:4]]
-    parts = [sources.parts_of_shard(names, shard, 4) for shard in range(4)]
-    assert parts == [[sources.Part(name, 0, os.path.getsize(name))] for name in names]
+    parts = [shards.parts_of_shard(names, shard, 4) for shard in range(4)]
+    assert parts == [[shards.Part(name, 0, os.path.getsize(name))] for name in names]
     with pytest.raises(UserError, match="shard 0 of 5 would be empty"):
-        sources.parts_of_shard(names, 0, 5)
+        shards.parts_of_shard(names, 0, 5)
 
 
 def test_only_files_that_are_divided_are_opened_to_find_the_parts(tmp_path, monkeypatch):
@@ -221,9 +221,9 @@ def test_only_files_that_are_divided_are_opened_to_find_the_parts(tmp_path, monk
 
     monkeypatch.setattr(sources, "open", note, raising=False)
     names = [str(path) for path in paths]
-    assert sources.parts_of_shard(names, 1, 2) == [sources.Part(each, 0, 10) for each in names[2:]]
+    assert shards.parts_of_shard(names, 1, 2) == [shards.Part(each, 0, 10) for each in names[2:]]
     assert not opened
-    assert sources.parts_of_shard(names, 0, 3)[-1] == sources.Part(names[1], 0, 4)
+    assert shards.parts_of_shard(names, 0, 3)[-1] == shards.Part(names[1], 0, 4)
     assert opened == [names[1]]
 
 
@@ -246,7 +246,7 @@ def test_chunks_are_whole_lines_wherever_reading_begins(tmp_path, block, monkeyp
     monkeypatch.setattr(sources, "CHUNK_BYTES", block)
     data = b"a\r\nb\n\nc\rd\n\r\nlast"
     (tmp_path / "text").write_bytes(data)
-    part = sources.Part(str(tmp_path / "text"), 0, len(data))
+    part = shards.Part(str(tmp_path / "text"), 0, len(data))
     reader = sources.Reader(part)
     chunks = [(text, lines, reader.offset) for text, lines in reader]
     texts = [text for text, *_ in chunks]
