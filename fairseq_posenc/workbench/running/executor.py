@@ -20,17 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.running.devices import visible_gpus
 from fairseq_posenc.workbench.running.folders import read_object
 from fairseq_posenc.workbench.running.jobs import Job, RunContext
 from fairseq_posenc.workbench.running.locks import is_locked, lock_folder
-from fairseq_posenc.workbench.running.programs import (
-    find_user_error,
-    raise_if_failed,
-    run_parallel,
-)
+from fairseq_posenc.workbench.running.programs import find_user_error, run_parallel
 from fairseq_posenc.workbench.running.progress import bar, say
 
 _DONE = "DONE"  # complete by its folder, whatever Slurm says
@@ -185,7 +181,11 @@ def run_jobs(
     Raises:
         RunError: jobs failed while others went on.
     """
-    raise_if_failed(machine.run(jobs, out, watch), len(jobs))
+    if failures := machine.run(jobs, out, watch):
+        raise RunError(
+            f"{len(failures)} of {len(jobs)} runs failed; the same command tries them again: "
+            + "; ".join(failures)
+        )
 
 
 def _has_failed(state: str) -> bool:

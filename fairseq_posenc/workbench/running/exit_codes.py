@@ -53,10 +53,6 @@ def _check_working_folder() -> None:
         raise UserError("the working folder has been deleted; change to another one") from None
 
 
-class Ended(KeyboardInterrupt):
-    """The process got SIGTERM or SIGHUP; Ctrl-C raises a plain KeyboardInterrupt."""
-
-
 @contextmanager
 def signals_as_keyboard_interrupt(
     advice: str = "the same command continues from here",
@@ -73,7 +69,7 @@ def signals_as_keyboard_interrupt(
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise Ended
+        raise KeyboardInterrupt
 
     ends = (signal.SIGTERM, signal.SIGHUP)
     changed = [number for number in ends if signal.getsignal(number) is signal.SIG_DFL]

@@ -118,23 +118,6 @@ def run_logged(
         raise RunError(_describe_failure(command[0], status, log))
 
 
-def raise_if_failed(failures: Sequence[str], runs: int) -> None:
-    """Raise one error for all failed runs.
-
-    Args:
-        failures: a line for each failed run.
-        runs: number of all runs.
-
-    Raises:
-        RunError: there are failures.
-    """
-    if failures:
-        raise RunError(
-            f"{len(failures)} of {runs} runs failed; the same command tries them again: "
-            + "; ".join(failures)
-        )
-
-
 def run_parallel(
     calls: Sequence[Callable[[], Result]],
     jobs: int,

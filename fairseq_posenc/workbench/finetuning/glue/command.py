@@ -6,7 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, parse_tasks
 from fairseq_posenc.workbench.finetuning.glue.report import format_report, write_results
 from fairseq_posenc.workbench.finetuning.glue.runs import (
@@ -19,7 +19,7 @@ from fairseq_posenc.workbench.finetuning.glue.submission import complete_submiss
 from fairseq_posenc.workbench.finetuning.glue.worker import build_job
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.devices import hydra_overrides, visible_gpus
-from fairseq_posenc.workbench.running.executor import LocalMachine
+from fairseq_posenc.workbench.running.executor import LocalMachine, run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import (
     add_computing,
@@ -34,7 +34,6 @@ from fairseq_posenc.workbench.running.options import (
     finite_number,
     parse_place,
 )
-from fairseq_posenc.workbench.running.programs import raise_if_failed
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.training import recipes
 
@@ -94,10 +93,13 @@ def run(args: argparse.Namespace) -> int:
     unfinished = [job for job in (build_job(run, out) for run in runs) if not job.is_done]
     say(f"{len(runs)} runs, {len(runs) - len(unfinished)} of them finished before; results: {out}")
     machine = cluster or LocalMachine(args.jobs or len(visible_gpus()) or 1, keep_going=True)
-    with signals_as_keyboard_interrupt():
-        failures = machine.run(unfinished, out) if unfinished else []
+    try:
+        with signals_as_keyboard_interrupt():
+            run_jobs(unfinished, out, machine)
+    except RunError:
+        write_results(all_runs, out, pretrained, name)
+        raise
     record = write_results(all_runs, out, pretrained, name)
-    raise_if_failed(failures, len(runs))
     print(record.text() if args.json else format_report(record))
     say(f"wrote {out}/results.md, {out}/results.json and {out}/submission/")
     if missing := complete_submission(out / "submission", args.data):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.errors import UserError
@@ -46,9 +45,9 @@ _SHOWN_IDS = 5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands and their options."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, action in ACTIONS.items():
-        subparser = actions.add_parser(name, help=action.help, description=action.help)
-        action.add_options(subparser)
+    for name, (text, add_options, _) in ACTIONS.items():
+        subparser = actions.add_parser(name, help=text, description=text)
+        add_options(subparser)
         add_examples(subparser, EXAMPLES[f"squad {name}"])
 
 
@@ -58,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
-    return ACTIONS[args.action].run(args)
+    _, _, run_action = ACTIONS[args.action]
+    return run_action(args)
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
@@ -197,16 +197,9 @@ def _write_json(path: Path, content: Any) -> None:
     say(f"wrote {path}")
 
 
-class Action(NamedTuple):
-    """A subcommand of ``squad``."""
-
-    help: str
-    add_options: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]  # returns the exit code
-
-
+# The subcommands by name: help, function that adds the options, function that runs it.
 ACTIONS = {
-    "train": Action("fine-tune a pre-trained model, or continue", _add_train, _train),
-    "predict": Action("answer questions with a fine-tuned model", _add_predict, _predict),
-    "score": Action("print the official figures of predictions", _add_score, _score),
+    "train": ("fine-tune a pre-trained model, or continue", _add_train, _train),
+    "predict": ("answer questions with a fine-tuned model", _add_predict, _predict),
+    "score": ("print the official figures of predictions", _add_score, _score),
 }
