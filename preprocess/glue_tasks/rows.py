@@ -11,7 +11,7 @@ from typing import NamedTuple
 from binarize.sources import refuse_wide_characters
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
-from fairseq_posenc.workbench.tokens.files import DAMAGED, read_bytes
+from fairseq_posenc.workbench.tokens.files import decode_text, read_bytes
 
 _ENDINGS = ("", ".gz", ".bz2", ".xz", ".zst")
 
@@ -78,15 +78,10 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
 
 def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
     r"""Yield numbered lines; they end only at ``\n``, as texts contain other line separators."""
-    try:
-        content = read_bytes(path)
-        refuse_wide_characters(content, str(path))
-        text = content.decode("utf-8-sig")  # MRPC begins with a byte-order mark
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 ({error}); download it again") from None
-    except (OSError, *DAMAGED) as error:
-        raise UserError(f"{path} cannot be read ({error}); download it again") from None
-    for number, line in enumerate(text.split("\n"), start=1):
+    content = read_bytes(path)
+    refuse_wide_characters(content, str(path))
+    # Without the byte-order mark that MRPC begins with.
+    for number, line in enumerate(decode_text(content, str(path)).split("\n"), start=1):
         if line.strip():
             yield number, line.rstrip("\r")
 

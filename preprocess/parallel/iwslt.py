@@ -18,6 +18,7 @@ from xml.sax.saxutils import unescape
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.tokens.files import read_bytes
 from parallel.texts import (
     NumberedLines,
     ParallelCorpus,
@@ -25,7 +26,6 @@ from parallel.texts import (
     check_split,
     decode,
     join_splits,
-    read_bytes,
 )
 
 # Lines about a talk; all other lines of a train file are text. Titles and descriptions are left

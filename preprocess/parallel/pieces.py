@@ -15,8 +15,8 @@ from pathlib import Path
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.devices import cores
 from fairseq_posenc.workbench.tokens import pieces
+from fairseq_posenc.workbench.tokens.files import read_bytes
 from fairseq_posenc.workbench.tokens.pieces import learn_pieces
-from parallel.texts import read_bytes
 
 Pieces = list[list[int]]  # for each line the ids of its pieces
 VOCABULARY = "vocab.json"  # in the folder of the source language's model

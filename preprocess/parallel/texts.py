@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.tokens.files import DAMAGED, decode_text, decompress
+from fairseq_posenc.workbench.tokens.files import decode_text, read_bytes
 
 _REFUSED = {b"\0": "a NUL byte", b"\r": "a carriage return inside a line"}
 
@@ -104,18 +103,6 @@ def join_splits(name: str, splits: Sequence[ParallelSplit]) -> ParallelSplit:
     return ParallelSplit(name, side([s.source for s in splits]), side([s.target for s in splits]))
 
 
-def read_bytes(path: Path) -> bytes:
-    """Read a file.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; name a file that can be read") from None
-
-
 def read_files(
     train: str, valid: Sequence[str], test: Sequence[str], languages: tuple[str, str]
 ) -> ParallelCorpus:
@@ -148,9 +135,4 @@ def _read_side(prefix: str, language: str, inputs: dict[str, str]) -> NumberedLi
     (path,) = existing
     content = read_bytes(path)
     inputs[str(path) if path.name in inputs else path.name] = checksum(path)
-    if path is packed:
-        try:
-            content = decompress(path, io.BytesIO(content)).read()
-        except (OSError, *DAMAGED) as error:
-            raise UserError(f"{path}: not a whole gzip file ({error}); fetch it again") from None
     return decode(content, str(path))

@@ -49,7 +49,7 @@ _OPENERS: dict[str, Callable[..., object]] = {
     ".zst": lambda file: _Stream(_decompress_zstd(file)),
 }
 WHOLE = (*_OPENERS, PARQUET)  # suffixes of files that must be read from the beginning
-# Errors of reading a damaged compressed file.
+# Errors that a damaged compressed file raises while it is read.
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
 
 
@@ -87,14 +87,24 @@ def decompress(path: Union[str, Path], file: BinaryIO) -> BinaryIO:
     return cast("BinaryIO", opener(file)) if opener else file
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, name: str = "") -> bytes:
     """Read and decompress a whole file.
 
+    Args:
+        path: the file.
+        name: name of the file in messages; its path by default.
+
     Raises:
-        OSError: the file cannot be read; or one of ``DAMAGED``.
+        UserError: the file cannot be read, or is damaged.
     """
-    with open(path, "rb") as file:
-        return decompress(path, file).read()
+    try:
+        with open(path, "rb") as file:
+            return decompress(path, file).read()
+    except (OSError, *DAMAGED) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"{name or path}: cannot be read ({reason}); name a file that can be read"
+        ) from None
 
 
 def _read_rows(path: Union[str, Path]) -> Iterator[bytes]:
@@ -146,11 +156,7 @@ def read_lines(path: Path, option: str) -> list[str]:
         UserError: the file cannot be read, is empty, or is not UTF-8 text.
     """
     name = f"{option} {path}"
-    try:
-        content = read_bytes(path)
-    except (OSError, *DAMAGED) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{name}: {reason}; name a UTF-8 text file") from None
+    content = read_bytes(path, name)
     if not content:
         raise UserError(f"{name}: the file is empty; name a file with text in it")
     lines = decode_text(content, name).removesuffix("\n").split("\n")

@@ -63,7 +63,7 @@ def test_what_is_no_text_is_told_with_its_line(content, said, tmp_path):
     with pytest.raises(UserError, match=said):
         files.read_lines(path, "--text")
     for other in (tmp_path / "none.txt", tmp_path):
-        with pytest.raises(UserError, match=f"--text {other}: .*name a UTF-8 text file"):
+        with pytest.raises(UserError, match=f"--text {other}: .*name a file that can be read"):
             files.read_lines(other, "--text")
 
 

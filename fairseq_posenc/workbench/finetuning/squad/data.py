@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.tokens.files import DAMAGED, read_bytes
+from fairseq_posenc.workbench.tokens.files import read_bytes
 
 V1, V2 = "1.1", "2.0"
 _T = TypeVar("_T")
@@ -93,15 +93,15 @@ def read_json(path: Path) -> Any:
     Raises:
         UserError: it cannot be read or is not JSON.
     """
+    content = read_bytes(path)
     try:
-        return json.loads(read_bytes(path))
+        return json.loads(content)
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
     except RecursionError:
         raise UserError(f"{path}: cannot be read (it is nested too deeply)") from None
-    except (*DAMAGED, OSError, ValueError) as error:  # ValueError: a number has too many digits
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{path}: cannot be read ({reason})") from None
+    except ValueError as error:  # not UTF-8, or a number has too many digits
+        raise UserError(f"{path}: cannot be read ({error})") from None
 
 
 def read_predictions(path: Path) -> dict[str, str]:
