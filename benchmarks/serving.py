@@ -28,10 +28,10 @@ import transformers
 from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
-from fairseq_posenc.workbench.convert.exchange.card import Labels
 from fairseq_posenc.workbench.convert.exchange.config_json import build_generation_config
 from fairseq_posenc.workbench.convert.exchange.ctranslate2.exporting import export_to_ctranslate2
 from fairseq_posenc.workbench.convert.exchange.exporting import export
+from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import Labels
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.translation import Translator
 from fairseq_posenc.workbench.translation.checkpoint import find_data_bin

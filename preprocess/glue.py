@@ -26,7 +26,7 @@ from binarize.vocabulary import PACKAGES, Vocabulary, add_vocabulary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, Task, parse_tasks
-from fairseq_posenc.workbench.finetuning.glue.submission import write_predictions
+from fairseq_posenc.workbench.finetuning.glue.report import write_predictions
 from fairseq_posenc.workbench.running.exit_codes import (
     run_main,
     signals_as_keyboard_interrupt,

@@ -18,7 +18,7 @@ from fairseq_posenc.analysis import catalogue, listing
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.running.exit_codes import STOPPED, signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.training.train.identity import find_data
+from fairseq_posenc.workbench.training.train.runs import find_data
 from tests.helpers.commands import refused, run, script, sentences, trained
 from tests.helpers.programs import BIN
 

@@ -18,7 +18,7 @@ from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.data import find_data, open_data
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, parse_tasks
-from fairseq_posenc.workbench.finetuning.glue.submission import complete_submission
+from fairseq_posenc.workbench.finetuning.glue.report import complete_submission
 from tests.helpers.glue_files import (
     DATA,
     PREPROCESS,

@@ -16,7 +16,12 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS
 from fairseq_posenc.workbench.finetuning.glue import worker
-from fairseq_posenc.workbench.finetuning.glue.report import build_record, find_best, format_report
+from fairseq_posenc.workbench.finetuning.glue.report import (
+    build_record,
+    find_best,
+    format_predictions,
+    format_report,
+)
 from fairseq_posenc.workbench.finetuning.glue.runs import (
     CONFIGS,
     GlueRun,
@@ -27,7 +32,6 @@ from fairseq_posenc.workbench.finetuning.glue.runs import (
     list_runs,
     read_run,
 )
-from fairseq_posenc.workbench.finetuning.glue.submission import format_predictions
 from fairseq_posenc.workbench.finetuning.glue.worker import has_collapsed, measure
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.running import executor

@@ -26,7 +26,7 @@ from fairseq_posenc.transformer.options import resolve
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.composing import compose_file
-from fairseq_posenc.workbench.training.train.identity import RunIdentity
+from fairseq_posenc.workbench.training.train.runs import RunIdentity
 from tests.helpers.commands import (
     USER_DIR,
     kill_in_training,

@@ -48,8 +48,8 @@ def run_export(options: argparse.Namespace) -> int:
         _require("ctranslate2", "ctranslate2")
     elif options.quantization:
         raise UserError("--quantization is for --to ctranslate2")
-    from fairseq_posenc.workbench.convert.exchange.card import Labels
     from fairseq_posenc.workbench.convert.exchange.exporting import export
+    from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import Labels
     from fairseq_posenc.workbench.loading.open_model import open_model
 
     trained = open_model(options.checkpoint, options.data)

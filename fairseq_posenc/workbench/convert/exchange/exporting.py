@@ -17,12 +17,6 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.options import PositionConfig
 from fairseq_posenc.workbench.convert.exchange import hf_tokenizer
-from fairseq_posenc.workbench.convert.exchange.card import (
-    Labels,
-    format_graph_usage,
-    format_model_usage,
-    write_card,
-)
 from fairseq_posenc.workbench.convert.exchange.config_json import (
     build_config,
     build_generation_config,
@@ -32,8 +26,12 @@ from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
     CODE,
     FAIRSEQ,
     TARGET,
+    Labels,
     create_folder,
+    format_graph_usage,
+    format_model_usage,
     generate_code,
+    write_card,
     write_json,
     write_model,
     write_tokenizer,

@@ -8,14 +8,17 @@ from pathlib import Path
 
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, parse_tasks
-from fairseq_posenc.workbench.finetuning.glue.report import format_report, write_results
+from fairseq_posenc.workbench.finetuning.glue.report import (
+    complete_submission,
+    format_report,
+    write_results,
+)
 from fairseq_posenc.workbench.finetuning.glue.runs import (
     CONFIGS,
     GlueRequest,
     claim_runs,
     plan_runs,
 )
-from fairseq_posenc.workbench.finetuning.glue.submission import complete_submission
 from fairseq_posenc.workbench.finetuning.glue.worker import build_job
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.devices import hydra_overrides, visible_gpus

@@ -28,8 +28,8 @@ from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.tasks.glue.data import open_data
 from fairseq_posenc.tasks.glue.definitions import Task
+from fairseq_posenc.workbench.finetuning.glue.report import write_submission
 from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun, format_override, read_run
-from fairseq_posenc.workbench.finetuning.glue.submission import write_submission
 from fairseq_posenc.workbench.loading.checkpoints import read_updates, updates_done, write_state
 from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import choose_device

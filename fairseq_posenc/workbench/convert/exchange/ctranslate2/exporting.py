@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -11,15 +12,60 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.convert.exchange.card import Labels, write_card
+from fairseq_posenc.workbench.convert.exchange import hf_tokenizer
+from fairseq_posenc.workbench.convert.exchange.config_json import build_generation_config
 from fairseq_posenc.workbench.convert.exchange.ctranslate2.specification import build_specification
-from fairseq_posenc.workbench.convert.exchange.ctranslate2.text import (
-    format_usage,
-    write_tokenizers,
+from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
+    Labels,
+    create_folder,
+    write_card,
 )
-from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import create_folder
 from fairseq_posenc.workbench.convert.random_comparison import ALLOWED, LONGEST, compute_scores
 from fairseq_posenc.workbench.loading.open_model import OpenModel
+
+
+class Usage(NamedTuple):
+    """Python that uses a tokenizer, with fields to fill in."""
+
+    tokenize: str  # expression that splits {text} into pieces
+    join: str  # expression that joins {pieces}
+    import_line: str = ""
+    open_file: str = ""
+
+
+_SENTENCEPIECE = Usage(
+    tokenize='{source}.encode("{text}", out_type=str)',
+    join="{target}.decode({pieces})",
+    import_line="import sentencepiece",
+    open_file='sentencepiece.SentencePieceProcessor(model_file="FOLDER/{file}")',
+)
+_TOKENIZERS = Usage(
+    tokenize='{source}.encode("{text}", add_special_tokens=False).tokens',
+    join="{target}.decode([{target}.token_to_id(piece) for piece in {pieces}])",
+    import_line="from tokenizers import Tokenizer",
+    open_file='Tokenizer.from_file("FOLDER/{file}")',
+)
+_NO_TOKENIZER = Usage(tokenize='"{text}".split()', join='" ".join({pieces})')
+_TRANSLATION = """translator = ctranslate2.Translator("FOLDER")
+(result,) = translator.translate_batch(
+    [{tokenized}],
+    beam_size=5, max_decoding_length={longest}, return_end_token=True,
+)
+translation = [piece for piece in result.hypotheses[0] if piece != "</s>"]
+print({joined})"""
+_CAUSAL_LM = """generator = ctranslate2.Generator("FOLDER")
+(result,) = generator.generate_batch(
+    [["{start}", *{tokenized}]], max_length=50, sampling_topk=10
+)
+print({joined})"""
+
+
+class TextSide(NamedTuple):
+    """The source or the target: a dictionary and the tokenizer of its text."""
+
+    symbols: list[str]  # the dictionary's symbols in order, as the tokenizer writes them
+    file: str  # name of the tokenizer's file; "" for none
+    usage: Usage
 
 
 class LogProbDifference(NamedTuple):
@@ -53,7 +99,7 @@ def export_to_ctranslate2(
             "neither: --to hf or --to onnx"
         )
     with create_folder(out) as folder:
-        sides = write_tokenizers(trained, tokens, folder)
+        sides = _write_tokenizers(trained, tokens, folder)
         vocabularies = [side.symbols for side in sides]
         with TemporaryDirectory() as place:
             exact = _write(trained, vocabularies, "float32", Path(place))
@@ -72,7 +118,7 @@ def export_to_ctranslate2(
             )
         if not sides[0].file:
             notes.append("no tokenizer")
-        write_card(folder, trained, "ctranslate2", format_usage(trained, sides), notes, labels)
+        write_card(folder, trained, "ctranslate2", _format_usage(trained, sides), notes, labels)
     return [f"wrote {out}: a model of CTranslate2 in {quantization}", *notes]
 
 
@@ -135,3 +181,57 @@ def _compute_log_probs(trained: OpenModel, end: int, *sentence: list[int]) -> Te
     inputs = [torch.tensor([[*source[0], end]])] if source else []
     scores = compute_scores(trained.model, *inputs, torch.tensor([[end, *target]]))[0]
     return scores.log_softmax(-1).gather(1, torch.tensor([*target, end])[:, None])[:, 0]
+
+
+def _write_tokenizers(trained: OpenModel, tokens: str | None, folder: Path) -> list[TextSide]:
+    """Write the tokenizer of each dictionary of a model into a folder.
+
+    Args:
+        trained: the model.
+        tokens: value of ``--tokens``; None to find a tokenizer in the folder of the data.
+        folder: the folder to write to.
+
+    Raises:
+        UserError: there is no tokenizer, or a file cannot be read.
+    """
+    translates = trained.family.name == "translation"
+    sides: list[TextSide] = []
+    for name, dictionary in trained.dictionaries.items():
+        language = name.split(".")[1] if translates else ""
+        tokenization = hf_tokenizer.find_tokenization(tokens, trained.data, language)
+        if isinstance(tokenization, Path) and tokenization.is_file():
+            shutil.copyfile(tokenization, folder / tokenization.name)
+            sides.append(TextSide(list(dictionary.symbols), tokenization.name, _SENTENCEPIECE))
+        elif tokenization == "none":
+            sides.append(TextSide(list(dictionary.symbols), "", _NO_TOKENIZER))
+        else:
+            file = f"tokenizer.{language}.json" if translates else "tokenizer.json"
+            template = trained.family.name
+            tokenizer, _ = hf_tokenizer.build_tokenizer(tokenization, dictionary, template)
+            tokenizer.save(str(folder / file))
+            # The symbols of GPT-2's dictionary are ids; replace them by pieces.
+            symbols = [tokenizer.id_to_token(number) for number in range(len(dictionary))]
+            sides.append(TextSide(symbols, file, _TOKENIZERS))
+    return sides
+
+
+def _format_usage(trained: OpenModel, sides: list[TextSide]) -> str:
+    """Format Python lines that run the model with CTranslate2 and its tokenizers."""
+    source, target = sides[0], sides[-1]
+    usage = source.usage
+    names = ("source", "source" if source.file == target.file else "target")
+    lines = [*filter(None, ("import ctranslate2", usage.import_line)), ""]
+    if source.file:  # a file that both sides use is opened once
+        files = {names[0]: source.file, names[1]: target.file}
+        lines += [f"{name} = {usage.open_file.format(file=file)}" for name, file in files.items()]
+    tokenized = usage.tokenize.format(source=names[0], text="Un homme dort.")
+    if trained.family.name == "translation":
+        joined = usage.join.format(target=names[1], pieces="translation")
+        # max_new_tokens includes </s>, the limit of CTranslate2 does not.
+        longest = build_generation_config(trained)["max_new_tokens"] - 1
+        lines.append(_TRANSLATION.format(tokenized=tokenized, joined=joined, longest=longest))
+    else:
+        joined = usage.join.format(target=names[1], pieces="result.sequences[0]")
+        start = "<s>" if trained.settings.task.get("add_bos_token") else "</s>"
+        lines.append(_CAUSAL_LM.format(start=start, tokenized=tokenized, joined=joined))
+    return "\n".join(lines)
