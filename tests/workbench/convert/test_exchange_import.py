@@ -338,14 +338,10 @@ def test_nothing_of_an_export_is_left_where_it_is_refused(tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
 
 
-@pytest.mark.parametrize("name", ["config.json", "fairseq.json", "model.safetensors"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_pipe_is_not_waited_for(name, capsys):
     folder = exported_copy("causal_lm", "none")
-    (folder / name).unlink(missing_ok=True)
-    if name == "fairseq.json":  # of older exports
-        config = json.loads((folder / "config.json").read_text())
-        del config["fairseq"]
-        (folder / "config.json").write_text(json.dumps(config))
+    (folder / name).unlink()
     os.mkfifo(folder / name)
     assert f"{name}: " in refused(folder, capsys)
 
@@ -388,21 +384,17 @@ CHANGES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "part", "change", "older"), product_of(CHANGES, [False, True]))
+@pytest.mark.parametrize(("family", "part", "change"), CHANGES)
 def test_the_options_of_a_folder_run_nothing_and_open_nothing(
-    family, part, change, older, tmp_path, monkeypatch, capsys
+    family, part, change, tmp_path, monkeypatch, capsys
 ):
     folder = exported_copy(family, "none")
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")  # opening it would wait for ever
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    kept = config.pop("fairseq")
-    options = {**kept, part: {**kept[part], **change}}
-    if older:
-        path.write_text(json.dumps(config))
-        path = folder / "fairseq.json"
-    path.write_text(json.dumps(options if older else {**config, "fairseq": options}))
+    config["fairseq"][part] |= change
+    path.write_text(json.dumps(config))
     told = refused(folder, capsys)
     assert f"{path}: its setting {part}.{[*change][-1]}" in told
     assert not Path("it-ran").exists()
@@ -513,35 +505,6 @@ def test_fine_tuned_heads_come_back_bit_for_bit(task, spec, capsys):
     ):
         path.write_text(json.dumps({**config, **change}))
         assert told in refused(folder, capsys)
-
-
-@pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
-def test_an_older_export_has_one_entry_of_positions_for_all_layers(family, capsys):
-    """Its code is another, so it is imported without."""
-    trained = checkpoint(family, "learned+m4m")
-    folder = export(trained)
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    stack = config["encoder_stack" if family == "masked_lm" else "decoder_stack"]
-    (stack["positions"],) = stack["positions"]
-    path.write_text(json.dumps(config))
-    code = folder / "modeling_fairseq_posenc.py"
-    code.write_text(code.read_text() + "\n# as it was")
-    assert "is not the code that this version" in refused(folder, capsys)
-    code.unlink()
-    before, after = (load_state(path, "it")["model"] for path in (trained.path, import_(folder)))
-    assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_a_folder_of_an_older_export_has_its_options_in_a_file_of_their_own():
-    trained = checkpoint("masked_lm", "m4m")
-    folder = export(trained)
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    (folder / "fairseq.json").write_text(json.dumps(config.pop("fairseq")))
-    path.write_text(json.dumps(config))
-    before, after = (load_state(path, "it")["model"] for path in (trained.path, import_(folder)))
-    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 ODD = [3.5, ["x"], {"x": {"y": [{}]}}, 10**30, "\x1b[31mred"]

@@ -129,12 +129,6 @@ def list_layer_options(spec: Spec) -> list[dict[str, dict[str, Any]]]:
     ]
 
 
-def parse_layers(stack: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
-    """Read a stack's ``positions``; earlier versions wrote a single entry for all layers."""
-    positions = stack["positions"]
-    return [positions] if isinstance(positions, dict) else positions
-
-
 def _build_stack_config(stack: Any, side: str) -> dict[str, Any]:
     """Collect the fields of a ``StackConfig``."""
     cfg = stack.cfg

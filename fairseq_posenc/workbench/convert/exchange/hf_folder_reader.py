@@ -14,7 +14,6 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import CONFIG, FAIRSEQ, WEIGHTS
 
-_OLDER = "fairseq.json"  # older exports have fairseq's options here, not in config.json
 _MOST_TENSORS = 50_000
 _LARGEST_HEADER = 20_000_000  # bytes
 _LARGEST_SETTINGS = 10_000_000
@@ -34,11 +33,6 @@ class HFFolder(NamedTuple):
     settings: dict[str, Any] | None  # fairseq's options, in our exports; None in other folders
     weights: dict[str, Tensor]
 
-    @property
-    def source(self) -> Path:
-        """The file of the settings."""
-        return self.path / (CONFIG if FAIRSEQ in self.config or not self.settings else _OLDER)
-
 
 def read_folder(path: Path) -> HFFolder:
     """Read a folder without running its code.
@@ -48,10 +42,9 @@ def read_folder(path: Path) -> HFFolder:
     """
     if not path.is_dir():
         raise UserError(f"--from {path}: no such folder")
-    config, older = _read_json(path / CONFIG), path / _OLDER
+    config = _read_json(path / CONFIG)
     _check_kinds(path / CONFIG, config)
-    settings = config.get(FAIRSEQ) or (_read_json(older) if older.exists() else None)
-    return HFFolder(path, config, settings, _read_weights(path / WEIGHTS))
+    return HFFolder(path, config, config.get(FAIRSEQ) or None, _read_weights(path / WEIGHTS))
 
 
 @contextmanager
@@ -68,8 +61,8 @@ def refuse_odd_values(folder: HFFolder) -> Iterator[None]:
     except _ODD as e:
         reason = shortened(f"{type(e).__name__}: {' '.join(str(e).split())}")
         raise UserError(
-            f"{folder.source}: has a value of another kind than transformers writes ({reason}); "
-            "export the model again, or mend the file"
+            f"{folder.path / CONFIG}: has a value of another kind than transformers writes "
+            f"({reason}); export the model again, or mend the file"
         ) from e
 
 

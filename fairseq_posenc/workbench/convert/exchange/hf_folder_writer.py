@@ -16,7 +16,6 @@ from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import errors_that_name
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.convert.exchange.config_json import parse_layers
 from fairseq_posenc.workbench.convert.exchange.standalone import (
     Symbol,
     build_standalone,
@@ -118,7 +117,7 @@ def generate_code(config: dict[str, Any]) -> str:
     # transformers writes a missing stack as null when it saves a trained model.
     stacks = [config[key] for key in ("encoder_stack", "decoder_stack") if config.get(key)]
     # It also sorts entries, which loses the order of encodings; the code must not depend on it.
-    layers = [[sorted(layer) for layer in parse_layers(stack)] for stack in stacks]
+    layers = [[sorted(layer) for layer in stack["positions"]] for stack in stacks]
     names = sorted({name for stack in layers for layer in stack for name in layer})
     encodings = map(registry.get, names)
     wanted = [Symbol(encoding.__module__, encoding.__name__) for encoding in encodings]

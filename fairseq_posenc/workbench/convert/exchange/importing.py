@@ -12,7 +12,7 @@ from fairseq_posenc.checkpoints.safe_loading import readable_errors
 from fairseq_posenc.checkpoints.trusted_settings import check_settings, refuse_files
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.identity import WeightSettings
-from fairseq_posenc.workbench.convert.exchange.config_json import list_layer_options, parse_layers
+from fairseq_posenc.workbench.convert.exchange.config_json import list_layer_options
 from fairseq_posenc.workbench.convert.exchange.from_hf_config import (
     options_from_config,
     update_options,
@@ -61,12 +61,12 @@ def build_model(folder: HFFolder) -> Built:
     """
     _refuse_other_code(folder)
     settings = folder.settings or options_from_config(folder.config, folder.path)
-    with readable_errors(str(folder.source)):
+    with readable_errors(str(folder.path / CONFIG)):
         check_settings({"cfg": settings})
         refuse_files({"cfg": settings})
     options, task = settings.get("model"), settings.get("task")
     if not isinstance(options, dict) or not isinstance(task, dict):
-        raise UserError(f"{folder.source}: lacks the options of a model and its task")
+        raise UserError(f"{folder.path / CONFIG}: lacks the options of a model and its task")
     arch = str(options.get("_name") or options.get("arch"))
     family = find_family(arch)
     if family is None:
@@ -208,12 +208,12 @@ def _adopt_trained_settings(folder: HFFolder, built: Built) -> None:
             lengths = {side: stated.get("trained_on"), **(kept.get("trained_lengths") or {})}
             length = int(lengths[side] or 0)
         except (AttributeError, TypeError, ValueError) as error:
-            raise UserError(f"{folder.source}: cannot be read: {error}") from None
+            raise UserError(f"{folder.path / CONFIG}: cannot be read: {error}") from None
         if others := meaning.differences(stack.weight_settings):
-            raise UserError(f"{folder.source}: {side}: {'; '.join(others)}")
+            raise UserError(f"{folder.path / CONFIG}: {side}: {'; '.join(others)}")
         stack.weight_settings = stack.weight_settings.fill_from(meaning)
         if stated:
-            layers, by_options = parse_layers(stated), list_layer_options(stack.assembly.spec)
+            layers, by_options = stated["positions"], list_layer_options(stack.assembly.spec)
             if layers != by_options or stated["directions"] != list(stack.directions):
                 written = ",".join("+".join(layer) or "none" for layer in layers)
                 raise UserError(
