@@ -70,8 +70,8 @@ class PosencModel(PreTrainedModel):
             input_ids: see :meth:`Stack.forward`.
             attention_mask: see :meth:`Stack.forward`.
             inputs_embeds: see :meth:`Stack.forward`.
-            others: ``output_attentions``, ``output_hidden_states``, ``return_dict``,
-                ``num_items_in_batch``, and ``prefix_ids``, the symbols of ``inputs_embeds``.
+            others: ``output_attentions``, ``output_hidden_states``, ``num_items_in_batch``, and
+                ``prefix_ids``, the symbols of ``inputs_embeds``.
         """
         prefix_ids = others.pop("prefix_ids", None)
         options = ReturnOptions.read(self.config, others)
@@ -80,7 +80,6 @@ class PosencModel(PreTrainedModel):
             attention_mask,
             prefix_ids,
             inputs_embeds=inputs_embeds,
-            return_dict=True,
             **options.of_stack,
         )
         return options, output

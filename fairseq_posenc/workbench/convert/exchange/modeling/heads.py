@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
+from transformers.loss.loss_utils import fixed_cross_entropy
 
 from fairseq_posenc.workbench.convert.exchange.modeling.configuration import PosencConfig
 from fairseq_posenc.workbench.convert.exchange.modeling.inputs import check_labels
@@ -24,11 +25,7 @@ def head_loss(logits: Tensor, labels: Optional[Tensor], num_items: Any = None) -
     if labels is None:
         return None
     check_labels(labels, logits.shape[:-1])
-    scores, targets = logits.flatten(0, -2).float(), labels.flatten()
-    if num_items is None:
-        return F.cross_entropy(scores, targets, ignore_index=-100)
-    total = F.cross_entropy(scores, targets, ignore_index=-100, reduction="sum")
-    return total / num_items
+    return fixed_cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), num_items)
 
 
 def squared_error(

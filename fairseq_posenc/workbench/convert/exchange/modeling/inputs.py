@@ -36,7 +36,6 @@ class ReturnOptions(NamedTuple):
 
     attentions: bool  # whether to return the attention weights of each layer
     hidden_states: bool  # whether to return the output of each layer
-    as_dict: bool  # whether to return an output class of transformers, else a tuple
     num_items: Any  # number of labels by which the loss is divided; None for those of the batch
 
     @classmethod
@@ -48,23 +47,22 @@ class ReturnOptions(NamedTuple):
         """
         others = dict(others)
         others.pop("use_cache", None)  # models with caches have read it
-        names = ("output_attentions", "output_hidden_states", "return_dict")
+        names = ("output_attentions", "output_hidden_states")
         passed = {name: others.pop(name, None) for name in names}
         num_items = others.pop("num_items_in_batch", None)
         refuse_arguments(others)
         chosen = (getattr(config, name) if x is None else x for name, x in passed.items())
-        attentions, hidden_states, as_dict = map(bool, chosen)
-        return cls(attentions, hidden_states, as_dict, num_items)
+        attentions, hidden_states = map(bool, chosen)
+        return cls(attentions, hidden_states, num_items)
 
     @property
     def of_stack(self) -> dict[str, bool]:
         """The options as arguments of a stack."""
-        names = ("output_attentions", "output_hidden_states")
-        return dict(zip(names, (self.attentions, self.hidden_states)))
-
-    def format(self, output: Any) -> Any:
-        """Return an output as it is, or as a tuple."""
-        return output if self.as_dict else output.to_tuple()
+        return {
+            "output_attentions": self.attentions,
+            "output_hidden_states": self.hidden_states,
+            "return_dict": True,
+        }
 
 
 def refuse_arguments(others: dict[str, Any]) -> None:

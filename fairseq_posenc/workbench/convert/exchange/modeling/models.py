@@ -17,6 +17,7 @@ from transformers.modeling_outputs import (
     Seq2SeqLMOutput,
     SequenceClassifierOutput,
 )
+from transformers.utils.generic import can_return_tuple
 
 from fairseq_posenc.models.masked_lm import SpanHead
 from fairseq_posenc.workbench.convert.exchange.modeling.attention import Memory
@@ -59,6 +60,7 @@ class PosencForMaskedLM(PosencModel):
         if hasattr(head, "weight"):
             head.weight = nn.Parameter(resize_rows(head.weight, size))
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Optional[Tensor] = None,
@@ -71,7 +73,7 @@ class PosencForMaskedLM(PosencModel):
         options, output = self.encode(input_ids, attention_mask, inputs_embeds, kwargs)
         logits = self.lm_head(output.last_hidden_state, self.encoder.embed_tokens.weight)
         loss = head_loss(logits, self.encoder.to_labels(labels), options.num_items)
-        return options.format(MaskedLMOutput(loss, logits, output.hidden_states, output.attentions))
+        return MaskedLMOutput(loss, logits, output.hidden_states, output.attentions)
 
 
 class PosencForSequenceClassification(PosencModel):
@@ -81,6 +83,7 @@ class PosencForSequenceClassification(PosencModel):
         """Add RoBERTa's head."""
         self.classifier = ClassificationHead(config)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Optional[Tensor] = None,
@@ -94,9 +97,7 @@ class PosencForSequenceClassification(PosencModel):
         logits = self.classifier(output.last_hidden_state)
         compute_loss = squared_error if self.config.num_labels == 1 else head_loss
         loss = compute_loss(logits, labels, options.num_items)
-        return options.format(
-            SequenceClassifierOutput(loss, logits, output.hidden_states, output.attentions)
-        )
+        return SequenceClassifierOutput(loss, logits, output.hidden_states, output.attentions)
 
 
 class PosencForQuestionAnswering(PosencModel):
@@ -106,6 +107,7 @@ class PosencForQuestionAnswering(PosencModel):
         """Add a linear layer with two outputs."""
         self.span_head = SpanHead(config.hidden_size)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Optional[Tensor] = None,
@@ -127,9 +129,7 @@ class PosencForQuestionAnswering(PosencModel):
             targets = (start_positions, end_positions)
             losses: Any = [head_loss(*pair, options.num_items) for pair in zip(scores, targets)]
             loss = sum(losses) / 2
-        return options.format(
-            QuestionAnsweringModelOutput(loss, *scores, output.hidden_states, output.attentions)
-        )
+        return QuestionAnsweringModelOutput(loss, *scores, output.hidden_states, output.attentions)
 
 
 class DecoderModel(PosencModel, GenerationMixin):
@@ -210,6 +210,7 @@ class PosencForCausalLM(DecoderModel):
         names = ("full_attention", "sliding_attention")
         config.layer_types = [names[size is not None] for size in windows]
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Optional[Tensor] = None,
@@ -247,7 +248,6 @@ class PosencForCausalLM(DecoderModel):
             prefix_ids,
             past_key_values=cache,
             inputs_embeds=inputs_embeds,
-            return_dict=True,
             **options.of_stack,
         )
         logits, loss = self.scores(output.last_hidden_state), None
@@ -255,14 +255,12 @@ class PosencForCausalLM(DecoderModel):
             check_labels(labels, logits.shape[:-1])
             targets = self.decoder.to_labels(labels[:, 1:])
             loss = head_loss(logits[:, :-1], targets, options.num_items)
-        return options.format(
-            CausalLMOutputWithCrossAttentions(
-                loss=loss,
-                logits=logits,
-                past_key_values=cache,
-                hidden_states=output.hidden_states,
-                attentions=output.attentions,
-            )
+        return CausalLMOutputWithCrossAttentions(
+            loss=loss,
+            logits=logits,
+            past_key_values=cache,
+            hidden_states=output.hidden_states,
+            attentions=output.attentions,
         )
 
 
@@ -289,6 +287,7 @@ class PosencForSeq2SeqLM(DecoderModel):
         ended = labels.masked_fill(labels.eq(-100), self.config.pad_token_id)
         return F.pad(ended[:, :-1], (1, 0), value=self.config.eos_token_id)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Optional[Tensor] = None,
@@ -329,7 +328,6 @@ class PosencForSeq2SeqLM(DecoderModel):
                 input_ids,
                 attention_mask,
                 inputs_embeds=inputs_embeds,
-                return_dict=True,
                 **options.of_stack,
             )
         memory = self.read_memory(encoder_outputs, input_ids, attention_mask)
@@ -346,20 +344,17 @@ class PosencForSeq2SeqLM(DecoderModel):
             memory,
             cache,
             decoder_inputs_embeds,
-            return_dict=True,
             **options.of_stack,
         )
         logits = self.scores(output.last_hidden_state)
-        return options.format(
-            Seq2SeqLMOutput(
-                loss=head_loss(logits, self.decoder.to_labels(labels), options.num_items),
-                logits=logits,
-                past_key_values=cache,
-                decoder_hidden_states=output.hidden_states,
-                decoder_attentions=output.attentions,
-                cross_attentions=output.cross_attentions,
-                encoder_last_hidden_state=encoder_outputs[0],
-                encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
-                encoder_attentions=getattr(encoder_outputs, "attentions", None),
-            )
+        return Seq2SeqLMOutput(
+            loss=head_loss(logits, self.decoder.to_labels(labels), options.num_items),
+            logits=logits,
+            past_key_values=cache,
+            decoder_hidden_states=output.hidden_states,
+            decoder_attentions=output.attentions,
+            cross_attentions=output.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs[0],
+            encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
+            encoder_attentions=getattr(encoder_outputs, "attentions", None),
         )

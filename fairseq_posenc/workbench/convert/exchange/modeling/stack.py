@@ -114,10 +114,6 @@ class Stack(nn.Module):
         ]
         return min(sizes, default=None)
 
-    def _rotates_source(self) -> bool:
-        layers: list[Any] = [*self.layers]
-        return any(layer.encoder_attn.rotates for layer in layers)
-
     def forward(
         self,
         input_ids: Optional[Tensor] = None,
@@ -149,7 +145,10 @@ class Stack(nn.Module):
         tokens, new = self._check_tokens(
             input_ids, inputs_embeds, attention_mask, prefix_ids, memory, past_key_values
         )
-        shared = self._compute_shared(tokens, new)
+        pad, eos = self.config.padding_idx, self.config.eos_idx
+        inspect = may_sync(tokens.device, decoding=tokens.size(1) != new)
+        positions = Positions.from_tokens(tokens, pad, eos, new, inspect)
+        shared = Shared.compute(self.encodings, positions)
         if self.training and any(layer.gradient_checkpointing for layer in self.layers):
             if past_key_values is not None:
                 raise ValueError("gradient checkpointing keeps no caches: call eval() to generate")
@@ -166,10 +165,15 @@ class Stack(nn.Module):
             if vectors is not None:
                 x = x + vectors.type_as(x)
         x = self.dropout(x if self.layernorm_embedding is None else self.layernorm_embedding(x))
-        if memory is not None and self._rotates_source():
-            shared = shared.with_source(self.encodings, self._find_source_ids(memory))
+        layers: list[Any] = [*self.layers]
+        if memory is not None and any(layer.encoder_attn.rotates for layer in layers):
+            padding = memory.padding
+            if padding is None:
+                padding = memory.states.new_zeros(memory.states.shape[:2], dtype=torch.bool)
+            source = Positions.from_padding(padding, tgt_len=0)
+            shared = shared.with_source(self.encodings, source.ids)
         states, weights, cross_weights = [x], [], []
-        for layer, kind in zip(self.layers, self.kinds):
+        for layer, kind in zip(layers, self.kinds):
             common = (past_key_values, bool(output_attentions), memory)
             x, layer_weights, layer_cross_weights = layer(x, shared.of_kind(kind), *common)
             states.append(x)
@@ -255,14 +259,3 @@ class Stack(nn.Module):
             check_mask(f"{start}attention_mask", attention_mask, batch, past + new, inspect)
             tokens = tokens.masked_fill(attention_mask.eq(0), self.config.padding_idx)
         return tokens, new
-
-    def _compute_shared(self, tokens: Tensor, new: int) -> Shared:
-        pad, eos = self.config.padding_idx, self.config.eos_idx
-        inspect = may_sync(tokens.device, decoding=tokens.size(1) != new)
-        return Shared.compute(self.encodings, Positions.from_tokens(tokens, pad, eos, new, inspect))
-
-    def _find_source_ids(self, memory: Memory) -> Tensor:
-        padding = memory.padding
-        if padding is None:
-            padding = memory.states.new_zeros(memory.states.shape[:2], dtype=torch.bool)
-        return Positions.from_padding(padding, tgt_len=0).ids
