@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import signal
 import sys
@@ -25,24 +26,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help="options of KIND")
     width, lines = max(map(len, programs)), []
     for name in programs:  # with the first line of its docstring
-        source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
-        summary = source.partition('"""')[2].partition("\n")[0].removesuffix('"""')
+        program = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+        summary = str(ast.get_docstring(program)).partition("\n")[0]
         lines.append(f"  {name:<{width}}  {summary}")
-    parser.epilog = "\n".join(lines)
+    parser.epilog = "\n".join(lines)  # the command's parser keeps line breaks
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the program in this process, with its folder on the import path."""
     sys.argv = [f"fairseq-posenc preprocess {args.program}", *args.options]
     sys.path.insert(0, str(FOLDER))
-    with _ending_at_ctrl_c():
+    with _exit_on_ctrl_c():
         program = import_module(args.program)
     program.main()
     return 0
 
 
 @contextmanager
-def _ending_at_ctrl_c() -> Iterator[None]:
+def _exit_on_ctrl_c() -> Iterator[None]:
     """End the process at once on Ctrl-C, with the message and the exit code of all commands.
 
     While numpy and other modules are imported, they catch KeyboardInterrupt and raise other errors.

@@ -19,9 +19,9 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         "--to",
         choices=["hf", "hf4", "onnx", "ctranslate2"],
         required=True,
-        help="hf: Hugging Face's transformers; hf4: its last version before 5, whose RoBERTa still "
-        "has the positions of shaw and m4; onnx: an encoder as a graph; ctranslate2: a translation "
-        "model or causal LM to serve",
+        help="hf: Hugging Face's transformers; hf4: transformers 4, whose RoBERTa has positions as "
+        "in shaw and m4; onnx: an encoder as a graph; ctranslate2: a translation model or causal "
+        "LM to serve",
     )
     add("--out", type=Path, required=True, metavar="FOLDER", help="new or empty")
     add_data(parser, "directory with the dictionaries (default: that of the training)")
@@ -107,8 +107,9 @@ def run_import(options: argparse.Namespace) -> int:
         print("its head for masked tokens is not in the folder: here it is zeros")
     if built.changed:
         changed = printable(", ".join(f"{name} = {value}" for name, value in built.changed.items()))
-        print(f"changed in transformers, and so in a model that starts from it: {changed}")
-        if "scaling=dynamic" in changed or "scaling=longrope" in changed:
+        print(f"these settings were changed in transformers since the export: {changed}")
+        spec = str(built.changed.get("position_encoding"))
+        if "scaling=dynamic" in spec or "scaling=longrope" in spec:
             print(
                 "transformers scales these rotations by the longest row of a batch; here the "
                 "model's number of positions decides, so that no row changes another"

@@ -44,7 +44,7 @@ class StackPair(NamedTuple):
     prefix: str  # beginning of the names of its parameters
     module: Any  # the new stack
     spec: Spec  # position encodings of the source
-    positions: tuple[int, ...]  # numbers of positions that tables of the source may have
+    table_lengths: tuple[int, ...]  # positions that the source's tables may have; first its own
 
 
 class StartWeights(NamedTuple):
@@ -136,7 +136,7 @@ def _combine_identities(stack: StackPair, source_weights: Mapping[str, Tensor]) 
     kept_encodings = (before & after) - {"none"}
     if not kept_encodings:
         return now
-    length = stack.positions[0] if old is None else old.trained_length
+    length = stack.table_lengths[0] if old is None else old.trained_length
     return now._replace(trained_length=length)
 
 
@@ -162,17 +162,19 @@ def _refuse_other_parameters(
 
 def find_source_values(
     name: str,
-    drawn: Tensor,
+    initial: Tensor,
     source_weights: Mapping[str, Tensor],
     source: Pretrained,
     stack: StackPair,
     extend: Optional[LengthRule],
 ) -> tuple[Optional[Tensor], str]:
-    """Find the source's values for a position parameter, or None; and a note for the user.
+    """Find the source's values for a position parameter, or None.
+
+    Also return a note for the user, which follows ``new`` or ``mapped`` in a line.
 
     Args:
         name: name of the parameter in the new model.
-        drawn: its initial values there.
+        initial: its initial values there.
         source_weights: parameters of the source, by the new model's names.
         source: the trained model.
         stack: the stack of the parameter.
@@ -188,36 +190,38 @@ def find_source_values(
     old, origin = source_weights[name], name_in_source(name, source)
     if origin.endswith(STOCK_TABLE):
         origin += f"[{STOCK_OFFSET}:]"
-    if old.shape == drawn.shape:
+    if old.shape == initial.shape:
         return old, f" from {origin}"
     longer = _repeat_ends(name, old, stack)
-    if longer.shape == drawn.shape:
+    if longer.shape == initial.shape:
         return longer.clone(), f" from {origin}, {old.size(1)} rows: its ends are repeated"
-    # The first rows may belong to no position.
-    before = drawn.size(0) - stack.module.assembly.dims.max_positions
-    if old.size(0) - before not in stack.positions or old.shape[1:] != drawn.shape[1:]:
+    # A table by position may begin with rows of no position, such as that of padding.
+    before = initial.size(0) - stack.module.assembly.dims.max_positions
+    if old.size(0) - before not in stack.table_lengths or old.shape[1:] != initial.shape[1:]:
         return None, f", as the source's is {tuple(old.shape)}"
     if extend is None:
         rules = "; ".join(f"--extend {rule} {effect}" for rule, effect in RULES.items())
         raise UserError(
-            f"{name} has {old.size(0)} rows in the source and would have {drawn.size(0)}: say how "
-            f"a longer table is made ({rules}), or leave --max-positions out"
+            f"{name} has {old.size(0)} rows in the source and would have {initial.size(0)}: say "
+            f"how a longer table is made ({rules}), or leave --max-positions out"
         )
-    longer = lengthen_table(old, before, drawn.size(0), extend)
+    longer = lengthen_table(old, before, initial.size(0), extend)
     return longer, f" from {origin}, {old.size(0)} rows: --extend {extend} {RULES[extend]}"
 
 
 def _repeat_ends(name: str, old: Tensor, stack: StackPair) -> Tensor:
     """Lengthen a table by distance by repeating its ends; return any other parameter as it is."""
-    before, _, after = f".{name.removeprefix(stack.prefix)}".rpartition(ENCODINGS)
-    encoding, _, parameter = after.partition(".")
-    module = stack.module.get_submodule(f"{before}{ENCODINGS}{encoding}"[1:])
-    return module.extend(parameter, old) if isinstance(module, Encoding) else old
+    path = name.removeprefix(stack.prefix)
+    for place, module in stack.module.named_modules():
+        if isinstance(module, Encoding) and path.startswith(f"{place}."):
+            return module.extend(path.removeprefix(f"{place}."), old)
+    return old
 
 
 def _changed_options(name: str, old: Spec, new: Spec) -> str:
     """List the options of a parameter's encoding that differ between source and new model."""
     encoding = name.rpartition(ENCODINGS)[2].split(".")[0]
+    # An option that is off (False) equals one that an encoding no longer has.
     old_options, new_options = (
         {
             (key, value)
@@ -233,6 +237,7 @@ def _changed_options(name: str, old: Spec, new: Spec) -> str:
 def name_in_source(name: str, source: Pretrained) -> str:
     """Look up the name of a position parameter in the source's file, perhaps one of fairseq."""
     stock = name.replace(".encodings.learned.table.weight", ".weight")
+    # fairseq's first RoBERTas called their encoder decoder; one of these names is in the file.
     oldest = [f"decoder.{candidate.partition('.')[2]}" for candidate in (name, stock)]
     return next(candidate for candidate in (name, stock, *oldest) if candidate in source.weights)
 
