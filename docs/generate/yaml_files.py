@@ -233,7 +233,7 @@ def _configure_glue(protocol: str, task: Task) -> Configuration:
         options["valid_subset"] = ",".join(task.valid_splits)
     notes = {
         "arch": "with all other options of the pre-trained model",
-        "lr": "of a single training; fairseq-posenc glue tries task.learning_rates",
+        "lr": "of a single training",
         "valid_subset": "matched, which chooses the checkpoint, and mismatched",
     }
     if "warmup_ratio" in settings:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -132,6 +134,10 @@ def test_the_yaml_files_have_the_settings_of_the_papers(protocol, name):
     assert (metric == "matthews") == (name == "CoLA")
     assert config["checkpoint"]["best_checkpoint_metric"] == metric
     assert config["checkpoint"]["maximize_best_checkpoint_metric"]
+    # From these, `glue` plans several trainings of each task.
+    assert config["task"]["learning_rates"] == expected["lr"]
+    assert config["task"]["seeds"] == expected["seeds"]
+    assert config["task"].get("warmup_ratio", 0) == expected.get("warmup_ratio", 0)
     subsets = config["dataset"].get("valid_subset", "valid")
     assert subsets.split(",") == TASKS[name].valid_splits
 
@@ -147,6 +153,23 @@ def test_updates_follow_from_the_data_or_the_paper():
     assert found == ("decbert_mrpc", "accuracy", 2296, 137, model, *grid)
     found = compose_task_config(CONFIGS, "decbert", TASKS["RTE"], 2490, [])
     assert (found.rates, found.seeds) == ([2e-5], [1, 2, 3, 4, 5])
+
+
+def test_files_of_a_user_carry_their_own_runs(tmp_path):
+    shutil.copytree(CONFIGS, tmp_path / "glue")
+    path = tmp_path / "glue" / "m4m_mrpc.yaml"
+    text = path.read_text()
+    changes = {"learning_rates": [0.5, 0.25], "seeds": [7], "warmup_ratio": 0.5}
+    for name, value in changes.items():
+        text = re.sub(rf"  {name}: .*", f"  {name}: {value}", text)
+    path.write_text(text)
+    found = compose_task_config(path.parent, "m4m", TASKS["MRPC"], 3668, [])
+    assert (found.rates, found.seeds, found.warmup_updates) == ([0.5, 0.25], [7], 345 // 2)
+    path.write_text(re.sub(r"  (learning_rates|seeds|warmup_ratio): .*\n", "", text))
+    found = compose_task_config(path.parent, "m4m", TASKS["MRPC"], 3668, ["common.seed=9"])
+    assert (found.rates, found.seeds, found.warmup_updates) == ([2e-5], [9], 0)
+    with pytest.raises(UserError, match=r"m4m_mrpc.yaml: .*'x'.* Integer"):
+        compose_task_config(path.parent, "m4m", TASKS["MRPC"], 3668, ["+task.seeds=[x]"])
 
 
 def test_a_wrong_override_and_a_missing_file_are_told(tmp_path):
