@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     request = options.build_settings(
         BleuRequest,
         args,
-        systems=parse_systems(args.systems, args.average),
+        trainings=parse_systems(args.systems, args.average),
         # Greedy search, too, for comparison.
         searches=[Search(beam, args.lenpen) for beam in sorted({1, args.beam})],
         options=GenerationOptions(

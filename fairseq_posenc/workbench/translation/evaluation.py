@@ -29,24 +29,24 @@ from fairseq_posenc.workbench.translation.report import compute_means
 from fairseq_posenc.workbench.translation.scores import PIECE_BLEU, PieceBleu, Scorer
 
 
-class System(NamedTuple):
-    """One training of a system: its checkpoints, or a file with its translations."""
+class Training(NamedTuple):
+    """A training of a system: its checkpoints, or a file with its translations."""
 
-    name: str  # name of the system in tables
+    name: str  # name of the system in tables; its trainings differ by seed
     # a checkpoint, several joined by `:` (an ensemble), a folder of checkpoints to average, or a
     # text file with one translation per line
     path: str
-    training: int = 1  # number of the training; those of a system differ by seed
+    number: int = 1  # of the system's trainings
 
     @property
     def label(self) -> str:
         """Name of the training in messages."""
-        return self.name if self.training == 1 else f"{self.name}, training {self.training}"
+        return self.name if self.number == 1 else f"{self.name}, training {self.number}"
 
     @property
     def folder(self) -> Path:
         """Folder of its translations, relative to that of the results."""
-        parts = [f"training-{self.training}"] if self.training > 1 else []
+        parts = [f"training-{self.number}"] if self.number > 1 else []
         return Path(self.name, *parts)
 
     @property
@@ -61,13 +61,13 @@ class System(NamedTuple):
 
     @property
     def paths(self) -> list[str]:
-        """The paths joined by ``:``."""
+        """The paths that ``path`` joins by ``:``."""
         names: list[str] = split_paths(self.path)
         return names
 
 
-def parse_systems(texts: Sequence[str], average: int | None) -> list[System]:
-    """Parse the systems of a command line, each ``NAME=PATH[,PATH...]`` or a path.
+def parse_systems(texts: Sequence[str], average: int | None) -> list[Training]:
+    """Parse the systems of a command line, each ``NAME=PATH[,PATH...]`` or a path; list trainings.
 
     Args:
         texts: the arguments.
@@ -86,23 +86,23 @@ def parse_systems(texts: Sequence[str], average: int | None) -> list[System]:
         name: split_trainings(path)
         for name, path in parse_named(named_texts, form, "systems").items()
     }
-    counts = {name: len(trainings) for name, trainings in paths.items()}
+    counts = {name: len(names) for name, names in paths.items()}
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} has {count}" for name, count in counts.items())
         raise UserError(f"name the same number of trainings for each system: {listed}")
-    systems = [
-        System(name, path, number)
-        for name, trainings in paths.items()
-        for number, path in enumerate(trainings, start=1)
+    trainings = [
+        Training(name, path, number)
+        for name, names in paths.items()
+        for number, path in enumerate(names, start=1)
     ]
-    for system in systems:
-        if not is_folder_name(system.name):
-            raise UserError(f"{system.name!r}: the name must be a valid folder name")
-        if system.is_folder and not average:
-            raise UserError(f"{system.path} is a folder; name a checkpoint in it, or --average N")
-        if system.is_model and not system.is_folder and average:
-            raise UserError(f"--average {average}: {system.path} is not a folder of checkpoints")
-    return systems
+    for training in trainings:
+        if not is_folder_name(training.name):
+            raise UserError(f"{training.name!r}: the name must be a valid folder name")
+        if training.is_folder and not average:
+            raise UserError(f"{training.path} is a folder; name a checkpoint in it, or --average N")
+        if training.is_model and not training.is_folder and average:
+            raise UserError(f"--average {average}: {training.path} is not a folder of checkpoints")
+    return trainings
 
 
 def _derive_name(path: str) -> str:
@@ -114,7 +114,7 @@ def _derive_name(path: str) -> str:
 class BleuRequest(NamedTuple):
     """The user's choices for an evaluation."""
 
-    systems: list[System]  # all trainings of all systems
+    trainings: list[Training]  # of all systems, the baseline's first
     average: Optional[int]  # number of checkpoints to average in each folder; None without
     data: Optional[Path]  # folder with the test set; None for the data of each model's training
     reference: Optional[Path]  # file with the references; None for the one in the data folder
@@ -124,8 +124,8 @@ class BleuRequest(NamedTuple):
     cluster: Optional[Slurm]  # where to translate; None for this machine
 
 
-class _SystemModel(NamedTuple):
-    """The checkpoints of a system, and the data-bin of the test set."""
+class _TrainedModel(NamedTuple):
+    """The checkpoints of a training, and the data-bin of the test set."""
 
     checkpoints: list[Path]
     data: ParallelDataBin
@@ -140,7 +140,7 @@ class _Texts(NamedTuple):
     data: Optional[ParallelDataBin]  # data-bin of the test set
 
     def check_count(self, name: str, count: int) -> None:
-        """Check that a text, by its name in messages, is as long as the references."""
+        """Check that a text is as long as the references; ``name`` is for the message."""
         expected = len(self.references)
         if count != expected:
             raise UserError(f"{name} has {count} sentences, but {self.path} has {expected}")
@@ -153,39 +153,46 @@ def evaluate(request: BleuRequest, out: Path) -> Record:
         UserError: wrong input; raised before anything is translated.
         RunError: ``fairseq-generate`` failed.
     """
-    models = {system: _find_model(system, request) for system in request.systems if system.is_model}
+    models = {
+        training: _find_model(training, request)
+        for training in request.trainings
+        if training.is_model
+    }
     texts = _read_texts(request, list(models.values()))
     files = _read_translations(request, models, texts)
     scorer, piece_bleu = Scorer(texts.references), PieceBleu(texts.data, texts.references)
     generations = {
-        system: _build_generation(system, model, request, out) for system, model in models.items()
+        training: _prepare_generation(training, model, request, out)
+        for training, model in models.items()
     }
     jobs = [generation.build_job(request.searches) for generation in generations.values()]
     run_jobs(jobs, out, request.cluster or LocalMachine())
     rows: list[Row] = []
     compared: dict[str, list[list[str]]] = {}  # all trainings of each system, by the last search
-    for system in request.systems:
-        for search in request.searches if system in models else [None]:
-            path, lines = system.path, files.get(system, [])
-            if search is not None:
-                path, lines = generations[system].join(search)
+    for training in request.trainings:
+        translations: dict[Optional[Search], tuple[str, list[str]]]
+        if training in models:
+            translations = {s: generations[training].join(s) for s in request.searches}
+        else:
+            translations = {None: (training.path, files[training])}
+        for search, (path, lines) in translations.items():
             row = {
-                "system": system.name,
-                "path": system.path,
-                "training": system.training,
+                "system": training.name,
+                "path": training.path,
+                "training": training.number,
                 **(search._asdict() if search else dict.fromkeys(Search._fields)),
                 "hypotheses": path,
                 **scorer.score(lines),
                 PIECE_BLEU: piece_bleu.score(lines),
             }
             rows.append(row)
-        compared.setdefault(system.name, []).append(lines)
+        compared.setdefault(training.name, []).append(lines)
     differences, test_signatures = scorer.compare(compared) if len(compared) > 1 else ([], {})
     data = {
         "subset": request.options.subset,
         "reference": str(texts.path),
         "sentences": len(texts.references),
-        "baseline": request.systems[0].name,
+        "baseline": request.trainings[0].name,
         **{f"signature of {name}": text for name, text in scorer.signatures().items()},
         **{f"test signature of {name}": text for name, text in test_signatures.items()},
         f"signature of {PIECE_BLEU}": piece_bleu.note,
@@ -197,19 +204,20 @@ def evaluate(request: BleuRequest, out: Path) -> Record:
     return Record("bleu", tables, data, command=own_command())
 
 
-def _find_model(system: System, request: BleuRequest) -> _SystemModel:
-    if system.is_folder:
-        checkpoints = last_checkpoints(Path(system.path), request.average or 0)
+def _find_model(training: Training, request: BleuRequest) -> _TrainedModel:
+    if training.is_folder:
+        checkpoints = last_checkpoints(Path(training.path), request.average or 0)
     else:
-        checkpoints = [Path(path) for path in system.paths]
+        checkpoints = [Path(path) for path in training.paths]
+    # All are opened, because each is checked before anything is translated.
     opened = [
-        open_task(path, load_translation(path, f"{system.label}:"), request.data)
+        open_task(path, load_translation(path, f"{training.label}:"), request.data)
         for path in checkpoints
     ]
-    return _SystemModel(checkpoints, find_data_bin(opened[0]))
+    return _TrainedModel(checkpoints, find_data_bin(opened[0]))
 
 
-def _read_texts(request: BleuRequest, models: list[_SystemModel]) -> _Texts:
+def _read_texts(request: BleuRequest, models: list[_TrainedModel]) -> _Texts:
     """Read references and sources, by default those in a data folder."""
     reference, source = request.reference, request.source
     data = models[0].data if models else None
@@ -232,27 +240,27 @@ def _read_texts(request: BleuRequest, models: list[_SystemModel]) -> _Texts:
 
 
 def _read_translations(
-    request: BleuRequest, models: dict[System, _SystemModel], texts: _Texts
-) -> dict[System, list[str]]:
+    request: BleuRequest, models: dict[Training, _TrainedModel], texts: _Texts
+) -> dict[Training, list[str]]:
     """Read the user's files of translations; check that everything is as long as the references."""
     files = {}
-    for system in request.systems:
-        if system in models:
-            data = models[system].data
+    for training in request.trainings:
+        if training in models:
+            data = models[training].data
             count = data.count_sentences(request.options.subset)
-            texts.check_count(f"{system.label}: {data.folder}", count)
+            texts.check_count(f"{training.label}: {data.folder}", count)
         else:
-            files[system] = read_lines(Path(system.path), f"{system.label}:")
-            texts.check_count(f"{system.label}: {system.path}", len(files[system]))
+            files[training] = read_lines(Path(training.path), f"{training.label}:")
+            texts.check_count(f"{training.label}: {training.path}", len(files[training]))
     return files
 
 
-def _build_generation(
-    system: System, model: _SystemModel, request: BleuRequest, out: Path
+def _prepare_generation(
+    training: Training, model: _TrainedModel, request: BleuRequest, out: Path
 ) -> Generation:
     """Build the generation of a model; if the system is a folder, average its checkpoints first."""
-    folder, checkpoints = out / system.folder, model.checkpoints
-    if system.is_folder:
+    folder, checkpoints = out / training.folder, model.checkpoints
+    if training.is_folder:
         target = folder / "average" / f"checkpoint_average_{len(checkpoints)}.pt"
         inputs = {"of": [checksum(path) for path in checkpoints], "version": __version__}
 
@@ -261,4 +269,4 @@ def _build_generation(
 
         Step(target.parent, inputs, average).do()
         checkpoints = [target]
-    return Generation(system.label, checkpoints, model.data, request.options, folder)
+    return Generation(training.label, checkpoints, model.data, request.options, folder)
