@@ -161,8 +161,8 @@ def split_long(sizes: np.ndarray, longest: int) -> np.ndarray:
         return sizes
     parts = -(-sizes // longest)  # rounded up
     whole, number = np.repeat(sizes, parts), np.repeat(parts, parts)
-    which = np.arange(len(number)) - np.repeat(np.cumsum(parts) - parts, parts)
-    return (whole // number + (which < whole % number)).astype(sizes.dtype)
+    index = np.arange(len(number)) - np.repeat(np.cumsum(parts) - parts, parts)
+    return (whole // number + (index < whole % number)).astype(sizes.dtype)
 
 
 def between_documents(keep: np.ndarray, blank: np.ndarray) -> tuple[np.ndarray, bool, bool]:

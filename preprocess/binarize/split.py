@@ -84,7 +84,7 @@ class Split:
         """Write the rest of the split; return its entry of the manifest.
 
         Raises:
-            UserError: a line is invalid, or there is no text.
+            UserError: a line is invalid, or the text is empty.
         """
         try:
             for mark, items in pool.map(read_chunks(self._inputs, self._state.place)):

@@ -90,7 +90,7 @@ def parse_size(text: str) -> int:
     """Parse a size such as ``64GiB`` into bytes.
 
     Raises:
-        UserError: the text is no size.
+        UserError: the text is not a size.
     """
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)(B|KiB|MiB|GiB)", text)
     if not match:
@@ -178,9 +178,9 @@ class Draw:
         self.done["held_out"] += is_held
         return is_held
 
-    def _random(self, what: str, number: int) -> float:
+    def _random(self, purpose: str, number: int) -> float:
         """Compute the random number of a document or line, from 0 to 1."""
-        text = f"{self.seed} {what} {number}".encode()
+        text = f"{self.seed} {purpose} {number}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") / (1 << 64)
 
 

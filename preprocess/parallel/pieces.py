@@ -93,7 +93,7 @@ class SubwordEncoder:
                 file.write(f"{piece} {counts[number]}\n")
 
 
-class GivenPieces:
+class TrainedPieces:
     """The sentencepiece models of ``--sentencepiece-model``: two languages, a common vocabulary.
 
     They have the format of Helsinki-NLP's translation models (opus-mt): ``source.spm``,

@@ -16,7 +16,7 @@ from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.tokens.symbols import warn_of_unknown
 from parallel.iwslt import read_iwslt
-from parallel.pieces import GivenPieces, Pieces, SubwordEncoder, train_model
+from parallel.pieces import Pieces, SubwordEncoder, TrainedPieces, train_model
 from parallel.texts import ParallelCorpus, ParallelSplit, read_files
 
 _DEFAULTS = {"vocab_size": 16384, "model_type": "bpe", "separate": False}  # of learnt pieces
@@ -34,7 +34,7 @@ class ParallelSettings:
     out: Path
     source_lang: str
     target_lang: str
-    given: Optional[GivenPieces]  # of `--sentencepiece-model`; None to learn pieces
+    trained: Optional[TrainedPieces]  # of `--sentencepiece-model`; None to learn pieces
     vocab_size: Optional[int]
     model_type: Optional[str]
     separate: bool
@@ -52,7 +52,7 @@ class ParallelSettings:
         if args.max_ratio < 1:
             raise UserError(f"--max-ratio {args.max_ratio:g}: give 1 or more")
         path, train = getattr(args, "path", None), getattr(args, "train", None)
-        computed: dict[str, Any] = {"path": path, "train": train, "given": None}
+        computed: dict[str, Any] = {"path": path, "train": train, "trained": None}
         if args.corpus == "multi30k":
             names = {"valid": args.valid, "test": args.test}
             computed |= {kind: [str(args.path / name) for name in names[kind]] for kind in names}
@@ -66,7 +66,7 @@ class ParallelSettings:
                 raise UserError(
                     f"{option}: --sentencepiece-model already sets this; leave {option} out"
                 )
-            computed["given"] = GivenPieces(*args.sentencepiece_model)
+            computed["trained"] = TrainedPieces(*args.sentencepiece_model)
         return build_settings(cls, args, **computed)
 
     @property
@@ -81,8 +81,8 @@ class ParallelSettings:
             corpus = read_iwslt(self.path, self.languages, self.valid, self.test)
         else:
             corpus = read_files(self.train, self.valid, self.test, self.languages)
-        if self.given is not None:
-            corpus.inputs.update({str(path): checksum(path) for path in self.given.paths})
+        if self.trained is not None:
+            corpus.inputs.update({str(path): checksum(path) for path in self.trained.paths})
         return corpus
 
     def plan(self, corpus: ParallelCorpus) -> dict[str, Any]:
@@ -164,10 +164,10 @@ class Preparation:
         """Take the sentencepiece models or train them, and write them to the folder."""
         settings, split = self._settings, self._splits["train"]
         names = [f"sentencepiece.{language}.model" for language in self._languages]
-        if settings.given is not None:
-            for name, model in zip(names, settings.given.contents):
+        if settings.trained is not None:
+            for name, model in zip(names, settings.trained.contents):
                 (self._work / name).write_bytes(model)
-            return settings.given.encoders
+            return settings.trained.encoders
         assert settings.vocab_size is not None
         assert settings.model_type is not None
         say(f"learning {settings.vocab_size:,} sentencepieces ({settings.model_type})")

@@ -38,7 +38,7 @@ def load_state(path: Path, option: str, for_fairseq: bool = False) -> State:
             are refused; else they are set to None.
 
     Raises:
-        UserError: the path is no file, or no whole checkpoint of fairseq.
+        UserError: the path is not a file, or not a whole checkpoint of fairseq.
     """
     if path.is_dir():
         raise UserError(f"{option} {path}: {_explain_folder(path)}")

@@ -95,7 +95,7 @@ def open_model(
         spec: positions to read the model with; by default those of the training.
 
     Raises:
-        UserError: the file is no whole checkpoint of one of the families, weights are NaN or
+        UserError: the file is not a whole checkpoint of one of the families, weights are NaN or
             infinite, a dictionary is missing or is not that of the training, or ``spec`` does not
             fit the weights.
     """

@@ -52,7 +52,7 @@ class Pieces:
     """A trained sentencepiece model, the ``.model`` file.
 
     Raises:
-        UserError: the file is no model, or has pieces that no fairseq dictionary can contain.
+        UserError: the file is not a model, or has pieces that no fairseq dictionary can contain.
     """
 
     def __init__(self, path: Path) -> None:

@@ -85,7 +85,7 @@ def open_ensemble(paths: Iterable[Path], data: Optional[Path] = None) -> list[Op
     """Open models with the data folder of the first, unless ``data`` names another.
 
     Raises:
-        UserError: there is no path, a model cannot be opened, or their languages differ.
+        UserError: ``paths`` is empty, a model cannot be opened, or their languages differ.
     """
     opened: list[OpenModel] = []
     for path in paths:

@@ -181,7 +181,7 @@ def find_source_values(
         extend: rule for a longer table; None refuses longer tables.
 
     Raises:
-        UserError: a table would be longer, and there is no rule.
+        UserError: a table would be longer, and ``extend`` is None.
     """
     if name not in source_weights:
         return None, ""

@@ -99,7 +99,7 @@ def _print_best(folder: Path) -> None:
     """Print the runs of a folder by the validation loss of their best checkpoint, lowest first.
 
     Raises:
-        UserError: there is no checkpoint, or one is damaged.
+        UserError: the folders have no checkpoint, or one is damaged.
     """
     from fairseq_posenc.checkpoints.safe_loading import open_checkpoint  # imports torch
 

@@ -192,7 +192,7 @@ def _write_tokenizers(trained: OpenModel, tokens: str | None, folder: Path) -> l
         folder: the folder to write to.
 
     Raises:
-        UserError: there is no tokenizer, or a file cannot be read.
+        UserError: the tokenizer is missing, or a file cannot be read.
     """
     translates = trained.family.name == "translation"
     sides: list[TextSide] = []

@@ -114,10 +114,10 @@ def _refuse_unsupported(stack: Any, states: list[Shared], terms: list[Terms]) ->
             _refuse(stack, "limits of the keys that a query sees")
         if isinstance(state.rotation, PairRotation) and state.rotation.decay is not None:
             _refuse(stack, "a rotation that also decays")
-        for name, what in _WITHOUT_FIELD.items():
+        for name, description in _WITHOUT_FIELD.items():
             value = getattr(layer, name)
             if value is not None and value is not False:
-                _refuse(stack, what)
+                _refuse(stack, description)
         tables = [table for table in (layer.query_table, layer.value_table) if table is not None]
         if any(table.size(0) > 1 for table in tables):
             _refuse(stack, "vectors for each head")

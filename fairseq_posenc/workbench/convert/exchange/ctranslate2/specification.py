@@ -78,8 +78,8 @@ def _refuse_other_weights(trained: OpenModel) -> None:
     """Refuse a model with weights that CTranslate2 does not read."""
     names = [name for name in trained.weights if not is_position_parameter(name)]
     if others := [name for name in names if not _HAS_PLACE.fullmatch(name)]:
-        more = f" and {len(others) - 1} other weights" if len(others) > 1 else ""
-        raise UserError(f"--to ctranslate2: CTranslate2 has no place for {others[0]}{more}")
+        rest = f" and {len(others) - 1} other weights" if len(others) > 1 else ""
+        raise UserError(f"--to ctranslate2: CTranslate2 has no place for {others[0]}{rest}")
 
 
 def _build_encoder(stack: Any) -> TransformerEncoderSpec:

@@ -45,8 +45,8 @@ def squared_error(
 def resize_rows(weight: Tensor, size: int) -> Tensor:
     """Cut a weight to ``size`` rows, or pad it with zeros."""
     kept = weight.detach()[:size]
-    more = kept.new_zeros(size - kept.size(0), *kept.shape[1:])
-    return torch.cat([kept, more])
+    padding = kept.new_zeros(size - kept.size(0), *kept.shape[1:])
+    return torch.cat([kept, padding])
 
 
 class LMHead(nn.Module):
