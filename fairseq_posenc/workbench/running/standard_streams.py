@@ -60,7 +60,7 @@ class _PrintableText(io.TextIOWrapper):
 class _Output(io.FileIO):
     """A standard stream that discards its output after the first write that fails.
 
-    A reader that closed the pipe is not an error; anything else, such as a full disk, is reported once.
+    It is fine if the reader closes the pipe; anything else, such as a full disk, is reported once.
     """
 
     def write(self, data: Any, /) -> int:
