@@ -32,10 +32,12 @@ def outlive_readers() -> None:
         if stream is not None and stream is getattr(sys, f"__{name}__"):
             stream.flush()
             raw = _Output(stream.fileno(), "w", closefd=False)
+            # Text that cannot be encoded, such as a file name that is not UTF-8, is escaped.
+            is_strict_utf8 = stream.encoding.lower().startswith("utf") and stream.errors == "strict"
             new = _PrintableText(
                 io.BufferedWriter(raw),
                 encoding=stream.encoding,
-                errors=_choose_error_handler(stream),
+                errors="backslashreplace" if is_strict_utf8 else str(stream.errors),
                 line_buffering=stream.line_buffering,
                 write_through=stream.write_through,
             )
@@ -75,9 +77,3 @@ class _Output(io.FileIO):
                 name = "standard output" if self.fileno() == 1 else "standard error"
                 raise RunError(f"{name} could not be written: {error.strerror}") from None
             return len(data)
-
-
-def _choose_error_handler(stream: Any) -> str:
-    """Choose how to write text that cannot be encoded, such as file names that are not UTF-8."""
-    is_utf8 = stream.encoding.lower().startswith("utf")
-    return "backslashreplace" if is_utf8 and stream.errors == "strict" else str(stream.errors)

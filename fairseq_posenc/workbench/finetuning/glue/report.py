@@ -24,7 +24,7 @@ from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running.files import read_json
-from fairseq_posenc.workbench.training.recipes import Reported, reported
+from fairseq_posenc.workbench.training.recipes import reported
 
 _METRICS = {"f1": "F1", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}
 Tasks = dict[str, dict[str, Row]]  # rows by task and metric
@@ -181,8 +181,10 @@ def _compare_with_paper(data: Row, tasks: Tasks) -> Iterator[str]:
         *(f"{name} ({_format_metric(row['metric']).split()[0]})" for name, row in columns.items()),
     ]
     rows, notes = [ours], []
-    for paper in _select_paper_tables(data["protocol"]):
-        if not columns.keys() & paper.columns.keys():
+    for paper in reported().values():
+        splits = {split for _, _, split in paper.columns.values()}
+        is_of_protocol = paper.source == data["protocol"] and splits == {"dev"}
+        if not (is_of_protocol and columns.keys() & paper.columns.keys()):
             continue
         for row in paper.rows:
             values = [row["values"].get(name) for name in columns]
@@ -204,16 +206,6 @@ def _select_columns(tasks: Tasks) -> dict[str, Row]:
         for column, metric in zip(TASKS[task].submission, [key, f"{key}m"] if has_two else [key]):
             columns[column] = metrics[metric]
     return columns
-
-
-def _select_paper_tables(protocol: str) -> list[Reported]:
-    """Select the paper's tables of GLUE's development sets."""
-    return [
-        paper
-        for paper in reported().values()
-        if paper.source == protocol
-        and all(split == "dev" for _, _, split in paper.columns.values())
-    ]
 
 
 def _describe_selection(statistic: str, columns: dict[str, Row]) -> str:
