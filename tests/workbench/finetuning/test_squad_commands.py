@@ -298,7 +298,7 @@ def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
 # --------------------------------------------------------------------------------------- the recipe
 
 
-def configured(gpus=1, spec="m4m", version="1.1", *set_to):
+def configured(gpus=1, spec="m4m", version="1.1", *set_to, path=None):
     model = Namespace(encoder_layers=7)
     data_bin = SquadDataBin(Path("bin"), version, Limits(), 87_777)
     pretrained = Pretrained(
@@ -314,9 +314,9 @@ def configured(gpus=1, spec="m4m", version="1.1", *set_to):
         fingerprint=None,
         weights={},
     )
-    path = find_recipe(data_bin)
-    assert path.name == RECIPES[version]
-    return compose(pretrained, data_bin, Path("run"), path, set_to, gpus)
+    recipe = find_recipe(data_bin)
+    assert recipe.name == RECIPES[version]
+    return compose(pretrained, data_bin, Path("run"), path or recipe, set_to, gpus)
 
 
 @pytest.mark.parametrize("version", RECIPES)
@@ -340,7 +340,11 @@ def test_what_diverges_at_the_usual_rate_has_one_of_its_own(encoding, version):
     assert configured(1, encoding, version).optimization.lr == [2.5e-5]
 
 
-def test_the_user_has_the_last_word_on_the_rate():
+def test_the_user_has_the_last_word_on_the_rate(tmp_path):
+    path = tmp_path / "mine.yaml"
+    text = (REPOSITORY / "finetune_configs" / RECIPES["1.1"]).read_text()
+    path.write_text(text.replace("lr: [3e-05]", "lr: [1e-05]"))
+    assert configured(1, "raffel", path=path).optimization.lr == [1e-5]
     assert configured(1, "raffel(per_head=true)+learned").optimization.lr == [2.5e-5]
     mine = configured(1, "raffel", "1.1", "optimization.lr=[1e-4]", "common.seed=7")
     assert (mine.optimization.lr, mine.common.seed) == ([1e-4], 7)

@@ -72,9 +72,9 @@ def compose(
         "distributed_training": {"distributed_world_size": max(gpus, 1)},
         "hydra": {"run": {"dir": str(out.resolve())}, "output_subdir": None, **_ONE_LOG},
     }
-    # Learning rates of the encodings that diverge at the recipe's 3e-5.
+    # Learning rates of the encodings that diverge at the recipe's 3e-5; other files have their own.
     recipe = recipes.load()["finetuning"]["squad"]["m4m"]
-    for item in pretrained.spec.items:
+    for item in pretrained.spec.items if yaml_file == find_recipe(data_bin) else ():
         if item.name in recipe["lr_of"]:
             local["optimization"] = {"lr": [recipe["lr_of"][item.name]]}
     try:
