@@ -28,7 +28,7 @@ from fairseq_posenc.host import save_dir_lock
 from fairseq_posenc.host.startup import install_excepthook
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.position_parameters import is_position_parameter
-from fairseq_posenc.workbench.translation import average
+from fairseq_posenc.workbench.translation import checkpoint as translations
 from tests.helpers.commands import train
 from tests.helpers.tiny_models import STOCK, make_model, make_tokens
 
@@ -343,7 +343,7 @@ def test_averaging_models_of_other_positions_is_refused(tmp_path):
     make_model("translation", position_encoding="rope").load_state_dict(mean)
     other = make_model("translation", position_encoding="alibi").state_dict()
     with pytest.raises(UserError, match="trained with rope at length 24, and trained with alibi"):
-        average._check_same(tmp_path / "a", state, tmp_path / "b", other)
+        translations._check_same(tmp_path / "a", state, tmp_path / "b", other)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from fairseq_posenc.identity import Identity, _decode_text, is_identity
 from fairseq_posenc.workbench.loading.families import list_stacks
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from fairseq_posenc.workbench.running.host import USER_DIR
-from fairseq_posenc.workbench.translation import average
+from fairseq_posenc.workbench.translation import checkpoint as translations
 from tests.helpers.commands import FAMILIES, new_directory, pairs, run, sentences, train
 from tests.helpers.products import some_of
 from tests.helpers.tiny_models import make_dictionary, make_model, of_the_last_version
@@ -124,8 +124,8 @@ def test_averages_of_other_meanings_are_refused_and_of_two_versions_made():
     state = make_model("translation", position_encoding="rope").state_dict()
     other = make_model("translation", position_encoding="rope", encoder_attention_heads=8)
     with pytest.raises(UserError, match="different models: trained with 4 heads, and with 8 heads"):
-        average._check_same(paths[0], state, paths[1], other.state_dict())
-    average._check_same(paths[0], state, paths[1], of_the_last_version(state))
+        translations._check_same(paths[0], state, paths[1], other.state_dict())
+    translations._check_same(paths[0], state, paths[1], of_the_last_version(state))
 
 
 def test_two_matrices_are_not_loaded_into_one():
