@@ -213,9 +213,9 @@ NUMBERS = [
             ("size=nanB", "size=nanB: write a number of B"),
             (f"size={'9' * 400}GiB", "write a number of B"),
             ("lines=0", "draws nothing"),
-            ("lines=-1", "lines= is a number of sentences or documents, not '-1'"),
-            ("lines=²", "lines= is a number of sentences or documents, not '²'"),
-            ("hold-out=nan", "hold-out= is a number of sentences or documents, not 'nan'"),
+            ("lines=-1", "lines= is a whole number of lines or documents, not '-1'"),
+            ("lines=²", "lines= is a whole number of lines or documents, not '²'"),
+            ("hold-out=nan", "hold-out= is a whole number of lines or documents, not 'nan'"),
             ("hold-out=2", "less than hold-out="),
             ("hold-out=1", "nothing is left to train on: hold-out= takes all"),
         ]

@@ -219,7 +219,7 @@ def test_only_files_that_are_divided_are_opened_to_find_the_parts(tmp_path, monk
         opened.append(path)
         return open(path, mode)
 
-    monkeypatch.setattr(sources, "open", note, raising=False)
+    monkeypatch.setattr(shards, "open", note, raising=False)
     names = [str(path) for path in paths]
     assert shards.parts_of_shard(names, 1, 2) == [shards.Part(each, 0, 10) for each in names[2:]]
     assert not opened
@@ -509,7 +509,7 @@ def test_a_dictionary_can_be_made_first(tmp_path, text):
     [
         (["--train", "nowhere"], "nowhere is not there"),
         (["--train", "EMPTY"], "no text in"),
-        (["--train", "BLANK"], "train: nothing is left of its text"),
+        (["--train", "BLANK"], "train: no line of its text is left"),
         ([], "nothing to do"),
         (["--train", "TEXT", "--dict", "nowhere"], "--dict nowhere is not there"),
         (["--train", "TEXT", "--dict", "TEXT"], "text: not a fairseq dictionary"),
