@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from docs.generate import forest_plots, measured
 from docs.generate.measured import Column
 from fairseq_posenc.workbench.experiments.choose.answer import BEST, SAME, UNREADABLE, WORSE
+from fairseq_posenc.workbench.experiments.choose.from_trained import KEY
 from fairseq_posenc.workbench.experiments.variants import FAMILIES
 from fairseq_posenc.workbench.results import markdown
 
@@ -34,11 +36,18 @@ def fill_page(path: Path) -> str:
 
 def format_evidence() -> str:
     """Format the evidence of ``fairseq-posenc choose`` as JSON, by family."""
-    content = {}
+    content: dict[str, Any] = {}
     for family in FAMILIES:
         evidence = measured.collect_evidence(family)
         figures = {factor: entry._asdict() for factor, entry in evidence.figures.items()}
         content[family] = {**evidence._asdict(), "figures": figures}
+    content[KEY] = {
+        family: [
+            (models, kept, measurement._asdict())
+            for models, kept, measurement in measured.list_changes(family)
+        ]
+        for family in FAMILIES
+    }
     return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
 

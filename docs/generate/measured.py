@@ -53,6 +53,7 @@ SWITCH_RECORD = {
     CAUSAL: "causal_lm_start.json",
     BOTH: "translation_swap.json",
 }
+REAL_RECORD = "smollm2_length.json"  # of a model that people use, read with other positions
 GLUE_RECORDS = {MASKED: ("glue.json", "glue_small.json")}
 EARLY_RECORD = "trainability.json"  # one seed
 COST_RECORD = "benchmark_layer_one_thread_cpu.json"
@@ -172,6 +173,38 @@ def collect_evidence(family: str) -> Evidence:
     )
 
 
+def list_changes(family: str) -> list[tuple[str, str, Measurement]]:
+    """List what a change of positions does to trained models, as `choose --from-trained` reads it.
+
+    Returns:
+        for each measurement a description of the models, the encoding that they had, and the
+        figures of all encodings.
+    """
+    changes = []
+    if family == CAUSAL and (record := _read_record(REAL_RECORD)):
+        longest = max(row["length"] for row in record.rows)
+        values = {
+            str(row["override"] or "own"): [
+                round(value, 6) for name, value in row.items() if name.startswith("window_")
+            ]
+            for row in record.rows
+            if row["length"] == longest
+        }
+        models = (
+            "SmolLM2-135M-Instruct, weights expanded from 4 bits, without training after the "
+            "change, on eight windows of WikiText-2's test set"
+        )
+        title = f"perplexity at {longest:,} tokens, with its 95 % interval over the windows"
+        changes.append((models, "own", Measurement(title, REAL_RECORD, False, values)))
+    column = after_switch(family)
+    if column.by_seed:
+        kept = "sinusoidal" if family == BOTH else "rope"
+        models = f"{family} models of 2 layers of width 128 that had `{kept}`, three seeds"
+        title = column.title.partition(": ")[2]
+        changes.append((models, kept, _decide(column)._replace(title=title)))
+    return changes
+
+
 def _decide(column: Column) -> Measurement:
     values = {
         name: [
@@ -256,7 +289,10 @@ def after_switch(family: str) -> Column:
         after = f"{record.rows[0]['updates']} updates after `{record.data['source']}`"
         return _read_perplexities(SWITCH_RECORD[family], f"{title}: perplexity, {after}")
     title += ": BLEU, 120 updates after `sinusoidal`, greedily"
-    return Column(title, SWITCH_RECORD[family], 2, _bleu(record, greedy=True), higher=True)
+    rows = [row for row in record.rows if row["beam"] == 1]
+    seeds = _group_by_seed(rows, "system", "training", "BLEU")
+    bleu = _bleu(record, greedy=True)
+    return Column(title, SWITCH_RECORD[family], 2, bleu, True, seeds, BLEU)
 
 
 def _bleu(record: Record, greedy: bool) -> dict[str, Interval]:

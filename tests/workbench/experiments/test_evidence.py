@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from docs.generate import choose, measured
 from docs.generate.measured import Column
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments.choose import answer
+from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.experiments.choose import answer, from_trained
 from fairseq_posenc.workbench.experiments.choose.answer import (
     BEST,
     NOT_MEASURED,
@@ -28,6 +30,7 @@ from fairseq_posenc.workbench.experiments.choose.answer import (
     list_names,
     rank,
 )
+from fairseq_posenc.workbench.experiments.choose.from_trained import read_changes
 from fairseq_posenc.workbench.experiments.variants import FAMILIES
 from fairseq_posenc.workbench.results import terminal
 from fairseq_posenc.workbench.results.differences import (
@@ -339,6 +342,38 @@ def _record_of(perplexities):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_evidence_is_that_of_the_records(family):
     assert answer.read_evidence(family) == measured.collect_evidence(family)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_changes_of_trained_models_are_those_of_the_records(family):
+    assert read_changes(family) == measured.list_changes(family)
+
+
+def test_what_a_trained_model_can_be_given(capsys):
+    words = ["choose", "--family", "causal-lm", "--length", "4096", "--from-trained"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("Keep the positions that the model has")
+    assert "lm-length --text my.txt --lengths 4096" in printed
+    rows = [line.split() for line in printed.splitlines() if "(kept)" in line]
+    assert [(row[0], row[-1]) for row in rows] == [("own", "best"), ("rope", "best")]
+    assert main([*words, "--encodings", "m4m", "--markdown"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"\| `m4m` \| .* \| significantly worse \|", printed)
+    assert "`own`" not in printed
+    assert main([*words, "--encodings", "cope"]) == 2
+    assert "none of these was measured after a change" in capsys.readouterr().err
+    assert main([*words, "--text", "book.txt"]) == 2
+    assert "--from-trained: answers from measurements" in capsys.readouterr().err
+
+
+def test_a_better_encoding_than_the_kept_one_is_named(monkeypatch):
+    values = {"rope": [10.0, 10.1, 10.2], "alibi": [5.0, 5.1, 5.2]}
+    measurement = answer.Measurement("perplexity", "", False, values)
+    changes = [("small models", "rope", measurement)]
+    monkeypatch.setattr(from_trained, "read_changes", lambda family: changes)
+    text = from_trained.answer_from_trained(ChooseQuestion("causal-lm", 8, 8))
+    assert text.startswith("Try the first encoding of each table")
 
 
 def test_one_seed_is_not_judged():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.choose.answer import ChooseQuestion, answer_question
+from fairseq_posenc.workbench.experiments.choose.from_trained import answer_from_trained
 from fairseq_posenc.workbench.experiments.variants import BOTH, FAMILIES, MASKED, parse_variants
 from fairseq_posenc.workbench.results import terminal
 from fairseq_posenc.workbench.running import options
@@ -20,6 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "input length in tokens"
     add("--length", type=options.positive_int, required=True, metavar="N", help=text)
     options.add_count(parser, "--trained", "length of training, in tokens (default: --length)")
+    text = "for models that are trained already, and get other positions"
+    add("--from-trained", action="store_true", help=text)
     text = "UTF-8 text to train candidates on (default: answer from measurements)"
     add("--text", type=Path, help=text)
     text = "time for the trainings, as in 90s, 30m, 2h (default: %(default)s)"
@@ -46,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
     show: Callable[[str], str] = str if args.markdown else terminal.show
     _refuse_wrong_options(question, args)
     if args.text is None:
-        print(show(answer_question(question)))
+        answer = answer_from_trained if args.from_trained else answer_question
+        print(show(answer(question)))
         return 0
     # Imported only here: measurements answer without fairseq.
     from fairseq_posenc.workbench.experiments.choose.on_text import train_candidates
@@ -65,6 +69,8 @@ def _refuse_wrong_options(question: ChooseQuestion, args: argparse.Namespace) ->
     if args.text is None:
         if args.json:
             raise UserError("--json: needs --text; the records are in docs/results")
+    elif args.from_trained:
+        raise UserError("--from-trained: answers from measurements; leave out --text")
     elif question.family == BOTH:
         raise UserError(
             "--text: is for language models; prepare translations with 'fairseq-posenc "

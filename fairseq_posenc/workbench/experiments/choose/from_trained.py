@@ -1,0 +1,69 @@
+"""Answers which positions a trained model can be given: ``choose --from-trained``."""
+
+from __future__ import annotations
+
+import json
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.experiments.choose.answer import (
+    BEST,
+    EVIDENCE,
+    SAME,
+    ChooseQuestion,
+    Measurement,
+    rank,
+)
+from fairseq_posenc.workbench.experiments.variants import CAUSAL, join_list
+from fairseq_posenc.workbench.results import markdown
+
+KEY = "from trained"  # of the changes in the evidence, by family
+_READ = (
+    "fairseq-posenc lm-length --text my.txt --lengths {length} --windows 8 own=FOLDER "
+    "'yarn=FOLDER@own(scaling=yarn:2)'"
+)
+_SWAP = "fairseq-posenc swap --checkpoint FILE --position-encoding SPEC --out NEW"
+
+
+def read_changes(family: str) -> list[tuple[str, str, Measurement]]:
+    """Read what a change of positions does to trained models of a family.
+
+    Returns:
+        for each measurement a description of the models, the encoding that they had, and the
+        figures of all encodings.
+    """
+    content = json.loads(EVIDENCE.read_text(encoding="utf-8"))[KEY][family]
+    return [(models, kept, Measurement(**figures)) for models, kept, figures in content]
+
+
+def answer_from_trained(question: ChooseQuestion) -> str:
+    """Answer in Markdown: a recommendation, and a table for each measurement.
+
+    Raises:
+        UserError: none of the requested encodings was measured.
+    """
+    parts, is_kept = [], True
+    for models, kept, measurement in read_changes(question.family):
+        names = [name for name in measurement.values if name in (*question.names, kept)]
+        if question.names and len(names) == 1:
+            continue
+        ranking = rank(measurement, names if question.names else ())
+        is_kept &= ranking.verdicts[kept] in (BEST, SAME)
+        rows = [
+            (f"`{name}`" + " (kept)" * (name == kept), ranking.show(name), verdict)
+            for name, verdict in ranking.verdicts.items()
+        ]
+        table = markdown.table(("encoding", measurement.scale.name, "compared"), rows, "lrl")
+        parts += [f"{models}. The figure is {measurement.title}.", table]
+    if not parts:
+        raise UserError(
+            f"--encodings {join_list(question.names)}: none of these was measured after a change; "
+            "leave the option out to see those that were"
+        )
+    head = (
+        "Keep the positions that the model has: no other ones were significantly better."
+        if is_kept
+        else "Try the first encoding of each table: it was significantly better than the kept one."
+    )
+    command = _READ.format(length=question.length) if question.family == CAUSAL else _SWAP
+    advice = f"To find out what a change does to your model:\n\n    {command}"
+    return "\n\n".join([f"{head} {advice}", *parts])
