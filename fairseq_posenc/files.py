@@ -3,8 +3,6 @@
 A process keeps its temporary files locked, so an unlocked one is abandoned.
 """
 
-from __future__ import annotations
-
 import fcntl
 import glob
 import os

@@ -1,7 +1,5 @@
 """Locks folders for one process at a time; a lock file names the process that holds it."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

@@ -3,8 +3,6 @@
 ``fairseq-posenc doctor`` shows the errors.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -3,8 +3,6 @@
 The attention report and the plots show the parts.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 

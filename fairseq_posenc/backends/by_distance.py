@@ -3,8 +3,6 @@
 B batch, H heads, T queries, S keys, R = T + S - 1 distances, G tables: one for all heads, or H.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """Dot products of queries and keys with a gain for each channel and distance (Huang's method 3)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

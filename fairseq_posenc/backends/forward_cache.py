@@ -1,7 +1,5 @@
 """The cache of one forward pass, which the layers of a stack share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

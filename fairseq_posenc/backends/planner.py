@@ -4,8 +4,6 @@ The order for a CPU is measured (``benchmarks/attention.py``). On a GPU, our ker
 FlexAttention are chosen only where a benchmark on such a GPU is recorded.
 """
 
-from __future__ import annotations
-
 import logging
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ a single query, as in a step of decoding, it is also the fastest: there a table'
 order of the keys, and no product is computed for other pairs.
 """
 
-from __future__ import annotations
-
 from functools import reduce
 from operator import add
 

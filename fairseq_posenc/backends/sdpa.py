@@ -3,8 +3,6 @@
 B batch, H heads, T queries, S keys, D head size, G heads of a bias (1 or H), R distances.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Converts ``rope_parameters`` of a transformers configuration to ``rope(...)`` of a spec."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

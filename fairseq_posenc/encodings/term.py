@@ -1,7 +1,5 @@
 """Describes a term of the attention scores: its shape, its place in the equation, and its cost."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 from torch import Tensor

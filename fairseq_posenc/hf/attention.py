@@ -1,7 +1,5 @@
 """Computes attention with our positions, as a function of transformers' attention interface."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

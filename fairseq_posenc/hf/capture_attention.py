@@ -1,7 +1,5 @@
 """Captures the attention of every layer and head in a forward pass, and the parts of its scores."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial

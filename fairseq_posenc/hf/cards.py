@@ -1,7 +1,5 @@
 """Writes model cards that say how a folder is loaded, and which positions the model has."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Gives forget gates access to the input of a layer, and stores their decay in its cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

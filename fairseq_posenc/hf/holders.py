@@ -1,7 +1,5 @@
 """Finds wrappers and optimizers of a model that would not notice that its positions change."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from typing import Any

@@ -5,8 +5,6 @@ and refuses by name what no encoding of the library is. In a spec, ``own`` stand
 (:func:`expand_own`).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Sequence

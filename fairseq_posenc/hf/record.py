@@ -3,8 +3,6 @@
 When transformers' Trainer and PEFT load weights without strictness, nothing else is compared.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import warnings

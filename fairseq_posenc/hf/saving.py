@@ -6,8 +6,6 @@ whose positions are different: its model type is unknown to transformers, its co
 impossible file of weights, and its weights have different names.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

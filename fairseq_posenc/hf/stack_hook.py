@@ -1,7 +1,5 @@
 """The positions of a stack of layers, computed in a hook before the stack's forward pass."""
 
-from __future__ import annotations
-
 import inspect
 from functools import partial
 from typing import Any

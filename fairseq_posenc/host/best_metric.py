@@ -1,7 +1,5 @@
 """Checks ``--best-checkpoint-metric`` before the first update, not after the first validation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fairseq.logging import metrics

@@ -1,7 +1,5 @@
 """Checks whether a data-bin has pairs of sentences or running text, as a task needs it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, MANIFEST

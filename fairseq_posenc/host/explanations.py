@@ -1,7 +1,5 @@
 """Explains errors of fairseq that a user can fix, in one line each."""
 
-from __future__ import annotations
-
 import re
 
 from hydra.errors import HydraException

@@ -5,8 +5,6 @@ message there, and a log filter can look up the stack. Functions are identified 
 ``fairseq_cli/train.py``, because under ``python -m`` this module's name is ``__main__``.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

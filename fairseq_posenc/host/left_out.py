@@ -1,7 +1,5 @@
 """Reports samples that fairseq leaves out because they are too long for the model."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -4,8 +4,6 @@ fairseq keeps it only in memory, so a training that is resumed ends later than a
 (fairseq #3531).
 """
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

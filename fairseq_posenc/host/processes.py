@@ -6,8 +6,6 @@ torchrun both take themselves for rank 0, a process with an address waits for ot
 code 0.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

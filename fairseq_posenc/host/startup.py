@@ -3,8 +3,6 @@
 ``models`` calls it when fairseq loads the plugin.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from types import TracebackType

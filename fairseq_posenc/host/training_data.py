@@ -3,8 +3,6 @@
 fairseq opens a shard only when its epoch begins, perhaps days after the start.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Refuses options that this machine or installation does not support: precisions, packages."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Any
 

@@ -4,8 +4,6 @@ The task reads the options of ``--bpe`` from ``task.args``. It has had no such a
 options became a dataclass, so the option failed with an AttributeError.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from fairseq.data.encoders import BPE_REGISTRY

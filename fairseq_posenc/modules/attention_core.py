@@ -1,7 +1,5 @@
 """Computes the steps of attention in a layer; the attention modules of all hosts inherit them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 

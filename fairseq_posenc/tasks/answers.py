@@ -4,8 +4,6 @@
 encoders with ``--self-target``) and ``translation`` (whose targets begin with ``=``).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

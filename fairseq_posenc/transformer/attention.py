@@ -1,7 +1,5 @@
 """Adapts fairseq's self-attention: translates its arguments for :class:`AttentionCore`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

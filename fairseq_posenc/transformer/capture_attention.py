@@ -3,8 +3,6 @@
 The attention report, the plots and the message of a diverged training show them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -4,8 +4,6 @@ A stack computes what its layers share once per forward pass. Layers never see t
 :mod:`~fairseq_posenc.transformer.forward_context` passes this to them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from copy import copy

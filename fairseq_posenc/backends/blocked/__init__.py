@@ -6,8 +6,6 @@ their blocks instead. Serves every term but a gain of channels. A single query m
 left to the reference, which is fast there. ``docs/blocked.md`` has pictures.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -8,8 +8,6 @@ CPU.
 Shapes: c pairs of sentence and head in a chunk, M queries and W keys of a block.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

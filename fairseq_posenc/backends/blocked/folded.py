@@ -10,8 +10,6 @@ Shapes: D head size; c pairs of sentence and head in a chunk, M queries and W ke
 distinct rows that a block needs.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from fairseq_posenc.backends.blocked.skew import KEY_SIDE, QUERY_SIDE

@@ -7,8 +7,6 @@ Shapes: B batch, H heads, T queries, S keys, D head size, C = H * D; c pairs of 
 a chunk, M queries and W keys of a block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple

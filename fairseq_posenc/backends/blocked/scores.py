@@ -20,8 +20,6 @@ rows of a table; c pairs of sentence and head in a chunk, M queries and W keys o
 or keys of a tile.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 

@@ -8,8 +8,6 @@ block, the *reset lines*, and are taken out of the weights before these are summ
 Shapes: D head size; G tables (1 for all heads, or one each), R rows of a table.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -6,8 +6,6 @@ and the batch is dynamic. A table of the scores costs the products of all tokens
 the visible distances, ``(B, H, T, R)``.
 """
 
-from __future__ import annotations
-
 import shutil
 from functools import cache
 from typing import Any

@@ -3,8 +3,6 @@
 B batch, T queries, S keys, both filled up to the lengths that a kernel is compiled for.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Lengths that keep the number of kernels small which FlexAttention compiles."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

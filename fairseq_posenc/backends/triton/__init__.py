@@ -4,8 +4,6 @@ Scores exist for one tile at a time, and memory grows linearly with the length. 
 a matrix product or a number for each distance.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

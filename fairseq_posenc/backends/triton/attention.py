@@ -7,8 +7,6 @@ Shapes: B batch, H heads, T queries, S keys, D head size; G heads of a table (1 
 W power of 2 that D is padded to, N side of a tile.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple

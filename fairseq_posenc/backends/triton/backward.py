@@ -8,8 +8,6 @@ Sequence: one head of one sentence. Slab: the sequences, or keys of one, whose t
 time; see :mod:`~fairseq_posenc.backends.triton.slabs`.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

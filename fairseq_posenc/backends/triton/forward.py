@@ -10,8 +10,6 @@ Sequence: one head of one sentence. B batch, H heads, T queries, D head size, N 
 power of 2 that D is padded to; m, n: indices of queries and of keys.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -9,8 +9,6 @@ see :mod:`~fairseq_posenc.backends.triton.slabs`. H heads, R distances, D head s
 tile.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

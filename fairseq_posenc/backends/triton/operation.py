@@ -4,8 +4,6 @@ Tracing stops at kernels that take NamedTuples. So what is compiled calls these 
 inputs and outputs are plain tensors and numbers; elsewhere, :class:`Attention` is quicker to call.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

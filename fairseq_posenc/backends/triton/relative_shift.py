@@ -8,8 +8,6 @@ it begins one column earlier in every row: for N = 2, of products ``abcd | efgh`
 which are read from a flat list at 2, 3, 5, 6.
 """
 
-from __future__ import annotations
-
 import os
 
 import triton

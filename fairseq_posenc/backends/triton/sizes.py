@@ -4,8 +4,6 @@ Chosen by compiling, not by timing: matrix units run at full width, and as few r
 are spilled.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

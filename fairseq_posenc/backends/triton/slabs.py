@@ -4,8 +4,6 @@ A slab takes some sequences (heads of a sentence) with all of their keys or, whe
 too much, some keys of one sequence. The division depends on shapes alone: sums have a fixed order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -13,8 +13,6 @@ time; see :mod:`~fairseq_posenc.backends.triton.slabs`. Own: the tokens whose gr
 with a row of tiles each. Others: those that they are paired with, in the columns.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

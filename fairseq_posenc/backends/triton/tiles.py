@@ -8,8 +8,6 @@ Sequence: one head of one sentence. Band: the table rows of a tile; see
 :mod:`~fairseq_posenc.backends.triton.relative_shift`. m, n: indices of queries and of keys.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

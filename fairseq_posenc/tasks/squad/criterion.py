@@ -1,7 +1,5 @@
 """Defines the criterion ``squad``: cross-entropy of an answer's first and last token."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
