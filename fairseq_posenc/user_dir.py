@@ -1,4 +1,4 @@
-"""Registers models and tasks with fairseq if a program has imported the package itself."""
+"""Names what the plugin registers with fairseq, also if a program has imported the package."""
 
 import os
 from importlib import import_module
@@ -12,6 +12,8 @@ MODULES = (
     *("tasks.answers", "tasks.glue", "tasks.squad"),
     *("models.masked_lm", "models.causal_lm", "models.translation"),
 )
+# Attention directions of the first two layers in DecBERT's architectures: left to right, or back.
+DECBERT = {"decbert_same": "lr,lr", "decbert_diff": "lr,rl"}
 
 
 def register() -> None:

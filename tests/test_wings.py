@@ -20,8 +20,8 @@ from fairseq_posenc.workbench.cli import COMMANDS, Command
 PACKAGE = Path(fairseq_posenc.__file__).resolve().parent
 PREPROCESS = PACKAGE.parent / "preprocess"
 LIBRARY = {
-    *("api", "assembly", "exporting", "position_parameters", "positions", "registry", "shared"),
-    *("decbert", "specs", "identity", "files", "locks", "errors", "error_messages"),
+    *("api", "assembly", "position_parameters", "positions", "registry", "shared"),
+    *("specs", "identity", "files", "locks", "errors", "error_messages"),
     *("user_dir", "version", "__init__"),
     *("encodings", "backends", "modules", "analysis"),
 }

@@ -1,4 +1,4 @@
-"""The cache of one forward pass, which the layers of a stack share."""
+"""The cache of one forward pass, which the layers of a stack share, and what torch does in it."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -43,6 +43,14 @@ class PerForwardCache:
             self._values[key] = now, value
         computed: _T = value
         return computed
+
+
+def is_exporting() -> bool:
+    """Check whether torch is exporting a model, so that one graph must serve all lengths.
+
+    torch 2.6 has no such query, so with it every compiled graph counts as exported.
+    """
+    return bool(getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)())
 
 
 def is_saving_hooked() -> bool:

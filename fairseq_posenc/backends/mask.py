@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.forward_cache import PerForwardCache
+from fairseq_posenc.backends.forward_cache import PerForwardCache, is_exporting
 from fairseq_posenc.encodings.locality import Locality
-from fairseq_posenc.exporting import is_exporting
 
 DIRECTIONS = ("both", "lr", "rl")
 _T = TypeVar("_T")

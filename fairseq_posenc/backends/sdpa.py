@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scale
 from fairseq_posenc.backends.by_distance import expand_term
+from fairseq_posenc.backends.forward_cache import is_exporting
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.backends.reference import multiply_states
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.exporting import is_exporting
 from fairseq_posenc.positions import Span
 
 

@@ -75,7 +75,7 @@ def _name_file(error: BaseException, message: str | None) -> str | None:
     if message is None:
         return None
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        if _locate(frame) == (_CHECKPOINTS, _BUILDING):
+        if locate(frame) == (_CHECKPOINTS, _BUILDING):
             path = str(frame.f_locals.get("filename"))
             return message if path in message else f"{path}: {message}"
     return message
@@ -87,12 +87,12 @@ def _describe_unreadable(error: BaseException) -> str | None:
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     for frame in reversed(frames):  # innermost first: _BUILDING calls _OPENING
-        file, function = _locate(frame)
+        file, function = locate(frame)
         if variable := _READERS.get((file, function)):
             path = frame.f_locals.get(variable)
             raised_here = frame is frames[-1]
             fault = _describe_fault(error, function == _OPENING, raised_here)
-            is_building = function == _BUILDING and not _BUILDERS.isdisjoint(map(_locate, frames))
+            is_building = function == _BUILDING and not _BUILDERS.isdisjoint(map(locate, frames))
             if fault is None and is_building and isinstance(error, UNBUILDABLE):
                 fault = f"no model can be built of its settings: {quote_error(error)}"
             if fault:
@@ -133,6 +133,6 @@ def quote_error(error: BaseException, first_sentence: bool = False) -> str:
     return f"{type(error).__name__}{': ' if reason else ''}{reason}"
 
 
-def _locate(frame: FrameType) -> tuple[str, str]:
-    """Name a frame's file, with its folder, and its function, as the keys of ``_READERS``."""
+def locate(frame: FrameType) -> tuple[str, str]:
+    """Name the file of a frame, with its folder, and its function, as in ``_READERS``."""
     return "/".join(frame.f_code.co_filename.split(os.sep)[-2:]), frame.f_code.co_name

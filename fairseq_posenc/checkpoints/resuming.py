@@ -45,7 +45,7 @@ def start_resuming(path: Path, settings: DictConfig | None) -> None:
             "training: leave it out"
         )
     has_count = any(isinstance(part, dict) and "patience" in part for part in extra.values())
-    if checkpoint.patience > 0 and not has_count:  # see `fairseq_posenc.host.patience`
+    if checkpoint.patience > 0 and not has_count:  # see `fairseq_posenc.host.task_repairs`
         logger.warning("%s does not record the count of --patience; it starts at 0", path)
     if state.get("last_optimizer_state") is not None and not checkpoint.reset_optimizer:
         _refuse_other_classes(path, state.get("cfg"), now)

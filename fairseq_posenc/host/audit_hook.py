@@ -15,18 +15,10 @@ from fairseq_posenc.checkpoints.trusted_settings import is_literal, refuse_files
 from fairseq_posenc.errors import UserError, shortened
 
 _READER = "load_checkpoint_to_cpu"  # opens the checkpoints of all of fairseq's commands
-_installed: list[bool] = []
 
 
-def audit_fairseq() -> None:
-    """Keep fairseq from running a setting as code, and from reading a checkpoint unchecked."""
-    if not _installed:
-        _installed.append(True)
-        sys.addaudithook(_check_event)
-
-
-def _check_event(event: str, arguments: tuple[Any, ...]) -> None:
-    """Check an event that fairseq causes."""
+def check_fairseq(event: str, arguments: tuple[Any, ...]) -> None:
+    """Refuse to run a setting as code, or to read a broken checkpoint; an audit hook."""
     if event not in ("compile", "exec", "open"):
         return
     caller = sys._getframe(1)

@@ -18,7 +18,6 @@ from fairseq_posenc.errors import UserError
 INDEX = ".idx"
 _OPENER = "fairseq.data.indexed_dataset"  # fairseq's module that opens data-bins
 _OPENS_DATA = "_do_init"  # its function that opens the data, not only the index
-_installed: list[bool] = []
 _MAPPED, _LEGACY, _HUFFMAN = b"MMIDIDX\0", b"TNTIDX\0\0", b"HUFFIDX\0"  # first bytes, by format
 _VERSION = 1
 _BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8}  # bytes of a token by fairseq's code
@@ -49,15 +48,7 @@ class _Files(NamedTuple):
             self.refuse(f"{data} has {self.data_size:,} bytes, and its sentences have {expected:,}")
 
 
-def audit_data_bins() -> None:
-    """Keep fairseq from reading a damaged data-bin."""
-    if not _installed:
-        _installed.append(True)
-        sys.addaudithook(_check_event)
-        _ignore_unopened()
-
-
-def _ignore_unopened() -> None:
+def ignore_unopened() -> None:
     """Suppress errors from datasets that were refused: fairseq closes files it never opened."""
     previous = sys.unraisablehook
 
@@ -69,8 +60,8 @@ def _ignore_unopened() -> None:
     sys.unraisablehook = hook
 
 
-def _check_event(event: str, arguments: tuple[Any, ...]) -> None:
-    """Check an index that fairseq opens for reading."""
+def check_opened(event: str, arguments: tuple[Any, ...]) -> None:
+    """Refuse a damaged or empty split whose index fairseq opens for reading; an audit hook."""
     if event != "open":
         return
     path, mode, *_ = arguments

@@ -1,12 +1,13 @@
 """Explains errors of fairseq that a user can fix, in one line each."""
 
 import re
+import traceback
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from fairseq_posenc.checkpoints.error_messages import locate
 from fairseq_posenc.errors import chain, shortened
-from fairseq_posenc.host.frames import passed_through
 
 _SIZE = re.compile(r"Size of sample #(\d+) is invalid \(=(.+?)\) since max_positions=(.+?), skip")
 
@@ -44,7 +45,7 @@ def _explain_setting(error: BaseException) -> str | None:
 def _explain_absence(error: BaseException) -> str | None:
     """Explain a missing file or package."""
     if isinstance(error, FileNotFoundError) and (
-        passed_through(error, "fairseq/data/dictionary.py")
+        any(file == "data/dictionary.py" for file, _ in _list_places(error))
         or str(error).startswith("Dataset not found")
     ):
         path = error.filename or str(error).partition(": ")[2]
@@ -60,16 +61,18 @@ def _explain_absence(error: BaseException) -> str | None:
 
 def _explain_launch(error: BaseException) -> str | None:
     """Explain the errors of fairseq when there are fewer GPUs than processes."""
-    launch = "fairseq/distributed/utils.py"
+    launch, places = "distributed/utils.py", _list_places(error)
     if (
         isinstance(error, ZeroDivisionError)
-        and passed_through(error, launch, "_infer_torch_distributed_launch_init")
-    ) or (
-        isinstance(error, AssertionError)
-        and passed_through(error, launch, "_infer_single_node_init")
-    ):
+        and (launch, "_infer_torch_distributed_launch_init") in places
+    ) or (isinstance(error, AssertionError) and (launch, "_infer_single_node_init") in places):
         return (
             "--distributed-world-size is more than the GPUs that torch sees: give as many as there "
             "are, or all options of docs/cluster.md for processes without GPUs"
         )
     return None
+
+
+def _list_places(error: BaseException) -> list[tuple[str, str]]:
+    """List the files and functions that an error passed through (see :func:`locate`)."""
+    return [locate(frame) for frame, _ in traceback.walk_tb(error.__traceback__)]

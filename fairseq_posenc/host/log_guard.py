@@ -14,19 +14,23 @@ from pathlib import Path
 from fairseq.dataclass.configs import CheckpointConfig
 from omegaconf import DictConfig
 
+from fairseq_posenc import locks
 from fairseq_posenc.checkpoints.recovery import LAST, restore_last
 from fairseq_posenc.checkpoints.resuming import start_resuming
 from fairseq_posenc.checkpoints.safe_loading import is_torn
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.best_metric import check_direction, check_metric
-from fairseq_posenc.host.frames import find_call
-from fairseq_posenc.host.left_out import check_blocks, check_window, count_left_out
-from fairseq_posenc.host.patience import keep_patience
 from fairseq_posenc.host.processes import check_alone
-from fairseq_posenc.host.save_dir_lock import lock_save_dir
+from fairseq_posenc.host.running_command import (
+    check_blocks,
+    check_direction,
+    check_metric,
+    check_window,
+    count_left_out,
+    find_call,
+)
+from fairseq_posenc.host.task_repairs import keep_patience, prepare_whole_words
 from fairseq_posenc.host.training_data import check_data
 from fairseq_posenc.host.unmet_needs import check_packages, check_precision
-from fairseq_posenc.host.whole_words import prepare_whole_words
 
 TRAINER = "fairseq.trainer"
 WRITER = "fairseq.checkpoint_utils"
@@ -35,7 +39,9 @@ _CLI = "fairseq_cli"
 _COMMANDS = ["train", "generate", "interactive", "eval_lm", "validate"]
 _LONG_SAMPLES = "samples have invalid sizes"  # in fairseq's warning of samples that are too long
 _BLOCKS = " examples"  # ends the message of fairseq-eval-lm after loading model and data
+_LOCK = ".fairseq-train"  # lock file in a --save-dir
 logger = logging.getLogger(__name__)
+_held: dict[Path, int] = {}  # locks by folder, open until the process ends
 _LOADED = re.compile(r"Loaded checkpoint (.+) \(epoch \d+ @ (\d+) updates\)", re.DOTALL)
 
 
@@ -82,7 +88,7 @@ class _CheckpointGuard(logging.Filter):
         check_alone(settings.distributed_training.distributed_world_size, os.environ)
         check_direction(settings.checkpoint)
         check_packages(settings)
-        lock_save_dir(settings)
+        _lock_save_dir(settings)
         # By default only rank 0 reads a checkpoint, and sends it to the others as pickled classes
         # of fairseq, which torch loads only if files may run code. So several ranks could not
         # resume a training.
@@ -121,6 +127,26 @@ class _CheckpointGuard(logging.Filter):
             start_resuming(Path(source), self._settings)
         if (loaded := _LOADED.fullmatch(message)) and self._settings is not None:
             _end_if_finished(Path(loaded[1]), int(loaded[2]), self._settings)
+
+
+def _lock_save_dir(settings: DictConfig) -> None:
+    """Lock a ``--save-dir`` until this process ends; only rank 0 does so, for all ranks.
+
+    Raises:
+        UserError: another training holds the lock; names its process.
+    """
+    folder = Path(settings.checkpoint.save_dir).resolve()
+    rank = settings.distributed_training.distributed_rank
+    if rank != 0 or settings.checkpoint.no_save or folder in _held or not folder.is_dir():
+        return
+    refusal = (
+        f"--save-dir {folder}: {{holder}} trains there; wait until it ends, or name another folder"
+    )
+
+    def warn(reason: str) -> None:
+        logger.warning(f"{folder}: cannot be locked against a second training ({reason})")
+
+    _held[folder] = locks.acquire(folder / _LOCK, refusal, warn)
 
 
 def _is_default_restore(path: Path, settings: DictConfig | None) -> bool:
@@ -180,10 +206,7 @@ def _refuse_full_disk(path: str) -> None:
 
 
 def install_log_guard() -> None:
-    """Add the filter to fairseq's loggers; calling it again does nothing."""
-    trainer = logging.getLogger(TRAINER)
-    if any(isinstance(f, _CheckpointGuard) for f in trainer.filters):
-        return
+    """Add the filter to fairseq's loggers."""
     guard = _CheckpointGuard()
     for name in (TRAINER, WRITER, _TASK, *(f"{_CLI}.{command}" for command in _COMMANDS)):
         source_logger = logging.getLogger(name)

@@ -5,14 +5,15 @@
 
 import os
 import sys
+from functools import cache
 from types import TracebackType
 
 from hydra.core.hydra_config import HydraConfig
 
 from fairseq_posenc.checkpoints.error_messages import find_message
 from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes
-from fairseq_posenc.host.audit_hook import audit_fairseq
-from fairseq_posenc.host.data_bins import audit_data_bins
+from fairseq_posenc.host.audit_hook import check_fairseq
+from fairseq_posenc.host.data_bins import check_opened, ignore_unopened
 from fairseq_posenc.host.divergence import explain_divergence
 from fairseq_posenc.host.explanations import explain_failure
 from fairseq_posenc.host.log_guard import install_log_guard
@@ -21,12 +22,14 @@ from fairseq_posenc.host.processes import check_command_line
 from fairseq_posenc.host.temporary_folders import share_temporary_folder
 
 
+@cache
 def prepare() -> None:
-    """Prepare the commands of this process; calling it again does nothing."""
+    """Prepare the commands of this process, once."""
     install_numpy_names()
     allow_safe_classes()
-    audit_fairseq()  # no setting of a checkpoint is run as code
-    audit_data_bins()
+    sys.addaudithook(check_fairseq)
+    sys.addaudithook(check_opened)
+    ignore_unopened()
     install_log_guard()
     install_excepthook()
     share_temporary_folder()
@@ -39,8 +42,6 @@ def prepare() -> None:
 def install_excepthook() -> None:
     """Make fairseq's commands print one line, not a stack trace, for a known error."""
     previous = sys.excepthook
-    if getattr(previous, "_fairseq_posenc", False):
-        return
 
     def hook(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -50,5 +51,4 @@ def install_excepthook() -> None:
             return previous(kind, error, trace)
         return print(f"fairseq-posenc: error: {message}", file=sys.stderr)
 
-    hook._fairseq_posenc = True  # type: ignore[attr-defined]
     sys.excepthook = hook

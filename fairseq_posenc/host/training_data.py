@@ -14,8 +14,8 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import OmegaConf
 
+from fairseq_posenc.checkpoints.dictionary import check_kind
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.data_kind import check_kind
 from fairseq_posenc.specs import Spec
 
 _OF_TEXT = ("masked_lm", "language_modeling")  # tasks that read dict.txt

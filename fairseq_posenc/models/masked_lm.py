@@ -17,12 +17,12 @@ from torch.nn import functional as F
 
 from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
-from fairseq_posenc.decbert import DECBERT
 from fairseq_posenc.host.processes import check_parsed
 from fairseq_posenc.host.training_data import check_document_ends
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import add_position_args, build_stack_config, log_encodings
 from fairseq_posenc.transformer.stacks import PositionalEncoder
+from fairseq_posenc.user_dir import DECBERT
 
 logger = logging.getLogger(__name__)
 

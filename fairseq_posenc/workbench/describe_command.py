@@ -9,9 +9,9 @@ from fairseq_posenc import specs
 from fairseq_posenc.analysis import catalogue, costs
 from fairseq_posenc.analysis.catalogue import BASE, BASE_LAYERS
 from fairseq_posenc.assembly import Assembly
-from fairseq_posenc.decbert import DECBERT
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.user_dir import DECBERT
 from fairseq_posenc.workbench.results import terminal
 
 _DECBERT = """{name}: an architecture, not an encoding: learned positions, and two first layers

@@ -24,7 +24,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from fairseq_posenc import locks
 from fairseq_posenc.checkpoints.error_messages import find_message
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host import save_dir_lock
+from fairseq_posenc.host import log_guard
 from fairseq_posenc.host.startup import install_excepthook
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.position_parameters import is_position_parameter
@@ -430,7 +430,7 @@ def test_a_second_training_in_a_save_dir_is_refused(tmp_path, configured):
     assert re.match(told, second.run.error())
     assert not list(tmp_path.glob("*.pt"))
     configured(save_dir=str(tmp_path))  # the one that holds it may
-    locks.release(save_dir_lock._held.pop(tmp_path))
+    locks.release(log_guard._held.pop(tmp_path))
     train("masked_lm", "--max-update", 1, save_dir=tmp_path)
     assert (tmp_path / "checkpoint_last.pt").exists()
 

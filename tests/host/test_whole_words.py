@@ -15,7 +15,7 @@ from fairseq.data.encoders import gpt2_bpe_utils
 from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.whole_words import prepare_whole_words
+from fairseq_posenc.host.task_repairs import prepare_whole_words
 from tests.helpers.commands import TRAINING, USER_DIR, new_directory, run
 
 WORDS = ["abba", "cabbage", "dada", "bead", "fed", "egg"]

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fairseq_posenc.decbert import DECBERT
 from fairseq_posenc.errors import UserError, suggest
 from fairseq_posenc.specs import parse
+from fairseq_posenc.user_dir import DECBERT
 
 MASKED, CAUSAL, BOTH = FAMILIES = ("masked-lm", "causal-lm", "encoder-decoder")
 DEFAULT = "none,learned,rope,alibi,m4m"

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc import specs
+from fairseq_posenc.checkpoints.dictionary import check_kind
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.data_kind import check_kind
 from fairseq_posenc.user_dir import USER_DIR
 from fairseq_posenc.workbench.running.jobs import Step, Work
 from fairseq_posenc.workbench.running.programs import find_command

@@ -1,16 +1,87 @@
-"""Reports samples that fairseq leaves out because they are too long for the model."""
+"""Checks what a command of fairseq has built: the metric of its validation, samples left out.
+
+fairseq has no hook at the point where a command has its options, model and data, but it logs a
+message there. The log filter of :mod:`~fairseq_posenc.host.log_guard` then calls these functions,
+which read the local variables of fairseq's functions up the stack.
+"""
 
 import logging
+import sys
+from types import FrameType
 from typing import Any
 
 import numpy as np
 from fairseq import utils
+from fairseq.logging import metrics
 
+from fairseq_posenc.checkpoints.error_messages import locate
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.frames import find_call
 
-_TASK = "fairseq/tasks/fairseq_task.py"
+_BETTER_LOW = {"loss", "nll_loss", "ppl"}
+_BETTER_HIGH = {"accuracy", "bleu", "f1", "acc_and_f1", "mcc", "pearson", "spearman"}
 _DEFAULT_TOKENS = 36_000  # tokens in a batch of fairseq-eval-lm
+
+
+def find_call(file: str, function: str) -> FrameType | None:
+    """Find the innermost running call of a function; None if it does not run.
+
+    Args:
+        file: file of the function with its folder, such as ``fairseq_cli/train.py``. Modules have
+            no fixed names: under ``python -m`` this one's is ``__main__``.
+        function: name of the function.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and locate(frame) != (file, function):
+        frame = frame.f_back
+    return frame
+
+
+def check_direction(checkpoint: Any) -> None:
+    """Check that the best checkpoint is chosen by the highest accuracy or the lowest loss.
+
+    Raises:
+        UserError: ``--maximize-best-checkpoint-metric`` is missing, or wrong for the metric.
+    """
+    metric, flag = checkpoint.best_checkpoint_metric, "--maximize-best-checkpoint-metric"
+    if metric in _BETTER_HIGH and not checkpoint.maximize_best_checkpoint_metric:
+        raise UserError(
+            f"--best-checkpoint-metric {metric} would keep the checkpoint with the lowest {metric} "
+            f"as the best: add {flag}"
+        )
+    if metric in _BETTER_LOW and checkpoint.maximize_best_checkpoint_metric:
+        raise UserError(
+            f"{flag} would keep the checkpoint with the highest {metric} as the best: leave it out"
+        )
+
+
+def check_metric() -> None:
+    """Check that validation computes the metric, by validating one batch with the model.
+
+    Called when fairseq is about to read a validation subset for the first time. With the metric
+    ``loss``, which always exists, nothing is computed.
+
+    Raises:
+        UserError: the metric is unknown; the message lists the known ones.
+    """
+    call = find_call("fairseq_cli/train.py", "main")
+    if call is None or call.f_locals["cfg"].checkpoint.best_checkpoint_metric == "loss":
+        return
+    local = call.f_locals
+    settings, trainer, subset = local["cfg"], local["trainer"], local["subset"]
+    wanted = settings.checkpoint.best_checkpoint_metric
+    if wanted == "bleu" and getattr(settings.task, "eval_bleu", False):
+        return  # BLEU may be undefined for one batch: a new model may translate it to nothing
+    batches = trainer.get_valid_iterator(subset).next_epoch_itr(
+        shuffle=False, set_dataset_epoch=False
+    )
+    with metrics.aggregate(new_root=True) as measured:
+        trainer.valid_step(next(iter(batches)))
+    names = sorted(name for name in measured.get_smoothed_values() if not name.startswith("_"))
+    if wanted not in names:
+        raise UserError(
+            f"--best-checkpoint-metric {wanted}: validation on {subset!r} has no such figure; it "
+            f"has {', '.join(names)}"
+        )
 
 
 def count_left_out(record: logging.LogRecord) -> None:
@@ -19,7 +90,7 @@ def count_left_out(record: logging.LogRecord) -> None:
     Raises:
         UserError: all samples are left out, so nothing would be trained or measured.
     """
-    call = find_call(_TASK, "filter_indices_by_size")
+    call = find_call("tasks/fairseq_task.py", "filter_indices_by_size")
     if call is None:
         return
     local = call.f_locals

@@ -1,20 +1,22 @@
-"""Keeps the count of ``--patience`` in checkpoints, through the state of the task.
-
-fairseq keeps it only in memory, so a training that is resumed ends later than an uninterrupted one
-(fairseq #3531).
-"""
+"""Repairs two options of fairseq's tasks, ``--patience`` and ``--mask-whole-words``."""
 
 import logging
 from typing import Any
 
+from fairseq.data.encoders import BPE_REGISTRY
 from fairseq.dataclass.configs import CheckpointConfig
+
+from fairseq_posenc.errors import UserError
 
 logger = logging.getLogger(__name__)
 _KEY = "patience"
 
 
 def keep_patience(task: Any, checkpoint: Any, counter: Any) -> None:
-    """Make a task write the count to checkpoints, and read it when the training is resumed.
+    """Make a task write the count of ``--patience`` to checkpoints, and read it on resumption.
+
+    fairseq keeps it only in memory, so a training that is resumed ends later than an uninterrupted
+    one (fairseq #3531).
 
     Args:
         task: fairseq's task; two of its methods are replaced.
@@ -54,3 +56,29 @@ def keep_patience(task: Any, checkpoint: Any, counter: Any) -> None:
 
     task.get_checkpoint_dict = get_checkpoint_dict
     task.set_checkpoint_dict = set_checkpoint_dict
+
+
+def prepare_whole_words(task: Any, bpe: Any) -> None:
+    """Give a task that masks whole words the options of ``--bpe``, which splits words into pieces.
+
+    fairseq's ``masked_lm`` reads them from ``task.args``, which it has lacked since its options
+    became a dataclass: ``--mask-whole-words`` failed with an AttributeError.
+
+    Args:
+        task: the task; it is changed only if it masks whole words.
+        bpe: the name of ``--bpe``, or fairseq's section of this name.
+
+    Raises:
+        UserError: ``--bpe`` is missing, or its pieces do not show where a word begins.
+    """
+    if not getattr(getattr(task, "cfg", None), "mask_whole_words", False):
+        return
+    name = bpe if isinstance(bpe, str) else getattr(bpe, "_name", None)
+    known = [key for key, kind in BPE_REGISTRY.items() if hasattr(kind, "is_beginning_of_word")]
+    if name not in known:
+        reason = f"--bpe {name} does not show" if name else "without --bpe fairseq does not know"
+        raise UserError(
+            f"--mask-whole-words: {reason} where a word begins, and would mask single pieces; give "
+            f"the --bpe that the data were made with, and its files: one of {', '.join(known)}"
+        )
+    task.args = bpe
