@@ -135,7 +135,7 @@ class Assembly(NamedTuple):
 
     def _check_combination(self, layer: Layer, terms: Terms, token: Positions) -> None:
         """Refuse a layer in which one encoding changes what another relies on."""
-        has_vectors = any(term.has_vectors for _, term, _ in terms.given("table", "content"))
+        has_vectors = any(term.has_vectors for _, term, _ in terms.present("table", "content"))
         span = Span.from_lengths(1, 1, token.tokens.device)
         for item in layer:
             if get(item.name).lifts and (has_vectors or terms.counted_table is not None):
@@ -144,7 +144,7 @@ class Assembly(NamedTuple):
                     "that are multiplied with them do not fit"
                 )
             is_drawn = token.drawn is not None
-            if is_drawn and any(self._build_draft(item).terms(span, token).given()):
+            if is_drawn and any(self._build_draft(item).terms(span, token).present()):
                 raise UserError(
                     f"{self.spec}: {item.name} uses distances between tokens, which random "
                     "positions do not change"

@@ -88,7 +88,7 @@ def _find_places(name: str) -> set[str]:
 @cache
 def _find_terms(name: str) -> set[str]:
     """Find the places where an encoding's terms enter attention."""
-    return {term.enters for _, term, _ in costs.compute_terms(name).given()}
+    return {term.enters for _, term, _ in costs.compute_terms(name).present()}
 
 
 def _quote(text: str) -> str:

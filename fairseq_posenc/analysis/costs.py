@@ -58,7 +58,7 @@ def _add_formulas(formulas: Sequence[str]) -> str:
 def _list_costs(name: str) -> list[Cost]:
     """List the costs of an encoding's parts: its own, and those of its terms."""
     parts = [registry.get(name).cost]
-    for _, term, tensor in compute_terms(name).given():
+    for _, term, tensor in compute_terms(name).present():
         groups = "h " if term.per_head(tensor) else ""
         parts.append(Cost(*(part.format(g=groups) for part in term.cost)))
     return parts

@@ -72,8 +72,8 @@ def split(
         mask: the keys that positions count, for encodings that count the visible keys.
     """
     query, key = query.double(), key.double()
-    in_float64: dict[str, Any] = {name: term.double() for name, _, term in terms.given()}
-    for name in ("counted_table", "states"):  # not among the terms that `given` lists
+    in_float64: dict[str, Any] = {name: term.double() for name, _, term in terms.present()}
+    for name in ("counted_table", "states"):  # not among the terms that `present` lists
         if (tensor := getattr(terms, name)) is not None:
             in_float64[name] = tensor.double()
     terms = terms._replace(**in_float64)
@@ -90,7 +90,7 @@ def split(
         only = bare._replace(**{name: getattr(terms, name) for name in names})
         return scores(query, key, only) - rotated
 
-    kinds = {name: TERMS[name].enters for name, _, _ in terms.given()}
+    kinds = {name: TERMS[name].enters for name, _, _ in terms.present()}
     biases = [alone(name) for name, kind in kinds.items() if kind == "bias"]
     state_scores = None if terms.state_table is None else alone("state_table", "states")
     if terms.product and state_scores is not None:  # added after the product

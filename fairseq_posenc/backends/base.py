@@ -15,7 +15,7 @@ from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 
-# Why a backend whose tables lie in the order of tokens cannot compute a call.
+# Why a backend that finds the rows of tables by the places of tokens cannot compute a call.
 NOT_BY_PLACE = "position_ids do not grow by one along the tokens, by whose places it finds rows"
 
 
@@ -32,7 +32,7 @@ class CallFeatures(NamedTuple):
     documents: bool = False  # whether each row has several documents, each with a first token
     dropout: bool = False  # whether weights are dropped
     learns: bool = False  # whether there will be a backward pass
-    need_weights: bool = False  # whether the weights are asked for
+    need_weights: bool = False  # whether the weights are requested
     direction: str = "both"  # see `Mask`
     lifted: bool = False  # whether queries and keys are wider than values
 
@@ -70,9 +70,10 @@ class AttentionCall(NamedTuple):
         return by_count if factors is None else factors * by_count
 
     def decay(self) -> tuple[Tensor | None, Tensor | None]:
-        """Select the decay of earlier and later keys, ``(B or 1, H, S, parts)``, that a query sees.
+        """Select the decay for earlier and later keys, ``(B or 1, H, S, parts)``, by direction.
 
-        Where there is one, it holds for all pairs: a score gets c of its query less c of its key.
+        If one of the two is None, the other serves all pairs: c of the query minus c of the key is
+        added to the score.
         """
         earlier, later = self.terms.decay, self.terms.later_decay
         if later is None or self.mask.direction == "lr":
@@ -109,7 +110,7 @@ class Backend(Protocol):
         """Explain why this backend cannot compute such a call; empty if it can."""
 
     def attend(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-        """Compute attended values ``(B, H, T, D)`` and, if asked for, weights ``(B, H, T, S)``."""
+        """Compute attended values ``(B, H, T, D)`` and, on request, weights ``(B, H, T, S)``."""
 
 
 def refuse_second_order(backend: str) -> None:

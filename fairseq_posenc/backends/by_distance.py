@@ -1,4 +1,4 @@
-"""From a table with a row for each distance to the pairs of queries and keys: views and indices.
+"""Looks up table rows by distance for the pairs of queries and keys, through views and indices.
 
 B batch, H heads, T queries, S keys, R = T + S - 1 distances, G tables: one for all heads, or H.
 """
@@ -25,7 +25,7 @@ def expand_by_distance(
         table: ``(G, R)``, for ``Span.from_lengths(tgt_len, src_len)``, and the reset's two rows.
         tgt_len: T.
         src_len: S.
-        first: of :class:`~fairseq_posenc.encodings.terms.Terms`, for the reset.
+        first: see :class:`~fairseq_posenc.encodings.terms.Terms`.
     """
     if tgt_len == 1:
         pairs = table[:, None, :src_len]  # [G, 1, S]
@@ -45,11 +45,11 @@ def expand_term(terms: Terms, name: str, tgt_len: int, src_len: int, mask: Mask)
     """Look up a table's number for each query and key, ``(1 or B, G, T, S)``.
 
     Args:
-        terms: that have the table.
+        terms: terms with the table.
         name: ``gain`` or ``bias``.
         tgt_len: T.
         src_len: S.
-        mask: of the forward pass, in whose cache indices are kept for all layers.
+        mask: has the forward pass's cache, which keeps the indices for all layers.
     """
     runs = terms.runs.get(name)
     if runs is not None and runs.span.ids is not None:
@@ -84,19 +84,21 @@ def pad_rows(table: Tensor) -> Tensor:
     return F.pad(table, (0, 0, 0, 1)) if torch.compiler.is_compiling() else table
 
 
-def insert_reset(pairs: Tensor, here: Tensor | int, there: Tensor | int, first: Tensor) -> Tensor:
+def insert_reset(
+    pairs: Tensor, of_query: Tensor | int, of_key: Tensor | int, first: Tensor
+) -> Tensor:
     """Replace the values of pairs with the first token by the reset's two.
 
     Args:
         pairs: ``(1 or B, G, T, S)``, or with one dimension more.
-        here: value of pairs with the first token's query, as broad as needed.
-        there: value of pairs with the first token's key, seen from any other query.
+        of_query: value where the first token is the query; broadcast to the pairs.
+        of_key: value where it is the key of any other query.
         first: see :class:`~fairseq_posenc.encodings.terms.Terms`.
     """
-    more = [1] * (pairs.dim() - 4)
-    queries = first[:, -pairs.size(2) :].reshape(first.size(0), 1, -1, 1, *more)  # [B, 1, T, 1]
-    keys = first.reshape(first.size(0), 1, 1, -1, *more)  # [B, 1, 1, S]
-    return torch.where(queries, here, torch.where(keys, there, pairs))
+    width = [1] * (pairs.dim() - 4)
+    queries = first[:, -pairs.size(2) :].reshape(first.size(0), 1, -1, 1, *width)  # [B, 1, T, 1]
+    keys = first.reshape(first.size(0), 1, 1, -1, *width)  # [B, 1, 1, S]
+    return torch.where(queries, of_query, torch.where(keys, of_key, pairs))
 
 
 def row_index(
@@ -105,12 +107,12 @@ def row_index(
     """Index a table's row of each pair, ``(1 or B, T, S)`` of int64, once for all layers.
 
     Args:
-        terms: that have the table.
+        terms: terms with the table.
         name: field of the table.
         tgt_len: T.
         src_len: S.
         device: of the result.
-        mask: of the forward pass, in whose cache the index is kept for all layers.
+        mask: has the forward pass's cache, which keeps the index for all layers.
     """
     runs = terms.runs.get(name)
     index = partial(_row_index, runs, terms.first, tgt_len, src_len, device)

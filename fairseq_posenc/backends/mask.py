@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 from operator import or_
-from typing import NamedTuple, Optional, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,28 +19,33 @@ _T = TypeVar("_T")
 
 
 class Mask(NamedTuple):
-    """Which keys a query may see.
+    """Which keys a query may see. The T queries are those of the last T of S tokens.
 
     Source: DecBERT, arXiv:2204.08688, for layers with a direction. The diagonal is never masked
-    by a direction.
+    by a direction, a window or segments.
     """
 
     # `both`; `lr`, keys up to the query (causal); `rl`, keys from the query on
     direction: str = "both"
-    key_padding: Tensor | None = None  # `(B, S)` of bool, True for padding, or None
-    pairs: Tensor | None = None  # `(T, S)` of bool, True where a query must not see a key, or None
-    cache: Optional[PerForwardCache] = None  # the forward pass's cache; None outside of one
-    locality: Locality = Locality()  # limits of the keys
+    key_padding: Tensor | None = None  # `(B, S)` of bool, True for padding
+    pairs: Tensor | None = None  # `(T, S)` of bool, True where a query must not see a key
+    cache: PerForwardCache | None = None  # the forward pass's cache; None outside of one
+    locality: Locality = Locality()  # segments, a window, and keys that are exempt from it
 
     @property
     def may_hide_all(self) -> bool:
-        """Whether a query may see no key: a direction alone leaves each its own."""
+        """Whether a query may see no key: only padding and pairs may hide its own."""
         return self.key_padding is not None or self.pairs is not None
 
     @property
     def key_parts(self) -> tuple[object, ...]:
-        """All that hides keys, for the keys of the forward pass's cache."""
+        """Everything that hides keys, on which cached results depend."""
         return (self.direction, self.key_padding, self.pairs, *self.locality)
+
+    @property
+    def without_window(self) -> Mask:
+        """The same mask without a window."""
+        return self._replace(locality=self.locality._replace(window=None, first_keys=None))
 
     def forbidden(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         """Combine all masks: True hides a key, ``(B or 1, 1, T or 1, S)``; None hides none."""
@@ -55,13 +60,13 @@ class Mask(NamedTuple):
         reach = self.locality.reach(self.direction)
         if reach is None or is_exporting() or reach < src_len - 1:
             return self
-        return self._replace(locality=self.locality._replace(window=None, first_keys=None))
+        return self.without_window
 
     def without_dropped_keys(self, count: int) -> Mask:
-        """Leave out the first keys, of which a cache has dropped ``count``."""
+        """Leave out the first ``count`` keys, which a cache has dropped."""
         if not count:
             return self
-        # Not a slice: torch.compile makes a constant of a slice's start, a graph for each step.
+        # Not a slice: torch.compile would compile a graph for each start of a slice.
         return self._map_keys(lambda x: x.narrow(1, count, x.size(1) - count))
 
     def select_keys(self, places: Tensor) -> Mask:
@@ -70,18 +75,18 @@ class Mask(NamedTuple):
 
     def _map_keys(self, select: Callable[[Tensor], Tensor]) -> Mask:
         """Select keys in the second dimension of all masks."""
-
-        def rest(x: Tensor | None) -> Tensor | None:
-            return None if x is None else select(x)
-
-        segments, first_keys = map(rest, (self.locality.segments, self.locality.first_keys))
+        tensors = (
+            *(self.key_padding, self.pairs),
+            *(self.locality.segments, self.locality.first_keys),
+        )
+        padding, pairs, segments, first_keys = (None if x is None else select(x) for x in tensors)
         locality = self.locality._replace(segments=segments, first_keys=first_keys)
-        return Mask(self.direction, rest(self.key_padding), rest(self.pairs), None, locality)
+        return Mask(self.direction, padding, pairs, None, locality)
 
-    def hides_distances(self, distances: Tensor) -> Tensor:
-        """Check which signed distances from a query to a key are hidden; bool of their shape.
+    def hidden_distances(self, distances: Tensor) -> Tensor:
+        """Mark the signed distances from a query to a key that are hidden; bool of their shape.
 
-        :attr:`Locality.first_keys`, which no window hides, are the caller's to exempt.
+        The caller exempts :attr:`Locality.first_keys`, which no window hides.
         """
         reach = self.locality.reach(self.direction)
         hidden = torch.zeros_like(distances, dtype=torch.bool)
@@ -94,26 +99,28 @@ class Mask(NamedTuple):
     ) -> tuple[Tensor, Tensor] | None:
         """Compute the first and last key that each query may see, ``(B or 1, T)`` each.
 
-        Padding is ignored. None where the visible keys may not be a single range: with first keys;
-        with segments whose numbers do not ascend; in a graph, which cannot look, with any segments.
+        Padding is ignored. None if these keys may not be one range: beside first keys, and if the
+        numbers of segments do not ascend. A graph cannot look at them, so there any segments give
+        None.
         """
         if self.locality.first_keys is not None:
             return None
-        here = torch.arange(src_len - tgt_len, src_len, device=device).unsqueeze(0)  # [1, T]
-        low, high = torch.zeros_like(here), torch.full_like(here, src_len - 1)
+        queries = _list_queries(tgt_len, src_len, device).unsqueeze(0)  # [1, T]
+        low, high = torch.zeros_like(queries), torch.full_like(queries, src_len - 1)
         if (reach := self.locality.reach(self.direction)) is not None:
-            low, high = (here - reach).clamp(min=0), (here + reach).clamp(max=src_len - 1)
+            low, high = (queries - reach).clamp(min=0), (queries + reach).clamp(max=src_len - 1)
         if (segments := self.locality.segments) is not None:
             if torch.compiler.is_compiling() or bool((segments.diff(dim=1) < 0).any()):
                 return None
-            ours = segments[:, src_len - tgt_len :].contiguous()
-            low = torch.maximum(low, torch.searchsorted(segments.contiguous(), ours))
-            last = torch.searchsorted(segments.contiguous(), ours, right=True) - 1
+            segments = segments.contiguous()
+            query_segments = segments[:, src_len - tgt_len :].contiguous()
+            low = torch.maximum(low, torch.searchsorted(segments, query_segments))
+            last = torch.searchsorted(segments, query_segments, right=True) - 1
             high = torch.minimum(high, last)
         if self.direction == "lr":
-            high = high.minimum(here)
+            high = high.minimum(queries)
         elif self.direction == "rl":
-            low = low.maximum(here)
+            low = low.maximum(queries)
         return low, high
 
     def first_key_ranges(
@@ -122,20 +129,22 @@ class Mask(NamedTuple):
         """Compute the first and last of :attr:`Locality.first_keys` that each query may see.
 
         ``(B or 1, T)`` each, the first one after the last one for a query that sees none of them.
-        None where :meth:`visible_ranges` cannot tell the keys of a segment.
+        None if :meth:`visible_ranges` without the window is None.
         """
         first_keys = self.locality.first_keys
         assert first_keys is not None
-        locality = self.locality._replace(window=None, first_keys=None)
-        ranges = self._replace(locality=locality).visible_ranges(tgt_len, src_len, device)
+        ranges = self.without_window.visible_ranges(tgt_len, src_len, device)
         if ranges is None:
             return None
         keys = torch.arange(src_len, device=device)
-        later = torch.where(first_keys, keys, src_len).flip(1).cummin(1).values.flip(1)
-        earlier = torch.where(first_keys, keys, -1).cummax(1).values  # [B or 1, S]
+        # The next first key from each key on, and the last one up to it, both [B or 1, S].
+        following = torch.where(first_keys, keys, src_len).flip(1).cummin(1).values.flip(1)
+        preceding = torch.where(first_keys, keys, -1).cummax(1).values
         rows = max(len(first_keys), len(ranges[0]))
-        later, earlier, low, high = (x.expand(rows, -1) for x in (later, earlier, *ranges))
-        return later.gather(1, low), earlier.gather(1, high)
+        following, preceding, low, high = (
+            x.expand(rows, -1) for x in (following, preceding, *ranges)
+        )
+        return following.gather(1, low), preceding.gather(1, high)
 
     def count_visible(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
         """Count the keys that each query may see, ``(B or 1, T)``."""
@@ -149,11 +158,11 @@ class Mask(NamedTuple):
     def _count(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
         """Count the keys in each query's range, and the first keys outside of it."""
         first_keys = self.locality.first_keys
-        near = self._replace(locality=self.locality._replace(first_keys=None))
-        ranges = near.visible_ranges(tgt_len, src_len, device)
+        in_window = self._replace(locality=self.locality._replace(first_keys=None))
+        ranges = in_window.visible_ranges(tgt_len, src_len, device)
         if self.pairs is not None or ranges is None:
             forbidden = self.forbidden(tgt_len, src_len, device)
-            assert forbidden is not None
+            assert forbidden is not None, "pairs and segments hide keys"
             return (~forbidden).sum(-1)[:, 0].expand(-1, tgt_len)
         padding = self.key_padding
         if padding is None and first_keys is None:
@@ -163,31 +172,29 @@ class Mask(NamedTuple):
         counts = _count_marked(~padding, *ranges)
         if first_keys is None:
             return counts
-        wide = near._replace(locality=near.locality._replace(window=None))
-        all_ranges = wide.visible_ranges(tgt_len, src_len, device)
-        assert all_ranges is not None, "a window only narrows them"
+        wide = self.without_window.visible_ranges(tgt_len, src_len, device)
+        assert wide is not None, "only segments decide, and both have the same"
         first_keys = first_keys & ~padding
-        return counts + _count_marked(first_keys, *all_ranges) - _count_marked(first_keys, *ranges)
+        return counts + _count_marked(first_keys, *wide) - _count_marked(first_keys, *ranges)
 
     def _combine(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         parts = []
         if (
             self.direction == "rl"
-            or (self.direction == "lr" and tgt_len > 1)
+            or (self.direction == "lr" and tgt_len > 1)  # the last query sees all keys
             or self.locality.window is not None
         ):
-            distances = torch.arange(src_len, device=device) - torch.arange(
-                src_len - tgt_len, src_len, device=device
-            ).unsqueeze(1)  # [T, S]
-            hidden = self.hides_distances(distances)
+            queries = _list_queries(tgt_len, src_len, device)
+            distances = torch.arange(src_len, device=device) - queries[:, None]  # [T, S]
+            hidden = self.hidden_distances(distances)
             if (first_keys := self.locality.first_keys) is not None:
-                by_direction = self._replace(locality=Locality()).hides_distances(distances)
+                by_direction = self.without_window.hidden_distances(distances)
                 # [B or 1, 1, T, S]
                 hidden = by_direction | (hidden & ~first_keys[:, None, None])
             parts.append(hidden)
         if (segments := self.locality.segments) is not None:
-            ours = segments[:, src_len - tgt_len :, None]  # [B or 1, T, 1]
-            parts.append(ours.ne(segments[:, None])[:, None])  # [B or 1, 1, T, S]
+            query_segments = segments[:, src_len - tgt_len :, None]  # [B or 1, T, 1]
+            parts.append(query_segments.ne(segments[:, None])[:, None])  # [B or 1, 1, T, S]
         if self.pairs is not None:
             parts.append(self.pairs)
         if self.key_padding is not None:
@@ -196,6 +203,11 @@ class Mask(NamedTuple):
             return None
         forbidden = reduce(or_, parts)
         return forbidden if forbidden.dim() == 4 else forbidden[None, None]  # [1, 1, T, S]
+
+
+def _list_queries(tgt_len: int, src_len: int, device: torch.device) -> Tensor:
+    """List the indices of the queries among the keys, ``(T,)``."""
+    return torch.arange(src_len - tgt_len, src_len, device=device)
 
 
 def _count_marked(marks: Tensor, low: Tensor, high: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The choice of the backend of a call, with the reason.
+"""Chooses the backend of a call, and gives the reason.
 
 The order for a CPU is measured (``benchmarks/attention.py``). On a GPU, our kernels and
 FlexAttention are chosen only where a benchmark on such a GPU is recorded.
@@ -28,7 +28,7 @@ BACKENDS: dict[str, Backend] = {
     "reference": reference,
 }
 NO_LIMITS = Locality()
-SHORT = 48  # keys up to which a block is not worth its setting up, on a CPU
+SHORT = 48  # on a CPU, setting up blocks does not pay for fewer keys
 _logged: set[tuple[object, ...]] = set()
 
 
@@ -37,7 +37,7 @@ class BenchmarkRecord(NamedTuple):
 
     backend: str  # `triton` or `flex`
     chip: str  # compute capability, such as `sm_90`
-    # names of the fields of `Terms` that were given, `product` if they were multiplied, `softcap`
+    # names of the fields of `Terms` that were set, `product` if they were multiplied, `softcap`
     terms: frozenset[str]
     dropout: bool  # whether attention dropout was on
     shortest: int  # smallest number of keys for which the record holds
@@ -143,7 +143,7 @@ def attend(
     """Attend on the backend that :func:`choose` chooses; see :class:`AttentionCall`.
 
     Raises:
-        UserError: a probability that is none, or a backend that cannot do it.
+        UserError: the dropout is not a probability, or the requested backend cannot do it.
     """
     if not 0 <= dropout < 1:
         raise UserError(f"dropout={dropout:g} must be at least 0 and below 1")
@@ -181,7 +181,7 @@ def _rank_on_cpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
         return ["blocked", "sdpa", "reference"], "hidden keys are left out"
     if call.dropout:
         return ["blocked", "sdpa", "reference"], "torch's attention is slow to drop weights"
-    biases = [bias for _, _, bias in terms.given("bias", "states")]
+    biases = [bias for _, _, bias in terms.present("bias", "states")]
     if not biases:
         return ["sdpa", "reference"], "a plain dot product"
     learns = torch.is_grad_enabled() and any(bias.requires_grad for bias in biases)
@@ -192,7 +192,7 @@ def _rank_on_cpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
 
 def _rank_on_gpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
     """Rank backends, with the reason: compiled kernels only where a measurement says they win."""
-    if terms.content_only and not any(terms.given("bias", "states")):
+    if terms.content_only and not any(terms.present("bias", "states")):
         return ["sdpa", "reference"], "a plain dot product"
     if call.tgt_len == 1:
         return ["sdpa", "reference"], "a single query"
@@ -234,6 +234,7 @@ def _log_once(plan: Plan, terms: Terms, call: CallFeatures) -> None:
         return
     _logged.add(case)
     kind = str(call.dtype).removeprefix("torch.")
-    more = ", dropout" * call.dropout + ", padding" * call.padded
+    flags = {"dropout": call.dropout, "padding": call.padded}
+    features = [call.device, kind, *(name for name, is_on in flags.items() if is_on)]
     listed = ", ".join(name.replace("_", " ") for name in on) or "plain"
-    logger.info(f"attention ({listed}; {call.device}, {kind}{more}): {plan.name}, {plan.reason}")
+    logger.info(f"attention ({listed}; {', '.join(features)}): {plan.name}, {plan.reason}")

@@ -1,8 +1,8 @@
-"""The equation of the scores, written out. Serves every encoding; memory O(B * H * T * S).
+"""Computes the equation of the scores as it is written; memory O(B * H * T * S).
 
-This is the backend that the others are compared with: plain operations, gradients by autograd. For
-a single query, as in a step of decoding, it is also the fastest: there a table's rows lie in the
-order of the keys, and no product is computed for other pairs.
+The other backends are compared with this one: it serves every encoding by plain operations, with
+gradients by autograd. For a single query, as in a step of decoding, it is also the fastest: a
+table's rows then lie in the order of the keys, and no product is computed for other pairs.
 """
 
 from functools import reduce
@@ -30,12 +30,12 @@ _ALL = Mask()
 
 
 def unavailable() -> str:
-    """Explain nothing: it runs wherever torch does."""
+    """Return "": it is always available."""
     return ""
 
 
 def refuses(terms: Terms, call: CallFeatures) -> str:
-    """Explain nothing: the reference serves everything."""
+    """Return "": it computes every call."""
     return ""
 
 
@@ -106,12 +106,9 @@ def multiply_states(terms: Terms, src_len: int, mask: Mask = _ALL) -> Tensor | N
         return None
     assert states is not None, "a layer projects its input to them"
     states, tgt_len = at_least_fp32(states), states.size(2)
-    if "state_table" not in terms.runs:
-        if tgt_len == 1:
-            return _multiply_rows(states, table)
-        return relative_shift(_multiply_rows(states, pad_rows(table)), src_len)
-    index = row_index(terms, "state_table", tgt_len, src_len, table.device, mask)
-    return gather_rows(_multiply_rows(states, table), index)
+    if tgt_len == 1 and "state_table" not in terms.runs:
+        return _multiply_rows(states, table)
+    return _multiply_pairs(states, terms, "state_table", (tgt_len, src_len), mask)
 
 
 def _count_positions(query: Tensor, content: Tensor, table: Tensor, mask: Mask) -> Tensor:
@@ -155,34 +152,42 @@ def _compute_many_query_terms(
     query: Tensor, key: Tensor, terms: Terms, mask: Mask
 ) -> tuple[Tensor, list[Tensor]]:
     """Compute the content term and those of both tables, each ``(B, H, T, S)``."""
-    tgt_len, src_len = query.size(2), key.size(2)
-
-    def find_rows(name: str) -> Tensor | None:
-        """Index the rows of pairs; None where views have them in their places."""
-        if terms.first is None and name not in terms.runs:
-            return None
-        return row_index(terms, name, tgt_len, src_len, query.device, mask)
-
+    sizes = query.size(2), key.size(2)
     if terms.channel_gain is None:
         content = query @ key.transpose(-1, -2)  # [B, H, T, S]
     else:
-        rows = row_index(terms, "channel_gain", tgt_len, src_len, query.device, mask)
+        rows = row_index(terms, "channel_gain", *sizes, query.device, mask)
         content = ChannelGain.apply(query, key, at_least_fp32(terms.channel_gain), rows)
     table_terms = []
-    if (table := terms.query_table) is not None:
-        if (index := find_rows("query_table")) is None:
-            by_query = relative_shift(_multiply_rows(query, pad_rows(table)), src_len)
-        else:
-            by_query = gather_rows(_multiply_rows(query, table), index)
-        table_terms.append(by_query)
-    if (table := terms.key_table) is not None:
-        if (index := find_rows("key_table")) is None:
-            # By key, distances fall from query to query, so the rows come last one first.
-            by_key = relative_shift(_multiply_rows(key, pad_rows(table.flip(1))), tgt_len)
-        else:
-            by_key = gather_rows(_multiply_rows(key, table), index.transpose(1, 2))
-        table_terms.append(by_key.transpose(2, 3))
+    if terms.query_table is not None:
+        table_terms.append(_multiply_pairs(query, terms, "query_table", sizes, mask))
+    if terms.key_table is not None:
+        table_terms.append(_multiply_pairs(key, terms, "key_table", sizes, mask))
     return content, table_terms
+
+
+def _multiply_pairs(
+    x: Tensor, terms: Terms, name: str, sizes: tuple[int, int], mask: Mask
+) -> Tensor:
+    """Multiply the token of each pair with the table row of the pair, ``(B, H, T, S)``.
+
+    Args:
+        x: the keys for the table of keys, else queries or their states.
+        terms: terms with the table.
+        name: field of the table.
+        sizes: T and S.
+        mask: see :func:`row_index`.
+    """
+    table, is_of_keys = getattr(terms, name), name == "key_table"
+    if terms.first is None and name not in terms.runs:  # the shift finds rows without an index
+        # By key, distances fall from query to query, so the rows come last one first.
+        rows = pad_rows(table.flip(1) if is_of_keys else table)
+        pairs = relative_shift(_multiply_rows(x, rows), sizes[0] if is_of_keys else sizes[1])
+    else:
+        index = row_index(terms, name, *sizes, x.device, mask)  # [1 or B, T, S]
+        index = index.transpose(1, 2) if is_of_keys else index
+        pairs = gather_rows(_multiply_rows(x, table), index)
+    return pairs.transpose(2, 3) if is_of_keys else pairs
 
 
 def _compute_single_query_terms(

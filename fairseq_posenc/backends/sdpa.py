@@ -20,7 +20,7 @@ from fairseq_posenc.positions import Span
 
 
 def unavailable() -> str:
-    """Explain nothing: it runs wherever torch does."""
+    """Return "": it is always available."""
     return ""
 
 
@@ -35,7 +35,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
     if terms.has_temperature and (terms.bias is not None or terms.pair_bias is not None):
         return "a temperature multiplies the bias as well"
     if terms.later_decay is not None and call.direction == "both":
-        return "what two directions forget is not a dot product"
+        return "decay in two directions is not a dot product"
     return ""
 
 
@@ -72,8 +72,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if terms.bias is None and terms.pair_bias is None:
         attended = _attend(query, key, value, prepared, terms, dropout)
         return attended[..., :head_dim].to(call.value.dtype), None
-    # Scores in float32. With 16-bit queries torch adds such a bias on some devices only, and there
-    # no faster on the whole (fp16 on a CPU: several times slower). Autocast would round it again.
+    # Scores in float32: torch adds such a bias to 16-bit queries on some devices only, and not
+    # faster (fp16 on a CPU: several times slower). Autocast would round it again.
     query, key, value = (at_least_fp32(x) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
         attended = _attend(query, key, value, prepared, terms, dropout)
@@ -81,9 +81,9 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 
 
 def _takes_groups(call: AttentionCall) -> bool:
-    """Check whether torch's kernels read keys of fewer heads without copies of them.
+    """Check whether torch's kernels read keys of fewer heads without copying them.
 
-    On a GPU those that take a mask or a bias do not. Decay differs from head to head.
+    Kernels for a GPU that take a mask or a bias do not. Decay differs from head to head.
     """
     return call.query.device.type == "cpu" and call.terms.decay is None and not is_exporting()
 
@@ -93,9 +93,9 @@ def _append_decay(
 ) -> tuple[Tensor, Tensor, Tensor, Terms]:
     """Append the decay c, ``(B or 1, H, S, parts)``, to queries and keys as two more channels.
 
-    Its part c_i - c_j of the score is then one of the dot product: [q_i, c_i, 1].[k_j, 1, -c_j].
-    In float32, whatever the precision: c falls by up to 1 with each token. Values get as wide, as
-    torch's fused kernels want it.
+    The dot product then has c_i - c_j as a part: [q_i, c_i, 1].[k_j, 1, -c_j]. It is computed in
+    float32, whatever the precision of the model: c falls by up to 1 with each token. Values are
+    padded to the same width, which torch's fused kernels expect.
     """
     tgt_len, src_len = query.size(2), key.size(2)
     query, key, value = (at_least_fp32(x) for x in (query, key, value))
@@ -131,8 +131,8 @@ def _prepare_mask(
     fully_masked = None
     if forbidden is not None:
         if mask.may_hide_all:
-            # No score can beat -inf. But a row of nothing else is NaN in some of torch's kernels,
-            # so a query that may see no key sees them all, and gets its zeros in the end.
+            # No score can beat -inf. But in some of torch's kernels a row of nothing but -inf gives
+            # NaN, so a query that may see no key sees them all, and is set to zero in the end.
             fully_masked = forbidden.all(-1, keepdim=True)  # [B or 1, 1, T, 1]
             forbidden = forbidden & ~fully_masked
         if bias is None:
@@ -174,9 +174,9 @@ def _attend(
 
 
 def _sum_biases(terms: Terms, mask: Mask, tgt_len: int, src_len: int) -> tuple[Tensor | None, Mask]:
-    """Add up all biases, ``(B or 1, G, T, S)``; a batch only where one has it.
+    """Add up all biases, ``(B or 1, G, T, S)``, and return the rest of the mask with them.
 
-    Also returns the mask that is left: a direction depends on distance, and is cheaper there.
+    A direction and a window depend on distance alone, so they are cheaper in a bias by distance.
     """
     if terms.bias is None:
         return terms.pair_bias, mask
@@ -186,7 +186,7 @@ def _sum_biases(terms: Terms, mask: Mask, tgt_len: int, src_len: int) -> tuple[T
         terms = terms.expanded("bias")
         assert terms.bias is not None
         span = Span.from_lengths(tgt_len, src_len, terms.bias.device)
-        hidden = mask.hides_distances(span.distances())  # [R]
+        hidden = mask.hidden_distances(span.distances())  # [R]
         hiding = at_least_fp32(terms.bias).masked_fill(hidden, -torch.inf)
         terms, mask = terms._replace(bias=hiding), Mask()
     bias = expand_term(terms, "bias", tgt_len, src_len, mask)

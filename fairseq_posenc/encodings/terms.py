@@ -136,8 +136,8 @@ class Terms(NamedTuple):
         biases = [table[:, find(x)] for table, x in zip(tables, distances)]
         return cls(pair_bias=sum(biases).transpose(0, 1), scale_factor=scale_factor)
 
-    def given(self, *places: str) -> Iterator[tuple[str, Term, Tensor]]:
-        """Yield the name, description and tensor of each described term that is not None.
+    def present(self, *places: str) -> Iterator[tuple[str, Term, Tensor]]:
+        """Yield the name, description and tensor of each described term that is present.
 
         Args:
             *places: the places in the equation where the term may enter (see :class:`Term`); by
@@ -152,7 +152,7 @@ class Terms(NamedTuple):
     def content_only(self) -> bool:
         """Whether attention is a plain scaled dot product, with or without a bias."""
         others = self.counted_table is not None or self.softcap is not None
-        return not (self.product or others) and not any(self.given("content", "table", "values"))
+        return not (self.product or others) and not any(self.present("content", "table", "values"))
 
     @property
     def has_temperature(self) -> bool:
@@ -167,12 +167,12 @@ class Terms(NamedTuple):
     @property
     def multiplies(self) -> bool:
         """Whether the content term is multiplied by something."""
-        return self.product or any(self.given("content"))
+        return self.product or any(self.present("content"))
 
     @property
     def changes(self) -> bool:
         """Whether a table, a bias or a product makes attention differ from plain attention."""
-        return self.product or any(self.given())
+        return self.product or any(self.present())
 
     @property
     def by_ids(self) -> bool:
@@ -195,7 +195,7 @@ class Terms(NamedTuple):
         if runs.is_whole:
             return self
         return self._replace(
-            runs={name: runs for name, term, _ in self.given() if term.rows is not None}
+            runs={name: runs for name, term, _ in self.present() if term.rows is not None}
         )
 
     def expanded(self, *names: str) -> Terms:
@@ -283,7 +283,7 @@ class Terms(NamedTuple):
             for name, runs in self.runs.items()
             if runs.span.ids is not None
         }
-        for name, term, table in self.given():
+        for name, term, table in self.present():
             if term.rows is None or name in by_ids:
                 continue
             number, distinct = src_len + tgt_len - 1, rows
@@ -298,7 +298,7 @@ class Terms(NamedTuple):
         """Apply ``select`` to each field with keys, and to the dimension of its keys."""
         selected: dict[str, Any] = {
             name: select(tensor, tensor.dim() - 1)
-            for name, term, tensor in self.given()
+            for name, term, tensor in self.present()
             if term.rows is None
         }
         if self.first is not None:
@@ -312,7 +312,7 @@ class Terms(NamedTuple):
         """Leave out the ``count`` lowest distances, with the rows that only these need."""
         runs = dict(self.runs)
         tables: dict[str, Any] = {}
-        for name, term, tensor in self.given():
+        for name, term, tensor in self.present():
             if term.rows is None:
                 continue
             first = count

@@ -46,7 +46,7 @@ class LayerPositions(nn.Module):
         spec = self.stack.spec
         self.kind = spec.layer_kind(layer)
         terms = self.stack.check("auto")[self.kind]
-        has_vectors = any(terms.given("table", "values")) or terms.channel_gain is not None
+        has_vectors = any(terms.present("table", "values")) or terms.channel_gain is not None
         of_tokens = terms.decay, terms.counted_table, terms.state_table
         reads_tokens = any(term is not None for term in of_tokens)
         lifts = any(get(item.name).lifts for item in spec.layer_kinds[self.kind])

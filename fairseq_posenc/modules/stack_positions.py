@@ -45,7 +45,7 @@ class StackPositions(nn.Module):
         tables = any(
             term.rows is not None
             for terms in self.assembly.check("auto")
-            for _, term, _ in terms.given()
+            for _, term, _ in terms.present()
         )
         limits = self.assembly.limits()
         # These encodings measure distances between places in a row, padding included.

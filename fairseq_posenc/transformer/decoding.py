@@ -107,7 +107,7 @@ def slice_for_step(terms: Terms, span: Span, src_len: int) -> Terms:
         src_len: S, the number of keys in this step.
     """
     sliced: dict[str, Any] = {}
-    for name, term, tensor in terms.given():
+    for name, term, tensor in terms.present():
         if term.rows is None:
             queries, keys = tensor.shape[2:]
             query = queries - 1 - (keys - src_len)

@@ -56,7 +56,7 @@ def inject_context(
     if _context.shared is None:
         raise UserError("a layer was called outside its stack's forward, so it has no positions")
     shared = _context.shared.of_kind(cast(Any, layer).self_attn.kind)
-    tensors = {f"shared_{name}": tensor for name, _, tensor in shared.terms.given()}
+    tensors = {f"shared_{name}": tensor for name, _, tensor in shared.terms.present()}
     bare = shared.terms._replace(**dict.fromkeys(TERMS))  # type: ignore[arg-type]
     if isinstance(shared.rotation, PairRotation) and shared.rotation.is_trained:
         # Trained phases need gradients, too.

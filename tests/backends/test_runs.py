@@ -96,7 +96,7 @@ def assert_same(name: str, terms: Terms, whole: Terms, mask: Mask, tgt_len: int)
     theirs, _ = BACKENDS["reference"].attend(AttentionCall(query, key, value, whole, mask))
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     weight = torch.randn_like(ours)
-    tables = [x for _, _, x in terms.given()]
+    tables = [x for _, _, x in terms.present()]
     tables += [] if terms.states is None else [terms.states]
     for our, their in zip(
         torch.autograd.grad((ours * weight).sum(), [query, key, value, *tables]),
@@ -170,7 +170,7 @@ def test_flex(starts, form, reset, direction):
     qkv = [torch.randn(B, H, T, D) for _ in range(3)]
     for tgt_len in (T, 1):
         terms, whole = (
-            x._replace(**{name: tensor.detach().float() for name, _, tensor in x.given()})
+            x._replace(**{name: tensor.detach().float() for name, _, tensor in x.present()})
             for x in make_terms(form, STARTS[starts], tgt_len, reset)
         )
         call = AttentionCall(qkv[0][:, :, -tgt_len:], *qkv[1:], terms, Mask(direction))

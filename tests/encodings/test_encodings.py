@@ -481,5 +481,5 @@ def test_each_distance_has_the_row_of_its_bucket(spec, causal):
             found = terms.expanded().content_rows
         torch.testing.assert_close(found, expected)
     rows = encoding.terms(Span.from_lengths(70, 70, span.device), positions_of(4, 4))
-    (distinct,) = (x.size(term.rows) for _, term, x in rows.given())
+    (distinct,) = (x.size(term.rows) for _, term, x in rows.present())
     assert distinct <= 17

@@ -206,7 +206,7 @@ def test_backends_say_what_they_do_not_serve():
     assert not BACKENDS["reference"].refuses(Terms(counted_table=table), None)
     with pytest.raises(UserError, match="counted positions depend on all scores of a query"):
         check("blocked", Terms(counted_table=table), HEAD_DIM)
-    with pytest.raises(UserError, match="what two directions forget is not a dot product"):
+    with pytest.raises(UserError, match="decay in two directions is not a dot product"):
         check("sdpa", Terms(decay=gates, later_decay=gates), HEAD_DIM)
     check("sdpa", Terms(decay=gates), HEAD_DIM)
 

@@ -46,7 +46,7 @@ ROWS_PER_KEY = 2 / 3
 
 
 def unavailable() -> str:
-    """Explain nothing: it runs wherever torch does."""
+    """Return "": it is always available."""
     return ""
 
 
@@ -131,7 +131,7 @@ def _find_long_tables(terms: Terms, src_len: int) -> list[str]:
     """
     return [
         name
-        for name, term, table in terms.given("table", "values", "states")
+        for name, term, table in terms.present("table", "values", "states")
         if name in terms.runs
         and terms.runs[name].rows > ROWS_PER_KEY * src_len
         and not term.per_head(table)
@@ -140,7 +140,7 @@ def _find_long_tables(terms: Terms, src_len: int) -> list[str]:
 
 def _can_fold(terms: Terms) -> bool:
     """Check whether a product is one of scaled queries and keys (see :mod:`.folded`)."""
-    runs = [terms.runs.get(name) for name, *_ in terms.given("table")]
+    runs = [terms.runs.get(name) for name, *_ in terms.present("table")]
     same = bool(runs) and runs[0] is not None and all(other == runs[0] for other in runs)
     return same and terms.gain is None and terms.first is None
 

@@ -1,9 +1,10 @@
 """Dropout whose random numbers are computed from seeds, and so can be computed again.
 
-Every query and every key of a head draws seeds of 32 bits. A hash of the seeds of a pair (exclusive
-or and multiplication) decides whether its weight is dropped. The backward pass computes it again in
-place of storing a number for each pair. torch's own generator takes some ten times as long on a
-CPU.
+Every query of a head draws two seeds of 32 bits, and every key one. A hash of the seeds of a pair
+(exclusive or and multiplication) decides whether its weight is dropped; with a single seed for a
+query, two queries would drop nearly the same keys, only in another order. The backward pass
+computes the hash again in place of storing a number for each pair. torch's own generator takes
+some ten times as long on a CPU.
 
 Shapes: c pairs of sentence and head in a chunk, M queries and W keys of a block.
 """
@@ -11,7 +12,7 @@ Shapes: c pairs of sentence and head in a chunk, M queries and W keys of a block
 import torch
 from torch import Tensor
 
-# Odd, without patterns: the multipliers of these hash functions.
+# Odd, without patterns: the multipliers of these hash functions, as signed numbers of 32 bits.
 MURMUR, XXHASH = 0x5BD1E995, 0x85EBCA77 - 2**32
 
 
@@ -31,13 +32,13 @@ def compute_keep_threshold(rate: float) -> int:
 
 
 def mark_dropped(weights: Tensor, rate: float, queries: Tensor, keys: Tensor) -> Tensor:
-    """Negate the dropped weights of ``(c, M, W)``, so that one tensor holds two.
+    """Negate the dropped weights of ``(c, M, W)``, so that one tensor holds both sets.
 
-    With the second of ``.2 .3 .5`` dropped it is ``.2 -.3 .5``: its clamp
-    at 0, ``.2 0 .5``, multiplies the values, and its absolute value is the softmax.
+    With the second of ``.2 .3 .5`` dropped, the result is ``.2 -.3 .5``: its clamp at 0,
+    ``.2 0 .5``, multiplies the values, and its absolute value is the softmax.
 
     Args:
-        weights: none below 0.
+        weights: float32 or float64, none below 0.
         rate: probability of dropping a weight.
         queries: seeds, two for each query, ``(2, c, M)``.
         keys: seeds, one for each key, ``(c, W)``.

@@ -154,7 +154,7 @@ class Geometry(NamedTuple):
             mask: which keys a query may see.
             terms: of the encodings, added to the scores.
         """
-        tables = [(name, term, x) for name, term, x in terms.given() if term.rows is not None]
+        tables = [(name, term, x) for name, term, x in terms.present() if term.rows is not None]
         batch, heads, tgt_len, _ = query.shape
         # Each query (or key) is multiplied with N - 1 table rows in vain, so small tiles waste
         # little; but tiles that are too small make slow matrix products.

@@ -120,7 +120,7 @@ def reverse_queries(x: Tensor, queries: int, keys: int = 0) -> Tensor:
 def lay_out_tables(geometry: Geometry, terms: Terms, mask: Mask) -> dict[str, Tensor]:
     """Lay out all tables by distance, contiguous, and the places of distances in them."""
     operands = {}
-    for name, term, table in terms.given():
+    for name, term, table in terms.present():
         if term.rows is None:
             continue
         operands[name] = table = at_least_fp32(table).contiguous()
@@ -155,7 +155,7 @@ def build_distance_mask(geometry: Geometry, mask: Mask, device: torch.device) ->
     if mask.direction == "both" and mask.locality.window is None:
         return None
     rows = torch.arange(sum(geometry.padded) - 1, device=device)[None]  # [1, R]
-    return _forbid(mask.hides_distances(rows - (geometry.src_len - 1)))
+    return _forbid(mask.hidden_distances(rows - (geometry.src_len - 1)))
 
 
 def lay_out_window(geometry: Geometry, mask: Mask) -> dict[str, Tensor]:
@@ -164,7 +164,7 @@ def lay_out_window(geometry: Geometry, mask: Mask) -> dict[str, Tensor]:
     if first_keys is None:
         return {}
     rows = torch.arange(sum(geometry.padded) - 1, device=first_keys.device)[None]  # [1, R]
-    hidden = mask.hides_distances(rows - (geometry.src_len - 1))
+    hidden = mask.hidden_distances(rows - (geometry.src_len - 1))
     _, keys = _lay_out_tokens(geometry, first_keys[:, None, :, None])
     return {"window_bias": _forbid(hidden), "first_keys": keys[..., 0]}
 

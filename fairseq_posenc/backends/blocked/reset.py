@@ -1,17 +1,17 @@
 """Reset of the first token (TUPE): its row and column of the scores do not depend on distance.
 
-They have two table rows of their own, behind the rows by distance. A block's scores and gradients
-are first computed as if there were no reset; then this row and column are overwritten. Their
-position may differ between sentences, and may lie outside the block. It stays a tensor, because
-reading it would synchronize with the GPU. So every block writes both lines; a line that lies
-outside the block writes back the values that are already there.
+Pairs with the first token have two entries of their own in each table, behind its rows by distance:
+one where it is the query, one where it is the key. A block's scores and gradients are first
+computed as if there were no reset; then this row and column are overwritten. Their index may differ
+between sentences, and may lie outside the block. It stays a tensor, because reading it would
+synchronize with the GPU. So every block writes both lines; a line that lies outside the block
+writes back the values that are already there.
 
 A *line* is this row or column. *Members* are the queries of a block, or its keys if the ``side`` is
 that of keys.
 
-Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
-rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
-or keys of a tile.
+Shapes: B batch, H heads, S keys, D head size; G tables (1 for all heads, or one each), R rows of a
+table; c pairs of sentence and head in a chunk, M queries and W keys of a block.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ from torch import Tensor
 from fairseq_posenc.backends.blocked.geometry import Block
 from fairseq_posenc.backends.blocked.skew import QUERY_SIDE
 
-ROW_OF_FIRST_QUERY, ROW_OF_FIRST_KEY = -2, -1  # table rows behind those by distance
+AT_FIRST_QUERY, AT_FIRST_KEY = -2, -1  # the two entries of a table
 
 
 class ResetLine(NamedTuple):
-    """A row or a column of a block, at a place of its own in each sentence and head."""
+    """A row or a column of a block, at another index in each sentence and head."""
 
     dim: int  # 1, the row of the first token's query; 2, the column of its key
-    place: Tensor  # index within the block, clamped to it, `(c, 1, 1)`
+    index: Tensor  # within the block, clamped to it, `(c, 1, 1)`
     inside: Tensor  # False where the index was clamped, `(c, 1, 1)`: the line is not in the block
 
     def select(self, x: Tensor) -> Tensor:
         """Copy the line out of ``(c, M, W)``: ``(c, 1, W)`` or ``(c, M, 1)``."""
-        return x.gather(self.dim, self._index(x))
+        return x.gather(self.dim, self._expand_index(x))
 
     def put(self, x: Tensor, line: Tensor) -> None:
         """Overwrite the line in ``(c, M, W)``."""
-        x.scatter_(self.dim, self._index(x), torch.where(self.inside, line, self.select(x)))
+        x.scatter_(self.dim, self._expand_index(x), torch.where(self.inside, line, self.select(x)))
 
     def take(self, x: Tensor) -> Tensor:
         """Copy the line out of ``(c, M, W)`` and zero it there; zeros if outside the block."""
         line = self.select(x)
-        x.scatter_(self.dim, self._index(x), torch.where(self.inside, 0.0, line))
+        x.scatter_(self.dim, self._expand_index(x), torch.where(self.inside, 0.0, line))
         return torch.where(self.inside, line, 0.0)
 
     def scatter_sum(self, x: Tensor, size: int) -> Tensor:
-        """Sum over a line that was taken, and scatter the sum to the line's index among zeros.
+        """Sum over a line that was taken: the gradient of its token; zeros for ``size`` others.
 
         Returns:
             ``(c, size, 1)`` of the row, ``(c, 1, size)`` of the column.
         """
-        sums = x.sum(3 - self.dim, keepdim=True)
+        sums = x.sum(3 - self.dim, keepdim=True)  # along the line
         shape = list(sums.shape)
         shape[self.dim] = size
-        return sums.new_zeros(shape).scatter_(self.dim, self.place, sums)
+        return sums.new_zeros(shape).scatter_(self.dim, self.index, sums)
 
-    def _index(self, x: Tensor) -> Tensor:
+    def _expand_index(self, x: Tensor) -> Tensor:
         shape = list(x.shape)
         shape[self.dim] = 1
-        return self.place.expand(shape)
+        return self.index.expand(shape)
 
 
 class ResetLines(NamedTuple):
@@ -75,10 +75,13 @@ class ResetLines(NamedTuple):
     def locate(cls, place: Tensor, block: Block, src_len: int) -> ResetLines:
         """Locate the lines in a block.
 
+        Queries are numbered from the last token back: query n is the token S - 1 - n.
+
         Args:
-            place: index of the first token among the keys, ``(c, 1, 1)``; -1 for none.
-            block: its ranges of (reversed) queries and of keys.
-            src_len: number of keys, S.
+            place: index of the first token among the keys, ``(c, 1, 1)``; -1, which lies outside
+                every block, for none.
+            block: its ranges of queries and of keys.
+            src_len: S.
         """
         queries, keys = block.shape
         at_key, at_query = place - block.keys.start, (src_len - 1 - block.queries.start) - place
@@ -91,7 +94,7 @@ class ResetLines(NamedTuple):
         return self.reset_column.take(x), row
 
     def multiply(self, table: Tensor, tokens: Tensor, side: int) -> tuple[Tensor, Tensor]:
-        """Multiply with a table's two rows, for column and row.
+        """Multiply with a table's two entries, for column and row.
 
         Args:
             table: ``(G, R, D)``.
@@ -102,18 +105,22 @@ class ResetLines(NamedTuple):
             ``(c, M, 1)`` and ``(c, 1, 1)`` of queries, ``(c, 1, 1)`` and ``(c, 1, W)`` of keys.
         """
         products = tokens @ expand_reset_rows(table, tokens).transpose(1, 2)  # [c, members, 2]
-        if side == QUERY_SIDE:  # [c, M, 1], [c, 1, 1]
-            return products[..., 1:], self.reset_row.select(products[..., :1])
-        products = products.transpose(1, 2)  # [c, 2, members]
-        return self.reset_column.select(products[:, 1:]), products[:, :1]
+        row, column = products.split(1, -1)  # by the entries of the first query and key
+        if side == QUERY_SIDE:
+            return column, self.reset_row.select(row)
+        return self.reset_column.select(column.mT), row.mT
 
     def sum_by_member(self, column: Tensor, row: Tensor, side: int) -> Tensor:
-        """Sum each member's pairs in the row, and in the column, ``(c, members, 2)``."""
+        """Compute the gradients of the products of :meth:`multiply`, ``(c, members, 2)``.
+
+        Args:
+            column: gradient of the column, ``(c, M, 1)``.
+            row: gradient of the row, ``(c, 1, W)``.
+            side: whether the members are queries or keys.
+        """
         if side == QUERY_SIDE:
             return torch.cat([self.reset_row.scatter_sum(row, column.size(1)), column], 2)
-        return torch.cat([row, self.reset_column.scatter_sum(column, row.size(2))], 1).transpose(
-            1, 2
-        )
+        return torch.cat([row, self.reset_column.scatter_sum(column, row.size(2))], 1).mT
 
 
 def find_first_tokens(first: Tensor, batch: int, heads: int) -> Tensor:
@@ -129,11 +136,14 @@ def find_first_tokens(first: Tensor, batch: int, heads: int) -> Tensor:
 
 
 def expand_reset_rows(table: Tensor, like: Tensor) -> Tensor:
-    """Expand a table's two rows to all pairs of sentence and head, ``(c, 2, D)``, a view."""
-    return table[:, ROW_OF_FIRST_QUERY:].expand(like.size(0), -1, -1)
+    """Expand a table's two entries to all pairs of sentence and head, ``(c, 2, D)``, a view.
+
+    A table for each head comes with chunks of one sentence, so that G is 1 or c.
+    """
+    return table[:, AT_FIRST_QUERY:].expand(like.size(0), -1, -1)
 
 
-def add_reset_rows(total: Tensor | None, x: Tensor) -> None:
-    """Add ``(c, 2, ...)``, summed over what shares a table, to the two rows of its gradient."""
+def add_reset_rows(total: Tensor | None, grad: Tensor) -> None:
+    """Add gradients ``(c, 2, ...)`` of entries, summed if all share a table, to its gradient."""
     if total is not None:
-        total[:, ROW_OF_FIRST_QUERY:] += x.sum_to_size(total.size(0), *x.shape[1:])
+        total[:, AT_FIRST_QUERY:] += grad.sum_to_size(total.size(0), *grad.shape[1:])

@@ -32,8 +32,8 @@ from fairseq_posenc.backends.blocked.folded import Factor, add_factor_gradients,
 from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Rule, Strip
 from fairseq_posenc.backends.blocked.operands import FORBIDDEN, Operands
 from fairseq_posenc.backends.blocked.reset import (
-    ROW_OF_FIRST_KEY,
-    ROW_OF_FIRST_QUERY,
+    AT_FIRST_KEY,
+    AT_FIRST_QUERY,
     ResetLines,
     add_reset_rows,
     expand_reset_rows,
@@ -295,8 +295,8 @@ class Scores:
             terms["content"] = first_column, first_row
         if operands.gain is not None:
             terms["gain"] = (
-                operands.gain[:, ROW_OF_FIRST_KEY, None, None],
-                operands.gain[:, ROW_OF_FIRST_QUERY, None, None],
+                operands.gain[:, AT_FIRST_KEY, None, None],
+                operands.gain[:, AT_FIRST_QUERY, None, None],
             )
         column, row = ({name: x[i] for name, x in terms.items()} for i in (0, 1))
         return BlockState(**column), BlockState(**row)
@@ -341,9 +341,7 @@ class Scores:
         scores = parts.combine(product)
         if operands.bias is not None:
             scores.add_(view_by_distance(operands.bias, block))
-        for line, line_parts, row in zip(
-            lines or (), reset, (ROW_OF_FIRST_KEY, ROW_OF_FIRST_QUERY)
-        ):
+        for line, line_parts, row in zip(lines or (), reset, (AT_FIRST_KEY, AT_FIRST_QUERY)):
             line_scores = line_parts.combine(product)
             if operands.bias is not None:
                 # [c, M, 1] or [c, 1, W]

@@ -85,7 +85,7 @@ def _split_terms(terms: Terms, tgt_len: int, src_len: int) -> tuple[Terms, Terms
     """
     bare = terms._replace(first=None)
     sizes = [tgt_len + src_len - 1, 1, 1]
-    lines = {name: table.split(sizes, 1) for name, _, table in terms.given()}
+    lines = {name: table.split(sizes, 1) for name, _, table in terms.present()}
 
     def select_row(row: int, length: int) -> dict[str, Any]:
         tables = {name: parts[row] for name, parts in lines.items()}

@@ -84,7 +84,7 @@ def compute_curves(
     for layer in layers if stack.has_own_encodings else layers[:1]:
         span, terms = compute_terms(stack.layers[layer], stack.dims.max_positions)
         distances = span.distances()
-        for name, term, tensor in terms.given():
+        for name, term, tensor in terms.present():
             if term.rows is not None and not term.has_vectors:  # a number for each distance
                 rows = list(heads) if term.per_head(tensor) else [0]
                 title = f"{name}, {stack.name_layer(layer)}"

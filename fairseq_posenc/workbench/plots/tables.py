@@ -149,7 +149,7 @@ def _collect_term_tables(
     distances = span.distances()
     visible = distances <= (0 if stack.dims.causal else span.high)
     by_tensor: dict[int, tuple[list[str], Term, Tensor]] = {}
-    for name, term, tensor in terms.given():  # terms may share a tensor, as m4's do
+    for name, term, tensor in terms.present():  # terms may share a tensor, as m4's do
         by_tensor.setdefault(id(tensor), ([], term, tensor))[0].append(name.replace("_", " "))
     for names, term, tensor in by_tensor.values():
         title = f"{' and '.join(names)}, {stack.name_layer(layer)}"
