@@ -1,9 +1,9 @@
 """Attention a block of queries at a time, in plain PyTorch, with a hand-written backward pass.
 
-Scores exist for one block at a time and are computed again in the backward pass, and so are the
-numbers that dropout draws: memory grows linearly with the length. Calls that can afford it hold
-their blocks instead. Serves every term but a gain of channels. A single query makes no block: it is
-left to the reference, which is fast there. ``docs/blocked.md`` has pictures.
+Scores exist for one block at a time, and are computed again in the backward pass together with the
+random numbers of dropout: memory grows linearly with the length. Calls that can afford it keep
+their blocks instead. Serves every term but a gain of channels and counted positions. The reference
+computes calls with a single query, for which it is fast. ``docs/blocked.md`` has pictures.
 """
 
 import torch
@@ -32,16 +32,15 @@ from fairseq_posenc.backends.blocked.operands import (
     reverse_queries,
 )
 from fairseq_posenc.backends.blocked.reset import find_first_tokens
-from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 
-# Bytes that a call may save for its backward pass; one that would save more computes its blocks
-# again. So every encoding of RoBERTa-base saves 8 sentences of 512 tokens (288 MiB for a product
-# of three terms), and its 12 layers never save more than 3.75 GiB.
+# Bytes that a call may save for its backward pass; a call that would save more computes its blocks
+# again. With every encoding, RoBERTa-base saves 8 sentences of 512 tokens (288 MiB for a product of
+# three terms), and its 12 layers never save more than 3.75 GiB.
 SAVED_BYTES = 320 * 2**20
-# Rows of a table for each key of a call up to which they are multiplied once each (measured). A
-# table of more rows is repeated to all distances: its products by tiles are fewer.
+# Up to so many rows for each key, each row of a table is multiplied once (measured). A longer table
+# is repeated to all distances: its products by tiles are fewer.
 ROWS_PER_KEY = 2 / 3
 
 
@@ -68,7 +67,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
     call = call.with_all_heads()
-    query, key, value, terms, mask, dropout, _ = call
+    query, key, _, terms, mask, *_ = call
     terms = terms.expanded("gain", "bias", *_find_long_tables(terms, key.size(2)))
     if terms.product and not _can_fold(terms):
         terms = terms.expanded("query_table", "key_table")
@@ -78,9 +77,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         with torch.autocast(query.device.type, enabled=False):
             return attend(call)
     geometry = Geometry.from_call(query, key.size(2), mask, terms)
-    operands = Operands(at_least_fp32(query), at_least_fp32(key), at_least_fp32(value))
-    rule, operands = _prepare_operands(geometry, operands, terms, mask, dropout)
-    operands = operands._replace(**lay_out_softmax(geometry, call), **lay_out_decay(geometry, call))
+    rule, operands = _prepare_operands(geometry, call._replace(terms=terms))
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
     temperature = operands.temperature
     # The gradient of a temperature takes the scores, which are not saved.
@@ -90,12 +87,11 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     return BlockedAttention.apply(geometry, rule, *operands).type_as(query), None
 
 
-def _prepare_operands(
-    geometry: Geometry, operands: Operands, terms: Terms, mask: Mask, dropout: float
-) -> tuple[Rule, Operands]:
-    """Lay out all operands beside query, key and value, with the rule; autograd records it."""
-    device = operands.query.device
-    terms, scale = _fold_scale(terms, score_scale(terms, operands.query.size(-1)))
+def _prepare_operands(geometry: Geometry, call: AttentionCall) -> tuple[Rule, Operands]:
+    """Lay out the operands, and make the rule; autograd records it."""
+    operands, device = Operands(*map(at_least_fp32, call[:3])), call.query.device
+    terms, mask, dropout = call.terms, call.mask, call.dropout
+    terms, scale = _fold_scale(terms, score_scale(terms, call.query.size(-1)))
     by_name = lay_out_tables(geometry, terms, mask)
     if dropout:
         batch, heads, (queries, keys) = geometry.batch, geometry.heads, geometry.padded
@@ -116,6 +112,8 @@ def _prepare_operands(
         masked=build_mask_bias(mask, geometry, device),
         fully_masked=find_fully_masked(mask, geometry),
         **by_name,
+        **lay_out_softmax(geometry, call),
+        **lay_out_decay(geometry, call),
     )
     starts = {name: runs.starts for name, runs in terms.runs.items()}
     folds = terms.product and _can_fold(terms)
@@ -127,7 +125,7 @@ def _prepare_operands(
 def _find_long_tables(terms: Terms, src_len: int) -> list[str]:
     """Find the tables that are better repeated to all distances.
 
-    Those of each head are not: to repeat them takes longer.
+    A table for each head is not among them: repeating it takes too long.
     """
     return [
         name
@@ -146,9 +144,10 @@ def _can_fold(terms: Terms) -> bool:
 
 
 def _fold_scale(terms: Terms, scale: float) -> tuple[Terms, float]:
-    """Fold the scale into a table where possible; also returns the scale left to the queries.
+    """Fold the scale into a table if possible; also return the factor that remains for the queries.
 
-    A sum is scaled term by term; a product only once, and one of nothing else is a plain one.
+    The terms of a sum are scaled one by one; a product is scaled once. A product without tables is
+    a plain dot product.
     """
     if terms.key_table is not None:
         terms = terms._replace(key_table=at_least_fp32(terms.key_table) * scale)
@@ -159,9 +158,9 @@ def _fold_scale(terms: Terms, scale: float) -> tuple[Terms, float]:
 
 
 def _count_saved_bytes(geometry: Geometry, rule: Rule, operands: Operands) -> int:
-    """Count the bytes that a call would save, if no window or segment hid any pair.
+    """Count the bytes that a call would save if no window or segment hid any pair.
 
-    So a window never makes a call hold more: one that computes its blocks again does so with it.
+    Hidden pairs do not count, so that a window never makes a call save its blocks.
     """
     # Of a product the content, then a term for each table; of a sum the weights, then the content
     # of a gain, and what is capped.

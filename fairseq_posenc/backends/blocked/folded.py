@@ -1,10 +1,10 @@
-"""Products of three terms, whose table rows serve runs of distances, as matrix products.
+"""Computes products of three terms, whose table rows serve runs of distances, by matrix products.
 
-The score of a pair is ``(q.k) (q.Q_r) (k.K_r)``. Where all pairs of a patch have one row r, that is
-the dot product of two scaled vectors, ``(q.Q_r) q`` and ``(k.K_r) k``: one matrix product, and no
-number of a pair is multiplied. Nor in the gradients: that of the scaled query is a weighted sum of
-scaled keys, and its dot product with q is the gradient of ``q.Q_r``. In other patches the three
-terms are computed and multiplied.
+The score of a pair is ``(q.k) (q.Q_r) (k.K_r)``. If all pairs of a patch have one row r, the score
+is the dot product of two scaled vectors, ``(q.Q_r) q`` and ``(k.K_r) k``: a single matrix product
+computes it, and no number of a pair is multiplied. The same holds for the gradients: that of the
+scaled query is a weighted sum of scaled keys, and its dot product with q is the gradient of
+``q.Q_r``. In other patches the three terms are computed and multiplied.
 
 Shapes: D head size; c pairs of sentence and head in a chunk, M queries and W keys of a block, U
 distinct rows that a block needs.

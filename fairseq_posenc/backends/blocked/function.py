@@ -1,10 +1,8 @@
-"""Attention over all blocks, forward and backward, as one autograd function.
+"""Computes attention over all blocks, forward and backward, as one autograd function.
 
 A chunk is the sentences and heads that are computed together; a block is some queries of a chunk,
-and the keys that they may see.
-
-Shapes: B batch, H heads, T queries, S keys, D head size, C = H * D; c pairs of sentence and head in
-a chunk, M queries and W keys of a block.
+and the keys that they may see. The letters of shapes are those of
+:mod:`~fairseq_posenc.backends.blocked.geometry`; C = H * D.
 """
 
 from collections.abc import Iterator

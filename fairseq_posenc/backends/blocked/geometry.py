@@ -1,7 +1,7 @@
-"""The division of a call into chunks of sentences and heads, and blocks of queries and keys.
+"""Divides a call into chunks of sentences and heads, and these into blocks of queries and keys.
 
-A *table* has a row for each distance between query and key. Queries are stored last one first, so
-the pair of query i' and key j has table row i' + j.
+A *table* has a row for each distance between query and key. Queries are stored in reverse, the last
+one first, so the pair of query i' and key j has table row i' + j.
 
 Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
 rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
@@ -37,8 +37,8 @@ class Rule(NamedTuple):
     folds: bool  # whether terms are multiplied as scaled queries and keys (see `folded`)
     scale: float  # factor of the query
     dropout: float  # probability of dropping a weight
-    saves: bool  # save the blocks' tensors for the backward pass, which else computes them again
-    # by name of a table, the first distance of each row but the first (see `Runs`)
+    saves: bool  # whether the backward pass gets the blocks' tensors; else it computes them again
+    # by the name of a table, the first distance of each row but the first (see `Runs`)
     starts: Mapping[str, Sequence[int]]
     softcap: float | None  # limit of the scores
 
@@ -200,6 +200,10 @@ class Geometry(NamedTuple):
     def padded(self) -> tuple[int, int]:
         """T and S, padded to whole tiles."""
         return self.tgt_len + self.missing[0], self.src_len + self.missing[1]
+
+    def distances(self, device: torch.device) -> Tensor:
+        """List the distances of padded queries and keys, ``(1, R)``; row i' + j of a table."""
+        return torch.arange(sum(self.padded) - 1, device=device)[None] - (self.src_len - 1)
 
     @property
     def pairs(self) -> int:

@@ -1,10 +1,7 @@
-"""The tensors of a call in the layout that blocks use: one dtype, padded to whole tiles.
+"""Lays out the tensors of a call as blocks use them: of one dtype, padded to whole tiles.
 
-The backend collects them as the fields of `Operands`, with those that `lay_out_...` return.
-
-Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
-rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
-or keys of a tile. Reset: the row and the column of the first token have table rows of their own.
+Each ``lay_out_...`` returns some fields of :class:`Operands`. The letters of shapes are those of
+:mod:`~fairseq_posenc.backends.blocked.geometry`; W is also the width of a state.
 """
 
 from __future__ import annotations
@@ -128,8 +125,9 @@ def lay_out_tables(geometry: Geometry, terms: Terms, mask: Mask) -> dict[str, Te
             operands[name] = _pad_table(table, geometry)
         else:
             deps = (runs, geometry.padded, geometry.src_len, table.device)
+            find = partial(_find_places, runs, geometry, table.device)
             key = name.replace("table", "places")
-            operands[key] = mask.cached(key, deps, partial(_find_places, *deps))
+            operands[key] = mask.cached(key, deps, find)
     return operands
 
 
@@ -142,10 +140,9 @@ def _pad_table(table: Tensor, geometry: Geometry) -> Tensor:
     return torch.cat([table[:, :rows], blank, table[:, rows:]], dim=1)  # [G, R, ...]
 
 
-def _find_places(runs: Runs, padded: tuple[int, int], src_len: int, device: torch.device) -> Tensor:
-    """Find the row of each distance of the padded queries and keys, ``(1, R)``."""
-    rows = torch.arange(sum(padded) - 1, device=device)[None]  # [1, R]
-    return runs.find(rows - (src_len - 1))
+def _find_places(runs: Runs, geometry: Geometry, device: torch.device) -> Tensor:
+    """Find the row of each distance, ``(1, R)``."""
+    return runs.find(geometry.distances(device))
 
 
 def build_distance_mask(geometry: Geometry, mask: Mask, device: torch.device) -> Tensor | None:
@@ -154,8 +151,7 @@ def build_distance_mask(geometry: Geometry, mask: Mask, device: torch.device) ->
         mask = mask._replace(locality=Locality())
     if mask.direction == "both" and mask.locality.window is None:
         return None
-    rows = torch.arange(sum(geometry.padded) - 1, device=device)[None]  # [1, R]
-    return _forbid(mask.hidden_distances(rows - (geometry.src_len - 1)))
+    return _forbid(mask.hidden_distances(geometry.distances(device)))
 
 
 def lay_out_window(geometry: Geometry, mask: Mask) -> dict[str, Tensor]:
@@ -163,8 +159,7 @@ def lay_out_window(geometry: Geometry, mask: Mask) -> dict[str, Tensor]:
     first_keys = mask.locality.first_keys
     if first_keys is None:
         return {}
-    rows = torch.arange(sum(geometry.padded) - 1, device=first_keys.device)[None]  # [1, R]
-    hidden = mask.hidden_distances(rows - (geometry.src_len - 1))
+    hidden = mask.hidden_distances(geometry.distances(first_keys.device))  # [1, R]
     _, keys = _lay_out_tokens(geometry, first_keys[:, None, :, None])
     return {"window_bias": _forbid(hidden), "first_keys": keys[..., 0]}
 
@@ -183,8 +178,7 @@ def lay_out_decay(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor]:
     earlier, later = call.decay()
     operands = {}
     if earlier is not None and later is not None:
-        rows = torch.arange(sum(geometry.padded) - 1, device=earlier.device)[None]  # [1, R]
-        operands["is_later"] = rows > geometry.src_len - 1
+        operands["is_later"] = geometry.distances(earlier.device) > 0  # [1, R]
         operands["query_later"], operands["key_later"] = _lay_out_tokens(geometry, later)
     if (earlier_or_all := later if earlier is None else earlier) is not None:
         operands["query_decay"], operands["key_decay"] = _lay_out_tokens(geometry, earlier_or_all)
@@ -223,10 +217,10 @@ def build_mask_bias(mask: Mask, geometry: Geometry, device: torch.device) -> Ten
 
 def find_fully_masked(mask: Mask, geometry: Geometry) -> Tensor | None:
     """Find the queries that see no key, ``(B or 1, 1, T, 1)``; None if all see one."""
-    some = mask.pairs if mask.key_padding is None else mask.key_padding
-    if some is None:
+    hiding = mask.pairs if mask.key_padding is None else mask.key_padding
+    if hiding is None:
         return None  # the diagonal is never masked
-    counts = mask.count_visible(geometry.tgt_len, geometry.src_len, some.device)  # [B or 1, T]
+    counts = mask.count_visible(geometry.tgt_len, geometry.src_len, hiding.device)  # [B or 1, T]
     return counts.eq(0)[:, None, :, None]  # [B or 1, 1, T, 1]
 
 

@@ -1,11 +1,11 @@
-"""The attention weights of a chunk, block by block, and the gradients of their operands.
+"""Computes the attention weights of a chunk, block by block, and the gradients of their operands.
 
 A chunk is some sentences and heads, a block some queries of it and the keys that they may see. A
-score has up to four parts: content (query times key), gain, query term and key term (either times a
-table row for the distance), which are multiplied or added up. If the first token is *reset* (TUPE:
-it has no position), pairs with it use two further table rows: one where it is the key, one where it
-is the query. *Lines* are the scores of these pairs: first the column of the first key, then the row
-of the first query (:mod:`~fairseq_posenc.backends.blocked.reset`).
+score has up to four parts: content (query times key), gain, query term and key term (query or key
+times a table row for the distance), which are multiplied or added up. If the first token is *reset*
+(TUPE: it has no position), pairs with it use two further table rows: one where it is the key, one
+where it is the query. *Lines* are the scores of these pairs: first the column of the first key,
+then the row of the first query (:mod:`~fairseq_posenc.backends.blocked.reset`).
 
 Decay is a sum of logarithms of forget gates over the tokens (FoX). An encoder has a second one, for
 keys that come after the query (``later``).
@@ -15,9 +15,7 @@ column for each row of a band, so one matrix product sums them by distance
 (:mod:`~fairseq_posenc.backends.blocked.skew`). A table whose rows serve runs of distances is spread
 along them instead (:mod:`~fairseq_posenc.backends.blocked.spread`).
 
-Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
-rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
-or keys of a tile.
+The letters of shapes are those of :mod:`~fairseq_posenc.backends.blocked.geometry`.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The relative shift: tables by distance beside a block of scores, without an index.
+"""The relative shift: finds the table rows of a block's pairs by views, without an index.
 
 Queries are stored last one first: then query i' and key j have the distance of table row i' + j,
 and a block of M queries and W keys needs a run of M + W - 1 rows (``block.rows``). The product of
@@ -7,9 +7,7 @@ member before. A view whose rows are longer by one undoes that, without a copy, 
 backward. For M = 2, W = 2, products ``ab. | .cd`` are the pairs ``ab | cd``: stride 4 in place of
 3. Pictures are in ``docs/blocked.md``.
 
-Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
-rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
-or keys of a tile.
+The letters of shapes are those of :mod:`~fairseq_posenc.backends.blocked.geometry`.
 """
 
 import math
@@ -86,9 +84,8 @@ class Band:
         Returns:
             ``(c, tiles, N, W)``, a view, where queries are the members, else ``(c, M, W)``.
         """
-        pairs = self._unskew(
-            self._tile(members) @ self.rows.transpose(2, 3)
-        )  # [c, tiles, N, others]
+        products = self._tile(members) @ self.rows.transpose(2, 3)
+        pairs = self._unskew(products)  # [c, tiles, N, others]
         return pairs if self.side == QUERY_SIDE else transpose_pairs(pairs)
 
     def sum_by_row(self, weights: Tensor) -> Tensor:

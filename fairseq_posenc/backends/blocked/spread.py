@@ -1,9 +1,9 @@
-"""Tables whose rows serve runs of distances: products with distinct rows, spread along their runs.
+"""Multiplies with tables whose rows serve runs of distances, and spreads the products along them.
 
 One side of a block, its *members*, is multiplied with each distinct row once. The products are then
-spread to the pairs, in *patches*: where all pairs of a patch have one row, as beyond the reach of a
-clipped table, its product is a number for each member; elsewhere an index looks it up. Backward,
-the gradients of pairs are first summed by row.
+spread to the pairs, in *patches*. If all pairs of a patch have one row, as beyond the reach of a
+clipped table, each member has one product there; elsewhere an index looks up the products. In the
+backward pass, the gradients of pairs are first summed by row.
 
 Shapes: B batch, H heads, D head size; G tables (1 for all heads, or one each), U distinct rows that
 a block needs; c pairs of sentence and head in a chunk, M queries and W keys of a block.
@@ -124,7 +124,7 @@ class Spread:
         return sums
 
     def begin_sums(self, pairs: Tensor) -> Tensor:
-        """Make zeros for the sums of pairs ``(c, M, W)``; common ones may have others' sums."""
+        """Make zeros for the sums of pairs ``(c, M, W)``; or select those that blocks share."""
         if self.common is not None:
             return self.common.sums[:, self.keys, self.kept]
         return pairs.new_zeros(len(pairs), pairs.size(self.side + 1), self.rows.size(1))

@@ -1,4 +1,4 @@
-"""The output of a block: values of keys, and table rows by distance, summed by attention weights.
+"""Computes the output of a block: values of keys and table rows, summed by attention weights.
 
 A block is M queries of a chunk (c pairs of sentence and head) and the W keys that they may see. A
 value table has a row for each distance, which is added to the value of the key. If the first token
