@@ -19,7 +19,6 @@ from fairseq_posenc.backends import triton as backend
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures
 from fairseq_posenc.backends.mask import DIRECTIONS, Mask
 from fairseq_posenc.backends.triton import resets
-from fairseq_posenc.backends.triton.problem import StoredTiles
 from fairseq_posenc.encodings.terms import Terms
 from tests.helpers.products import product_of
 from tests.helpers.tiny_models import logits, make_model, make_tokens
@@ -393,7 +392,7 @@ def test_slabs_cover_every_pair_once():
         attention.Settings(None, None, None, 1.0, "both", product=False, exact=False),
         [torch.zeros(3, H, n, D) for n in (20, 37, 37)] + [None] * 5,
     )
-    stored = StoredTiles(True, False, False, False, False, key=True)
+    stored = {"content", "key"}
     for numbers in (10**6, 6_000, 2_000, 1):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(slabs, "MAX_VALUES", numbers)

@@ -1,8 +1,8 @@
-"""torch's FlexAttention: a fused kernel, with the terms as its ``score_mod``.
+"""Computes attention by torch's FlexAttention: a fused kernel, with the terms as ``score_mod``.
 
-Masks are a block mask, so that tiles in which a query sees nothing are skipped. torch compiles a
+Masks become a block mask, so that tiles in which no query sees a key are skipped. torch compiles a
 kernel for each combination of terms and lengths; lengths are therefore rounded up (``sizes.py``),
-and the batch is dynamic. A table of the scores costs the products of all tokens with the rows of
+and the batch is dynamic. Each table of vectors costs the products of all tokens with its rows at
 the visible distances, ``(B, H, T, R)``.
 """
 
@@ -22,7 +22,7 @@ from fairseq_posenc.backends.flex.sizes import mark_batch_dynamic, round_length
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 
-KERNELS = 1_000  # compiled for one machine before torch refuses more; its own limit is 8
+KERNELS = 1_000  # so many may be compiled; torch's limit is 8
 
 
 def unavailable() -> str:
@@ -41,7 +41,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
         "FlexAttention has no dropout of weights": call.dropout,
         "on a CPU FlexAttention has no backward pass: train with another": cpu and call.learns,
         "on a CPU FlexAttention has no float64": cpu and call.dtype == torch.float64,
-        "on a CPU FlexAttention does not say of what sum a sink takes its share": cpu and sink,
+        "on a CPU FlexAttention does not return the sum that a sink joins": cpu and sink,
         "counted positions depend on all scores of a query": terms.counted_table is not None,
         inside: terms.channel_gain is not None,
         "a table of values is outside the scores": terms.value_table is not None,
@@ -53,7 +53,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
     call = call.with_all_heads()
     query, key, value, terms, mask, *_ = call
-    if query.device.type == "cpu" and query.size(0) > 1:  # there its code for a batch is broken
+    if query.device.type == "cpu" and query.size(0) > 1:  # on a CPU, torch's code is wrong for more
         rows = [attend(_select_sentence(call, b))[0] for b in range(query.size(0))]
         return torch.cat(rows), None
     tgt_len, src_len = query.size(2), key.size(2)
@@ -114,14 +114,14 @@ def _compile_attention() -> Any:
 
 
 def _run_compiled(
-    query: Tensor, key: Tensor, value: Tensor, modify: ScoreMod, blocks: BlockMask, **more: Any
+    query: Tensor, key: Tensor, value: Tensor, modify: ScoreMod, blocks: BlockMask, **options: Any
 ) -> Any:
-    """Attend by the compiled function; ``more`` is its own."""
+    """Attend by the compiled function, with further options of it."""
     if torch.compiler.is_compiling():
-        return flex_attention(query, key, value, modify, blocks, **more)
+        return flex_attention(query, key, value, modify, blocks, **options)
     mark_batch_dynamic(query, key, value)
     limits = torch._dynamo.config.patch(
         recompile_limit=KERNELS, accumulated_recompile_limit=KERNELS, automatic_dynamic_shapes=False
     )
     with limits:
-        return _compile_attention()(query, key, value, modify, blocks, **more)
+        return _compile_attention()(query, key, value, modify, blocks, **options)

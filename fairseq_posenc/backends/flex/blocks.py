@@ -1,6 +1,6 @@
-"""The keys that queries may see, by tiles and by pairs: FlexAttention's block mask.
+"""Builds FlexAttention's block mask: the keys that queries may see, by tiles and by pairs.
 
-B batch, T queries, S keys, both filled up to the lengths that a kernel is compiled for.
+B batch, T queries, S keys, both padded to the lengths that a kernel is compiled for.
 """
 
 import torch
@@ -26,9 +26,7 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
     tgt_len, device = query.size(2), query.device
     ranges = mask.visible_ranges(tgt_len, src_len, device)
     query_segments = segments = first_keys = None
-    if (
-        ranges is None
-    ):  # a query's keys are not one range (segments, or first tokens beside a window)
+    if ranges is None:  # a query's keys are not one range: segments, or first keys beside a window
         segments, first_keys = mask.locality.segments, mask.locality.first_keys
         limits = mask.locality._replace(segments=None, first_keys=None)
         ranges = mask._replace(locality=limits).visible_ranges(tgt_len, src_len, device)
@@ -57,7 +55,7 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
     def split_tiles(x: Tensor) -> Tensor:  # [B or 1, S] -> [B or 1, tiles, TILE]
         return F.pad(x, (0, -x.size(1) % TILE)).unflatten(1, (-1, TILE))
 
-    # Tiles with a pair that may be seen, and those all of whose pairs may be: they need no mask.
+    # Tiles with a visible pair, and tiles of which all pairs are visible, which need no mask.
     starts = torch.arange(0, keys, TILE, device=device)
     lows = F.pad(low, (0, -queries % TILE), value=keys).unflatten(1, (-1, TILE))[..., None]
     highs = F.pad(high, (0, -queries % TILE), value=-1).unflatten(1, (-1, TILE))[..., None]

@@ -1,8 +1,8 @@
-"""The scores of encodings as a function of a pair of tokens: FlexAttention's ``score_mod``.
+"""Builds FlexAttention's ``score_mod``: changes the score of a pair of tokens as encodings do.
 
-It serves tables by distance, gain, biases, reset, temperature, cap and decay; values and sinks are
-the backend's. Reset: pairs of the first token have two table rows of their own, one where it is the
-query and one where it is the key, in place of those of their distances.
+It serves tables by distance, gain, biases, reset, temperature, cap and decay; the backend adds
+tables of values and sinks. Reset: pairs of the first token have two table rows of their own, one
+where it is the query and one where it is the key, in place of those of their distances.
 
 B batch, H heads, T queries, S keys, D head size, G tables (1 for all heads, or H), R distances.
 """
@@ -63,7 +63,7 @@ def _find_visible_rows(terms: Terms, tgt_len: int, src_len: int, mask: Mask) -> 
 
 
 def _place_ids(terms: Terms) -> tuple[Terms, int, int]:
-    """Give tables that ids look up a span, as if by places: of all distances that have rows.
+    """Give tables by ids the span of all distances that have rows, to look them up by distance.
 
     Returns:
         The terms, and the lowest and the highest of these distances.
@@ -81,7 +81,7 @@ class _Products(NamedTuple):
     """Products of queries or keys with the rows of a table."""
 
     by_row: Tensor  # `(B, H, T or S, size)`
-    places: Tensor | None  # of the visible distances among the rows; None: in order
+    places: Tensor | None  # the row of each visible distance; None if they are in order
 
     def look_up(self, b: Tensor, h: Tensor, token: Tensor, row: Tensor) -> Tensor:
         """Look up the product of a token with the row of a visible distance."""
@@ -102,7 +102,7 @@ def _multiply_rows(
         gap = places.new_zeros(rows.size - 2 * rows.reset - rows.number)
         resets = torch.arange(distinct.size - 2 * rows.reset, distinct.size, device=x.device)
         places, rows = torch.cat([places, gap, resets]), distinct
-    # The scores come scaled: what is added to them has to be, and what multiplies them not.
+    # FlexAttention scales the scores, so summands must be scaled as well, and factors must not.
     scaled = at_least_fp32(x) * (1.0 if terms.product else scale)
     return _Products(scaled @ rows.select(table).transpose(-1, -2), places)
 
@@ -131,8 +131,8 @@ def build_score_mod(
         src_len: S.
         device: of the terms.
         mask: the keys that a query may see; rows of hidden distances are left out.
-        query: ``(B, H, T, D)``, filled up to the kernel's length; for terms that have a table.
-        key: ``(B, H, S, D)``, prepared in the same way.
+        query: ``(B, H, T, D)``, padded to the kernel's length; needed for tables.
+        key: ``(B, H, S, D)``, padded in the same way.
         temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
         decay: of earlier and later keys, ``(B or 1, H, S, parts)`` each; see
             :class:`AttentionCall`.
@@ -193,7 +193,7 @@ def build_score_mod(
         if ids is not None:
             b_key = index_or_zero(ids, 0, b)
             distance = id_key[b_key, j] - id_query[b_key, i]
-        row = (distance + shift).clamp(min=0).minimum(last_row)  # of hidden pairs too
+        row = (distance + shift).clamp(min=0).minimum(last_row)  # hidden pairs take any row
         if first is not None:  # where the first token meets itself, the query's row counts
             row = torch.where(first_key[index_or_zero(first, 0, b), j], rows.size - 1, row)
             row = torch.where(first_query[index_or_zero(first, 0, b), i], rows.size - 2, row)

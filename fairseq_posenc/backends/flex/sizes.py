@@ -1,4 +1,4 @@
-"""Lengths that keep the number of kernels small which FlexAttention compiles."""
+"""Rounds lengths up, so that FlexAttention compiles few kernels."""
 
 import torch
 from torch import Tensor

@@ -1,7 +1,7 @@
 """Flash attention with tables by distance, forward and backward, as Triton kernels for a GPU.
 
-Scores exist for one tile at a time, and memory grows linearly with the length. Serves what is
-a matrix product or a number for each distance.
+Scores exist for one tile at a time, and memory grows linearly with the length. The kernels serve
+terms with a vector or a number for each distance.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ from fairseq_posenc.encodings.terms import Terms
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST_HEAD = 128
-OLDEST = (3, 3)  # versions before have no kernels that take a NamedTuple
+OLDEST = (3, 3)  # in earlier versions, kernels cannot take a NamedTuple
 
 
 def unavailable() -> str:
@@ -87,7 +87,7 @@ def _run_kernels(call: AttentionCall, exact: bool) -> tuple[Tensor, Tensor]:
     Attended values are float32 if ``exact``, else of the values' dtype.
     """
     query, key, value, terms, mask, dropout, _ = call
-    # Only here, for triton takes long to import and is not everywhere.
+    # Imported here, because importing triton takes long, and it may not be installed.
     from fairseq_posenc.backends.triton.attention import Attention, Settings
 
     apply = Attention.apply

@@ -1,7 +1,7 @@
 """Attention as one differentiable step: lays out its tensors, and starts the kernels.
 
-A kernel computes the scores tile by tile, N queries by N keys. Tables have a row for each distance,
-vectors that meet queries, keys or weights of values, or numbers: a gain or a bias.
+A kernel computes the scores tile by tile, N queries by N keys. Tables have a row for each distance:
+a vector that is multiplied with queries, keys or weights, or a number, a gain or a bias.
 
 Shapes: B batch, H heads, T queries, S keys, D head size; G heads of a table (1 or H), R distances;
 W power of 2 that D is padded to, N side of a tile.
@@ -33,7 +33,7 @@ class Settings(NamedTuple):
     scale: float  # factor of the combined dot products
     direction: str  # `both`; `lr`, keys up to the query; `rl`, keys from the query on
     product: bool  # whether terms are multiplied, else added
-    exact: bool  # keep attended values in float32, for more to be added to them
+    exact: bool  # whether to keep attended values in float32, because more is added to them
 
 
 class Attention(torch.autograd.Function):
@@ -97,15 +97,15 @@ def run_backward(
         inputs: of :class:`Attention`.
         result: of the forward pass.
         grad: gradient of the attended values, ``(B, H, T, D)``.
-        log_sums_grad: gradient of the logarithms, ``(B, H, T)``; None if nothing was made of them.
+        log_sums_grad: gradient of the logarithms, ``(B, H, T)``; None if they were not used.
         trained: tables that need a gradient.
     """
     problem = build_problem(settings, inputs)
-    # `dots` are what is subtracted from the gradients of the weights (flash attention's delta).
-    # Both come from the same rounded gradient: where a query sees one key alone, they cancel out.
+    # `dots` are subtracted from the gradients of the weights (FlashAttention's delta). Both come
+    # from the same rounded gradient, so that they cancel out if a query sees a single key.
     rounded = grad.type_as(problem.query).contiguous()
     dots = (rounded * result.attended).sum(-1)  # [B, H, T]
-    if log_sums_grad is not None:  # of logarithms to base 2
+    if log_sums_grad is not None:  # the logarithms are to base 2
         dots = dots - log_sums_grad / math.log(2)
     saved = Saved(rounded, result.log_sums, dots * problem.scale)
     with torch.cuda.device_of(grad):

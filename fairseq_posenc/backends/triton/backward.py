@@ -1,8 +1,9 @@
 # ruff: noqa: ANN001, ANN201
 """The backward pass for keys and values: one program for each block of them, over all queries.
 
-It makes the scores once more, and stores the gradients of their parts tile by tile, for what is
-left: the gradients of queries and tables are matrix products of these tiles.
+It computes the scores again, and stores the gradients of their parts tile by tile. Matrix products
+of these tiles then give the gradients of queries and tables
+(:mod:`~fairseq_posenc.backends.triton.stored`).
 
 Sequence: one head of one sentence. Slab: the sequences, or keys of one, whose tiles are stored at a
 time; see :mod:`~fairseq_posenc.backends.triton.slabs`.
@@ -70,27 +71,6 @@ def compute_content_gradient(parts, grad, PRODUCT: tl.constexpr):
 
 
 @triton.jit
-def compute_gain_gradient(parts, grad, PRODUCT: tl.constexpr):
-    """Compute the gradient of the gain."""
-    content, _, query_term, key_term = parts
-    return grad * query_term * key_term * content if PRODUCT else grad * content
-
-
-@triton.jit
-def compute_query_term_gradient(parts, grad, PRODUCT: tl.constexpr):
-    """Compute the gradient of the query term."""
-    content, gain, _, key_term = parts
-    return grad * content * gain * key_term if PRODUCT else grad
-
-
-@triton.jit
-def compute_key_term_gradient(parts, grad, PRODUCT: tl.constexpr):
-    """Compute the gradient of the key term."""
-    content, gain, query_term, _ = parts
-    return grad * content * gain * query_term if PRODUCT else grad
-
-
-@triton.jit
 def store_tile(tiles, tile, sequence_in_slab, row, column, rows, stride, N: tl.constexpr):
     """Store ``(N, N)`` at a row and column of the tiles of a sequence, after the zeros."""
     i = row + tl.arange(0, N)[:, None]
@@ -121,16 +101,17 @@ def store_tiles(
     PRODUCT: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Store the wanted gradients, each as soon as it is computed, to save registers."""
+    """Store the requested gradients, each as soon as it is computed, to save registers."""
+    content, gain, query_term, key_term = parts
     if tiles.query is not None:
-        tile = compute_query_term_gradient(parts, grad, PRODUCT)
+        tile = grad * content * gain * key_term if PRODUCT else grad
         store_transposed(tiles.query, tile, layout, sequence_in_slab, first_query, first_key, N)
     if tiles.key is not None:
         row, stride = first_key - layout.start, layout.key_stride
-        tile = compute_key_term_gradient(parts, grad, PRODUCT)
+        tile = grad * content * gain * query_term if PRODUCT else grad
         store_tile(tiles.key, tile, sequence_in_slab, row, first_query, layout.keys, stride, N)
     if tiles.gain is not None:
-        tile = compute_gain_gradient(parts, grad, PRODUCT)
+        tile = grad * query_term * key_term * content if PRODUCT else grad * content
         store_transposed(tiles.gain, tile, layout, sequence_in_slab, first_query, first_key, N)
     if tiles.bias is not None:
         store_transposed(tiles.bias, grad, layout, sequence_in_slab, first_query, first_key, N)
@@ -152,7 +133,7 @@ def key_kernel(
     N: tl.constexpr,
     W: tl.constexpr,
 ):
-    """Write the tiles and, where asked for, gradients of keys and values, ``(B, H, S, D)``."""
+    """Write the tiles and, unless None, the gradients of keys and values, ``(B, H, S, D)``."""
     blocks = layout.keys // N
     sequence_in_slab = tl.program_id(0) // blocks
     sequence = first_sequence + sequence_in_slab

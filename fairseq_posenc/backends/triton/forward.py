@@ -30,8 +30,10 @@ from fairseq_posenc.backends.triton.tiles import (
     load_block,
 )
 
-FLIP = tl.constexpr(False)  # rows of tiles are queries, not keys
-NOTHING = tl.constexpr(-1e30)  # log2 of a sum of nothing: far below any other
+FLIP = tl.constexpr(False)  # whether rows of tiles are keys, as in the backward pass
+# log2 of the sum for a query that sees no key: far below any other, but finite, so that the
+# backward pass computes weights of zero for it.
+NO_SUM = tl.constexpr(-1e30)
 
 
 @triton.jit
@@ -55,7 +57,8 @@ def add_values(
     sums = add_exactly(sums, weights, v)
     if problem.value_table is not None:
         rolled = roll_rows(weights, N)  # [N, N]
-        # Column s is of distance s (second half) or, where it was rolled round, s - N (first half).
+        # Column s has the pairs of distance s or, if they wrapped round, of distance s - N. Each of
+        # the two halves has N rows of the table.
         for half in tl.static_range(2):
             distance = first_key - first_query + (half - 1) * N
             rows = load_band(problem, problem.value_table, head, distance, N, N, W)  # [N, W]
@@ -80,11 +83,10 @@ def store_sums(
     queries = sequence.to(tl.int64) * problem.tgt_len
     m = first_query + tl.arange(0, N)
     sees_no_key = total == 0.0  # [N]
-    share = tl.where(sees_no_key, 0.0, problem.dropout_scale) / tl.where(sees_no_key, 1.0, total)
+    factor = tl.where(sees_no_key, 0.0, problem.dropout_scale) / tl.where(sees_no_key, 1.0, total)
     rows = attended + queries * problem.width
-    store_rows(rows, sums * share[:, None], first_query, problem.tgt_len, problem.width, N, W)
-    # Finite, so that the backward pass finds weights of zero for a query that sees no key.
-    log_sum = tl.where(sees_no_key, NOTHING, highest + tl.log2(tl.where(sees_no_key, 1.0, total)))
+    store_rows(rows, sums * factor[:, None], first_query, problem.tgt_len, problem.width, N, W)
+    log_sum = tl.where(sees_no_key, NO_SUM, highest + tl.log2(tl.where(sees_no_key, 1.0, total)))
     tl.store(log_sums + queries + m, log_sum, mask=m < problem.tgt_len)
 
 
@@ -113,7 +115,7 @@ def forward_kernel(
         SAME: whether queries and keys have one table.
         FULL: whether all tiles are full, and D is a power of 2.
         N: rows and columns of a tile.
-        W: width of a head, filled up to a power of 2.
+        W: width of a head, padded to a power of 2.
     """
     sequence, first_query = find_block(problem.tgt_len, N)
     batch, head = sequence // problem.heads, sequence % problem.heads
@@ -135,7 +137,7 @@ def forward_kernel(
         # Masks come last: they are applied to the whole score, and never multiplied.
         scores = apply_mask(problem, scores, batch, m, n, DIRECTION, FULL)
         weights, rescale, highest, total = online_softmax_step(scores, highest, total)
-        if problem.drop is not None:
+        if problem.drop is not None:  # after the sum: the softmax is over all weights
             weights = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
         # [N, W], loaded late to save registers.
         v = load_block(problem, problem.value, sequence, first_key, problem.src_len, FULL, N, W)

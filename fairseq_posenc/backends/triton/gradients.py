@@ -10,7 +10,7 @@ tile.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,16 +32,6 @@ from fairseq_posenc.backends.triton.stored import rows_kernel, table_kernel
 PROGRAMS = 512  # enough to fill a GPU, few enough to keep small what they write
 
 
-class TableGradients(NamedTuple):
-    """The gradients of tables, ``(H, R, D)`` or ``(H, R)`` of float32; None for one not trained."""
-
-    query_table: Tensor | None
-    key_table: Tensor | None
-    value_table: Tensor | None
-    gain: Tensor | None
-    bias: Tensor | None
-
-
 class Gradients:
     """Computes the gradients of a problem's inputs."""
 
@@ -54,12 +44,11 @@ class Gradients:
         self.query = torch.empty_like(problem.query, dtype=torch.float32)
         self.key = torch.empty_like(problem.key)
         self.value = torch.empty_like(problem.value)
-        self.tables = TableGradients(
-            *(
-                self._make_zeros(getattr(problem, name)) if needed else None
-                for name, needed in trained._asdict().items()
-            )
-        )
+        # By table, `(H, R, D)` or `(H, R)` of float32; None for one not trained.
+        self.tables = {
+            name: self._make_zeros(getattr(problem, name)) if needed else None
+            for name, needed in trained._asdict().items()
+        }
 
     def run(self, saved: Saved, options: dict[str, Any]) -> None:
         """Compute everything; ``options`` are those that ``choose_options`` compiles with."""
@@ -85,18 +74,18 @@ class Gradients:
             self._write_queries_and_keys(slab, tiles)
             self._add_to_tables(slab, tiles, saved)
         # The stored weights lack the factor of dropout, so multiply the sums by it once.
-        if self.tables.value_table is not None:
-            self.tables.value_table.mul_(self.problem.dropout_scale)
+        if (value_table := self.tables["value_table"]) is not None:
+            value_table.mul_(self.problem.dropout_scale)
         # Stored gradients are multiplied by the scale, but a bias is added after scaling.
-        if self.tables.bias is not None:
-            self.tables.bias.div_(self.problem.scale)
+        if (bias := self.tables["bias"]) is not None:
+            bias.div_(self.problem.scale)
 
     def cast(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Cast the gradients to the shapes and types of the inputs.
 
         They are those of :class:`~fairseq_posenc.backends.triton.attention.Attention`.
         """
-        tensors = [self.query, self.key, self.value, *self.tables]
+        tensors = [self.query, self.key, self.value, *self.tables.values()]
         return [
             None if x is None or y is None else x.sum_to_size(y.shape).type_as(y)
             for x, y in zip(tensors, inputs)
@@ -109,7 +98,7 @@ class Gradients:
         return torch.zeros(self.problem.heads, rows, *size, device=table.rows.device)
 
     def _write_queries_and_keys(self, slab: Slab, tiles: Tiles) -> None:
-        """Write or add to the gradients of queries, and those of keys if they are left."""
+        """Write or add to the gradients of queries; write those of keys if tiles give them."""
         problem, layout = self.problem, slab.layout
         # In a plain sum the query term's gradient equals the content's, and is not stored again.
         query_tiles = tiles.content if tiles.query is None else tiles.query
@@ -128,7 +117,7 @@ class Gradients:
             rows_kernel[(blocks,)](slab.sequence, side, *operands, ADD=False, SIGN=-1, **self.sizes)
 
     def _write_values(self, slab: Slab, tiles: Tiles, saved: Saved) -> None:
-        """Write the gradients of values if they are left."""
+        """Write the gradients of values if tiles give them."""
         if self.values_from_tiles:
             side = describe_key_side(self.problem, slab.layout)._replace(
                 factor=self.problem.dropout_scale
@@ -153,7 +142,7 @@ class Gradients:
             (tiles.gain, None, queries, 1),
             (content if tiles.bias is None else tiles.bias, None, queries, 1),
         )
-        for table, (tile, x, side, sign) in zip(self.tables, products):
+        for table, (tile, x, side, sign) in zip(self.tables.values(), products):
             if table is not None:
                 rows = self._sum_diagonals(slab, tile, x, side)
                 add_diagonals(table, rows, slab.sequence, side, sign)

@@ -1,7 +1,7 @@
-"""The attention as operations of torch's library, which ``torch.compile`` takes as they are.
+"""Registers the attention as operations of torch's library, which ``torch.compile`` can call.
 
-Tracing stops at kernels that take NamedTuples. So what is compiled calls these operations, whose
-inputs and outputs are plain tensors and numbers; elsewhere, :class:`Attention` is quicker to call.
+It cannot trace kernels that take NamedTuples. So compiled code calls these operations, whose inputs
+and outputs are plain tensors and numbers; other code calls :class:`Attention`, which is quicker.
 """
 
 from typing import Any

@@ -17,7 +17,7 @@ class Table(NamedTuple):
     """A table by distance, as a kernel argument."""
 
     # `(G, R, D)` or `(G, R)`, contiguous; G is 1 or H. Vectors have N rows of zeros on either
-    # side, and D is filled up to a power of 2
+    # side, and D is padded to a power of 2
     rows: Tensor
     head_stride: int  # numbers from one head's rows to the next one's; 0 if the heads share them
 
@@ -41,7 +41,7 @@ class KernelDropout(NamedTuple):
 class Dropout(NamedTuple):
     """The seeds of a call, from which both passes compute the same dropped weights.
 
-    They are as those of :mod:`~fairseq_posenc.backends.blocked.dropout`.
+    The seeds are those of :mod:`~fairseq_posenc.backends.blocked.dropout`.
     """
 
     rate: float  # probability of dropping a weight
@@ -61,7 +61,7 @@ class Dropout(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """The inputs of one call, as a kernel argument. A field that is None costs nothing there.
+    """The inputs of one call, as a kernel argument; kernels are compiled without the None fields.
 
     All tensors are contiguous. Masks are uint8, 1 for True.
     """
@@ -76,7 +76,7 @@ class Problem(NamedTuple):
     bias: Table | None  # scalars of float32
     padding: Tensor | None  # `(B, S)`, keys that nobody may see
     pairs: Tensor | None  # `(T, S)`, keys that a query must not see
-    drop: KernelDropout | None  # None for no dropout
+    drop: KernelDropout | None
     dropout_scale: float  # factor of the kept weights, 1 / (1 - rate)
     scale: float  # factor of the combined dot products
     heads: int  # H
@@ -130,30 +130,17 @@ class Slab(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Gradients of the parts of the scores for the pairs of a slab; None where none is needed.
+    """Gradients of the parts of the scores for the pairs of a slab; None for one not needed.
 
-    Each row has N zeros before and after, so that it can be read by distance without looking where
-    it ends.
+    Each row has N zeros before and after, so that reading it by distance needs no bounds.
     """
 
     content: Tensor  # queries times keys, `(sequences, queries, query_stride)`
     query: Tensor | None  # the query term, same shape; None if it equals the content's
     gain: Tensor | None  # the gain's part, same shape
     bias: Tensor | None  # the whole score, same shape
-    # no gradients, but the weights after dropout without its factor, the same
-    weights: Tensor | None
+    weights: Tensor | None  # the weights after dropout without its factor, same shape
     key: Tensor | None  # the key term, `(sequences, keys, key_stride)`
-
-
-class StoredTiles(NamedTuple):
-    """Which fields of :class:`Tiles` are stored."""
-
-    content: bool
-    query: bool
-    gain: bool
-    bias: bool
-    weights: bool
-    key: bool
 
 
 class Side(NamedTuple):
@@ -166,11 +153,11 @@ class Side(NamedTuple):
     stride: int  # numbers from a row to the next one's
     content_rows: int  # the same of the content's tiles, which have a row for each query
     content_stride: int  # numbers from one of those rows to the next one's
-    own: int  # T if rows are queries, else S
-    own_start: int  # the query or key of the first row
-    own_end: int  # one past that of the last row
-    others: int  # S if rows are queries, else T
-    other_start: int  # the key or query of the first column after the zeros
+    row_tokens: int  # T if rows are queries, else S
+    row_start: int  # the query or key of the first row
+    row_end: int  # one past that of the last row
+    column_tokens: int  # S if rows are queries, else T
+    column_start: int  # the key or query of the first column after the zeros
     row_of_distance_zero: int  # the table's row where query and key have the same index, T - 1
     table_rows: int  # R
     factor: float = 1.0  # factor of the gradients of queries, keys or values

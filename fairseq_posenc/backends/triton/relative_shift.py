@@ -1,11 +1,11 @@
 # ruff: noqa: ANN001, ANN201
-"""The relative shift inside the kernels: the table rows of a tile, each at its pair.
+"""The relative shift inside the kernels: finds the table row of each pair of a tile.
 
 A tile is N queries by N keys. Its distances span 2N - 1 consecutive rows of a table. Its *band* is
-these rows and the one before them: element (i, j) needs the band's row N + j - i. One matrix
-product gives every query (or key) times every row of the band, ``(N, 2N)``, and the tile's part of
-it begins one column earlier in every row: for N = 2, of products ``abcd | efgh`` it is ``cd | fg``,
-which are read from a flat list at 2, 3, 5, 6.
+these rows and the one before them: pair (i, j) needs the band's row N + j - i. One matrix product
+gives every query (or key) times every row of the band, ``(N, 2N)``. The products that the tile
+needs begin one column earlier in every row: for N = 2, of products ``abcd | efgh`` they are
+``cd | fg``, at 2, 3, 5, 6 of the flat list.
 """
 
 import os
@@ -58,7 +58,7 @@ def add_product(sums, x, y):
 
 @triton.jit
 def add_exactly(sums, x, y):
-    """Add the product of a float32 and a half precision matrix, hardly rounded.
+    """Add the product of a float32 and a half precision matrix with little rounding.
 
     The float32 matrix is split into two of half precision, as 1.001 = 1.0 + 0.001.
     """
@@ -136,9 +136,9 @@ def load_scalars(problem, table, head, first_query, first_key, N: tl.constexpr, 
 def roll_rows(tile, N: tl.constexpr):
     """Rotate row i of an (N, N) tile left by i columns, so that column 0 holds the diagonal.
 
-    For N = 3, rows ``abc def ghi`` become ``abc efd igh``; element (i, s) is then of the key i + s,
-    of distance s, or, once it wraps round, of distance s - N. So weights by pair become weights by
-    distance, of which :func:`mask_half` takes those of N consecutive rows of the value table.
+    For N = 3, rows ``abc def ghi`` become ``abc efd igh``. Element (i, s) then belongs to the key
+    i + s, of distance s; or to the distance s - N if it wrapped round. So weights by pair become
+    weights by distance, of which :func:`mask_half` takes those of N rows of the value table.
     """
     i = tl.arange(0, N)[:, None]
     return gather_flat(tile.reshape(N * N), i * N + (tl.arange(0, N)[None, :] + i) % N, N)

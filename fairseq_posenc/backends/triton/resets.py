@@ -1,9 +1,9 @@
-"""The reset of the first token, computed around the kernels, which know nothing of it.
+"""Computes the reset of the first token around the kernels, which have no reset.
 
-A reset changes one token against all others, at table rows that no distance chooses: its row and
-its column of the scores are each a step of decoding, linear in the length, which the reference
-computes. The kernels leave out the first token's key, which joins their sums as a last block of
-keys would; the row of its query replaces theirs.
+A reset gives the pairs of one token with all others two table rows of their own. Its row and its
+column of the scores are each computed by the reference like a step of decoding, in time linear in
+the length. The kernels leave out the first token's key, which then joins their sums as a last block
+of keys would; the row of its query replaces theirs.
 
 B batch, H heads, T queries, S keys, D head size.
 """
@@ -110,10 +110,7 @@ def _find_hidden_key(first: Tensor, place: Tensor, mask: Mask, tgt_len: int) -> 
     if mask.key_padding is not None:
         hidden = hidden | mask.key_padding.gather(1, place[:, None])
     queries = torch.arange(first.size(1) - tgt_len, first.size(1), device=first.device)
-    if mask.direction == "lr":
-        hidden = hidden | (queries < place[:, None])
-    if mask.direction == "rl":
-        hidden = hidden | (queries > place[:, None])
+    hidden = hidden | mask.hidden_distances(place[:, None] - queries)
     if mask.pairs is not None:
         hidden = hidden | mask.pairs[:, place].T
     return hidden.expand(-1, tgt_len)
@@ -125,10 +122,7 @@ def _find_hidden_of_query(place: Tensor, at: Tensor, mask: Mask, src_len: int) -
     if hidden is None:
         hidden = torch.zeros(place.size(0), src_len, dtype=torch.bool, device=place.device)
     keys = torch.arange(src_len, device=place.device)
-    if mask.direction == "lr":
-        hidden = hidden | (keys > place[:, None])
-    if mask.direction == "rl":
-        hidden = hidden | (keys < place[:, None])
+    hidden = hidden | mask.hidden_distances(keys - place[:, None])
     if mask.pairs is not None:
         hidden = hidden | mask.pairs[at]
     return hidden

@@ -1,7 +1,7 @@
-"""The division of the backward pass into slabs, which bounds the memory of stored tiles.
+"""Divides the backward pass into slabs, which bounds the memory of stored tiles.
 
-A slab takes some sequences (heads of a sentence) with all of their keys or, where one sequence is
-too much, some keys of one sequence. The division depends on shapes alone: sums have a fixed order.
+A slab takes some sequences (heads of a sentence) with all of their keys or, if one sequence is too
+large, some keys of one sequence. The division depends on shapes alone, so sums have a fixed order.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,6 @@ from fairseq_posenc.backends.triton.problem import (
     Problem,
     Side,
     Slab,
-    StoredTiles,
     Tiles,
     TrainedTables,
 )
@@ -24,21 +23,22 @@ from fairseq_posenc.backends.triton.problem import (
 MAX_VALUES = 2**25
 
 
-def choose_stored(problem: Problem, product: bool, trained: TrainedTables) -> StoredTiles:
-    """Choose the tiles that are stored.
+def choose_stored(problem: Problem, product: bool, trained: TrainedTables) -> set[str]:
+    """Choose the tiles that are stored, as names of fields of :class:`Tiles`.
 
     If the score is a plain sum (no product, no gain), the gradients of its query term and its bias
     equal the gradient of the score, which is stored anyway.
     """
     plain_sum = not product and problem.gain is None
-    return StoredTiles(
-        content=True,
-        query=problem.query_table is not None and not plain_sum,
-        gain=trained.gain,
-        bias=trained.bias and not plain_sum,
-        weights=trained.value_table or needs_value_tiles(problem, product),
-        key=problem.key_table is not None,
-    )
+    is_stored = {
+        "content": True,
+        "query": problem.query_table is not None and not plain_sum,
+        "gain": trained.gain,
+        "bias": trained.bias and not plain_sum,
+        "weights": trained.value_table or needs_value_tiles(problem, product),
+        "key": problem.key_table is not None,
+    }
+    return {name for name, needed in is_stored.items() if needed}
 
 
 def needs_value_tiles(problem: Problem, product: bool) -> bool:
@@ -47,19 +47,20 @@ def needs_value_tiles(problem: Problem, product: bool) -> bool:
     return product or both
 
 
-def split_slabs(problem: Problem, block: int, stored: StoredTiles) -> Iterator[Slab]:
+def split_slabs(problem: Problem, block: int, stored: set[str]) -> Iterator[Slab]:
     """Yield the slabs of a problem.
 
     Args:
         problem: shapes of the attention.
         block: rows and columns of a block; sizes are rounded up to it.
-        stored: the tiles that take memory; those of the key term have a row for each key.
+        stored: the tiles that take memory (:func:`choose_stored`); those of the key term have a row
+            for each key, all others one for each query.
     """
     queries = -(-problem.tgt_len // block) * block
     keys = -(-problem.src_len // block) * block
     sequences = problem.query.size(0) * problem.heads
-    by_query = (sum(stored) - stored.key) * queries  # rows of all tiles with a row for each query
-    key_row = stored.key * (queries + 2 * block)  # values of a row for a key
+    by_query = len(stored - {"key"}) * queries  # rows of all tiles with a row for each query
+    key_row = queries + 2 * block if "key" in stored else 0  # values of a row for a key
 
     def count_values(keys: int) -> int:  # of one sequence
         return by_query * (keys + 2 * block) + key_row * keys
@@ -78,14 +79,16 @@ def split_slabs(problem: Problem, block: int, stored: StoredTiles) -> Iterator[S
             yield Slab(sequence, min(step, sequences - sequence), layout)
 
 
-def make_zero_tiles(problem: Problem, slab: Slab, stored: StoredTiles) -> Tiles:
+def make_zero_tiles(problem: Problem, slab: Slab, stored: set[str]) -> Tiles:
     """Allocate the tiles of a slab, as zeros, which are right wherever kernels write nothing."""
-    layout, zeros = slab.layout, problem.query.new_zeros
-    query_shape = slab.sequences, layout.queries, layout.query_stride
-    key_shape = slab.sequences, layout.keys, layout.key_stride
-    shapes = [query_shape] * (len(stored) - 1) + [key_shape]
-    tiles: list[Any] = [zeros(shape) if x else None for shape, x in zip(shapes, stored)]
-    return Tiles(*tiles)
+    layout = slab.layout
+    tiles: dict[str, Any] = dict.fromkeys(Tiles._fields)
+    for name in stored:
+        shape = slab.sequences, layout.queries, layout.query_stride
+        if name == "key":
+            shape = slab.sequences, layout.keys, layout.key_stride
+        tiles[name] = problem.query.new_zeros(shape)
+    return Tiles(**tiles)
 
 
 def describe_query_side(problem: Problem, layout: Layout) -> Side:
@@ -98,11 +101,11 @@ def describe_query_side(problem: Problem, layout: Layout) -> Side:
         stride=layout.query_stride,
         content_rows=layout.queries,
         content_stride=layout.query_stride,
-        own=problem.tgt_len,
-        own_start=0,
-        own_end=problem.tgt_len,
-        others=problem.src_len,
-        other_start=layout.start,
+        row_tokens=problem.tgt_len,
+        row_start=0,
+        row_end=problem.tgt_len,
+        column_tokens=problem.src_len,
+        column_start=layout.start,
         row_of_distance_zero=problem.tgt_len - 1,
         table_rows=problem.tgt_len + problem.src_len - 1,
     )
@@ -114,11 +117,11 @@ def describe_key_side(problem: Problem, layout: Layout) -> Side:
         rows=layout.keys,
         columns=layout.queries,
         stride=layout.key_stride,
-        own=problem.src_len,
-        own_start=layout.start,
-        own_end=layout.end,
-        others=problem.tgt_len,
-        other_start=0,
+        row_tokens=problem.src_len,
+        row_start=layout.start,
+        row_end=layout.end,
+        column_tokens=problem.tgt_len,
+        column_start=0,
     )
 
 
@@ -133,10 +136,10 @@ def add_diagonals(total: Tensor, diagonals: Tensor, sequence: int, side: Side, s
         sign: 1 if distances grow along a row of tiles, else -1.
     """
     rows = diagonals.sum(1).flatten(1, 2)  # [heads, diagonals * N, ...]
-    low = side.row_of_distance_zero + side.other_start - side.own_start - side.rows
+    low = side.row_of_distance_zero + side.column_start - side.row_start - side.rows
     if sign < 0:
         rows = rows.flip(1)
-        low = side.row_of_distance_zero - side.other_start + side.own_start + side.rows
+        low = side.row_of_distance_zero - side.column_start + side.row_start + side.rows
         low += 1 - rows.size(1)
     start, end = max(0, low), min(side.table_rows, low + rows.size(1))
     heads = (sequence + torch.arange(rows.size(0), device=diagonals.device)) % side.heads

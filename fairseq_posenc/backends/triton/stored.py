@@ -9,8 +9,8 @@ term, keys and queries change their roles: then distances fall from column to co
 -1).
 
 Sequence: one head of one sentence. Slab: the sequences, or keys of one, whose tiles are stored at a
-time; see :mod:`~fairseq_posenc.backends.triton.slabs`. Own: the tokens whose gradient is computed,
-with a row of tiles each. Others: those that they are paired with, in the columns.
+time; see :mod:`~fairseq_posenc.backends.triton.slabs`. A gradient is computed for the token of each
+row of tiles, from the tokens of the columns.
 """
 
 import triton
@@ -46,7 +46,7 @@ def add_content(
 ):
     """Add products of tiles with keys, or of transposed tiles with queries, to ``(N, W)``."""
     tiles = content + (sequence_in_slab.to(tl.int64) * side.content_rows) * side.content_stride
-    count = side.others - side.other_start
+    count = side.column_tokens - side.column_start
     for column in range(0, side.columns, N):
         x = load_rows(others, column, count, side.width, FULL, N, W)  # [N, W]
         if TRANSPOSED:
@@ -80,15 +80,15 @@ def rows_kernel(
     N: tl.constexpr,
     W: tl.constexpr,
 ):
-    """Write or add to the gradients of queries, keys or values, ``(sequences, own, D)``.
+    """Write or add to the gradients of queries, keys or values, ``(sequences, row tokens, D)``.
 
     Args:
         first_sequence: the slab's first sequence.
-        side: sizes, strides and first indices of own and others; its ``content_rows`` is the
-            number of queries even where rows are keys
+        side: sizes, strides and first indices of rows and columns; its ``content_rows`` is the
+            number of queries even if rows are keys
             (:class:`~fairseq_posenc.backends.triton.problem.Side`).
         content: tiles to be multiplied by ``other``, or None; transposed if rows are keys.
-        other: keys, queries or gradients of outputs, ``(sequences, others, D)``, or None.
+        other: keys, queries or gradients of outputs, ``(sequences, column tokens, D)``, or None.
         by_distance: tiles to be multiplied by the table, or None.
         table: vectors by distance, or None.
         grad: the gradients.
@@ -103,27 +103,27 @@ def rows_kernel(
     row = tl.program_id(0) % blocks * N
     sequence = (first_sequence + sequence_in_slab).to(tl.int64)
     width = side.width
-    own_grad = grad + (sequence * side.own + side.own_start) * width
+    row_grad = grad + (sequence * side.row_tokens + side.row_start) * width
     tiles_offset = (sequence_in_slab.to(tl.int64) * side.rows) * side.stride
     total = tl.zeros((N, W), tl.float32)
     if ADD:
-        total += load_rows(own_grad, row, side.own_end - side.own_start, width, FULL, N, W)
+        total += load_rows(row_grad, row, side.row_end - side.row_start, width, FULL, N, W)
     if content is not None:
-        others = other + (sequence * side.others + side.other_start) * width
+        others = other + (sequence * side.column_tokens + side.column_start) * width
         total = add_content(
             total, side, content, others, sequence_in_slab, row, SIGN < 0, FULL, N, W
         )
     if table is not None:
         head = sequence % side.heads
         # The table row of the block's first row and first column, N zeros before the first other.
-        first_row = SIGN * (side.other_start - side.own_start - row - N)
+        first_row = SIGN * (side.column_start - side.row_start - row - N)
         first_row += side.row_of_distance_zero
         for column in range(0, side.columns + N, N):
             tile = load_skewed_tile(by_distance + tiles_offset, row, column, side.stride, N)
             x = load_table(table, head, first_row + SIGN * column, SIGN, N, N, W)  # [N, W]
             total += multiply(tile, x)  # [N, W]
     total *= side.factor
-    store_rows(own_grad, total, row, side.own_end - side.own_start, width, N, W)
+    store_rows(row_grad, total, row, side.row_end - side.row_start, width, N, W)
 
 
 @triton.jit(do_not_specialize=["first_sequence", "sequences", "heads", "chunks"])
@@ -149,7 +149,8 @@ def table_kernel(
         first_sequence: the slab's first sequence.
         side: see :class:`~fairseq_posenc.backends.triton.problem.Side`.
         tiles: gradients of the term.
-        x: what the table's rows were multiplied by, ``(sequences, own, D)``; None for scalars.
+        x: what the table's rows were multiplied by, ``(sequences, row tokens, D)``; None for
+            scalars.
         by_diagonal: ``(heads, chunks, diagonals, N, D)`` of float32, or without D for scalars.
         sequences: of the slab.
         heads: of the slab: H, or fewer if it has fewer sequences.
@@ -176,8 +177,8 @@ def table_kernel(
         chunk * chunk_sequences, tl.minimum(sequences - head, (chunk + 1) * chunk_sequences), heads
     ):
         sequence_in_slab = head + step
-        own_offset = (
-            (first_sequence + sequence_in_slab).to(tl.int64) * side.own + side.own_start
+        row_offset = (
+            (first_sequence + sequence_in_slab).to(tl.int64) * side.row_tokens + side.row_start
         ) * side.width
         tiles_offset = (sequence_in_slab.to(tl.int64) * side.rows) * side.stride
         for block in range(first_block, end_block):
@@ -187,8 +188,8 @@ def table_kernel(
             if x is None:
                 by_scalar += tile.to(tl.float32)
             else:
-                count = side.own_end - side.own_start
-                y = load_rows(x + own_offset, row, count, side.width, FULL, N, W)  # [N, W]
+                count = side.row_end - side.row_start
+                y = load_rows(x + row_offset, row, count, side.width, FULL, N, W)  # [N, W]
                 by_vector += multiply(tl.trans(tile), y)  # [distances N, W]
     if x is None:
         tl.store(by_diagonal + program * N + tl.arange(0, N), tl.sum(by_scalar, 0))

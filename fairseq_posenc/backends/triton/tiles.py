@@ -118,14 +118,14 @@ def compute_parts(
     N: tl.constexpr,
     W: tl.constexpr,
 ):
-    """Compute content, gain, query and key term of the scores, ``(N, N)``; absent ones are neutral.
+    """Compute content, gain, query and key term of the scores, ``(N, N)``, neutral if missing.
 
-    Where the terms are only summed, the first is their sum, which saves registers.
+    If the terms are only added up, the content includes the other terms, which saves registers.
     """
     gain = 1.0
     query_term = 1.0 if PRODUCT else 0.0
     key_term = 1.0 if PRODUCT else 0.0
-    # What takes most registers on its way comes first.
+    # The terms of tables come first, because computing them takes the most registers.
     if problem.query_table is not None:
         # [2N, W]
         band = load_band(
