@@ -29,7 +29,7 @@ _PHRASES = {
 }
 KEY = "_extra_state"  # torch's name for state that a module stores beside its parameters
 _BLOCK = 512  # bytes are padded to a multiple: models to be averaged need tensors of one size
-_ROUNDING = 2e-3  # averaging equal bits changes them by less
+_ROUNDING = 2e-3  # averaging equal bits changes them by less, even in float16
 
 
 class WeightSettings(NamedTuple):
@@ -69,15 +69,15 @@ class WeightSettings(NamedTuple):
         fields = zip(self._fields, self, model)
         return [name for name, ours, theirs in fields if ours is None and theirs is not None]
 
-    def differences(self, model: WeightSettings, other: str = "the model has") -> list[str]:
+    def differences(self, model: WeightSettings, phrase: str = "the model has") -> list[str]:
         """Describe the fields in which a model differs, among those known of both.
 
         Args:
             model: the settings of the model.
-            other: text before each setting of the model.
+            phrase: text before each setting of the model.
         """
         return [
-            f"trained with {_PHRASES[name].format(ours)}, {other} {_PHRASES[name].format(theirs)}"
+            f"trained with {_PHRASES[name].format(ours)}, {phrase} {_PHRASES[name].format(theirs)}"
             for name, ours, theirs in zip(self._fields, self, model)
             if None not in (ours, theirs) and ours != theirs
         ]
@@ -106,26 +106,29 @@ class Identity(NamedTuple):
 
     @classmethod
     def from_tensor(cls, state: Any) -> Identity:
-        """Decode the tensor of :meth:`to_tensor`, or the characters' numbers of older checkpoints.
+        """Decode the tensor of :meth:`to_tensor`, or the code points of older checkpoints.
 
         Raises:
             UserError: the tensor is something else, or a mixture of different identities.
         """
         try:
-            content = json.loads(_decode_text(state))
-            positions, directions = content["positions"], content["directions"]
-            length, settings = int(content["trained_length"]), WeightSettings.parse(content)
-            return cls(str(parse(positions)), str(directions), length, settings)
-        except (
-            AttributeError,
-            TypeError,
-            ValueError,
-            KeyError,
-            ArithmeticError,
-            RuntimeError,
-        ) as e:
-            text = f"the checkpoint's record of its positions cannot be read: {e}"
-            raise UserError(text) from None
+            return cls.from_json(_decode_text(state))
+        except Exception as error:  # of any type, depending on the tensor
+            raise UserError(
+                f"the checkpoint's record of its positions cannot be read: {error}"
+            ) from None
+
+    @classmethod
+    def from_json(cls, text: str) -> Identity:
+        """Read the text that :meth:`to_tensor` encodes.
+
+        Raises:
+            Exception: the text is something else; the type depends on it.
+        """
+        content = json.loads(text)
+        positions, directions = str(parse(content["positions"])), str(content["directions"])
+        length, settings = int(content["trained_length"]), WeightSettings.parse(content)
+        return cls(positions, directions, length, settings)
 
     def describe(self) -> str:
         """Describe positions, directions and length in words."""
@@ -133,7 +136,9 @@ class Identity(NamedTuple):
         return f"trained with {self.positions}{directions} at length {self.trained_length}"
 
     def differences(self, model: Identity, layers: list[int] | None = None) -> list[str]:
-        """Describe how a model's positions differ from those of the weights.
+        """Describe how a model's positions and directions differ from those of the weights.
+
+        The length may differ; settings are compared by :meth:`WeightSettings.differences`.
 
         Args:
             model: the identity of the model.
@@ -154,14 +159,14 @@ class Identity(NamedTuple):
 
 
 def _decode_text(state: Tensor) -> str:
-    """Decode the bits of an identity, or in older checkpoints the numbers of its characters."""
+    """Decode the bits of an identity, or in older checkpoints the code points of its text."""
     if not state.is_floating_point():
         return "".join(map(chr, map(int, state.tolist())))
     bits = state.detach().cpu().float()
     mixed = (bits.abs() - 1).abs() > _ROUNDING + 4 * torch.finfo(state.dtype).eps
     if bool(mixed.any()):
-        # In a mixture of two models, each bit has the sign of the model with the larger share;
-        # with the signs of the mixed bits changed, it is the other model's.
+        # Bits in which two models differ have the sign of the one with the larger share. Flipping
+        # them gives the text of the other one.
         texts = [_pack_bits(bits), _pack_bits(torch.where(mixed, -bits, bits))]
         models = " and ".join(sorted(filter(None, map(_describe_text, texts))))
         raise UserError(
@@ -179,10 +184,8 @@ def _pack_bits(bits: Tensor) -> str:
 def _describe_text(text: str) -> str:
     """Describe the identity that a text encodes; empty if it encodes none."""
     try:
-        content = json.loads(text)
-        positions = parse(content["positions"])
-        return Identity(str(positions), content["directions"], content["trained_length"]).describe()
-    except (UserError, ValueError, KeyError, TypeError):
+        return Identity.from_json(text).describe()
+    except (ValueError, KeyError, TypeError):
         return ""
 
 
@@ -192,14 +195,14 @@ def is_identity(name: str) -> bool:
 
 
 def override_positions(weights: dict[str, Any], spec: Spec) -> None:
-    """Replace the positions in the identities of weights, to read them with others on purpose."""
+    """Replace the positions in the identities of weights, to load them with other positions."""
     for name in filter(is_identity, weights):
         identity = Identity.from_tensor(weights[name])._replace(positions=str(spec))
         weights[name] = identity.to_tensor()
 
 
 def format_directions(directions: Sequence[str]) -> str:
-    """Join the directions of a stack's layers without the last ones that are the default, both.
+    """Join the directions of a stack's layers, without the last layers of the default, ``both``.
 
     >>> format_directions(["lr", "rl", "both", "both"])
     'lr,rl'

@@ -1,4 +1,7 @@
-"""Describes the cost of each encoding beyond plain attention, from its terms, for the docs."""
+"""Describes the cost of each encoding beyond plain attention, from its terms.
+
+The letters of the formulas are those of :class:`~fairseq_posenc.encodings.term.Cost`.
+"""
 
 import re
 from collections import Counter
@@ -13,33 +16,37 @@ from fairseq_posenc.encodings.terms import Terms
 
 def describe_operations(name: str) -> str:
     """Describe the additional operations of an encoding, in words and formulas."""
-    costs = _list_costs(name)
-    by_sentence = [cost.operations for cost in costs]
-    return _format_costs(name, by_sentence, [cost.common_operations for cost in costs])
+    return _describe(name, "operations")
 
 
 def describe_numbers(name: str) -> str:
     """Describe the additional numbers in memory at once, in words and formulas."""
-    costs = _list_costs(name)
-    by_sentence = [cost.numbers for cost in costs]
-    return _format_costs(name, by_sentence, [cost.common_numbers for cost in costs])
+    return _describe(name, "numbers")
 
 
-def _format_costs(name: str, by_sentence: Sequence[str], together: Sequence[str]) -> str:
-    """Join formulas that count for each sentence, and those that count once in a batch."""
+def _describe(name: str, quantity: str) -> str:
+    """Describe a quantity of :class:`Cost`: ``operations`` or ``numbers``."""
+    encoding, terms = registry.get(name), compute_terms(name)
+    costs = [encoding.cost]
+    for _, term, tensor in terms.present():
+        # The formulas of terms have `{g}` for h if each head has a table, else for nothing.
+        heads = "h " if term.per_head(tensor) else ""
+        costs.append(Cost(*(formula.format(g=heads) for formula in term.cost)))
+    per_sentence = [getattr(cost, quantity) for cost in costs]
+    per_batch = [getattr(cost, f"common_{quantity}") for cost in costs]
     phrases = []
-    if any(by_sentence):
-        phrases.append(f"``{_add_formulas(by_sentence)}`` for each sentence")
-        if registry.get(name).acts_on == "input":
+    if any(per_sentence):
+        phrases.append(f"``{_add_formulas(per_sentence)}`` for each sentence")
+        if encoding.acts_on == "input":
             phrases[-1] += ", once for all layers"
-    if any(together):
-        phrases.append(f"``{_add_formulas(together)}`` for all sentences together")
-        if compute_terms(name).pair_bias is not None:
-            # Positions differ from row to row only with padding on the left.
+    if any(per_batch):
+        phrases.append(f"``{_add_formulas(per_batch)}`` for all sentences together")
+        if terms.pair_bias is not None:
+            # It depends on positions, which differ from row to row only with padding on the left.
             phrases[-1] += ", or for each if one is padded on the left"
-        if registry.get(name).shared and any(registry.get(name).cost):
+        if encoding.shared and any(encoding.cost):
             phrases[-1] += ", most of it once for all layers"
-    if any(re.search(r"\bu\b", formula) for formula in (*by_sentence, *together)):
+    if any(re.search(r"\bu\b", formula) for formula in (*per_sentence, *per_batch)):
         phrases.append("u is the number of distinct rows of a table, at most 2n-1")
     return "; ".join(phrases) or "none"
 
@@ -55,16 +62,10 @@ def _add_formulas(formulas: Sequence[str]) -> str:
     )
 
 
-def _list_costs(name: str) -> list[Cost]:
-    """List the costs of an encoding's parts: its own, and those of its terms."""
-    parts = [registry.get(name).cost]
-    for _, term, tensor in compute_terms(name).present():
-        groups = "h " if term.per_head(tensor) else ""
-        parts.append(Cost(*(part.format(g=groups) for part in term.cost)))
-    return parts
-
-
 def compute_terms(name: str) -> Terms:
-    """Compute the terms of a single token."""
-    dims = Dims(8, 2, 4, causal=bool(registry.get(name).causal_only))
-    return Assembly(specs.parse(name), dims).check("auto")[0]
+    """Compute the terms of an encoding in a tiny stack, to see which there are."""
+    dims = Dims(
+        embed_dim=8, num_heads=2, max_positions=4, causal=bool(registry.get(name).causal_only)
+    )
+    (terms,) = Assembly(specs.parse(name), dims).check("auto")
+    return terms

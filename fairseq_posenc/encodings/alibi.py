@@ -56,21 +56,26 @@ class Alibi(Encoding):
         """Compute the penalties as bias in float32, ``(H, R)``, or by pair."""
         if positions.drawn is not None and positions.counted:
             return self._penalise_drawn_positions(positions.drawn)
-        if positions.drawn is not None:  # given positions need not grow, and so nor do drawn ones
+        if positions.drawn is not None:  # a caller's positions, and what is drawn, need not ascend
             span = span._replace(ids=positions.drawn, tgt_len=positions.tgt_len)
         return Terms.by_distance(span, self._penalise, self.scale_factor, self.axes)
 
     def _penalise(self, distances: Tensor) -> Tensor:
         """Compute the penalty of each head at distances ``(...)``, ``(H, ...)`` in float32."""
-        heads = make_constant(head_slopes(self.dims.num_heads), distances.device)
-        slopes = heads.view(-1, *[1] * distances.dim())  # [H, ...]
+        slopes = make_constant(head_slopes(self.dims.num_heads), distances.device)
+        slopes = slopes.view(-1, *[1] * distances.dim())  # [H, ...]
         later = slopes.flip(0) if self.mode == "asymmetric" else slopes
         return -torch.where(distances > 0, later, slopes) * distances.abs().float()
 
     def _penalise_drawn_positions(self, drawn: Tensor) -> Terms:
-        """Penalise the distances of positions ``(B or 1, S)`` that grow, by decays that grow."""
-        heads = make_constant(head_slopes(self.dims.num_heads), drawn.device)
-        slopes = to_fixed(self.axes * heads)  # [H]
+        """Penalise the distances of ascending positions ``(B or 1, S)`` by :attr:`Terms.decay`.
+
+        The penalty slope * (p_i - p_j) is the difference of a number of the query and one of the
+        key. In float32 the difference of large numbers would be inexact, so they are integers,
+        split into two parts. Tokens have the same position on all axes.
+        """
+        slopes = make_constant(head_slopes(self.dims.num_heads), drawn.device)
+        slopes = to_fixed(self.axes * slopes)  # [H]
         later = slopes.flip(0) if self.mode == "asymmetric" else slopes
         decay, later_decay = (
             split_fixed(-x[:, None] * drawn[:, None]) for x in (slopes, later)

@@ -8,7 +8,7 @@ Shape legend, for all docstrings and for comments such as ``# [B, H, T, D]``:
     B batch, T queries, S keys, H heads, D head size, C model size,
     G groups of heads with a table of their own (1: all heads share it, or H),
     R rows of a table: one for each distance of a :class:`~fairseq_posenc.positions.Span`,
-    W width of a state: of a second, narrow projection of a token.
+    W width of a state, which is a second, narrow projection of a token.
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.locality import Locality
-from fairseq_posenc.encodings.precision import (
-    at_least_fp32,
-    join_fixed,
-    split_fixed,
-    to_fixed,
-)
+from fairseq_posenc.encodings.precision import at_least_fp32, sum_exactly
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.term import Cost
 from fairseq_posenc.encodings.terms import Terms
@@ -39,7 +34,7 @@ INIT_STD = 0.02  # BERT's, as for the rest of a masked language model
 
 
 class Signed(float):
-    """The type of an option that may be any finite number; of floats only those above 0 may."""
+    """The type of an option that may be any finite number; a ``float`` must be above 0."""
 
 
 class Dims(NamedTuple):
@@ -50,9 +45,9 @@ class Dims(NamedTuple):
         num_heads: H.
         max_positions: n, the positions that tables have room for.
         causal: whether queries see no later keys.
-        trained_on: the length that the weights were trained at; None for n. A scaling's ramp and
-            logarithmic buckets depend on it, and keep it when tables are made longer.
-        own_head_dim: D where it is not C / H.
+        trained_on: the length that the weights were trained at; None for n. The ramp of a scaled
+            rotation and logarithmic buckets are made for it, also if tables become longer.
+        own_head_dim: D if it is not C / H.
     """
 
     embed_dim: int
@@ -78,7 +73,7 @@ class Dims(NamedTuple):
         return self.max_positions if self.trained_on is None else self.trained_on
 
     def with_room(self, length: int) -> Dims:
-        """Make room for ``length`` tokens, or for as many as the weights were trained at."""
+        """Make room for ``length`` tokens, at least for as many as the weights were trained at."""
         trained = self.trained_length
         return self._replace(max_positions=max(length, trained), trained_on=trained)
 
@@ -98,7 +93,7 @@ class Encoding(nn.Module):
     name: ClassVar[str]  # set by `register`
     acts_on: ClassVar[Literal["input", "rotation", "scores", "softmax", "mask", "positions"]]
     shared: ClassVar[bool] = False  # True: one module for all layers, else one for each layer
-    whole_stack: ClassVar[bool] = False  # True: holds for all layers, in whichever it is written
+    whole_stack: ClassVar[bool] = False  # True: applies to all layers, whichever layer names it
     lifts: ClassVar[bool] = False  # True: its rotation makes queries and keys wider
     # The positions that a caller may give: whole numbers, or real ones as well; or it reads none.
     takes_ids: ClassVar[Literal["whole", "real", "unread"]] = "whole"
@@ -123,10 +118,10 @@ class Encoding(nn.Module):
         module before it is loaded (``to_empty``, FSDP2, transformers 5) must leave them alone.
         """
         super()._apply(fn, recurse)
-        device = fn(torch.empty(0, device="cpu")).device
         for name, value in vars(self).items():
-            if isinstance(value, Tensor) and device.type != "meta":
-                setattr(self, name, value.to(device))
+            # Moved like a parameter, but never cast.
+            if isinstance(value, Tensor) and not (moved := fn(value.new_empty(0))).is_meta:
+                setattr(self, name, value.to(moved.device))
         return self
 
     def trained_at(self, length: int) -> None:
@@ -234,9 +229,10 @@ def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
 
 
 class Encodings(nn.ModuleDict):
-    """The encodings of a stack, by name.
+    """The encodings of a stack or of a layer, by name.
 
-    Where the layers of a stack differ, each kind of layer uses some of them.
+    If the layers of a stack differ, each kind of layer uses some of them. Specs allow a layer a
+    single encoding with a rotation, with gates or with states.
 
     Args:
         encodings: the encodings by name, in the order of their spec.
@@ -250,7 +246,7 @@ class Encodings(nn.ModuleDict):
         self.kinds: tuple[tuple[str, ...], ...] = (tuple(encodings),)
 
     def as_dict(self) -> dict[str, Encoding]:
-        """Look up the encodings by name, in the order of their spec."""
+        """Return the encodings by name, in the order of their spec, with their type."""
         return {name: encoding for name, encoding in self.items() if isinstance(encoding, Encoding)}
 
     def as_list(self) -> list[Encoding]:
@@ -276,8 +272,8 @@ class Encodings(nn.ModuleDict):
             past: the result of earlier steps, ``(B, G, S - T, 2)``.
 
         Returns:
-            ``(B, G, S, 2)``, two parts of each sum (see :func:`split_fixed`). G is H in a causal
-            model, 2 H in an encoder.
+            ``(B, G, S, 2)``, two parts of each sum (see :func:`sum_exactly`). Here G is H in a
+            causal model, 2 H in an encoder.
         """
         gates = _find_first(encoding.forget_gates(x) for encoding in self.as_list())
         if gates is None:
@@ -285,17 +281,8 @@ class Encodings(nn.ModuleDict):
         logs = F.logsigmoid(at_least_fp32(gates)).transpose(1, 2)  # [B, G, T]
         if (padding := positions.padding) is not None:
             logs = logs.masked_fill(padding[:, None, -x.size(1) :], 0.0)
-        sums = logs.cumsum(-1)
-        if logs.dtype == torch.float64:
-            sums = sums if past is None else past[:, :, -1:, 0] + sums
-            parts = torch.stack([sums, torch.zeros_like(sums)], -1)
-        else:
-            fixed = to_fixed(logs.detach()).cumsum(-1)
-            if past is not None:
-                fixed = fixed + join_fixed(past[:, :, -1:].detach())
-            # The exact sums, with the gradient of those in float32.
-            parts = split_fixed(fixed) + F.pad((sums - sums.detach())[..., None], (0, 1))
-        return parts if past is None else torch.cat([past, parts], 2)
+        sums = sum_exactly(logs, None if past is None else past[:, :, -1:])
+        return sums if past is None else torch.cat([past, sums], 2)
 
     def states(self, x: Tensor) -> Tensor | None:
         """Project the queries' tokens (see :meth:`Encoding.states`)."""
@@ -315,9 +302,9 @@ class Encodings(nn.ModuleDict):
 
     def number(self, positions: Positions) -> Positions:
         """Number the tokens of a call (see :meth:`Encoding.number`)."""
-        return reduce(
-            lambda numbered, encoding: encoding.number(numbered), self.as_list(), positions
-        )
+        for encoding in self.as_list():
+            positions = encoding.number(positions)
+        return positions
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Combine the terms of all encodings (see :meth:`Encoding.terms`)."""

@@ -27,10 +27,11 @@ class Deberta(DistanceEncoding):
         He et al. (2021), "DeBERTa", arXiv:2006.03654, in the form of Huang et al. (2021),
         arXiv:2109.12788, equation 13. ``deberta_v2`` equals Hugging Face's DebertaV2.
     Differs:
-        Huang et al. count one projection; ``tie_projections`` (W_T = W_R) gives their number.
+        Huang et al. count one projection; ``tie_projections`` (W_T = W_R) gives their number. With
+        ``reset``, pairs with the first token have two rows of their own in the table.
     """
 
-    cost = Cost("", "", common_operations="4 u d^2", common_numbers="2 u d")
+    cost = Cost(common_operations="4 u d^2", common_numbers="2 u d")
 
     def __init__(
         self,

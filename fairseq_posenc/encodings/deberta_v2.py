@@ -14,7 +14,7 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
-EPSILON = 1e-7
+EPSILON = 1e-7  # of the layer norm
 
 
 @register("deberta_v2")
@@ -46,7 +46,7 @@ class DebertaV2(Encoding):
             raise UserError(f"deberta_v2(buckets={buckets}): buckets must be at least 2")
         self.buckets = buckets
         self.scale_factor = scale_factor
-        self._find_firsts()
+        self.firsts = self._find_first_distances()
         self.table = nn.Parameter(torch.empty(2 * buckets, dims.embed_dim))
         self.norm_weight = nn.Parameter(torch.empty(dims.embed_dim))
         self.norm_bias = nn.Parameter(torch.empty(dims.embed_dim))
@@ -59,10 +59,11 @@ class DebertaV2(Encoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the normalised rows for each layer to project, ``(R, C)``."""
-        # The first distance of every bucket on either side: of one distance each, then logarithmic.
+        # Neighbouring distances of one bucket share a row. On either side of 0, buckets begin at
+        # every distance up to buckets / 2, then at `firsts`.
         starts = mirror((*range(1, self.buckets // 2 + 1), *self.firsts))
         _, runs = Runs.select(starts, span)
-        bucket = self.bucket(-runs.representatives())
+        bucket = self.bucket(-runs.representatives())  # buckets are those of i - j, not j - i
         index = (bucket + self.buckets).clamp(0, 2 * self.buckets - 1)
         normed = F.layer_norm(
             self.table, self.table.shape[1:], self.norm_weight, self.norm_bias, eps=EPSILON
@@ -80,17 +81,18 @@ class DebertaV2(Encoding):
     def trained_at(self, length: int) -> None:
         """Set the length that the weights were trained at."""
         super().trained_at(length)
-        self._find_firsts()
+        self.firsts = self._find_first_distances()
 
-    def _find_firsts(self) -> None:
-        """Find the first distance of each logarithmic bucket.
+    def _find_first_distances(self) -> tuple[int, ...]:
+        """Find the first distance of each logarithmic bucket, as DebertaV2 rounds them.
 
-        Distance ``length - 1`` is the last of the last bucket but one.
+        The last but one ends at the trained length minus 1.
         """
         exact = self.buckets // 2
+        # A shorter length would leave no distance to the logarithm.
         reach = math.log((max(self.dims.trained_length, exact + 2) - 1) / exact)
 
         def find_bucket(distance: int) -> int:
             return math.ceil(math.log(distance / exact) / reach * (exact - 1))
 
-        self.firsts = find_firsts(find_bucket, exact, self.buckets - exact)
+        return find_firsts(find_bucket, start=exact, count=self.buckets - exact)

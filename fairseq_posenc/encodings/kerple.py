@@ -7,7 +7,7 @@ from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
 
-SMALLEST = 1e-2  # keeps the kernel's parameters positive, as in the authors' code
+SMALLEST = 1e-2  # smallest value of r1 and r2, as in the authors' code
 
 
 @register("kerple")
@@ -38,7 +38,7 @@ class Kerple(Encoding):
         self.r2 = nn.Parameter(torch.empty(dims.num_heads))
 
     def reset_parameters(self) -> None:
-        """Draw the rates."""
+        """Draw r1 and r2."""
         nn.init.uniform_(self.r1, 0, 2)
         nn.init.uniform_(self.r2, 0, 1)
 

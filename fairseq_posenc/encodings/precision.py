@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 _FIXED_BITS = 32
 
@@ -43,6 +44,28 @@ def split_fixed(fixed: Tensor) -> Tensor:
 def join_fixed(parts: Tensor) -> Tensor:
     """Add up the parts of :func:`split_fixed`, ``(..., 2)``, to the numbers in int64."""
     return (parts * 2.0**_FIXED_BITS).long().sum(-1)
+
+
+def sum_exactly(x: Tensor, before: Tensor | None) -> Tensor:
+    """Add up ``(B, G, T)`` from token to token, to two parts of each sum, ``(B, G, T, 2)``.
+
+    A score takes the difference of two large sums, which float32 would round, in step-by-step
+    decoding in another way than in a full pass. So float32 numbers are added up as integers, and
+    split by :func:`split_fixed`; float64 is exact enough, and its second part is 0.
+
+    Args:
+        x: numbers, float32 or float64.
+        before: the last result of earlier tokens, ``(B, G, 1, 2)``, to which the sums are added.
+    """
+    sums = x.cumsum(-1)
+    if x.dtype == torch.float64:
+        sums = sums if before is None else before[..., 0] + sums
+        return torch.stack([sums, torch.zeros_like(sums)], -1)
+    fixed = to_fixed(x.detach()).cumsum(-1)
+    if before is not None:
+        fixed = fixed + join_fixed(before.detach())
+    # The value of the integers, with the gradient of the sums in float32.
+    return split_fixed(fixed) + F.pad((sums - sums.detach())[..., None], (0, 1))
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:

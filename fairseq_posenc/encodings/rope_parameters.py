@@ -6,8 +6,6 @@ from typing import Any
 from fairseq_posenc.encodings.rope_scaling import KINDS, TRAINED_LENGTH, Ntk
 from fairseq_posenc.errors import UserError, shortened
 
-_ALPHA = "alpha"  # HunYuan's name for the factor of `ntk`, which it calls `dynamic`
-
 
 def read_rope(parameters: Mapping[str, Any], max_positions: int, layout: str) -> str:
     """Convert the parameters to a spec: ``rope(base=10000.0,layout=half,scaling=yarn:4)``.
@@ -25,7 +23,7 @@ def read_rope(parameters: Mapping[str, Any], max_positions: int, layout: str) ->
     if "mrope_section" in parameters or kind == "mrope":
         raise UserError("rotations along several axes (M-RoPE) are not among the encodings")
     options = {"base": parameters.get("rope_theta", 10000.0), "layout": layout}
-    if kind != "proportional":  # there the part is a setting of the scaling
+    if kind != "proportional":  # whose fraction is a setting of the scaling
         options["fraction"] = parameters.get("partial_rotary_factor", 1.0)
     if kind != "default":
         options["scaling"] = _read_scaling(kind, parameters, max_positions)
@@ -34,18 +32,18 @@ def read_rope(parameters: Mapping[str, Any], max_positions: int, layout: str) ->
 
 def _read_scaling(kind: str, parameters: Mapping[str, Any], max_positions: int) -> str:
     """Convert a scaling to the form of specs, such as ``yarn:4:beta_fast=16``."""
-    if kind == "dynamic" and parameters.get(_ALPHA):
-        return f"{Ntk.kind}:{parameters[_ALPHA]}"
-    if kind not in KINDS or KINDS[kind] is Ntk:  # in transformers NTK is only a changed base
+    if kind == "dynamic" and parameters.get("alpha"):  # HunYuan's form of `ntk`
+        return f"{Ntk.kind}:{parameters['alpha']}"
+    if kind not in KINDS or KINDS[kind] is Ntk:  # transformers writes `ntk` as another rope_theta
         known = ", ".join(name for name in KINDS if name != Ntk.kind)
         raise UserError(f"unknown scaling {shortened(repr(kind))} of rope; known: {known}")
     length = parameters.get(TRAINED_LENGTH) or max_positions
     settings = {
-        name: parameters.get(theirs)
-        for name, theirs in KINDS[kind].hf_names().items()
-        if theirs not in ("factor", "max_position_embeddings")
+        name: parameters.get(hf_name)
+        for name, hf_name in KINDS[kind].hf_names().items()
+        if hf_name not in ("factor", "max_position_embeddings")  # the first is written below
     }
-    if "length" in settings:  # left out where it is that of the model, as in specs
+    if "length" in settings:  # left out if it is that of the model, as in specs
         settings["length"] = length if length != max_positions else None
     if kind == "yarn" and not (settings["mscale"] and settings["mscale_all_dim"]):
         del settings["mscale"], settings["mscale_all_dim"]  # transformers uses both or none

@@ -13,9 +13,9 @@ class Cost(NamedTuple):
 
     Attributes:
         operations: multiplications and additions for each sentence.
-        numbers: numbers held in memory at the same time for each sentence.
+        numbers: numbers in memory at the same time for each sentence.
         common_operations: operations done once for all sentences.
-        common_numbers: numbers held once for all sentences.
+        common_numbers: numbers in memory once for all sentences.
     """
 
     operations: str = ""
@@ -28,7 +28,7 @@ class Term(NamedTuple):
     """The description of a field of Terms, for code that handles terms of any name.
 
     Attributes:
-        axes: the shape in letters of the legend; B may be 1 as well.
+        axes: the shape in letters of :mod:`~fairseq_posenc.encodings.base`; B may be 1 as well.
         enters: the place in the equation. ``content``: it multiplies the content term; ``table``:
             its dot products are added or multiplied; ``bias``: it is added after scaling;
             ``states``: its products with states are added after scaling; ``values``: it is added to

@@ -31,7 +31,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         head_dim: int | None = None,
     ) -> None:
         super().__init__(spec, embed_dim, num_heads, max_positions, causal, head_dim)
-        self.assembly.spec.check_length(1)
+        self.assembly.spec.check_length(1)  # one layer, not a list of different ones
         dims = self.assembly.dims
         self.num_heads, self.head_dim = dims.num_heads, dims.head_dim
         self.direction = "lr" if dims.causal else "both"
@@ -39,11 +39,11 @@ class PositionEncoding(AttentionCore, StackPositions):
 
     @property
     def encodings(self) -> Encodings:  # type: ignore[override]
-        """The encodings of the layer, under the name that :class:`AttentionCore` uses."""
+        """The encodings of the layer: names of parameters begin with ``layer``, not with this."""
         return self.layer
 
     def parameter_counts(self) -> dict[str, int]:
-        """Count each trained parameter by name: input, shared by layers, per layer."""
+        """Count each trained parameter, by names that begin with input, shared or layer."""
         return {name: parameter.numel() for name, parameter in self.named_parameters()}
 
     def embed(self, embeddings: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
@@ -65,7 +65,7 @@ class PositionEncoding(AttentionCore, StackPositions):
             key: projected keys of all tokens, ``(batch, heads, src_len, head_dim)``.
             key_padding_mask: True for padding, ``(batch, src_len)``; it never shifts a position.
             inputs: the layer's input, ``(batch, src_len, embed_dim)``, which forget gates read; by
-                default zeros, so that a gate is its bias.
+                default zeros, so that a gate depends on its bias alone.
 
         Returns:
             ``(batch, heads, tgt_len, src_len)``, in float32 at least.
@@ -139,7 +139,10 @@ class PositionEncoding(AttentionCore, StackPositions):
         return scores[:, :, reach].mean(0)  # of the middle query, which has all distances
 
     def terms(self, span: Span, shared: Shared) -> Terms:
-        """Combine the terms of the input's and the layer's encodings, without projections."""
+        """Combine the terms of the stack and the layer, as :class:`AttentionCore` does.
+
+        There are no projections, so rows that a layer would project are only split into heads.
+        """
         terms = shared.terms | self.encodings.terms(span, shared.positions)
         return terms.unprojected(self.num_heads)
 
@@ -153,7 +156,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         direction: str | None = None,
         dropout: float = 0.0,
     ) -> AttentionCall:
-        """Check the arguments of a method, and make those of a backend."""
+        """Check the arguments, and make the call of a backend."""
         dims = self.assembly.dims
         batch, _, tgt_len, _ = query.shape
         src_len = key.size(2)

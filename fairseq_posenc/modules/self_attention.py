@@ -108,6 +108,7 @@ class SelfAttention(AttentionCore, nn.Module):
             query, key, value, shared, x, cache, dropout=dropout, need_weights=need_weights
         )
         if cache is not None and not shared.positions.counted:
+            # A later step joins its ids to these; a row for each beam, which it may reorder.
             ids = shared.positions.ids
             cache.state["ids"] = ids.expand(x.size(0), *ids.shape[1:])
         attended, weights = attend(*call, requested=self.backend)
@@ -138,15 +139,17 @@ class SelfAttention(AttentionCore, nn.Module):
         needed = shared.locality.needed_keys(past)
         batch, heads, length = cache.state["key"].shape[:3]  # rotated keys may be wider than values
         width = cache.state["value"].size(3)
-        needed_length = past if needed.last is None else min(past, needed.last)
+        expected = past if needed.last is None else min(past, needed.last)
         if needed.first is not None:
-            # After beams were reordered, first keys of rows that are gone may be there, too.
+            # More keys are right: after beams were reordered, first keys that no row needs now.
             lacking = ~torch.isin(needed.first, cache.list_places())
-            needed_length = max(length + int(lacking.sum()), needed_length)
-        expected = value.size(0), value.size(1), needed_length
-        if (batch, heads, length, width) != (*expected, value.size(3)):
+            expected = max(expected, length + int(lacking.sum()))
+        needed_batch, needed_heads, _, needed_width = value.shape
+        if (batch, heads, width) != (needed_batch, needed_heads, needed_width) or (
+            length != expected
+        ):
             raise UserError(
                 f"the cache has a batch size of {batch} and {length} keys of {heads} heads of "
-                f"width {width}, but this layer and the positions need {expected[0]}, "
-                f"{expected[2]}, {expected[1]} and {value.size(3)}: give each layer its own cache"
+                f"width {width}, but this layer and the positions need {needed_batch}, {expected}, "
+                f"{needed_heads} and {needed_width}: give each layer its own cache"
             )

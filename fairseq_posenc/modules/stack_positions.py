@@ -11,7 +11,7 @@ from fairseq_posenc.modules.cache import Cache
 from fairseq_posenc.positions import Positions, may_sync
 from fairseq_posenc.registry import get
 from fairseq_posenc.shared import Shared
-from fairseq_posenc.specs import Spec, parse
+from fairseq_posenc.specs import Item, Spec, parse
 
 
 class StackPositions(nn.Module):
@@ -42,23 +42,17 @@ class StackPositions(nn.Module):
         super().__init__()
         dims = Dims(embed_dim, num_heads, max_positions, causal, own_head_dim=head_dim)
         self.assembly = Assembly(parse(spec), dims)
-        tables = any(
-            term.rows is not None
-            for terms in self.assembly.check("auto")
-            for _, term, _ in terms.present()
+        limits, terms_of_kinds = self.assembly.limits(), self.assembly.check("auto")
+        # Tables and windows measure distances between places of tokens, padding included.
+        self.has_window = limits.window is not None
+        self.has_tables = any(
+            term.rows is not None for terms in terms_of_kinds for _, term, _ in terms.present()
         )
-        limits = self.assembly.limits()
-        # These encodings measure distances between places in a row, padding included.
-        self.has_tables, self.has_window = tables, limits.window is not None
         # Distances and visible keys depend on the positions of all tokens, earlier ones included.
         self.reads_all_ids = (
             limits.segments is not None
             or limits.first_keys is not None
-            or any(
-                encoding.acts_on == "scores" and encoding.count_axes(dict(item.options))
-                for item in self.assembly.spec.items
-                for encoding in [get(item.name)]
-            )
+            or any(map(_reads_distances, self.assembly.spec.items))
         )
         self.input = self.assembly.build_input()
         self.shared = self.assembly.build_stack()
@@ -104,7 +98,7 @@ class StackPositions(nn.Module):
         """
         past, past_ids = (past.tokens, past.ids) if isinstance(past, Cache) else (past, None)
         check_embeddings("embeddings", embeddings, self.assembly.dims.embed_dim)
-        if not isinstance(past, (int, torch.SymInt)) or past < 0:
+        if isinstance(past, bool) or not isinstance(past, (int, torch.SymInt)) or past < 0:
             raise UserError(
                 f"past={past!r}: the number of earlier tokens must be a whole number of at least 0"
             )
@@ -130,8 +124,9 @@ class StackPositions(nn.Module):
                 batch, source_length, source_padding_mask, source_position_ids, embeddings.device
             )
             shared = shared.with_source(self.shared, source.ids, source.counted)
-        elif source_position_ids is not None:
-            raise UserError("source_position_ids: also give source_length")
+        elif source_position_ids is not None or source_padding_mask is not None:
+            name = "padding_mask" if source_position_ids is None else "position_ids"
+            raise UserError(f"source_{name}: also give source_length")
         return embeddings, shared
 
     def _refuse_gaps(self, padding: Tensor, positions: Positions) -> None:
@@ -139,7 +134,7 @@ class StackPositions(nn.Module):
         counts_places = self.has_window or (self.has_tables and positions.consecutive)
         if not counts_places or not may_sync(padding.device, decoding=True):
             return
-        # A token after padding, or the first in its row; True at most once in a row.
+        # A token after padding, or the first in its row: two in a row if padding lies between them.
         begins = ~padding & F.pad(padding, (1, 0), value=True)[:, :-1]  # [B, S]
         if bool((begins.sum(1) > 1).any()):
             raise UserError(
@@ -158,7 +153,9 @@ class StackPositions(nn.Module):
         """Number the tokens of a source, ``(batch or 1, length)``, or take a caller's ids."""
         if not isinstance(length, (int, torch.SymInt)) or length < 1:
             raise UserError(f"source_length={length} must be a whole number of at least 1")
-        positions = positions_from_padding(batch, length, length, padding, device)
+        positions = positions_from_padding(
+            batch, length, length, padding, device, "source_padding_mask"
+        )
         if ids is None:
             return positions
         ids = read_position_ids("source_position_ids", ids, self.assembly.spec, batch, (length,))
@@ -196,8 +193,15 @@ class StackPositions(nn.Module):
                 f"position_ids {tuple(ids.shape)}: {self.assembly.spec} also needs those of the "
                 f"earlier tokens, ({batch} or 1, {src_len}); or pass a layer's cache as past"
             )
+        # No encoding reads the ids of earlier tokens here, so these may be zeros.
         missing = ids.new_zeros(ids.size(0), src_len - ids.size(1), *ids.shape[2:])
         return positions.replace_ids(torch.cat([missing, ids], 1))
+
+
+def _reads_distances(item: Item) -> bool:
+    """Check whether an encoding adds a function of positions to the scores."""
+    encoding = get(item.name)
+    return encoding.acts_on == "scores" and encoding.count_axes(dict(item.options)) is not None
 
 
 def check_shared(shared: object, stack: Assembly) -> None:
@@ -226,10 +230,10 @@ def check_layer_input(x: Tensor, shared: Shared, stack: Assembly) -> None:
 
 
 def read_assembly(positions: StackPositions, layer: int) -> Assembly:
-    """Read what a layer is built from.
+    """Check a layer's arguments ``positions`` and ``layer``; return the assembly of its stack.
 
     Raises:
-        UserError: ``positions`` is something else, or ``layer`` is not a number from 0 on.
+        UserError: ``positions`` is something else, or ``layer`` is not a number of at least 0.
     """
     if not isinstance(positions, StackPositions):
         raise UserError(
@@ -316,7 +320,7 @@ def read_position_ids(
 
 
 def join_ids(before: Tensor, after: Tensor) -> Tensor:
-    """Join ids along the tokens, ``(B, S)`` or ``(B, S, axes)``; text is equal on all axes."""
+    """Join ids of tokens, ``(B, S)`` or ``(B, S, axes)``; a single id holds for all axes."""
     if before.dim() != after.dim():
         axes = max(before.shape[2:] + after.shape[2:])
         before, after = (
@@ -343,11 +347,16 @@ def _name_type(x: Tensor) -> str:
 
 
 def positions_from_padding(
-    batch: int, src_len: int, tgt_len: int, padding: Tensor | None, device: torch.device
+    batch: int,
+    src_len: int,
+    tgt_len: int,
+    padding: Tensor | None,
+    device: torch.device,
+    name: str = "key_padding_mask",
 ) -> Positions:
-    """Compute the positions of ``(batch, src_len)`` tokens from their padding alone."""
-    check_mask("key_padding_mask", padding, batch, src_len)
+    """Compute the positions of ``(batch, src_len)`` tokens from their padding mask of this name."""
+    check_mask(name, padding, batch, src_len)
     if padding is None:
-        padding = torch.zeros(batch, src_len, dtype=torch.bool)
+        padding = torch.zeros(batch, src_len, dtype=torch.bool, device=device)
     inspect = may_sync(device, decoding=tgt_len < src_len)
     return Positions.from_padding(padding.to(device), None, tgt_len, inspect)
