@@ -140,7 +140,9 @@ def measure_table(item: specs.Item, size: Size) -> Table:
     dims = Dims(size.heads * size.width, size.heads, max_positions=n)
     encoding = registry.get(item.name)(dims, **dict(item.options))
     terms = encoding.terms(Span.from_lengths(n, n, device), make_positions(1, n, device))
-    tables = (name for name, term, _ in terms.present() if term.rows is not None and term.has_vectors)
+    tables = (
+        name for name, term, _ in terms.present() if term.rows is not None and term.has_vectors
+    )
     rows = (terms.runs[name].rows if name in terms.runs else 2 * n - 1 for name in tables)
     width = 0 if terms.state_table is None else terms.state_table.size(-1)
     return Table(max(rows, default=0), width)

@@ -1,15 +1,23 @@
-"""Relative vectors with a projection for each side (DeBERTa as the M4M paper writes it)."""
+"""DeBERTa's disentangled attention: as the M4M paper writes it, and as in its code, versions 2, 3."""
 
+import math
 from typing import Optional
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from fairseq_posenc.encodings.base import Dims, register
+from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.encodings.precision import make_constant
+from fairseq_posenc.encodings.runs import Runs, mirror
+from fairseq_posenc.encodings.t5 import find_firsts
 from fairseq_posenc.encodings.term import Cost
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
+
+EPSILON = 1e-7  # of the layer norm
 
 
 @register("deberta")
@@ -66,3 +74,84 @@ class Deberta(DistanceEncoding):
             scale_factor=self.scale_factor,
             first=self.table.mark_first(positions),
         ).with_runs(runs)
+
+
+@register("deberta_v2")
+class DebertaV2(Encoding):
+    """Trained vectors of distance buckets go through each layer's own projections.
+
+    Equation:
+        e_ij = (q_i.k_j + q_i.(W_K p_b) + k_j.(W_Q p_b)) / sqrt(c d), where c = 3, b is the bucket
+        of i - j (one distance each up to buckets/2, then logarithmic up to the trained length), p_b
+        is the normalised row of the table, and W_Q and W_K are the layer's own projections.
+    Shapes:
+        table ``(2 * buckets, C)`` and its layer norm ``(C,)``, one for all layers.
+    Parameters:
+        2 * buckets * C + 2 * C
+    Source:
+        He et al. (2021), "DeBERTaV3", arXiv:2111.09543; Hugging Face's DebertaV2 with
+        ``pos_att_type = c2p|p2c``, ``share_att_key`` and ``norm_rel_ebd = layer_norm``.
+    Differs:
+        nothing with the default sizes. With some others, Hugging Face's float32 puts one or two
+        distances one bucket lower.
+    """
+
+    acts_on = "scores"
+    shared = True
+
+    def __init__(self, dims: Dims, *, buckets: int = 256, scale_factor: float = 3.0) -> None:
+        super().__init__(dims)
+        if buckets < 2:
+            raise UserError(f"deberta_v2(buckets={buckets}): buckets must be at least 2")
+        self.buckets = buckets
+        self.scale_factor = scale_factor
+        self.firsts = self._find_first_distances()
+        self.table = nn.Parameter(torch.empty(2 * buckets, dims.embed_dim))
+        self.norm_weight = nn.Parameter(torch.empty(dims.embed_dim))
+        self.norm_bias = nn.Parameter(torch.empty(dims.embed_dim))
+
+    def reset_parameters(self) -> None:
+        """Draw the vectors: normal, standard deviation 0.02; the layer norm starts neutral."""
+        nn.init.normal_(self.table, std=INIT_STD)
+        nn.init.ones_(self.norm_weight)
+        nn.init.zeros_(self.norm_bias)
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Compute the normalised rows for each layer to project, ``(R, C)``."""
+        # Neighbouring distances of one bucket share a row. On either side of 0, buckets begin at
+        # every distance up to buckets / 2, then at `firsts`.
+        starts = mirror((*range(1, self.buckets // 2 + 1), *self.firsts))
+        _, runs = Runs.select(starts, span)
+        bucket = self.bucket(-runs.representatives())  # buckets are those of i - j, not j - i
+        index = (bucket + self.buckets).clamp(0, 2 * self.buckets - 1)
+        normed = F.layer_norm(
+            self.table, self.table.shape[1:], self.norm_weight, self.norm_bias, eps=EPSILON
+        )
+        terms = Terms(content_rows=normed[index], scale_factor=self.scale_factor)
+        return terms.with_runs(runs)
+
+    def bucket(self, distances: Tensor) -> Tensor:
+        """Compute the signed bucket of distances i - j."""
+        exact, steps = self.buckets // 2, distances.abs()
+        firsts = make_constant(self.firsts, steps.device, torch.long)
+        far = exact + torch.bucketize(steps, firsts, right=True)
+        return torch.where(steps <= exact, distances, far * distances.sign())
+
+    def trained_at(self, length: int) -> None:
+        """Set the length that the weights were trained at."""
+        super().trained_at(length)
+        self.firsts = self._find_first_distances()
+
+    def _find_first_distances(self) -> tuple[int, ...]:
+        """Find the first distance of each logarithmic bucket, as DebertaV2 rounds them.
+
+        The last but one ends at the trained length minus 1.
+        """
+        exact = self.buckets // 2
+        # A shorter length would leave no distance to the logarithm.
+        reach = math.log((max(self.dims.trained_length, exact + 2) - 1) / exact)
+
+        def find_bucket(distance: int) -> int:
+            return math.ceil(math.log(distance / exact) / reach * (exact - 1))
+
+        return find_firsts(find_bucket, start=exact, count=self.buckets - exact)

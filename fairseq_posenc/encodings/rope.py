@@ -1,18 +1,24 @@
-"""Rotary position embedding."""
+"""Rotary position embedding, and its variants with trained frequencies and with decay (xPos)."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_posenc.encodings.axes import Sections, assign_axes
 from fairseq_posenc.encodings.base import Dims, Encoding, register
-from fairseq_posenc.encodings.precision import make_constant
+from fairseq_posenc.encodings.precision import at_least_fp32, make_constant
 from fairseq_posenc.encodings.rope_scaling import Scaling
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.encodings.term import Cost
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import syncs
+
+GAMMA = 0.4  # g of xPos
 
 
 @register("rope")
@@ -144,3 +150,120 @@ class Rope(Encoding):
             frequencies = frequencies.view(-1, self.axes).t().flatten()
         self.frequencies = frequencies
         self.gain = self.scaling.gain(self.dims)
+
+
+@register("lerope")
+class LeRope(Rope):
+    """As ``rope``, but the frequency of each pair of coordinates is trained.
+
+    Equation:
+        e_ij = (R_i q_i).(R_j k_j) / sqrt(d), where R_i turns pair t of coordinates by the angle
+        i * w_t * exp(a_t), w_t is the frequency of ``rope``, base^(-2t/d), and a_t is trained.
+    Shapes:
+        a ``(D/2,)``, once for all layers; it starts at 0, which is ``rope``.
+    Parameters:
+        d/2
+    Source:
+        Mistral Large 4 (2026), "LeRoPE", ``alpha`` of ``MistralLarge4TextRotaryEmbedding`` in
+        Hugging Face's transformers, where w has ``scaling=yarn:2048:length=512:attention_factor=1``
+        and every fourth layer no positions.
+    Differs:
+        nothing. a stays in float32 in models of 16 bits, as theirs does.
+    """
+
+    def __init__(
+        self,
+        dims: Dims,
+        *,
+        base: float = 10000.0,
+        fraction: float = 1.0,
+        layout: Literal["interleaved", "half"] = "interleaved",
+        scaling: Scaling = Scaling(),  # noqa: B008  (frozen)
+    ) -> None:
+        super().__init__(dims, base=base, fraction=fraction, layout=layout, scaling=scaling)
+        self.alpha = nn.Parameter(torch.empty(self.rotated // 2, dtype=torch.float32))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LeRope:
+        """Keep ``alpha`` in float32 in models of 16 bits, as Mistral does.
+
+        Rounded to bfloat16, angles at a distance of 1,000 tokens would be wrong by about 1.
+        """
+
+        def keep_float32(x: Tensor) -> Tensor:
+            moved = fn(x)
+            return moved if moved.element_size() >= 4 else x.to(moved.device, torch.float32)
+
+        super()._apply(keep_float32, recurse)
+        return self
+
+    def reset_parameters(self) -> None:
+        """Start as ``rope``."""
+        nn.init.zeros_(self.alpha)
+
+    def angles_per_position(self) -> Tensor:
+        """Multiply the frequencies by the trained factors, ``(rotated / 2,)``."""
+        return super().angles_per_position() * at_least_fp32(self.alpha).exp()
+
+
+@register("xpos")
+class XPos(Rope):
+    """As ``rope``, but scores decay with the distance, faster in pairs that turn faster.
+
+    Equation:
+        e_ij = (z^(i/w) R_i q_i).(z^(-j/w) R_j k_j) / sqrt(c d), where pair t of coordinates has
+        z = (2t/d + g) / (1 + g), below 1: the score decays with i - j.
+    Shapes:
+        rotates query and key ``(B, H, T, D)``; one rotation for all layers.
+    Parameters:
+        0
+    Source:
+        Sun et al. (2022), "A Length-Extrapolatable Transformer", arXiv:2212.10554; g = 0.4 and
+        w = ``scale_base`` = 512 as in the authors' code.
+    Differs:
+        for causal models only, as in the paper: a later key would be amplified. Exponents count
+        from half of the trained length, to suit fp16; scores do not change.
+    """
+
+    causal_only = "it would amplify keys after the query"
+
+    def __init__(
+        self,
+        dims: Dims,
+        *,
+        base: float = 10000.0,
+        fraction: float = 1.0,
+        layout: Literal["interleaved", "half"] = "interleaved",
+        scaling: Scaling = Scaling(),  # noqa: B008  (frozen)
+        scale_base: float = 512.0,
+    ) -> None:
+        super().__init__(dims, base=base, fraction=fraction, layout=layout, scaling=scaling)
+        self.scale_base = scale_base
+
+    def rotation(self, ids: Tensor) -> PairRotation:
+        """Compute the rotation, and its decay, at positions ``ids``, ``(B or 1, T)``."""
+        bits = self._count_bits(ids)
+        return super().rotation(ids)._replace(decay=self.decay(ids), decay_bits=bits)
+
+    def _count_bits(self, ids: Tensor) -> float:
+        """Count the powers of 2 of the largest factor; 0 where ids are not known."""
+        if torch.compiler.is_compiling() or ids.is_meta or not ids.numel():
+            return 0.0
+        # A GPU is not waited for: without padding, ids of a full pass are those of its tokens.
+        middle, gpu = self.dims.trained_length // 2, syncs(ids.device)
+        first, last = (0, ids.size(1) - 1) if gpu else torch.stack(ids.aminmax()).tolist()
+        if gpu and ids.size(1) == 1:
+            return 0.0
+        return max(middle - first, last - middle) / self.scale_base * math.log2((1 + GAMMA) / GAMMA)
+
+    def decay(self, ids: Tensor) -> Tensor:
+        """Compute the factor of each coordinate of a query, ``(B or 1, 1, T, D)``."""
+        pairs = torch.arange(0, self.rotated, 2, dtype=torch.float32, device=ids.device)
+        base = (pairs / self.rotated + GAMMA) / (1 + GAMMA)
+        steps = ids[..., None] - self.dims.trained_length // 2  # [B or 1, T, 1]
+        scale = base ** (steps.float() / self.scale_base)  # [B or 1, T, rotated/2]
+        if self.layout == "half":
+            scale = torch.cat([scale, scale], dim=-1)
+        else:
+            scale = scale.repeat_interleave(2, dim=-1)
+        rest = scale.new_ones(*scale.shape[:-1], self.dims.head_dim - self.rotated)
+        return torch.cat([scale, rest], dim=-1).unsqueeze(1)  # [B or 1, 1, T, D]

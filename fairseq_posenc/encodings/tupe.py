@@ -1,13 +1,15 @@
-"""Dot products of positions (TUPE as in the M4M paper)."""
+"""Dot products of positions (TUPE): as in the M4M paper, and as in its authors' code."""
 
 from typing import Optional
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from fairseq_posenc.encodings.base import Dims, register
+from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
 from fairseq_posenc.encodings.distance_table import DistanceEncoding
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
+from fairseq_posenc.encodings.t5 import Buckets
 from fairseq_posenc.encodings.term import Cost
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
@@ -92,3 +94,116 @@ class Tupe(DistanceEncoding):
             scale_factor=self.scale_factor,
             first=first,
         ).with_runs(runs)
+
+
+@register("tupe_shared")
+class TupeShared(Encoding):
+    """Dot products between trained absolute positions, and biases by T5's buckets, for all layers.
+
+    Equation:
+        e_ij = (q_i.k_j + (W_Q p_i).(W_K p_j)) / sqrt(c d) + b_r, where r is T5's bucket of j - i,
+        c = 2, p_i is the output of a layer norm, and all but b is split over the heads.
+    Shapes:
+        positions ``(n+1, C)``, W_Q and W_K ``(C, C)`` with biases, layer norm ``(C,)``, buckets
+        ``(H, buckets+1)``, one for all layers.
+    Parameters:
+        (n+1) * C + 2 * C + 2 * (C^2 + C) + 33 * h
+    Source:
+        Ke et al. (2021), "Rethinking Positional Encoding in Language Pre-training",
+        arXiv:2006.15595; ``tupe_shared+reset`` is the TUPE-R of the authors' code.
+    Differs:
+        written from the published description, not compared with the authors' code. Row 0 of the
+        positions serves the reset only; the first token is at row 1.
+    """
+
+    acts_on = "scores"
+    shared = True
+    cost = Cost("", "", "4 n C^2 + 2 n^2 C", "2 n C")
+
+    def __init__(
+        self,
+        dims: Dims,
+        *,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        scale_factor: float = 2.0,
+        reset: bool = False,
+    ) -> None:
+        super().__init__(dims)
+        self.distance_buckets = Buckets.build(self.name, num_buckets, max_distance, both_sides=True)
+        self.num_buckets = num_buckets
+        self.scale_factor = scale_factor
+        self.reset = reset
+        width = dims.embed_dim
+        self.positions = nn.Parameter(torch.empty(dims.max_positions + 1, width))
+        self.norm_weight = nn.Parameter(torch.empty(width))
+        self.norm_bias = nn.Parameter(torch.empty(width))
+        self.query_weight = nn.Parameter(torch.empty(dims.heads_dim, width))
+        self.query_bias = nn.Parameter(torch.empty(dims.heads_dim))
+        self.key_weight = nn.Parameter(torch.empty(dims.heads_dim, width))
+        self.key_bias = nn.Parameter(torch.empty(dims.heads_dim))
+        self.buckets = nn.Parameter(torch.empty(dims.num_heads, num_buckets + 1))
+
+    @property
+    def max_positions(self) -> int:
+        """The number of positions, which a stack reads by this name."""
+        return self.positions.size(0) - 1
+
+    def reset_parameters(self) -> None:
+        """Draw positions, projections and buckets: normal, standard deviation 0.02."""
+        for parameter in (self.positions, self.query_weight, self.key_weight, self.buckets):
+            nn.init.normal_(parameter, std=INIT_STD)
+        nn.init.ones_(self.norm_weight)
+        for parameter in (self.norm_bias, self.query_bias, self.key_bias):
+            nn.init.zeros_(parameter)
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Compute the products of positions by pair, ``(B or 1, H, T, S)``, and biases by distance.
+
+        Raises:
+            UserError: a position lies beyond the table.
+        """
+        positions.check_limit(self.dims.max_positions, self.name)
+        with no_autocast(self.positions.device):
+            return self._terms(span, positions)
+
+    def _terms(self, span: Span, positions: Positions) -> Terms:
+        # Rows for as many tokens as there are; a caller's ids may be any.
+        tokens = positions.tokens.size(1) if positions.counted else self.dims.max_positions
+        queries, keys = self._project(tokens + 1)
+        scale = self.dims.scale(self.scale_factor)
+        key_rows = positions.common_ids().clamp(max=self.dims.max_positions - 1) + 1
+        at_queries = queries[:, positions.queries(key_rows)].transpose(0, 1)  # [B or 1, H, T, D]
+        at_keys = keys[:, key_rows].transpose(0, 1) * scale  # [B or 1, H, S, D]
+        index, runs = self.distance_buckets.select(span)
+        bias, first = self.buckets[:, index], None
+        if self.reset:
+            # Pairs with the first token have two numbers for each head in place of products: row
+            # 0 with itself where it is the query, row 1 with itself where it is the key.
+            first = positions.is_first()
+            at_queries = at_queries.masked_fill(positions.queries(first)[:, None, :, None], 0.0)
+            at_keys = at_keys.masked_fill(first[:, None, :, None], 0.0)
+            reset_bias = (queries[:, :2] * keys[:, :2]).sum(-1) * scale
+            as_query, as_key = self.num_buckets // 2, self.num_buckets  # their buckets
+            reset_bias = reset_bias + self.buckets[:, [as_query, as_key]]
+            bias = torch.cat([bias, reset_bias], dim=1)  # [H, R]
+        pairs = at_queries @ at_keys.transpose(-1, -2)  # [B or 1, H, T, S]
+        return Terms(
+            bias=bias, pair_bias=pairs, scale_factor=self.scale_factor, first=first
+        ).with_runs(runs)
+
+    def _project(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Project the first rows to queries and keys, each ``(H, rows, D)``, in full precision."""
+        normed = F.layer_norm(
+            at_least_fp32(self.positions[:rows]),
+            (self.dims.embed_dim,),
+            at_least_fp32(self.norm_weight),
+            at_least_fp32(self.norm_bias),
+        )
+        queries = F.linear(normed, at_least_fp32(self.query_weight), at_least_fp32(self.query_bias))
+        keys = F.linear(normed, at_least_fp32(self.key_weight), at_least_fp32(self.key_bias))
+        return self._split_heads(queries), self._split_heads(keys)
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        """Split ``(n+1, C)`` into heads, ``(H, n+1, D)``."""
+        return x.unflatten(-1, (self.dims.num_heads, self.dims.head_dim)).transpose(0, 1)

@@ -13,9 +13,9 @@ from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.backends.planner import BACKENDS
 from fairseq_posenc.encodings.base import Dims
-from fairseq_posenc.encodings.lerope import LeRope
+from fairseq_posenc.encodings.rope import LeRope
 from fairseq_posenc.encodings.rope_scaling import Scaling
-from fairseq_posenc.encodings.temperatures import Ssmax
+from fairseq_posenc.encodings.softmax import Ssmax
 from fairseq_posenc.encodings.terms import Terms
 from tests.helpers.hf_models import VERSION
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import Encoding
-from fairseq_posenc.encodings.deberta_v2 import EPSILON, DebertaV2
+from fairseq_posenc.encodings.deberta import EPSILON, DebertaV2
 from fairseq_posenc.encodings.distance_table import DistanceEncoding, repeat_row
 from fairseq_posenc.encodings.learned import Learned
 from fairseq_posenc.encodings.rope import Rope

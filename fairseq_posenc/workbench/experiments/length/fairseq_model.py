@@ -13,7 +13,7 @@ from fairseq.models import FairseqLanguageModel
 from torch import Tensor
 
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY
-from fairseq_posenc.encodings.temperatures import Temperature
+from fairseq_posenc.encodings.softmax import Temperature
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.causal_lm import PositionalLM
 from fairseq_posenc.registry import get

@@ -1,4 +1,4 @@
-"""Temperatures: factors of all scores of a query, before the softmax."""
+"""Changes of the softmax: temperatures (factors of all scores of a query), a cap, and sinks."""
 
 import math
 from abc import ABC, abstractmethod
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, Signed, register
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
 
@@ -198,3 +199,74 @@ class Ssmax(Encoding):
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Return factor and offset; attention counts the keys, as they depend on the mask."""
         return Terms(log_visible=self.factor, visible_offset=self.offset)
+
+
+@register("softcap")
+class Softcap(Encoding):
+    """No score is larger than a cap or smaller than its negative.
+
+    Equation:
+        w_ij = softmax_j(c * tanh(e_ij / c)), where e_ij is the whole score, a temperature included,
+        and c is ``cap``. Masks come after it, and a sink is not capped.
+    Shapes:
+        no tensors.
+    Parameters:
+        0
+    Source:
+        Gemma 2 (``attn_logit_softcapping``), arXiv:2408.00118, section 2.
+    Differs:
+        nothing; transformers' sdpa leaves the cap out, and no backend here does.
+    """
+
+    acts_on = "softmax"
+
+    def __init__(self, dims: Dims, *, cap: float = 50.0) -> None:
+        super().__init__(dims)
+        self.cap = cap
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Return the cap of the scores."""
+        return Terms(softcap=self.cap)
+
+
+@register("sink")
+class Sink(Encoding):
+    """Each head adds one score to the softmax and drops its weight.
+
+    Equation:
+        w_ij = exp(e_ij) / (exp(s_h) + sum_t exp(e_it)), where s_h is trained for each head and
+        layer, or has a fixed ``value``.
+    Shapes:
+        s ``(H,)`` in each layer; it starts at 0.
+    Parameters:
+        m * h; none with a value
+    Source:
+        gpt-oss (``sinks``); Miller (2023), "Attention Is Off By One", which is ``sink(value=0)``.
+    Differs:
+        a query that sees no key gets zeros.
+    """
+
+    acts_on = "softmax"
+    takes_ids = "unread"
+
+    def __init__(self, dims: Dims, *, value: Optional[Signed] = None) -> None:
+        super().__init__(dims)
+        if value is not None and abs(value) > torch.finfo(torch.float32).max:
+            raise UserError(f"sink(value={value:g}): the score must fit float32")
+        self.value = value
+        if value is None:
+            self.score = nn.Parameter(torch.empty(dims.num_heads))
+
+    def reset_parameters(self) -> None:
+        """Start at 0."""
+        if self.value is None:
+            nn.init.zeros_(self.score)
+
+    def terms(self, span: Span, positions: Positions) -> Terms:
+        """Return the extra score of each head."""
+        if self.value is None:
+            return Terms(sink=self.score)
+        device, heads = positions.tokens.device, self.dims.num_heads
+        return Terms(
+            sink=torch.full((heads,), float(self.value), dtype=torch.float32, device=device)
+        )
