@@ -3,6 +3,8 @@
 The attention report and the plots show the parts.
 """
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -51,6 +53,20 @@ class CapturedAttention(NamedTuple):
     layer: int  # counted from 0
     weights: Tensor  # [B, H, T, S]
     split: Split  # of the scores; content alone if no encoding acts on them
+
+
+@contextmanager
+def attributes_set(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Set attributes of objects, as ``(object, name, value)``, while the block runs."""
+    before = []
+    for owner, name, value in changes:
+        before.append((owner, name, getattr(owner, name, None)))
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
 
 
 def split(

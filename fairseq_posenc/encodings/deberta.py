@@ -1,4 +1,4 @@
-"""DeBERTa's disentangled attention: as the M4M paper writes it, and as in its code, versions 2, 3."""
+"""DeBERTa's disentangled attention, in the M4M paper's form, and as in versions 2 and 3."""
 
 import math
 from typing import Optional

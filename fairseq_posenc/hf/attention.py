@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, masking_utils
+from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -14,10 +15,8 @@ from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.forward_cache import is_reentrant_recomputation
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.rotation import PairRotation, Rotation
-from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.families import Family
-from fairseq_posenc.hf.gates import find_cache, find_inputs, keep_decay, read_decay
 from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.shared import Shared
 
@@ -135,7 +134,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         if state is not None and state.shared is None:  # transformers' own attention is used
             del named[STATE]
         elif state is not None and self.reads_input:
-            inputs, cache = find_inputs(args, named), find_cache(args, named)
+            inputs, cache = _find_inputs(args, named), _find_cache(args, named)
             named[STATE] = state._replace(inputs=inputs, cache=cache)
         return args, named
 
@@ -187,7 +186,12 @@ class AttentionPositions(AttentionCore, nn.Module):
         self._check_cache(shared, key.size(2))
         positions = shared.positions
         terms = shared.layer_terms() | self.encodings.terms(positions.span(), positions)
-        terms = self._scale_terms(self._project_terms(attention, terms), scale)
+        if terms.content_rows is not None:  # some models project queries and keys together
+            queries, keys = self.family.project_rows(attention, terms.content_rows, self.dims)
+            terms = terms.projected(lambda rows: queries, lambda rows: keys)
+        factor = 1.0 if terms.scale_factor is None else terms.scale_factor
+        # The model's factor scales all products in place of 1 / sqrt(D).
+        terms = terms._replace(scale_factor=factor / (scale**2 * self.head_dim))
         terms = terms.with_decay(self._compute_decay(state, shared), self.num_heads)
         if state.inputs is not None:
             terms = terms._replace(states=self.encodings.states(state.inputs))
@@ -206,29 +210,16 @@ class AttentionPositions(AttentionCore, nn.Module):
         if self.decay_place is None or state.inputs is None:
             return None
         new = state.inputs.size(1)
-        past = read_decay(
-            state.cache, self.decay_place, shared.positions.tokens.size(1) - new
-        )  # [B, G, S - T, 2]
+        earlier = shared.positions.tokens.size(1) - new
+        past = _read_decay(state.cache, self.decay_place, earlier)  # [B, G, S - T, 2]
         decay = self.encodings.decay(state.inputs, shared.positions, past)
         if state.cache is not None and decay is not None:
-            keep_decay(state.cache, self.decay_place, decay[:, :, -new:])
+            _keep_decay(state.cache, self.decay_place, decay[:, :, -new:])
         return decay
 
     def rotation(self, shared: Shared, count: int | None = None) -> Rotation | None:
         """Select the rotation of the last tokens, unless the model's own code applied it."""
         return None if self.is_rotated else super().rotation(shared, count)
-
-    def _project_terms(self, attention: nn.Module, terms: Terms) -> Terms:
-        """Project the rows of terms with the layer's projections of queries and keys."""
-        if terms.content_rows is None:
-            return terms
-        queries, keys = self.family.project_rows(attention, terms.content_rows, self.dims)
-        return terms.projected(lambda rows: queries, lambda rows: keys)  # at once, as they are one
-
-    def _scale_terms(self, terms: Terms, scale: float) -> Terms:
-        """Scale all products by the model's factor instead of 1 / sqrt(D)."""
-        factor = 1.0 if terms.scale_factor is None else terms.scale_factor
-        return terms._replace(scale_factor=factor / (scale**2 * self.head_dim))
 
     def _check_cache(self, shared: Shared, keys: int) -> None:
         """Refuse a cache of a fixed size, and one that has dropped keys that the spec needs."""
@@ -285,6 +276,51 @@ def attend_with_positions(
         module, query, key, value, state, scale, dropout
     )
     return computed
+
+
+def _find_inputs(args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+    """Find the input of a layer, ``(B, T, C)``, among the arguments of its attention."""
+    inputs: Tensor = args[0] if args else named["hidden_states"]
+    return inputs
+
+
+def _find_cache(args: tuple[Any, ...], named: dict[str, Any]) -> Cache | None:
+    """Find the cache of self-attention among the arguments of an attention."""
+    cache = next((x for x in (*named.values(), *args) if isinstance(x, Cache)), None)
+    return getattr(cache, "self_attention_cache", cache)
+
+
+def _read_decay(cache: Cache | None, place: int, count: int) -> Tensor | None:
+    """Read the decay of earlier tokens, ``(B, G, count, 2)``; None if there are none.
+
+    Args:
+        cache: cache of all layers.
+        place: index of the cache layer that stores the decay.
+        count: number of earlier tokens.
+
+    Raises:
+        UserError: the cache has the decay of a different number of tokens.
+    """
+    if not count:
+        return None
+    layer = cache.layers[place] if cache is not None and place < len(cache.layers) else None
+    kept = 0 if layer is None else int(layer.get_seq_length())
+    if layer is None or kept != count:
+        raise UserError(
+            f"the cache has {count} tokens, and the forget gates of {kept}: start with an empty "
+            "cache after set_positions"
+        )
+    return torch.cat([layer.keys, layer.values], -1)  # [B, G, S, 2]
+
+
+def _keep_decay(cache: Cache, place: int, decay: Tensor) -> None:
+    """Append the decay of new tokens, ``(B, G, T, 2)``, to an additional layer of a cache.
+
+    As a layer of the cache, it is reordered, repeated and cropped together with the keys.
+    """
+    while len(cache.layers) <= place:
+        cache.layers.append(DynamicLayer())
+    cache.layers[place].update(decay[..., :1], decay[..., 1:])
 
 
 def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **named: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from fairseq_posenc.analysis.split import CapturedAttention, split
+from fairseq_posenc.analysis.split import CapturedAttention, attributes_set, split
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
@@ -103,28 +103,21 @@ def _capture_cross_attention(
 
 @contextmanager
 def _attend_here(model: PreTrainedModel) -> Iterator[None]:
-    """Let this package attend and rotate, even if the model's own code usually does."""
-    stacks, layers = _find_stacks(model), _find_layers(model)
+    """Let this package attend and rotate, even if the model's code usually does."""
     before = model.config._attn_implementation
-    stacks_before = [(stack.is_native, stack.is_rotated) for stack in stacks]
-    layers_before = [layer.is_rotated for layer in layers]
-    for stack in stacks:
-        stack.is_native, stack.is_rotated = False, [False] * len(stack.is_rotated)
-    for layer in layers:
-        layer.is_rotated = False
+    changes: list[tuple[nn.Module, str, Any]] = []
+    for module in model.modules():
+        if isinstance(module, HookedPositions):
+            changes.append((module, "is_native", False))
+            changes.append((module, "is_rotated", [False] * len(module.is_rotated)))
+        elif isinstance(module, AttentionPositions):
+            changes.append((module, "is_rotated", False))
     model.set_attn_implementation(NAME)
     try:
-        yield
+        with attributes_set(changes):
+            yield
     finally:
-        for stack, state in zip(stacks, stacks_before):
-            stack.is_native, stack.is_rotated = state
-        for layer, is_rotated in zip(layers, layers_before):
-            layer.is_rotated = is_rotated
         model.set_attn_implementation(before)
-
-
-def _find_stacks(model: nn.Module) -> list[HookedPositions]:
-    return [module for module in model.modules() if isinstance(module, HookedPositions)]
 
 
 def _find_layers(model: nn.Module) -> list[AttentionPositions]:

@@ -4,8 +4,8 @@ The attention report, the plots and the message of a diverged training show them
 """
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_posenc.analysis.split import CapturedAttention, Split, split
+from fairseq_posenc.analysis.split import CapturedAttention, Split, attributes_set, split
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Span
 from fairseq_posenc.transformer.attention import PositionalAttention
@@ -103,25 +103,15 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
     return split(query, key, Terms())
 
 
-@contextmanager
-def _forbid_fused_calls(model: nn.Module) -> Iterator[None]:
-    """Disable torch's fused calls in fairseq's modules while the block runs.
+def _forbid_fused_calls(model: nn.Module) -> AbstractContextManager[None]:
+    """Disable torch's fused calls in fairseq's modules while a ``with`` block runs.
 
     A fused layer returns no weights, and fused attention only their mean over the heads.
     """
-    switches = [
-        *((m, "can_use_fastpath", False) for m in _find_all(model, TransformerEncoderLayerBase)),
-        *((m, "skip_embed_dim_check", True) for m in _find_all(model, MultiheadAttention)),
-    ]
-    before = [getattr(module, name, False) for module, name, _ in switches]
-    for module, name, value in switches:
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for (module, name, _), value in zip(switches, before):
-            setattr(module, name, value)
-
-
-def _find_all(model: nn.Module, kind: type[nn.Module]) -> Iterator[nn.Module]:
-    return (module for module in model.modules() if isinstance(module, kind))
+    changes: list[tuple[nn.Module, str, Any]] = []
+    for module in model.modules():
+        if isinstance(module, TransformerEncoderLayerBase):
+            changes.append((module, "can_use_fastpath", False))
+        elif isinstance(module, MultiheadAttention):
+            changes.append((module, "skip_embed_dim_check", True))
+    return attributes_set(changes)

@@ -36,7 +36,6 @@ with pytest.MonkeyPatch.context() as patch:
     attention = importlib.import_module("fairseq_posenc.backends.triton.attention")
     sizes = importlib.import_module("fairseq_posenc.backends.triton.sizes")
     gradients = importlib.import_module("fairseq_posenc.backends.triton.gradients")
-    slabs = importlib.import_module("fairseq_posenc.backends.triton.slabs")
     tl = importlib.import_module("triton.language")
     interpreter = importlib.import_module("triton.runtime.interpreter")
 
@@ -358,7 +357,7 @@ class Largest(TorchDispatchMode):
 
 def test_nothing_grows_with_the_square_of_the_length(monkeypatch):
     """The backward pass stores tiles, but only so many numbers at a time."""
-    monkeypatch.setattr(slabs, "MAX_VALUES", 4_000)
+    monkeypatch.setattr(gradients, "MAX_VALUES", 4_000)
     length = 64
     rows = 2 * length - 1
     query, key, value = (leaf(1, 1, length, 4) for _ in range(3))
@@ -380,7 +379,7 @@ def test_nothing_grows_with_the_square_of_the_length(monkeypatch):
     ],
 )
 def test_slabs_of_any_size(direction, product, numbers, monkeypatch):
-    monkeypatch.setattr(slabs, "MAX_VALUES", numbers)
+    monkeypatch.setattr(gradients, "MAX_VALUES", numbers)
     mask = Mask(direction, padding("left", 2, 37))
     form = {**EVERYTHING, "product": product}
     terms = make_terms(form, 20, 37, first_of(mask.key_padding))
@@ -395,9 +394,9 @@ def test_slabs_cover_every_pair_once():
     stored = {"content", "key"}
     for numbers in (10**6, 6_000, 2_000, 1):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(slabs, "MAX_VALUES", numbers)
+            patch.setattr(gradients, "MAX_VALUES", numbers)
             seen = torch.zeros(3 * H, 37)
-            for slab in slabs.split_slabs(problem, 16, stored):
+            for slab in gradients.split_slabs(problem, 16, stored):
                 span = slice(slab.layout.start, slab.layout.end)
                 seen[slab.sequence : slab.sequence + slab.sequences, span] += 1
             assert seen.eq(1).all()

@@ -6,7 +6,7 @@ of these tiles then give the gradients of queries and tables
 (:mod:`~fairseq_posenc.backends.triton.stored`).
 
 Sequence: one head of one sentence. Slab: the sequences, or keys of one, whose tiles are stored at a
-time; see :mod:`~fairseq_posenc.backends.triton.slabs`.
+time; see :mod:`~fairseq_posenc.backends.triton.gradients`.
 """
 
 import triton

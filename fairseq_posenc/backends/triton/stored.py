@@ -9,8 +9,8 @@ term, keys and queries change their roles: then distances fall from column to co
 -1).
 
 Sequence: one head of one sentence. Slab: the sequences, or keys of one, whose tiles are stored at a
-time; see :mod:`~fairseq_posenc.backends.triton.slabs`. A gradient is computed for the token of each
-row of tiles, from the tokens of the columns.
+time; see :mod:`~fairseq_posenc.backends.triton.gradients`. A gradient is computed for the token of
+each row of tiles, from the tokens of the columns.
 """
 
 import triton
