@@ -1,4 +1,4 @@
-"""Describes families of transformers' models: which parts of a model its positions are made of."""
+"""Describes families of transformers' models: which parts of a model its positions consist of."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AFTER_PADDING = -1  # value of `first_row`: the row after that of the padding sy
 
 @dataclass(frozen=True)
 class Family:
-    """The names of the parts of a model that its own positions are made of.
+    """The names of the parts of a model that its own positions consist of.
 
     Attributes:
         stacks: paths of the stacks of layers in the base model.
@@ -61,17 +61,14 @@ class Family:
 
     def find_stacks(self, model: PreTrainedModel) -> list[Stack]:
         """List the stacks of a model, the encoder first."""
-        inside = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-        stacks = [
-            next(
-                (get_part(module, name) for module in inside if self._has_stack(module, name)), None
-            )
-            for name in self.stacks
-        ]
-        return [Stack(self, stack) for stack in stacks if stack is not None]
-
-    def _has_stack(self, module: nn.Module, name: str) -> bool:
-        return get_part(module, f"{name}.{self.layers}".lstrip(".")) is not None
+        modules = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+        stacks = []
+        for name in self.stacks:
+            layers = f"{name}.{self.layers}".lstrip(".")
+            owners = (module for module in modules if get_part(module, layers) is not None)
+            if (owner := next(owners, None)) is not None:
+                stacks.append(Stack(self, owner.get_submodule(name)))
+        return stacks
 
     def applies_cosines(self, attention: nn.Module) -> bool:
         """Check whether an attention rotates by cosines that are passed to it."""

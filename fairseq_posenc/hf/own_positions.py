@@ -1,8 +1,8 @@
-"""The positions that a model of transformers has, as a spec.
+"""Reads the positions that a model of transformers has, as a spec.
 
-A configuration names them in many ways: :func:`read_positions` reads all of them, layer by layer,
-and refuses by name what no encoding of the library is. In a spec, ``own`` stands for them
-(:func:`expand_own`).
+Configurations describe them in many ways, which :func:`read_positions` reads layer by layer; it
+refuses positions that the library does not have. In a spec, the word ``own`` stands for the model's
+positions (:func:`expand_own`).
 """
 
 import math
@@ -94,8 +94,8 @@ def names_own(spec: str) -> bool:
 def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
     """Replace ``own`` in a spec by the positions that the model has; return the canonical spec.
 
-    In layer i it is the model's layer i. Options in brackets change those of the model, in each
-    layer that has them.
+    In layer i it stands for the model's layer i. Options in brackets change those of the model, in
+    every layer that has them.
 
     >>> expand_own("2*own,own(base=500)+alibi", "rope,none,rope(layout=half)")
     'rope,none,rope(base=500,layout=half)+alibi'
@@ -103,45 +103,46 @@ def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
     Args:
         spec: as a user writes it.
         own_spec: the spec of :func:`read_positions`.
-        num_layers: of the model; None where both lists repeat without end.
+        num_layers: number of layers of the model; None if both lists repeat without end.
 
     Raises:
-        UserError: the spec cannot be read, or an option is one that the model's positions lack.
+        UserError: the spec cannot be read, or the model's positions lack an option.
     """
     layers = split_layers(spec)
-    for item in (item for layer in layers for item in layer if _name(item) == OWN):
-        if "(" in item and not item.rstrip().endswith(")"):
-            raise UserError(f"{shortened(item)}: the bracket is not closed")
-    theirs = [layer.items for layer in parse(own_spec).split_layers()]
-    count = math.lcm(len(layers), len(theirs))
+    own_layers = [layer.items for layer in parse(own_spec).split_layers()]
+    count = math.lcm(len(layers), len(own_layers))
     count = max(min(count, num_layers or count), len(layers))
-    used: set[tuple[int, str]] = set()
+    unused = {
+        (number, option): item
+        for number, layer in enumerate(layers)
+        for item in layer
+        if _name(item) == OWN
+        for option in _read_options(item)
+    }
     expanded = []
     for index in range(count):
-        written = index % len(layers)
-        items = [str(item) for item in theirs[index % len(theirs)]]
-        parts: list[str] = []
-        for item in layers[written]:
-            if _name(item) == OWN:
-                changed, options = _change_options(items, item)
-                used |= {(written, option) for option in options}
-                parts += changed
-            else:
-                parts.append(item)
-        expanded.append("+".join(parts))
-    for written, layer in enumerate(layers):
-        for item in filter(lambda item: _name(item) == OWN, layer):
-            for option in _read_options(item):
-                if (written, option) not in used:
-                    raise UserError(
-                        f"{shortened(item)}: the model's positions there have no option "
-                        f"{shortened(option)!r}; they are {shortened(own_spec)}"
-                    )
+        number, items = index % len(layers), []
+        for item in layers[number]:
+            if _name(item) != OWN:
+                items.append(item)
+                continue
+            for own_item in own_layers[index % len(own_layers)]:
+                known = options_of(own_item.name)
+                changes = {k: value for k, value in _read_options(item).items() if k in known}
+                for option in changes:
+                    unused.pop((number, option), None)
+                items.append(_change_options(str(own_item), changes))
+        expanded.append("+".join(items))
+    for (_, option), item in unused.items():
+        raise UserError(
+            f"{shortened(item)}: the model's positions there have no option "
+            f"{shortened(option)!r}; they are {shortened(own_spec)}"
+        )
     return str(parse(join_layers(expanded)))
 
 
 def join_layers(layers: Sequence[str]) -> str:
-    """Join the specs of successive layers to the shortest list that gives them when repeated."""
+    """Join the specs of successive layers to the shortest list that, when repeated, gives them."""
     count = len(layers)
     period = next(
         size
@@ -166,7 +167,7 @@ _LAYOUTS = {
     **dict.fromkeys(_PAIRS.split(), "interleaved"),
 }
 
-# Tables of vectors, which the input is added to, and biases that all layers share.
+# Model types with a table of vectors that are added to the input.
 _LEARNED = (
     "albert bart bert biogpt blenderbot blenderbot-small camembert distilbert electra ernie gpt2 "
     "gpt_bigcode mbart opt plbart roberta roberta-prelayernorm whisper xlm-roberta xlm-roberta-xl"
@@ -184,17 +185,17 @@ def _read_learned(config: Config) -> str:
 
 
 def _read_buckets(config: Config) -> str:
-    buckets, farthest = (
+    buckets, distance = (
         config.relative_attention_num_buckets,
         config.relative_attention_max_distance,
     )
-    return f"t5(num_buckets={buckets},max_distance={farthest})"
+    return f"t5(num_buckets={buckets},max_distance={distance})"
 
 
 _TABLES: dict[str, Callable[[Config], str]] = {
     **dict.fromkeys(_LEARNED.split(), _read_learned),
     **dict.fromkeys(("t5", "mt5"), _read_buckets),
-    # All sines, then all cosines; those of fairseq count from the padding's index on.
+    # `half`: all sines, then all cosines. fairseq counts positions from the padding's index on.
     **dict.fromkeys(("marian", "pegasus"), lambda config: "sinusoidal(layout=half)"),
     **dict.fromkeys(("m2m_100", "xglm"), lambda config: "sinusoidal(layout=fairseq)"),
 }
@@ -214,7 +215,7 @@ _REASONS = {
 
 
 def explain_unservable(model: Any) -> str | None:
-    """Say why no positions can be given to models of a type; None where nothing is known of it.
+    """Explain why positions cannot be set in models of this type; None if no reason is known.
 
     Args:
         model: a model of transformers, or its configuration.
@@ -246,12 +247,13 @@ def _explain_other_layers(config: Config) -> str | None:
 
 def _read_layers(config: Config, layout: str) -> list[str]:
     """Write the spec of each layer of a model with rotations."""
+    limit = int(getattr(config, "max_position_embeddings", None) or config.n_positions)
     layers = []
     for index in range(config.num_hidden_layers):
         kind = _find_layer_kind(config, index)
         items = []
         if _is_rotated(config, index, kind):
-            items.append(read_rope(_read_parameters(config, kind), _read_limit(config), layout))
+            items.append(read_rope(_read_parameters(config, kind), limit, layout))
         if kind == "sliding_attention":
             items.append(f"window(size={_read_window(config)})")
         if kind == "chunked_attention":
@@ -286,12 +288,12 @@ def _read_window(config: Config) -> int:
     if config.model_type == "modernbert":
         return int(config.local_attention)
     if getattr(config, "use_bidirectional_attention", False):
-        return 2 * (int(config.sliding_window) - 1)  # keys at a distance below it, on both sides
+        return 2 * (int(config.sliding_window) - 1)  # it counts the keys on one side
     return int(config.sliding_window)
 
 
 def _read_softmax(config: Config, index: int) -> list[str]:
-    """Write what changes the scores of a layer by position alone, or adds to the softmax."""
+    """Write the encodings of a layer that change its softmax: sinks, a cap, temperatures."""
     if config.model_type == "gpt_oss":
         return ["sink"]
     if config.model_type in ("gemma2", "vaultgemma") and config.attn_logit_softcapping:
@@ -308,10 +310,6 @@ def _read_softmax(config: Config, index: int) -> list[str]:
     return []
 
 
-def _read_limit(config: Config) -> int:
-    return int(getattr(config, "max_position_embeddings", None) or config.n_positions)
-
-
 def _read_parameters(config: Config, kind: str) -> dict[str, Any]:
     """Read the rotations of the layers of a kind, in the words of transformers 5."""
     if config.model_type in ("codegen", "gptj"):
@@ -320,10 +318,8 @@ def _read_parameters(config: Config, kind: str) -> dict[str, Any]:
     parameters = getattr(config, "rope_parameters", None)
     if parameters is not None:
         return dict(parameters.get(kind, parameters))
-    base, scaling = (
-        getattr(config, "rope_theta", 10000.0),
-        dict(getattr(config, "rope_scaling", None) or {}),
-    )
+    base = getattr(config, "rope_theta", 10000.0)
+    scaling = dict(getattr(config, "rope_scaling", None) or {})
     if config.model_type in ("gemma3_text", "olmo3") and kind == "sliding_attention":
         base, scaling = getattr(config, "rope_local_base_freq", base), {}  # not scaled
     if config.model_type in ("modernbert", "modernbert-decoder"):
@@ -342,21 +338,20 @@ def _name(item: str) -> str:
 
 
 def _read_options(item: str) -> dict[str, str]:
-    """Read the options of an item of a spec as text."""
-    inner = item.partition("(")[2].rstrip().removesuffix(")")
-    pairs = [part.partition("=") for part in inner.split(",") if part.strip()]
+    """Read the options of an item of a spec as text.
+
+    Raises:
+        UserError: the bracket is not closed.
+    """
+    _, bracket, inner = item.rstrip().partition("(")
+    if bracket and not inner.endswith(")"):
+        raise UserError(f"{shortened(item)}: the bracket is not closed")
+    pairs = [part.partition("=") for part in inner.removesuffix(")").split(",") if part.strip()]
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _change_options(items: list[str], written: str) -> tuple[list[str], set[str]]:
-    """Change options of the items of a layer as ``own(...)`` has them; name those that exist."""
-    changed, used = [], set()
-    for item in items:
-        name, options = _name(item), _read_options(item)
-        for option, value in _read_options(written).items():
-            if option in options_of(name):
-                options[option] = value
-                used.add(option)
-        text = ",".join(f"{option}={value}" for option, value in options.items())
-        changed.append(f"{name}({text})" if text else name)
-    return changed, used
+def _change_options(item: str, changes: dict[str, str]) -> str:
+    """Change options of an item of a spec."""
+    options = _read_options(item) | changes
+    text = ",".join(f"{option}={value}" for option, value in options.items())
+    return f"{_name(item)}({text})" if text else _name(item)

@@ -31,20 +31,20 @@ _MESSAGE = f"other positions: {how_to_install('hf')}, and import fairseq_posenc.
 _SUFFIX = ".fairseq_posenc"  # suffix of the names of all weights in a folder
 _STRIP = {rf"^(.+){re.escape(_SUFFIX)}$": r"\1"}  # removes it, as a `key_mapping` of transformers
 _CLASS_PREFIX = "fairseq_posenc.hf."  # prefix of the classes in the `architectures` of a folder
-_AUTO_CLASSES = {
-    "AutoModel": "MODEL_MAPPING",
-    "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING",
-    "AutoModelForMaskedLM": "MODEL_FOR_MASKED_LM_MAPPING",
-    "AutoModelForMultipleChoice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING",
-    "AutoModelForNextSentencePrediction": "MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING",
-    "AutoModelForPreTraining": "MODEL_FOR_PRETRAINING_MAPPING",
-    "AutoModelForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING",
-    "AutoModelForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
-    "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
-    "AutoModelForSpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
-    "AutoModelForTextEncoding": "MODEL_FOR_TEXT_ENCODING_MAPPING",
-    "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
-}
+_AUTO_CLASSES: tuple[Any, ...] = (
+    transformers.AutoModel,
+    transformers.AutoModelForCausalLM,
+    transformers.AutoModelForMaskedLM,
+    transformers.AutoModelForMultipleChoice,
+    transformers.AutoModelForNextSentencePrediction,
+    transformers.AutoModelForPreTraining,
+    transformers.AutoModelForQuestionAnswering,
+    transformers.AutoModelForSeq2SeqLM,
+    transformers.AutoModelForSequenceClassification,
+    transformers.AutoModelForSpeechSeq2Seq,
+    transformers.AutoModelForTextEncoding,
+    transformers.AutoModelForTokenClassification,
+)
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 
@@ -78,25 +78,23 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}: {shortened(str(error).partition(chr(10))[0])}") from None
     name = next(iter(config.architectures or ()), None)
-    auto_name = _find_auto_class(type(config), str(name))
-    if auto_name is not None:
-        auto: Any = getattr(transformers, auto_name)
-        try:
-            return cast(PreTrainedModel, auto.from_pretrained(folder, config=config, **settings))
-        except OSError as error:  # weights are missing or truncated
-            raise UserError(f"{folder}: {shortened(str(error).partition(chr(10))[0])}") from None
-    raise UserError(
-        f"{folder}: its config.json names the class {shortened(str(name))}, which is not a model "
-        f"of text of type {shortened(str(config.model_type))!r}"
-    )
+    auto = _find_auto_class(type(config), str(name))
+    if auto is None:
+        raise UserError(
+            f"{folder}: its config.json names the class {shortened(str(name))}, which is not a "
+            f"model of text of type {shortened(str(config.model_type))!r}"
+        )
+    try:
+        return cast(PreTrainedModel, auto.from_pretrained(folder, config=config, **settings))
+    except OSError as error:  # weights are missing or truncated
+        raise UserError(f"{folder}: {shortened(str(error).partition(chr(10))[0])}") from None
 
 
-def _find_auto_class(config: Any, name: str) -> str | None:
+def _find_auto_class(config: Any, name: str) -> Any:
     """Find the Auto class for models of a class, by its configuration's class and its name."""
-    for auto_name, mapping_name in _AUTO_CLASSES.items():
-        mapping = getattr(transformers, mapping_name)
-        if config in mapping and mapping[config].__name__ == name:
-            return auto_name
+    for auto in _AUTO_CLASSES:
+        if config in auto._model_mapping and auto._model_mapping[config].__name__ == name:
+            return auto
     return None
 
 
@@ -104,11 +102,9 @@ def _find_auto_class(config: Any, name: str) -> str | None:
 def _derive_config(stock: Any) -> Any:
     """Derive a configuration class with positions from a stock class, and register its models."""
     derived = _make_config_class(stock)
-    for auto_name, mapping_name in _AUTO_CLASSES.items():
-        mapping = getattr(transformers, mapping_name)
-        if stock in mapping:
-            model = _derive_model(mapping[stock])
-            getattr(transformers, auto_name).register(derived, model, exist_ok=True)
+    for auto in _AUTO_CLASSES:
+        if stock in auto._model_mapping:
+            auto.register(derived, _derive_model(auto._model_mapping[stock]), exist_ok=True)
     return derived
 
 
@@ -249,8 +245,8 @@ class _ModelWithPositions:
 
     def _card_fields(self) -> tuple[str, str, str, int]:
         name = type(self).__name__
-        auto = _find_auto_class(type(self.config), name) or "AutoModel"
-        return name, auto, getattr(self.config, SPEC), getattr(self.config, LENGTH)
+        auto = _find_auto_class(type(self.config), name) or transformers.AutoModel
+        return name, auto.__name__, getattr(self.config, SPEC), getattr(self.config, LENGTH)
 
     @classmethod
     def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:

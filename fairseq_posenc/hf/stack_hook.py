@@ -1,4 +1,4 @@
-"""The positions of a stack of layers, computed in a hook before the stack's forward pass."""
+"""Computes the positions of a stack of layers, in a hook before the stack's forward pass."""
 
 import inspect
 from functools import partial
@@ -28,23 +28,23 @@ from fairseq_posenc.modules.stack_positions import StackPositions, join_ids, rea
 from fairseq_posenc.positions import may_sync, syncs
 from fairseq_posenc.registry import get
 
-GIVEN = "fairseq_posenc_position_ids"  # attribute of a cache: those of its tokens, `(B or 1, S)`
-CACHES = ("cache", "past_key_values")  # the keyword of transformers 5, and of 4
+_CACHED_IDS = "fairseq_posenc_position_ids"  # attribute of a cache: its tokens' ids, `(B or 1, S)`
+_CACHES = ("cache", "past_key_values")  # the keyword of transformers 5, and of 4
 
 
 class HookedPositions(RecordedPositions, StackPositions):
-    """The positions of a stack, which hand their result to its layers.
+    """The positions of a stack, which are passed to its layers.
 
     Args:
         spec: encodings, as in :class:`StackPositions`.
-        stack: of a model.
+        stack: the stack of a model.
         max_positions: longest sequence.
 
     Attributes:
-        is_rotated: for each layer, whether the model's own code applies its rotation, from our
-            cosines and sines.
-        is_native: whether attention and its caches are the model's own, as positions are no more
-            than rotations that its code applies, and vectors at the input.
+        is_rotated: for each layer, whether the model's code applies its rotation, by our cosines
+            and sines.
+        is_native: whether attention and its caches are the model's: positions are only rotations
+            that its code applies, and vectors at the input.
         stock: name of the attention function that the model had.
         backend: backend of attention that is not native: FlexAttention where the model had it.
     """
@@ -54,8 +54,13 @@ class HookedPositions(RecordedPositions, StackPositions):
         super().__init__(
             spec, dims.embed_dim, dims.num_heads, max_positions, dims.causal, dims.head_dim
         )
-        self._trained_at(read_trained_length(stack.config))
-        # Not the stack itself, whose part this is; and PEFT trains a copy of this module.
+        # Scalings and buckets keep the length of the training, however long the tables are.
+        length = read_trained_length(stack.config)
+        self.assembly = self.assembly.trained_at(length)
+        for encodings in filter(None, (self.input, self.shared)):
+            for encoding in encodings.as_list():
+                encoding.trained_at(length)
+        # Not the stack, of which this is a part; and PEFT trains a copy of this module.
         self.family = stack.family
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
         rotary = stack.family.rotary
@@ -76,20 +81,13 @@ class HookedPositions(RecordedPositions, StackPositions):
         self.backend = "flex" if self.stock == "flex_attention" else "auto"
         self.has_documents = any(item.name == "documents" for item in self.assembly.spec.items)
 
-    def _trained_at(self, length: int) -> None:
-        """Let scalings and buckets keep the length of the training, whatever the tables hold."""
-        self.assembly = self.assembly.trained_at(length)
-        for encodings in filter(None, (self.input, self.shared)):
-            for encoding in encodings.as_list():
-                encoding.trained_at(length)
-
     def prepare(
         self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Compute the state of a pass from the inputs of the stack.
 
         Raises:
-            UserError: inputs of which the positions are not known.
+            UserError: the inputs do not determine the positions.
         """
         stack = Stack(self.family, module)
         named = {**dict(zip(self.parameter_names, args)), **named}
@@ -104,11 +102,11 @@ class HookedPositions(RecordedPositions, StackPositions):
                 f"the attention of this model was set to {attention!r}, which leaves its "
                 f"positions out: model.set_attn_implementation({NAME!r})"
             )
-        given = self._take_axes(named)
+        ids = self._take_axes(named)
         if self.is_native:
-            self._keep_together(named, given)
+            self._keep_together(named, ids)
         if self.is_native and self.input is None:
-            ids = self._count_ids(named, given) if any(self.is_rotated) else None
+            ids = self._count_ids(named, ids) if any(self.is_rotated) else None
             if ids is not None:
                 rotations, dtype = self._rotations(ids), stack.module.dtype
                 named[STATE] = PassState(
@@ -116,7 +114,13 @@ class HookedPositions(RecordedPositions, StackPositions):
                     recompute_cosines=partial(self._recompute_cosines, ids, dtype),
                 )
             return (), named
-        past = self._count_past(named)
+        cache = self._find_cache(named)
+        if getattr(cache, "is_compileable", False):
+            raise UserError(
+                f"{type(cache).__name__} has a fixed size, which works only with encodings that "
+                "are rotations: leave out cache_implementation"
+            )
+        past = 0 if cache is None else int(cache.get_seq_length())
         if not past:
             refuse_offloaded(stack)
         embeddings = self._embed(stack, named)
@@ -124,7 +128,7 @@ class HookedPositions(RecordedPositions, StackPositions):
             return (), named
         batch, tgt_len = embeddings.shape[:2]
         padding = self._read_padding(named, batch, past + tgt_len)
-        ids, documents = self._read_ids(named, given, padding, past, embeddings, stack.config)
+        ids, documents = self._read_ids(named, ids, padding, past, embeddings, stack.config)
         if ids is not None and ids.dim() == 3:
             ids = ids.permute(2, 0, 1)  # [axes, B or 1, S]
         scale = stack.inner_scale
@@ -133,7 +137,10 @@ class HookedPositions(RecordedPositions, StackPositions):
         )
         if self.input is not None:
             named["inputs_embeds"], named["input_ids"] = embeddings / scale, None
-        self._give_token_types(named, batch, tgt_len, embeddings.device)
+        if self.family.table.startswith("embeddings.") and named.get("token_type_ids") is None:
+            # BERT would look up its types of tokens by their positions.
+            types = torch.zeros(batch, tgt_len, dtype=torch.long, device=embeddings.device)
+            named["token_type_ids"] = types
         weights = named.get("output_attentions")
         dtype, places = stack.module.dtype, shared.positions.queries(shared.positions.places)
         named[STATE] = PassState(
@@ -145,7 +152,7 @@ class HookedPositions(RecordedPositions, StackPositions):
         return (), named
 
     def _is_plain(self) -> bool:
-        """Check whether attention computes nothing but plain products of what it is given."""
+        """Check whether attention is plain, but for rotations that the model's code applies."""
         assembly, limits = self.assembly, self.assembly.limits()
         items = assembly.spec.items
         rotations = [
@@ -167,20 +174,20 @@ class HookedPositions(RecordedPositions, StackPositions):
         return [self.shared.rotation(ids, kind) for kind in range(len(self.shared.kinds))]
 
     def _make_cosines(self, rotation: Rotation | None, dtype: torch.dtype) -> Cosines | None:
-        """Give the rotation of a kind of layers the form that the model's code takes."""
+        """Convert the rotation of a kind of layers to the cosines of the model's code."""
         return make_cosines(rotation, self.family.cosines, self.width, dtype)
 
     def _recompute_cosines(self, ids: Tensor, dtype: torch.dtype, kind: int) -> Cosines | None:
-        """Compute what a kind of layers rotates by again, at positions ``(B or 1, T)``."""
+        """Compute the cosines of a kind of layers again, at positions ``(B or 1, T)``."""
         return self._make_cosines(self.shared.rotation(ids, kind), dtype)
 
     def _take_axes(self, named: dict[str, Any]) -> Tensor | None:
         """Take the caller's position ids, ``(B or 1, T)`` or ``(B or 1, T, axes)``.
 
-        The model's own code, which then has no use for them, is left those of the first axis.
+        Of several axes, the model's code gets the first, as it checks the shape but needs no ids.
 
         Raises:
-            UserError: ids on axes that the encodings do not have.
+            UserError: ids are on axes that the encodings do not have.
         """
         ids: Tensor | None = named.get("position_ids")
         if ids is None or ids.dim() != 3:
@@ -191,10 +198,10 @@ class HookedPositions(RecordedPositions, StackPositions):
         )
 
     def _keep_together(self, named: dict[str, Any], ids: Tensor | None) -> None:
-        """Give a mask of ones with ids ``(B or 1, T, ...)`` that have gaps.
+        """Add a mask of ones if ids ``(B or 1, T, ...)`` have gaps.
 
-        Without a mask, transformers begins a document wherever ids do not grow by one. Ids that
-        count the tokens of several documents are left to it; on several axes none do.
+        Without a mask, transformers begins a document wherever ids do not grow by one. That is
+        right only for ids that count the tokens of several documents, which several axes never do.
         """
         x = self._find_input(named)
         if ids is None or x is None or named.get("attention_mask") is not None:
@@ -225,30 +232,11 @@ class HookedPositions(RecordedPositions, StackPositions):
         cache = self._find_cache(named)
         return 0 if cache is None else cache.get_seq_length()
 
-    def _give_token_types(
-        self, named: dict[str, Any], batch: int, tgt_len: int, device: torch.device
-    ) -> None:
-        """Give BERT's types of tokens, which it would look up by their positions."""
-        if self.family.table.startswith("embeddings.") and named.get("token_type_ids") is None:
-            named["token_type_ids"] = torch.zeros(batch, tgt_len, dtype=torch.long, device=device)
-
     def _find_cache(self, named: dict[str, Any]) -> Any:
-        return next((named[name] for name in CACHES if named.get(name) is not None), None)
-
-    def _count_past(self, named: dict[str, Any]) -> int:
-        """Count the earlier tokens, whose keys are in the cache."""
-        cache = self._find_cache(named)
-        if cache is None:
-            return 0
-        if getattr(cache, "is_compileable", False):
-            raise UserError(
-                f"{type(cache).__name__} has a fixed size, which works only with encodings that "
-                "are rotations: leave out cache_implementation"
-            )
-        return int(cache.get_seq_length())
+        return next((named[name] for name in _CACHES if named.get(name) is not None), None)
 
     def _embed(self, stack: Stack, named: dict[str, Any]) -> Tensor | None:
-        """Look up the embeddings of the tokens if vectors are added to them, else their shape."""
+        """Look up the embeddings of the tokens; only their shape if no vectors are added."""
         embeddings, ids = named.get("inputs_embeds"), named.get("input_ids")
         if embeddings is not None or ids is None:
             return embeddings
@@ -281,11 +269,11 @@ class HookedPositions(RecordedPositions, StackPositions):
         embeddings: Tensor,
         config: PretrainedConfig,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Read position ids that differ from the count of tokens, and the documents they mean.
+        """Read position ids that do not just count the tokens, and the documents they separate.
 
         Returns:
-            position ids, ``(B or 1, S)`` or ``(B or 1, S, axes)``, and the number of each token's
-            document, ``(B, S)``; each may be None.
+            The position ids, ``(B or 1, S)`` or ``(B or 1, S, axes)``, or None, and the number of
+            each token's document, ``(B, S)``, or None.
         """
         batch, tgt_len = embeddings.shape[:2]
         if ids is not None and (ids.size(0) not in (1, batch) or ids.size(1) != tgt_len):
@@ -293,7 +281,7 @@ class HookedPositions(RecordedPositions, StackPositions):
         documents = named.pop("document_ids", None)
         if self.has_documents:
             if ids is not None and ids.dim() == 3:
-                raise UserError("position_ids on several axes do not tell documents apart")
+                raise UserError("position_ids on several axes do not separate documents")
             if documents is None:
                 is_cached = self._find_cache(named) is not None
                 documents = self._number_documents(ids, padding, past, embeddings, is_cached)
@@ -301,7 +289,7 @@ class HookedPositions(RecordedPositions, StackPositions):
         if documents is not None:
             raise UserError(f"document_ids: {self.assembly.spec} must have +documents")
         cache = self._find_cache(named)
-        earlier: Tensor | None = getattr(cache, GIVEN, None)
+        earlier: Tensor | None = getattr(cache, _CACHED_IDS, None)
         if ids is None:
             if earlier is not None:
                 raise UserError(
@@ -325,10 +313,10 @@ class HookedPositions(RecordedPositions, StackPositions):
         return ids, None
 
     def _differ(self, ids: Tensor, counted: Tensor, padding: Tensor | None, past: int) -> bool:
-        """Check whether new tokens' ids, ``(B or 1, T, ...)``, are others than their count.
+        """Check whether the ids of new tokens, ``(B or 1, T, ...)``, differ from their count.
 
         Raises:
-            UserError: they count the tokens of several documents.
+            UserError: the ids count the tokens of several documents.
         """
         if not may_sync(ids.device):  # in a graph
             return True
@@ -349,15 +337,15 @@ class HookedPositions(RecordedPositions, StackPositions):
     def _keep_ids(
         self, ids: Tensor, named: dict[str, Any], cache: Any, config: PretrainedConfig
     ) -> None:
-        """Keep the ids of all tokens with the cache of their keys, for the steps to come."""
+        """Store the ids of all tokens with the cache of their keys, for later steps."""
         uses_cache = named.get("use_cache")
         if cache is None and (config.use_cache if uses_cache is None else uses_cache):
             if config.is_encoder_decoder:
                 raise UserError("position_ids that do not count the tokens: pass use_cache=False")
-            name = next(name for name in CACHES if name in self.parameter_names)
+            name = next(name for name in _CACHES if name in self.parameter_names)
             cache = named[name] = DynamicCache(config=config)
         if cache is not None:
-            setattr(cache, GIVEN, ids)
+            setattr(cache, _CACHED_IDS, ids)
 
     def _number_documents(
         self,
@@ -370,18 +358,18 @@ class HookedPositions(RecordedPositions, StackPositions):
         """Number the document of each token, ``(B, S)``: a new one where position ids jump.
 
         Raises:
-            UserError: a cache is to hold several documents, which later steps could not tell apart.
+            UserError: a cache would hold several documents, which later steps could not separate.
         """
         (batch, tgt_len), device = embeddings.shape[:2], embeddings.device
-        if ids is None or past:  # generation goes on with a single document
+        if ids is None or past:  # generation continues a single document
             return torch.zeros(batch, past + tgt_len, dtype=torch.long, device=device)
         jumps = ids.diff(dim=1, prepend=ids[:, :1] - 1).ne(1)  # [B or 1, T]
         if padding is not None:
             jumps = jumps & ~padding & (~padding).cumsum(1).ne(1)
         if is_cached and bool(jumps.any()):
             raise UserError(
-                "position_ids start again, so a row holds several documents, and a cache can be of "
-                "one only: pass use_cache=False, or generate from each document"
+                "position_ids start again, so a row holds several documents, but a cache can hold "
+                "only one: pass use_cache=False, or generate from each document"
             )
         return jumps.expand(batch, -1).cumsum(1)
 
