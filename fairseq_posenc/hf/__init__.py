@@ -7,11 +7,10 @@ from typing import TypeVar
 
 from transformers import PreTrainedModel
 
-from fairseq_posenc.hf.families import find_family
 from fairseq_posenc.hf.holders import list_parameters, refuse_wrapped_parts, stop_old_holders
 from fairseq_posenc.hf.own_positions import read_positions
 from fairseq_posenc.hf.record import mark_unsaved
-from fairseq_posenc.hf.replacing import replace_positions
+from fairseq_posenc.hf.replacing import find_family, replace_positions
 from fairseq_posenc.hf.saving import make_saveable
 
 __all__ = ["read_positions", "set_positions"]

@@ -10,11 +10,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.encodings.base import Dims
-from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.own_positions import explain_unservable
 
 AFTER_PADDING = -1  # value of `first_row`: the row after that of the padding symbol
 
@@ -233,9 +231,7 @@ def get_part(module: nn.Module, name: str) -> Any:
         return None
 
 
-_VERSION, _MINOR = map(int, transformers.__version__.split(".")[:2])
-_V4 = _VERSION == 4
-_OLDEST_MINOR = 8  # of version 5: earlier ones fail in several families
+_V4 = transformers.__version__.startswith("4.")
 _ROTARY = Family(rotary=("rotary_emb",))
 _BERT = Family(
     layers="encoder.layer",
@@ -312,44 +308,3 @@ FAMILIES: dict[str, Family] = {
     "smollm3": replace(_ROTARY, rotates="use_rope"),
     "whisper": replace(_BART, stacks=("decoder",)),
 }
-
-
-def _list_served() -> list[str]:
-    """List the supported types of models that this version of transformers has."""
-    return [
-        name
-        for name, family in FAMILIES.items()
-        if family.since <= _VERSION and name in CONFIG_MAPPING
-    ]
-
-
-def find_family(model: PreTrainedModel) -> Family:
-    """Find the family of a model by the type of its configuration.
-
-    Raises:
-        UserError: the family, or this version of transformers, is not supported.
-    """
-    if not isinstance(model, PreTrainedModel):
-        raise UserError(
-            f"{type(model).__name__} is not a model of transformers (PreTrainedModel): set its "
-            "positions before PEFT, torch.compile or DDP wraps it"
-        )
-    types = [getattr(cls, "model_type", "") for cls in type(model.config).__mro__]
-    name = next((name for name in types if name in FAMILIES), None)
-    if name is None:
-        reason = explain_unservable(model) or f"known types: {', '.join(sorted(_list_served()))}"
-        raise UserError(
-            f"models of type {model.config.model_type!r} cannot be given other positions: {reason}"
-        )
-    if _VERSION == 5 and _MINOR < _OLDEST_MINOR:
-        raise UserError(
-            f"transformers {transformers.__version__} is not supported: install 4.57, or "
-            f"5.{_OLDEST_MINOR} or later"
-        )
-    family = FAMILIES[name]
-    if family.since > _VERSION:
-        raise UserError(
-            f"models of type {name!r} compute attention themselves in transformers "
-            f"{transformers.__version__}: install transformers {family.since} or later"
-        )
-    return family

@@ -13,6 +13,7 @@ from typing import Any
 from fairseq_posenc.encodings.rope_parameters import read_rope
 from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH
 from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.hf.families import AFTER_PADDING, FAMILIES
 from fairseq_posenc.registry import options as options_of
 from fairseq_posenc.specs import parse, split_layers
 
@@ -73,8 +74,9 @@ def read_trained_length(model: Any) -> int:
     for name in ("max_position_embeddings", "max_target_positions", "n_positions"):
         size = getattr(config, name, None)
         if isinstance(size, int) and size > 0:
-            # The first rows of these tables are for padding.
-            return size - (config.pad_token_id + 1 if config.model_type in _AFTER_PADDING else 0)
+            family = FAMILIES.get(config.model_type)
+            begins_late = family is not None and family.first_row == AFTER_PADDING
+            return size - (config.pad_token_id + 1 if begins_late else 0)
     if config.model_type in ("t5", "mt5"):
         return _T5_LENGTH
     raise UserError(
@@ -152,27 +154,17 @@ def join_layers(layers: Sequence[str]) -> str:
     return ",".join(layers[:period])
 
 
-# Model types with rotations: how they form pairs, and which layers have none.
-_HALF = (
-    "apertus arcee bitnet cwm dots1 eurobert exaone4 flex_olmo gemma gemma2 gemma3_text glm4_moe "
-    "gpt_neox gpt_oss granite granitemoe granitemoeshared hunyuan_v1_dense hunyuan_v1_moe hy_v3 "
-    "hyperclovax jais2 jetmoe llama minimax_m2 ministral ministral3 mistral mixtral modernbert "
-    "modernbert-decoder nemotron nomic_bert olmo olmo2 olmo3 olmoe persimmon phi phi3 "
-    "phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 "
-    "vaultgemma"
-)
-_PAIRS = "codegen cohere cohere2 ernie4_5 ernie4_5_moe glm glm4 gptj helium llama4_text"
+# How model types with rotations form pairs of coordinates; those that are listed here can be read,
+# but not be given other positions.
 _LAYOUTS = {
-    **dict.fromkeys(_HALF.split(), "half"),
-    **dict.fromkeys(_PAIRS.split(), "interleaved"),
+    **{
+        kind: "interleaved" if "pairs" in family.cosines else "half"
+        for kind, family in FAMILIES.items()
+        if family.rotary
+    },
+    **dict.fromkeys(("dots1", "jetmoe", "modernbert-decoder", "nemotron", "stablelm"), "half"),
+    **dict.fromkeys(("codegen", "gptj", "llama4_text"), "interleaved"),
 }
-
-# Model types with a table of vectors that are added to the input.
-_LEARNED = (
-    "albert bart bert biogpt blenderbot blenderbot-small camembert distilbert electra ernie gpt2 "
-    "gpt_bigcode mbart opt plbart roberta roberta-prelayernorm whisper xlm-roberta xlm-roberta-xl"
-)
-_AFTER_PADDING = ("camembert", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl")
 _T5_LENGTH = 512  # tokens of its pre-training
 _RELATIVE = {"absolute": "learned", "relative_key": "shaw", "relative_key_query": "m4"}
 
@@ -185,15 +177,15 @@ def _read_learned(config: Config) -> str:
 
 
 def _read_buckets(config: Config) -> str:
-    buckets, distance = (
-        config.relative_attention_num_buckets,
-        config.relative_attention_max_distance,
-    )
+    buckets = config.relative_attention_num_buckets
+    distance = config.relative_attention_max_distance
     return f"t5(num_buckets={buckets},max_distance={distance})"
 
 
+# How the positions of all other known model types are read.
 _TABLES: dict[str, Callable[[Config], str]] = {
-    **dict.fromkeys(_LEARNED.split(), _read_learned),
+    **{kind: _read_learned for kind, family in FAMILIES.items() if family.table},
+    **dict.fromkeys(("albert", "blenderbot-small", "distilbert"), _read_learned),
     **dict.fromkeys(("t5", "mt5"), _read_buckets),
     # `half`: all sines, then all cosines. fairseq counts positions from the padding's index on.
     **dict.fromkeys(("marian", "pegasus"), lambda config: "sinusoidal(layout=half)"),

@@ -8,15 +8,16 @@ from typing import NamedTuple, TypeVar
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from fairseq_posenc.encodings.rope_scaling import LongRope
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.attention import ATTRIBUTE, NAME, AttentionPositions
-from fairseq_posenc.hf.families import Stack, find_family
+from fairseq_posenc.hf.families import FAMILIES, Family, Stack
 from fairseq_posenc.hf.own_positions import (
     count_positions,
     expand_own,
+    explain_unservable,
     names_own,
     read_positions,
 )
@@ -28,6 +29,41 @@ from fairseq_posenc.specs import Spec, parse
 logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=PreTrainedModel)
 _HOOKS = "position_hooks"  # attribute of a stack with the handles of our hooks
+_VERSION, _MINOR = map(int, transformers.__version__.split(".")[:2])
+_OLDEST_MINOR = 8  # of version 5: earlier ones fail in several families
+
+
+def find_family(model: PreTrainedModel) -> Family:
+    """Find the family of a model by the type of its configuration.
+
+    Raises:
+        UserError: the family, or this version of transformers, is not supported.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(
+            f"{type(model).__name__} is not a model of transformers (PreTrainedModel): set its "
+            "positions before PEFT, torch.compile or DDP wraps it"
+        )
+    types = [getattr(cls, "model_type", "") for cls in type(model.config).__mro__]
+    name = next((name for name in types if name in FAMILIES), None)
+    if name is None:
+        known = (k for k, x in FAMILIES.items() if x.since <= _VERSION and k in CONFIG_MAPPING)
+        reason = explain_unservable(model) or f"known types: {', '.join(sorted(known))}"
+        raise UserError(
+            f"models of type {model.config.model_type!r} cannot be given other positions: {reason}"
+        )
+    if _VERSION == 5 and _MINOR < _OLDEST_MINOR:
+        raise UserError(
+            f"transformers {transformers.__version__} is not supported: install 4.57, or "
+            f"5.{_OLDEST_MINOR} or later"
+        )
+    family = FAMILIES[name]
+    if family.since > _VERSION:
+        raise UserError(
+            f"models of type {name!r} compute attention themselves in transformers "
+            f"{transformers.__version__}: install transformers {family.since} or later"
+        )
+    return family
 
 
 def replace_positions(model: Model, spec: str, max_positions: int | None = None) -> Model:
