@@ -7,6 +7,7 @@ table's rows then lie in the order of the keys, and no product is computed for o
 
 from functools import reduce
 from operator import add
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,6 @@ from fairseq_posenc.backends.by_distance import (
     relative_shift,
     row_index,
 )
-from fairseq_posenc.backends.channel_gain import ChannelGain
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
@@ -157,7 +157,7 @@ def _compute_many_query_terms(
         content = query @ key.transpose(-1, -2)  # [B, H, T, S]
     else:
         rows = row_index(terms, "channel_gain", *sizes, query.device, mask)
-        content = ChannelGain.apply(query, key, at_least_fp32(terms.channel_gain), rows)
+        content = _ChannelGain.apply(query, key, at_least_fp32(terms.channel_gain), rows)
     table_terms = []
     if terms.query_table is not None:
         table_terms.append(_multiply_pairs(query, terms, "query_table", sizes, mask))
@@ -284,3 +284,49 @@ def _select_single_query_rows(name: str, terms: Terms, src_len: int) -> Tensor:
     if terms.first is not None:
         rows = insert_reset(rows, table[..., -2:-1, :], table[..., -1:, :], terms.first)
     return rows.squeeze(2)  # [1 or B, G, S, D]
+
+
+class _ChannelGain(torch.autograd.Function):
+    """Dot products with a gain for each channel, ``sum_t q_it k_jt a_rt`` (Huang's method 3).
+
+    No matrix product computes them, so they are summed channel by channel, forward and backward,
+    without a tensor of size T * S * D. ``gain`` has G tables (1 for all heads, or one each) of R
+    rows, and ``index``, ``(1 or B, T, S)``, the row r of each pair.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, gain: Tensor, index: Tensor) -> Tensor:
+        """Multiply ``(B, H, T, D)``, ``(B, H, S, D)`` and ``(G, R, D)`` to ``(B, H, T, S)``."""
+        ctx.save_for_backward(query, key, gain, index)
+        total = query.new_zeros(*query.shape[:3], key.size(2))
+        for t in range(query.size(-1)):
+            products = query[..., t, None] * key[..., None, :, t]  # [B, H, T, S]
+            total += products * _look_up_gain(gain[..., t], index)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """Compute the gradients of query, key and gain."""
+        query, key, gain, index = ctx.saved_tensors
+        grads = [torch.zeros_like(x) for x in (query, key, gain)]
+        for t in range(query.size(-1)):
+            q, k = query[..., t, None], key[..., None, :, t]  # [B, H, T, 1], [B, H, 1, S]
+            by_gain = grad * _look_up_gain(gain[..., t], index)
+            grads[0][..., t] = (by_gain * k).sum(-1)
+            grads[1][..., t] = (by_gain * q).sum(-2)
+            grads[2][..., t] = _sum_by_row(grad * q * k, index, gain.shape[:2])
+        return grads[0], grads[1], grads[2], None
+
+
+def _sum_by_row(x: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
+    """Sum ``(B, H, T, S)`` over equal rows of ``index``: ``(G, R)``."""
+    groups, rows = shape
+    if groups == 1:
+        x = x.sum(1, keepdim=True)  # [B, 1, T, S]
+    summed = x.new_zeros(*x.shape[:2], rows)
+    flat = index.expand(x.size(0), *index.shape[1:]).flatten(1).unsqueeze(1)  # [B, 1, T * S]
+    return summed.scatter_add(-1, flat.expand(-1, x.size(1), -1), x.flatten(2)).sum(0)
+
+
+def _look_up_gain(table: Tensor, index: Tensor) -> Tensor:
+    return table[:, index].transpose(0, 1)  # [1 or B, G, T, S]

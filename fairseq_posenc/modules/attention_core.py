@@ -21,7 +21,7 @@ class AttentionCore:
 
     Self-attention calls ``project`` and ``make_call``, passes the call to a backend, and calls
     ``merge_heads`` on the result. Attention to a source, such as an encoder's output, calls
-    ``project_query``, ``project_source`` and ``make_source_call`` instead.
+    ``project_query`` and ``project_source`` instead of the first two.
 
     Attributes:
         batch_first: whether inputs and outputs are ``(B, T, C)``, else ``(T, B, C)``.
@@ -154,19 +154,6 @@ class AttentionCore:
         key, value = (self.split_heads(p(source)) for p in (self.k_proj, self.v_proj))
         rotation = shared.source if self.rotates else None
         return key if rotation is None else rotation.rotate_keys(key), value
-
-    def make_source_call(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        padding: Tensor | None,
-        dropout: float = 0.0,
-        need_weights: bool = False,
-    ) -> AttentionCall:
-        """Make the arguments of a backend for attention to a source with padding ``(B, S)``."""
-        mask = Mask(key_padding=padding)
-        return AttentionCall(query, key, value, Terms(), mask, dropout, need_weights)
 
     def terms(self, span: Span, shared: Shared) -> Terms:
         """Combine the terms of the stack and of this layer; project their content rows to heads."""

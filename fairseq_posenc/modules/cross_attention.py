@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.backends import attend
+from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import (
     AttentionCore,
@@ -115,8 +117,8 @@ class CrossAttention(AttentionCore, nn.Module):
             if cache is not None:
                 cache.state.update(key=key, value=value, source=source)
         dropout = self.dropout if self.training else 0.0
-        call = self.make_source_call(query, key, value, source_padding_mask, dropout, need_weights)
-        attended, weights = attend(*call)
+        mask = Mask(key_padding=source_padding_mask)
+        attended, weights = attend(query, key, value, Terms(), mask, dropout, need_weights)
         return self.merge_heads(attended), weights
 
     def _check_sizes(

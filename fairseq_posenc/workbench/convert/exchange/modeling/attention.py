@@ -10,8 +10,10 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from fairseq_posenc.backends import reference, sdpa
 from fairseq_posenc.backends.base import AttentionCall
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.locality import NeededKeys
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.modules.cache import Kept
 from fairseq_posenc.shared import Shared
@@ -129,6 +131,6 @@ class CrossAttention(Attention):
                 key, value = cache.cross_attention_cache.update(key, value, self.layer)
                 cache.is_updated[self.layer] = True
         dropout = self.dropout if self.training else 0.0
-        return self.attend(
-            self.make_source_call(query, key, value, memory.padding, dropout, need_weights)
-        )
+        mask = Mask(key_padding=memory.padding)
+        call = AttentionCall(query, key, value, Terms(), mask, dropout, need_weights)
+        return self.attend(call)
