@@ -1,4 +1,4 @@
-"""Recognises exceptions that show a user's mistake or a machine's limit: messages, exit codes."""
+"""Gives a user's mistakes and a machine's limits a message of one line and an exit code."""
 
 import errno
 import os
@@ -6,15 +6,17 @@ import re
 
 from fairseq_posenc.errors import RunError, UserError, chain, how_to_install, shortened
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # EFBIG: beyond the user's file size limit
 _NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
 _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 # Libraries in C++ and Rust (torch, safetensors, tokenizers) raise errors with this text, but
 # without an errno.
-_WORDS = {code: os.strerror(code) for code in (*DISK_FULL, *_TOO_MANY_FILES)}
-_RANK = re.compile(r"^fairseq_posenc\.errors\.(?:User|Run)Error: (.+)$", re.MULTILINE)
+_ERRNO_TEXTS = {code: os.strerror(code) for code in (*DISK_FULL, *_TOO_MANY_FILES)}
+_ERROR_OF_RANK = re.compile(
+    r"^fairseq_posenc\.errors\.(?P<kind>User|Run)Error: (?P<message>.+)$", re.MULTILINE
+)
 # Modules that the extra `fairseq` installs; the library works without them.
-_EXTRA = {
+_MODULES_OF_EXTRA = {
     *("argcomplete", "fairseq", "fairseq_cli", "hydra", "markdown", "omegaconf", "regex"),
     *("sacrebleu", "scipy", "sentencepiece", "tiktoken", "tqdm", "zstandard"),
 }
@@ -26,19 +28,21 @@ def choose_exit_code(error: BaseException) -> int:
     2 is a mistake that the user can correct before the run, 1 a failed run or a full disk.
     """
     cause = next((link for link in chain(error) if describe_mistake(link)), error)
-    return 1 if isinstance(cause, RunError) or _is_full_disk(cause) else 2
+    of_rank = _match_rank(cause)
+    is_run = isinstance(cause, RunError) or (of_rank is not None and of_rank["kind"] == "Run")
+    return 1 if is_run or _is_full_disk(cause) else 2
 
 
 def find_full_disk(error: BaseException) -> int:
     """Find the errno of a full disk in an exception's chain; 0 if it has none."""
-    return next((_find_code(link) for link in chain(error) if _is_full_disk(link)), 0)
+    return next((_find_errno(link) for link in chain(error) if _is_full_disk(link)), 0)
 
 
 def describe_mistake(error: BaseException) -> str | None:
     """Describe a user's mistake or a machine's limit; None for any other error."""
     if isinstance(error, UserError):
         return str(error)
-    if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in _EXTRA:
+    if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in _MODULES_OF_EXTRA:
         return f"needs {error.name}: {how_to_install('fairseq')}"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"{shortened(str(error.filename))}: the name is too long for a file"
@@ -47,27 +51,32 @@ def describe_mistake(error: BaseException) -> str | None:
     if _is_full_disk(error):
         name = getattr(error, "filename", None) or "a file"
         return (
-            f"{name} could not be written ({os.strerror(_find_code(error))}); files written "
+            f"{name} could not be written ({os.strerror(_find_errno(error))}); files written "
             "before, such as earlier checkpoints, are complete. Make room and start the same "
             "command again."
         )
-    if _find_code(error) in _TOO_MANY_FILES:
+    if _find_errno(error) in _TOO_MANY_FILES:
         return (
             f"{getattr(error, 'filename', None) or 'a file'} could not be opened: "
-            f"{os.strerror(_find_code(error))}; raise the limit with `ulimit -n 1024`"
+            f"{os.strerror(_find_errno(error))}; raise the limit with `ulimit -n 1024`"
         )
-    # torch's ProcessRaisedException has the stack trace of another process as text.
-    of_rank = _RANK.search(str(error)) if "Process" in type(error).__name__ else None
-    return of_rank[1] if of_rank else None
+    of_rank = _match_rank(error)
+    return of_rank["message"] if of_rank else None
+
+
+def _match_rank(error: BaseException) -> re.Match[str] | None:
+    """Find an error of ours in torch's ProcessRaisedException, whose text is a stack trace."""
+    is_of_rank = "Process" in type(error).__name__
+    return _ERROR_OF_RANK.search(str(error)) if is_of_rank else None
 
 
 def _is_full_disk(error: BaseException) -> bool:
-    return _find_code(error) in DISK_FULL
+    return _find_errno(error) in DISK_FULL
 
 
-def _find_code(error: BaseException) -> int:
+def _find_errno(error: BaseException) -> int:
     """Find the errno of an error, or that of a full disk or too many files in its text; or 0."""
     if isinstance(error, OSError):
         return error.errno or 0
     text = str(error)
-    return next((code for code, words in _WORDS.items() if words in text), 0)
+    return next((code for code, words in _ERRNO_TEXTS.items() if words in text), 0)

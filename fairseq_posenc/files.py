@@ -61,12 +61,12 @@ def errors_that_name(path: Path) -> Iterator[None]:
     """Make errors of a full disk, or of a temporary file, name the path that the user knows."""
     try:
         yield
-    except UserError:
+    except UserError:  # names the path already
         raise
     except Exception as error:
         if code := find_full_disk(error):
             raise OSError(code, os.strerror(code), str(path)) from error
-        if isinstance(error, OSError) and str(error.filename).startswith(f"{path}."):
+        if isinstance(error, OSError) and str(error.filename).startswith(f"{path}{_MARK}"):
             error.filename = str(path)
         raise
 
@@ -114,7 +114,7 @@ def _make_locked(folder: Path, name: str) -> tuple[Path, int]:
         path = folder / f"{name}{_MARK}{secrets.token_hex(4)}"
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         lock_if_possible(lock)
-        if path.exists():  # else another process deleted it, unlocked as it was, as abandoned
+        if path.exists():  # else another process deleted it as abandoned before it was locked
             return path, lock
         os.close(lock)
 
@@ -131,6 +131,9 @@ def delete_abandoned(locked: Path, path: Path) -> None:
         lock = os.open(locked, os.O_RDWR | os.O_NOFOLLOW)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
         finally:
             os.close(lock)

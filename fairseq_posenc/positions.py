@@ -22,11 +22,11 @@ class Span(NamedTuple):
 
     Attributes:
         low: the lowest distance.
-        high: the highest.
-        device: of tables.
-        ids: ``(B or 1, S)``, of the keys, if distances are differences of these in place of
-            places. They may then be any. On several axes ``(B or 1, S, axes)``.
-        tgt_len: T, beside ids.
+        high: the highest distance.
+        device: device of tables.
+        ids: positions of the keys, ``(B or 1, S)`` or on several axes ``(B or 1, S, axes)``, if
+            distances are differences of these, which may be any numbers, and not of places.
+        tgt_len: T, if there are ids.
     """
 
     low: int
@@ -77,21 +77,20 @@ class Positions(NamedTuple):
     Attributes:
         tokens: ``(B, S)``, the whole prefix when decoding.
         ids: ``(B, S)``, each token's position among the real tokens of its row, from 0; or
-            ``(1, S)`` when there is no padding. Padding has the position of the real token before
-            it, or 0.
+            ``(1, S)`` without padding. Padding has the position of the real token before it, or 0.
         padding_idx: symbol of padding.
         eos_idx: symbol that ends a sentence.
         tgt_len: T, the number of queries; they are the last T tokens.
         padded: whether anything is padding, or could be.
         left_padded: whether padding comes before a real token in any row, or could.
-        longest: the most real tokens of a row, or a bound of it.
-        first: result of :meth:`is_first`, once computed for all layers.
-        document_starts: ``(B, S)``, the number of real tokens before each token's document, where
-            a row has several; ``ids`` are then counted in the document.
-        drawn: for each of ``ids`` the number that tables and rotations take in its place.
-        counted: whether ``ids`` count the tokens; a caller's own may repeat.
+        longest: the largest number of real tokens in a row, or a bound of it.
+        first: result of :meth:`is_first`, if it was computed for all layers.
+        document_starts: ``(B, S)``, the number of real tokens before each token's document, if a
+            row has several documents; ``ids`` are then counted in the document.
+        drawn: random numbers that tables and rotations take in place of ``ids``; None for ``ids``.
+        counted: whether ``ids`` count the tokens; ids that a caller gives may repeat.
         consecutive: whether ``ids`` grow by one from token to token of a document, so that
-            distances are those of places.
+            distances of positions equal those of places.
     """
 
     tokens: Tensor
@@ -125,8 +124,8 @@ class Positions(NamedTuple):
             eos_idx: symbol that ends a sentence.
             tgt_len: T.
             inspect_padding: check whether anything is padded, and on which side, which waits for
-                a GPU. Otherwise every row counts as one that may be padded on the left, with the
-                same positions.
+                a GPU. Otherwise every row is treated as if it may be padded on the left; positions
+                are the same.
         """
         real = tokens.ne(padding_idx)
         counted = (real.cumsum(1) - 1).clamp(min=0)  # [B, S]
@@ -150,12 +149,12 @@ class Positions(NamedTuple):
         tgt_len: int | None = None,
         inspect_padding: bool = True,
     ) -> Positions:
-        """Number tokens of which no more is known than where padding is.
+        """Number tokens by their padding alone.
 
         Args:
             padding: True for padding, ``(B, S)`` of bool.
-            ends: True for tokens that end a sentence, ``(B, S)`` of bool; None if none does.
-            tgt_len: T; None for S, that is all tokens.
+            ends: True for tokens that end a sentence, ``(B, S)`` of bool; None if none do.
+            tgt_len: T; by default S.
             inspect_padding: see :meth:`from_tokens`.
         """
         tokens = padding.long()  # 1, the symbol of padding, or 0
@@ -193,14 +192,14 @@ class Positions(NamedTuple):
             padding = self.tokens.eq(self.padding_idx)  # [B, S]
             ids = ids.masked_fill(padding[..., None] if ids.dim() == 3 else padding, 0)
         longest, consecutive = 0, False
-        # Elsewhere the check of a table finds ids that are too large.
+        # If the ids must not be read, the bounds check of a table finds ids that are too large.
         if may_sync(ids.device, decoding=self.tgt_len < ids.size(1)) and ids.numel():
             follow = self._follow_places(ids if ids.dim() == 2 else ids[..., 0]).all()
             least, most, consecutive = torch.stack([*ids.aminmax(), follow.to(ids.dtype)]).tolist()
             if least < 0:
                 raise UserError(f"{name}: {least} is below 0; positions count from 0")
             longest = int(most) + 1
-        # Ids do not follow from the places of tokens, as with padding on the left.
+        # As with padding on the left, ids do not follow from the places of tokens.
         return self._replace(
             ids=ids,
             left_padded=True,
@@ -212,7 +211,7 @@ class Positions(NamedTuple):
         )
 
     def _follow_places(self, ids: Tensor) -> Tensor:
-        """Check which ids ``(B or 1, S)`` grow as places do, from the document's first token on."""
+        """Mark ids ``(B or 1, S)`` that grow like places from the document's first token on."""
         places = torch.arange(ids.size(1), device=ids.device).expand_as(ids)
         first = self.is_first()
         places, ids, first = torch.broadcast_tensors(places, ids, first)  # [B or 1, S]
@@ -231,7 +230,7 @@ class Positions(NamedTuple):
         """Restart positions at tokens, ``(B, S)`` of bool, that begin a document."""
         real = self.tokens.ne(self.padding_idx)
         ids = self.ids.expand_as(self.tokens)  # [B, S]
-        # A border at padding is that of the next real token.
+        # A border at padding moves to the next real token.
         borders = begins.cumsum(1)  # [B, S]
         before = F.pad(borders.masked_fill(~real, 0).cummax(1).values, (1, 0))[:, :-1]
         begins = real & (borders > before)
@@ -243,7 +242,7 @@ class Positions(NamedTuple):
 
     @property
     def places(self) -> Tensor:
-        """The numbers that tables and rotations take, shaped as ``ids``: those, unless drawn."""
+        """The numbers that tables and rotations take: ``drawn``, or else ``ids``."""
         return self.ids if self.drawn is None else self.drawn
 
     @property
@@ -258,7 +257,7 @@ class Positions(NamedTuple):
     def common_ids(self) -> Tensor:
         """Number the tokens by one row for all, ``(1, S)``, if possible, else by ``ids``.
 
-        One row suffices where none is padded on the left; padding on the right is then counted too.
+        One row suffices if no row is padded on the left; padding on the right is then counted, too.
         """
         if self.left_padded or not self.padded:
             return self.ids
@@ -277,10 +276,10 @@ class Positions(NamedTuple):
             )
 
     def count_ids(self) -> int:
-        """Count the positions up to the largest id, which waits for a GPU if not known yet.
+        """Count the positions up to the largest id; if it is not known yet, this waits for a GPU.
 
         Raises:
-            UserError: a graph is made, in which ids have no values.
+            UserError: torch is compiling, so ids have no values.
         """
         if torch.compiler.is_compiling():
             raise UserError(
@@ -308,7 +307,7 @@ class Positions(NamedTuple):
     def is_first(self) -> Tensor:
         """Mark the first real token of each row, ``(B or 1, S)`` of bool.
 
-        One row stands for all where none is padded on the left.
+        One row stands for all if no row is padded on the left.
         """
         if self.first is not None:
             return self.first

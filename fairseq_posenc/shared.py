@@ -26,19 +26,19 @@ class Shared(NamedTuple):
     """The position state of a forward pass, computed once for all layers of a stack.
 
     Attributes:
-        positions: of the tokens.
-        terms: the terms that all layers share.
-        rotation: of the queries and keys of the last T tokens, or None.
-        source: of the source's keys, for rotary encoder-decoder attention.
-        source_ids: the positions of these keys, ``(B or 1, S)``.
-        source_counted: whether these count the tokens.
-        locality: of the keys that a query may see.
-        span: of the terms, where they have room for later steps of decoding.
-        cache: of values that the first layer computes for all.
-        kinds: where layers differ, the state of each kind of them (see :meth:`of_kind`).
-        recompute_terms: computes ``terms`` again, with a graph of their own.
+        positions: positions of the tokens.
+        terms: terms that all layers share.
+        rotation: rotation of the queries and keys of the last T tokens, or None.
+        source: rotation of the source's keys, for rotary encoder-decoder attention.
+        source_ids: positions of these keys, ``(B or 1, S)``.
+        source_counted: whether these positions count the tokens.
+        locality: limits of the keys that a query may see.
+        span: span of the terms, if they have room for later steps of decoding.
+        cache: cache of values that the first layer computes for all layers.
+        kinds: if layers differ, the state of each kind of layer (see :meth:`of_kind`).
+        recompute_terms: computes ``terms`` again, with another autograd graph.
         rotate_ids: computes the rotation at positions ``(B or 1, S)``.
-        stack: spec and sizes of the stack, which layers compare with their own.
+        stack: spec and sizes of the stack, by which layers recognise their stack.
     """
 
     positions: Positions
@@ -66,10 +66,11 @@ class Shared(NamedTuple):
         """Compute the position state from the encodings of a stack, each of them once.
 
         Args:
-            encodings: of :meth:`Assembly.build_stack`.
-            positions: of the tokens.
-            span: of the terms, where they have room for later steps of decoding.
-            compute_terms: of an encoding and its name; by default those of the tokens.
+            encodings: result of :meth:`Assembly.build_stack`.
+            positions: positions of the tokens.
+            span: span of the terms, if they have room for later steps of decoding.
+            compute_terms: computes the terms of an encoding, from its name and itself; by default
+                those of the tokens.
         """
         positions = encodings.number(positions)
         now = positions.span()
@@ -110,7 +111,7 @@ class Shared(NamedTuple):
             )
 
     def of_stack(self, stack: Assembly) -> Shared:
-        """Note the stack (see :attr:`stack`), in the state of each kind of layer, too."""
+        """Set the attribute ``stack``, also in the state of each kind of layer."""
         kinds = tuple(kind._replace(stack=stack) for kind in self.kinds)
         return self._replace(stack=stack, kinds=kinds)
 
@@ -121,8 +122,8 @@ class Shared(NamedTuple):
     def layer_terms(self) -> Terms:
         """Select the terms for a layer.
 
-        Where reentrant checkpointing runs the layer again, they are computed again: its backward
-        pass frees the graph of what it is given, and other layers were given the same.
+        When reentrant checkpointing runs the layer again, they are computed again: its backward
+        pass frees the graph of a layer's arguments, and the layers of a stack get the same terms.
         """
         if self.recompute_terms is not None and is_reentrant_recomputation():
             return self.recompute_terms()
@@ -143,7 +144,7 @@ class Shared(NamedTuple):
         return self.rotate_ids(positions.queries(positions.places))
 
     def rotate_last(self, count: int) -> Rotation | None:
-        """Compute the rotation of the last tokens: of keys that are kept without theirs."""
+        """Compute the rotation of the last tokens, whose keys a host caches unrotated."""
         if self.rotate_ids is None:
             return None
         places = self.positions.places

@@ -1,4 +1,4 @@
-"""Names what the plugin registers with fairseq, also if a program has imported the package."""
+"""Lists what the plugin registers with fairseq; also if a program imported the package before."""
 
 import os
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The interface of all backends: a call of attention, and what the choice of one depends on.
+"""The interface of all backends: a call of attention, and features that decide who computes it.
 
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
@@ -62,7 +62,7 @@ class AttentionCall(NamedTuple):
         if terms.log_visible is None:
             return factors
         counts = self.mask.count_visible(self.query.size(2), self.key.size(2), self.query.device)
-        # The factor of a single visible key is 0, and its weight 1 all the same.
+        # For a single visible key the factor is 0, but its weight is 1 in any case.
         logarithms = counts.clamp(min=1).to(at_least_fp32(self.query).dtype).log()[:, None]
         by_count = at_least_fp32(terms.log_visible)[None, :, None] * logarithms
         if terms.visible_offset is not None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 _T = TypeVar("_T")
-# Older versions of torch do not tell: then hooks and modes count as there.
+# Older versions of torch lack these queries: then hooks and modes are assumed.
 _find_hooks: Any = getattr(
     torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_tracing: ()
 )
@@ -29,7 +29,7 @@ class PerForwardCache:
         Args:
             key: name of the value.
             deps: values that the result depends on. Tensors are compared by identity: a layer that
-                is run again in the backward pass has others, with gradients of their own.
+                runs again in the backward pass has other tensors, with another autograd graph.
             compute: computes the value.
         """
         if torch.compiler.is_compiling():  # the compiler finds common subexpressions itself
@@ -57,7 +57,7 @@ def is_saving_hooked() -> bool:
     """Check whether hooks take what autograd saves, as non-reentrant activation checkpointing does.
 
     It runs a layer again in the backward pass, and expects it to save the same tensors as before:
-    nothing that autograd records may be there already.
+    so nothing that autograd records may be in the cache.
     """
     return _find_hooks(True) is not None
 
@@ -76,7 +76,7 @@ def writable(x: Tensor) -> Tensor:
     """Return a result that may be changed in place: a copy, where a dispatch mode may keep it.
 
     Selective activation checkpointing keeps results of operations such as matrix products, and
-    takes them in place of computing them again.
+    uses them instead of computing them again.
     """
     return x.clone() if _count_modes() else x
 

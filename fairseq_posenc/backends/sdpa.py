@@ -54,7 +54,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         query = (at_least_fp32(query) * temperature[..., None]).type_as(query)
     with torch.autocast(query.device.type, enabled=False):
         products = multiply_states(terms, src_len, mask)
-    if products is not None:
+    if products is not None:  # they act like a bias of each pair
         if temperature is not None:
             products = products * temperature[..., None]
         pair_bias = products if terms.pair_bias is None else products + terms.pair_bias
@@ -70,13 +70,13 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         prepared = _add_sink(prepared, terms.sink, query, tgt_len, src_len)
         key, value = (F.pad(x, (0, 0, 0, 1)) for x in (key, value))
     if terms.bias is None and terms.pair_bias is None:
-        attended = _attend(query, key, value, prepared, terms, dropout)
+        attended = _call_torch(query, key, value, prepared, terms, dropout)
         return attended[..., :head_dim].to(call.value.dtype), None
     # Scores in float32: torch adds such a bias to 16-bit queries on some devices only, and not
     # faster (fp16 on a CPU: several times slower). Autocast would round it again.
     query, key, value = (at_least_fp32(x) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
-        attended = _attend(query, key, value, prepared, terms, dropout)
+        attended = _call_torch(query, key, value, prepared, terms, dropout)
         return attended[..., :head_dim].to(call.value.dtype), None
 
 
@@ -104,7 +104,8 @@ def _append_decay(
     query = query * score_scale(terms, query.size(-1))
     query = torch.cat([query, decay[:, :, src_len - tgt_len :], ones[:, :, :tgt_len]], -1)
     key = torch.cat([key, ones, -decay], -1)  # [B, H, S, D + 2]
-    terms = terms._replace(scale_factor=1 / query.size(-1))  # the query is scaled already
+    # The query is scaled already: with this factor, `score_scale` is 1.
+    terms = terms._replace(scale_factor=1 / query.size(-1))
     return query, key, F.pad(value, (0, 2)), terms
 
 
@@ -153,10 +154,10 @@ def _add_sink(
         future = torch.ones(tgt_len, src_len, dtype=torch.bool, device=query.device).triu(1)
         bias = bias.masked_fill(future, -torch.inf)
     column = sink.to(bias.dtype)[None, :, None, None].expand(*bias.shape[:3], 1)
-    return _PreparedMask(torch.cat([bias, column], -1), False, prepared.fully_masked)
+    return prepared._replace(bias=torch.cat([bias, column], -1), causal=False)
 
 
-def _attend(
+def _call_torch(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -180,9 +181,11 @@ def _sum_biases(terms: Terms, mask: Mask, tgt_len: int, src_len: int) -> tuple[T
     """
     if terms.bias is None:
         return terms.pair_bias, mask
-    limits = mask.locality
-    by_distance = limits.segments is None and limits.first_keys is None and not terms.by_ids
-    if terms.first is None and not mask.may_hide_all and by_distance:
+    locality = mask.locality
+    hides_by_distance = (
+        not mask.may_hide_all and locality.segments is None and locality.first_keys is None
+    )
+    if hides_by_distance and terms.first is None and not terms.by_ids:
         terms = terms.expanded("bias")
         assert terms.bias is not None
         span = Span.from_lengths(tgt_len, src_len, terms.bias.device)

@@ -78,7 +78,7 @@ def check_kind(folder: Path, pairs: bool, user: str) -> None:
 
 
 def _find_fault(path: Path) -> str | None:
-    """Describe the first line that fairseq refuses, and what is wrong with it; None without any."""
+    """Describe the first line that fairseq refuses, and its fault; None if no line is refused."""
     try:
         content = path.read_bytes()
     except OSError:

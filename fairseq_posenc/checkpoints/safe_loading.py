@@ -29,6 +29,8 @@ _DEEPEST = 64  # levels of nested mappings; an optimizer's state has 6
 def open_mapped(path: Path, for_weights: bool = False) -> dict[str, Any]:
     """Load a checkpoint with its tensors mapped into memory: they are read when they are used.
 
+    Errors keep their type, for callers that only try; others call :func:`open_checkpoint`.
+
     Args:
         path: the file.
         for_weights: whether the weights will be used. If so, their checksums are compared, which
@@ -43,7 +45,7 @@ def open_mapped(path: Path, for_weights: bool = False) -> dict[str, Any]:
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     if not isinstance(state, dict):
         raise TypeError(f"a {type(state).__name__} instead of a mapping")
-    _refuse_strange_weights(state.get("model"))
+    _refuse_malformed_weights(state.get("model"))
     _refuse_expanded_tensors(state)
     if for_weights:
         refuse_large_weights(state.get("model"))
@@ -54,14 +56,14 @@ def open_mapped(path: Path, for_weights: bool = False) -> dict[str, Any]:
 def is_torn(path: Path) -> bool:
     """Check whether a file is empty, or a checkpoint that was not written to its end.
 
-    An archive has its table of contents at the end, and is none without it. A file of torch before
-    1.6 is only checked for being empty.
+    An archive has its table of contents at the end, and cannot be opened without it. A file of
+    torch before 1.6 is only checked for being empty.
     """
     with open(path, "rb") as file:
         return file.read(1) != _PICKLE and not zipfile.is_zipfile(file)
 
 
-def _refuse_strange_weights(weights: Any) -> None:
+def _refuse_malformed_weights(weights: Any) -> None:
     """Refuse weights in a form that no training of fairseq writes."""
     for name, weight in weights.items() if isinstance(weights, dict) else ():
         if type(name) is not str or not is_name(name):
@@ -71,7 +73,7 @@ def _refuse_strange_weights(weights: Any) -> None:
 
 
 def _refuse_expanded_tensors(state: Any) -> None:
-    """Refuse tensors with more numbers than are stored for them, and endless mappings.
+    """Refuse tensors with more numbers than are stored for them, and mappings nested too deep.
 
     With a stride of 0, a file of a few bytes can hold a huge tensor, which takes hours to read. No
     training writes such a tensor.
@@ -165,7 +167,7 @@ def _read_number(kind: Any, content: Any) -> Any:
 def allow_safe_classes() -> None:
     """Let torch load ``argparse.Namespace``, and numpy's numbers, which metrics may be."""
     # torch looks up our replacements by these names; numpy 1 and 2 name the module differently.
-    # _NumberType's own name is the one that torch checks when it sets the state.
+    # When it sets the state of a _NumberType, torch checks that class's name.
     names: list[Any] = [(_NumberType, "numpy.dtype"), _NumberType]
     names += [(_read_number, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
     torch.serialization.add_safe_globals([argparse.Namespace, *names])

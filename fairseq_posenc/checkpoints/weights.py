@@ -30,7 +30,7 @@ def refuse_broken_weights(state_dict: dict[str, Any], model_state: dict[str, Ten
 
 
 def refuse_untied(state_dict: dict[str, Any], model_state: dict[str, Tensor]) -> None:
-    """Refuse two different matrices for a shared one, of which torch would keep the second."""
+    """Refuse two different matrices for a shared one: torch would keep the second of them."""
     first: dict[int, str] = {}
     for name in model_state:
         address = storage_address(model_state[name])

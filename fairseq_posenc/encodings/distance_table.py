@@ -80,8 +80,8 @@ class DistanceEncoding(Encoding):
 
     Args:
         dims: the sizes of the stack.
-        max_distance: K, the largest distance; larger ones are clipped. By default n - 1, so that
-            none is.
+        max_distance: K, the largest distance; larger ones are clipped. By default n - 1, which
+            clips no distance.
         per_head: give every head its own table.
         scale_factor: c of the scale 1 / sqrt(c * D).
         reset: give the first token two rows in place of its distances, one for its query and one

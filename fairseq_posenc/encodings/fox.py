@@ -35,7 +35,7 @@ class Fox(Encoding):
         self.gate = nn.Linear(dims.embed_dim, dims.num_heads * (1 if dims.causal else 2))
 
     def reset_parameters(self) -> None:
-        """Begin by keeping nearly all, whatever the token."""
+        """Begin with gates that keep nearly everything of every token."""
         nn.init.normal_(self.gate.weight, std=INIT_STD)
         nn.init.constant_(self.gate.bias, self.start)
 

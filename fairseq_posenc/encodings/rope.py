@@ -245,10 +245,10 @@ class XPos(Rope):
         return super().rotation(ids)._replace(decay=self.decay(ids), decay_bits=bits)
 
     def _count_bits(self, ids: Tensor) -> float:
-        """Count the powers of 2 of the largest factor; 0 where ids are not known."""
+        """Compute the binary logarithm of the largest factor; 0 if ids are not known."""
         if torch.compiler.is_compiling() or ids.is_meta or not ids.numel():
             return 0.0
-        # A GPU is not waited for: without padding, ids of a full pass are those of its tokens.
+        # On a GPU ids are not read: without padding, those of a full pass count its tokens.
         middle, gpu = self.dims.trained_length // 2, syncs(ids.device)
         first, last = (0, ids.size(1) - 1) if gpu else torch.stack(ids.aminmax()).tolist()
         if gpu and ids.size(1) == 1:

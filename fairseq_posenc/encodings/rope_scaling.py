@@ -278,11 +278,10 @@ class Llama3(_Scaled):
 
 @dataclass(frozen=True)
 class LongRope(_Scaled):
-    """Each pair is divided by a number of its own (Ding et al., 2024).
+    """Each pair is divided by another number (Ding et al., 2024).
 
     The numbers are ``long`` in a model with room for more than the trained length, else ``short``.
-    The gain is
-    ``attention_factor``, or else sqrt(1 + ln F / ln L).
+    The gain is ``attention_factor``, or else sqrt(1 + ln F / ln L).
     """
 
     kind = "longrope"
@@ -346,7 +345,7 @@ class Proportional(_Scaled):
     def to_hf(self, dims: Dims) -> dict[str, Any]:
         """See :class:`Scaling`.
 
-        ``part`` is left out: whoever exports reorders coordinates, so that the model rotates fewer.
+        ``part`` is left out: the export reorders coordinates, so that the model rotates fewer.
         """
         return {"rope_type": "linear", "factor": self.factor}
 

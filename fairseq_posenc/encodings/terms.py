@@ -60,7 +60,7 @@ class Terms(NamedTuple):
         first: ``(B or 1, S)`` of bool, the first real token of each row; None for no reset.
         decay: ``(B or 1, H, S, parts)``, parts whose sum is c; c_i - c_j is added to the scores of
             a query and its earlier keys. Padding has the c of the token before it.
-        later_decay: c for later keys, to whose scores c_j - c_i is added; None if ``decay`` serves
+        later_decay: c for later keys: c_j - c_i is added to their scores; None if ``decay`` serves
             all keys.
         temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
         counted_table: ``(P, D)``, a; q_i.a_p is added to the score, where p is the sum of
@@ -209,7 +209,7 @@ class Terms(NamedTuple):
         """
         runs = dict(self.runs)
         tables: dict[str, Any] = {}
-        made: dict[tuple[int, int], Tensor] = {}  # two tables that are the same stay so
+        made: dict[tuple[int, int], Tensor] = {}  # two fields may hold the same table
         for name in names or self.runs:
             table, shared = getattr(self, name), runs.get(name)
             dim = TERMS[name].rows

@@ -77,7 +77,7 @@ class Tupe(DistanceEncoding):
         """
         positions.check_limit(self.dims.max_positions, self.name)
         rows = positions.common_ids()
-        if rows.size(1) > self.dims.max_positions:  # no more than padding is beyond
+        if rows.size(1) > self.dims.max_positions:  # only padding lies beyond the table
             rows = rows.clamp(max=self.dims.max_positions - 1)
         vectors = at_least_fp32(self.positions[rows])  # [B or 1, S, D]
         first = self.table.mark_first(positions)
@@ -168,7 +168,7 @@ class TupeShared(Encoding):
             return self._terms(span, positions)
 
     def _terms(self, span: Span, positions: Positions) -> Terms:
-        # Rows for as many tokens as there are; a caller's ids may be any.
+        # A caller's ids may be any, so they need all rows.
         tokens = positions.tokens.size(1) if positions.counted else self.dims.max_positions
         queries, keys = self._project(tokens + 1)
         scale = self.dims.scale(self.scale_factor)

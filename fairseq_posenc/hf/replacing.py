@@ -247,9 +247,9 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
 
 
 def _warn_of_long_numbers(spec: Spec, length: int) -> None:
-    """Say that ``longrope`` has a single list of numbers here, and transformers one for each input.
+    """Warn that ``longrope`` has one list of numbers here; transformers chooses one by input.
 
-    So neither neighbours nor a cache change what a text gives.
+    So neither the other texts of a batch nor a cache change the result of a text.
     """
     scalings = [dict(item.options).get("scaling") for item in spec.items]
     limits = {scaling.length for scaling in scalings if isinstance(scaling, LongRope)}

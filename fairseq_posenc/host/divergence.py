@@ -27,7 +27,7 @@ class _LargestScore(NamedTuple):
     stack: str
     layer: int
     head: int
-    score: float
+    largest: float
 
 
 def explain_divergence(error: BaseException) -> str | None:
@@ -43,8 +43,8 @@ def explain_divergence(error: BaseException) -> str | None:
                     return (
                         f"training stopped at update {trainer.get_num_updates() + 1:,}: {link}; "
                         f"{_describe_largest_score(trainer, samples)}the checkpoints in "
-                        f"{Path(trainer.cfg.checkpoint.save_dir)} but crash.pt are of before: go "
-                        "on from one of them with a smaller --lr, or with --clip-norm"
+                        f"{Path(trainer.cfg.checkpoint.save_dir)}, except crash.pt, are from "
+                        "before: continue from one of them with a smaller --lr, or with --clip-norm"
                     )
     return None
 
@@ -57,27 +57,27 @@ def parse_stop_update(message: str) -> int:
 
 def _describe_largest_score(trainer: Trainer, samples: list[Any]) -> str:
     """Describe the largest score in the batch at which the training stopped."""
-    model = trainer.get_model().eval()
+    model = trainer.get_model().eval()  # no training follows
     specs = {
         "decoder" if isinstance(stack, TransformerDecoderBase) else "encoder": stack.assembly.spec
         for stack in model.modules()
         if isinstance(stack, (TransformerEncoderBase, TransformerDecoderBase))
         and hasattr(stack, "assembly")
     }
-    largest: list[_LargestScore] = []
+    measured: list[_LargestScore] = []
     for sample in samples:
         prepared, _ = trainer._prepare_sample(sample)
         for sentence in _split_sentences(prepared["net_input"]):
-            largest += _measure_largest_scores(model, sentence)
-    if not largest:
+            measured += _measure_largest_scores(model, sentence)
+    if not measured:
         return ""
-    if broken := [score for score in largest if not math.isfinite(score.score)]:
+    if broken := [score for score in measured if not math.isfinite(score.largest)]:
         stack, layer, head, _ = min(
             broken, key=lambda score: (score.stack == "decoder", score.layer)
         )
         phrase = "the first attention score that is not finite is"
     else:
-        stack, layer, head, score = max(largest, key=lambda score: score.score)
+        stack, layer, head, score = max(measured, key=lambda score: score.largest)
         phrase = f"the largest attention score is {score:.3g},"
     return f"{phrase} in {stack} layer {layer + 1}, head {head + 1} ({specs[stack]}); "
 

@@ -109,7 +109,7 @@ class _CheckpointGuard(logging.Filter):
             check_metric()
 
     def _check_message(self, message: str) -> None:
-        """Check what the trainer is about to do: start afresh, write or read a checkpoint."""
+        """Check what the trainer is about to do: start a training, write or read a checkpoint."""
         # The path at the end of a message; empty for any other message.
         missing = message.partition("No existing checkpoint found ")[2]
         target = message.partition("Saving checkpoint to ")[2]

@@ -16,7 +16,7 @@ _HALVES = ("memory_efficient_fp16", "memory_efficient_bf16", "fp16", "bf16", "am
 
 
 def check_precision(common: Any) -> None:
-    """Check the precision in fairseq's section ``common``.
+    """Check the precision in fairseq's section ``common``, after undoing its choice of a TPU.
 
     Raises:
         UserError: half precision on a processor, a TPU without torch_xla, or two precisions.
@@ -26,7 +26,7 @@ def check_precision(common: Any) -> None:
     if len(kinds) > 1:
         flags = " and ".join(f"--{name}" for name in sorted(kinds))
         raise UserError(f"{flags} set two precisions: give one of them")
-    if find_spec("torch_xla"):
+    if find_spec("torch_xla"):  # it brings devices that torch does not list
         return
     forget_tpu(common)
     if getattr(common, "tpu", False):
@@ -62,7 +62,7 @@ def check_packages(settings: Any) -> None:
 
 
 def forget_tpu(options: Any) -> None:
-    """Undo that fairseq's command line selects a TPU for ``--bf16``, if torch_xla is missing.
+    """Undo the choice of a TPU for ``--bf16`` by fairseq's command line, without torch_xla.
 
     Otherwise a training in bf16 would fail, on a GPU as well.
     """

@@ -1,4 +1,4 @@
-"""Gives a layer's encodings as rotation and bias, for models with attention of their own."""
+"""Provides a layer's encodings as rotation and bias, for models that compute attention."""
 
 from torch import Tensor, nn
 

@@ -162,8 +162,8 @@ def _count_saved_bytes(geometry: Geometry, rule: Rule, operands: Operands) -> in
 
     Hidden pairs do not count, so that a window never makes a call save its blocks.
     """
-    # Of a product the content, then a term for each table; of a sum the weights, then the content
-    # of a gain, and what is capped.
+    # Of a product the content and a term for each table; of a sum the weights, the content if it
+    # has a gain, and capped scores.
     tables = [operands.query_table, operands.key_table]
     saved = tables if rule.product else [operands.gain, rule.softcap]
     numbers = 1 + sum(x is not None for x in saved)

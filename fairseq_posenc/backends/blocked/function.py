@@ -32,7 +32,7 @@ class BlockedAttention(torch.autograd.Function):
         """Compute the attended values ``(B, H, T, D)``."""
         operands = _pad_to_tiles(geometry, rule, Operands(*tensors))
         batch, heads, queries, width = *operands.query.shape[:3], operands.value.size(-1)
-        # Laid out as `_restore_queries` does, whatever the query's layout; a chunk of it is a view.
+        # In the layout of `_restore_queries`; a chunk of it is a view.
         gathered = operands.query.new_empty(queries, batch, heads, width)  # [T, B, H, D]
         gathered = gathered.permute(1, 2, 0, 3)  # [B, H, T, D]
         saved: list[Any] = []  # tensors or None

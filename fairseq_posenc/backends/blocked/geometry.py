@@ -156,8 +156,8 @@ class Geometry(NamedTuple):
         """
         tables = [(name, term, x) for name, term, x in terms.present() if term.rows is not None]
         batch, heads, tgt_len, _ = query.shape
-        # Each query (or key) is multiplied with N - 1 table rows in vain, so small tiles waste
-        # little; but tiles that are too small make slow matrix products.
+        # Each query (or key) is multiplied with N - 1 table rows that it does not need, so small
+        # tiles waste little; but tiles that are too small make slow matrix products.
         tile = 16 if src_len < 128 else 64
         # On a CPU a block's pairs should stay in the caches, and occupy all threads. A GPU needs
         # work for all of its processors at once.

@@ -58,8 +58,8 @@ def transpose_pairs(pairs: Tensor) -> Tensor:
 class Band:
     """Multiplies one side of a block, its *members*, with the table rows of their pairs.
 
-    A band is the run of table rows that a tile of N members needs. Each of them needs only as many
-    rows as the other side has members, so small tiles keep down what is computed in vain.
+    A band is the run of table rows that a tile of N members needs. A single member needs only as
+    many rows as the other side has members, so small tiles compute few needless products.
 
     Args:
         table: ``(G, R, D)``, contiguous.

@@ -183,7 +183,7 @@ class SpreadProducts(NamedTuple):
             patch.select(pairs).add_(self.select(patch))
 
     def select(self, patch: Patch) -> Tensor:
-        """Look up the numbers of a patch's pairs, as broad as needed."""
+        """Look up the numbers of a patch's pairs, in a shape that broadcasts to them."""
         side = self.spread.side
         products = patch.select_members(self.products, side)
         if patch.row is not None:

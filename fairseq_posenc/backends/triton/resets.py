@@ -43,7 +43,7 @@ def attend(kernels: Kernels, call: AttentionCall) -> Tensor:
     attended, log_sums = kernels(call._replace(terms=kernel_terms, mask=left_out))
     scores = reference.scores(_select_token(key, place), query, column_terms)  # [B, H, 1, T]
     scores = scores.transpose(2, 3)  # [B, H, T, 1]
-    # What a last block of keys adds to the online softmax, where there is a single key.
+    # As a last block with a single key joins the online softmax.
     weights = torch.sigmoid(scores - math.log(2) * log_sums.unsqueeze(3))
     weights = weights.masked_fill(places.hidden_key[:, None, :, None], 0.0)
     last = _select_token(value, place).float()  # [B, H, 1, D]

@@ -4,8 +4,14 @@
 The forward pass has a row for each query, the backward pass one for each key (flipped), so that
 what it multiplies by queries next need not be transposed.
 
-Sequence: one head of one sentence. Band: the table rows of a tile; see
-:mod:`~fairseq_posenc.backends.triton.relative_shift`. m, n: indices of queries and of keys.
+``problem`` is a :class:`~fairseq_posenc.backends.triton.problem.Problem`. Sequence: index of a
+sentence and a head. Band: the table rows of a tile; see
+:mod:`~fairseq_posenc.backends.triton.relative_shift`. m, n: indices of queries and of keys; past:
+number of keys before the first query.
+
+Compile-time options: FULL, all tiles are full, and no load needs bounds; FLIP, rows of tiles are
+keys; PRODUCT, the parts of a score are multiplied, not added; SAME, queries and keys have one
+table; N, side of a tile; W, padded width of a head.
 """
 
 import triton
@@ -96,11 +102,11 @@ def is_kept(problem, sequence, m, n, FULL: tl.constexpr):
     """Compute which weights dropout keeps, ``(N, N)``: a hash of seeds, the same in both passes."""
     queries = sequence.to(tl.int64) * problem.tgt_len
     keys = sequence.to(tl.int64) * problem.src_len
-    seen_m = None if FULL else m < problem.tgt_len
-    seen_n = None if FULL else n < problem.src_len
-    bits = tl.load(problem.drop.first + queries + m, seen_m)
-    bits = (bits ^ tl.load(problem.drop.keys + keys + n, seen_n)) * MURMUR
-    bits = bits ^ tl.load(problem.drop.second + queries + m, seen_m)
+    inside_m = None if FULL else m < problem.tgt_len
+    inside_n = None if FULL else n < problem.src_len
+    bits = tl.load(problem.drop.first + queries + m, inside_m)
+    bits = (bits ^ tl.load(problem.drop.keys + keys + n, inside_n)) * MURMUR
+    bits = bits ^ tl.load(problem.drop.second + queries + m, inside_m)
     return bits * XXHASH < problem.drop.keep_threshold
 
 
@@ -141,8 +147,8 @@ def compute_parts(
     if problem.gain is not None:
         gain = load_scalars(problem, problem.gain, head, first_query, first_key, N, FLIP)  # [N, N]
     x, y = (k, q) if FLIP else (q, k)
-    alone: tl.constexpr = problem.query_table is None and problem.key_table is None
-    if alone or PRODUCT or problem.gain is not None:
+    no_tables: tl.constexpr = problem.query_table is None and problem.key_table is None
+    if no_tables or PRODUCT or problem.gain is not None:
         content = multiply(x, tl.trans(y))  # [N, N]
     elif problem.key_table is None:
         content = add_product(query_term, x, tl.trans(y))
@@ -169,7 +175,7 @@ def combine_parts(
     combined = content * gain
     if PRODUCT:
         combined = combined * query_term * key_term
-    elif problem.gain is not None:
+    elif problem.gain is not None:  # else the content includes the terms
         if problem.query_table is not None:
             combined += query_term
         if problem.key_table is not None:
