@@ -16,7 +16,7 @@ _ERROR_OF_RANK = re.compile(
     r"^fairseq_posenc\.errors\.(?P<kind>User|Run)Error: (?P<message>.+)$", re.MULTILINE
 )
 # Modules that the extra `fairseq` installs; the library works without them.
-_EXTRA_MODULES = {
+_OPTIONAL = {
     *("argcomplete", "fairseq", "fairseq_cli", "hydra", "markdown", "omegaconf", "regex"),
     *("sacrebleu", "scipy", "sentencepiece", "tiktoken", "tqdm", "zstandard"),
 }
@@ -42,7 +42,7 @@ def describe_mistake(error: BaseException) -> str | None:
     """Describe a user's mistake or a machine's limit; None for any other error."""
     if isinstance(error, UserError):
         return str(error)
-    if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in _EXTRA_MODULES:
+    if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in _OPTIONAL:
         return f"needs {error.name}: {how_to_install('fairseq')}"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"{shortened(str(error.filename))}: the name is too long for a file"
