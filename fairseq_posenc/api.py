@@ -25,11 +25,10 @@ torch.Size([1, 12, 64, 64])
 torch.Size([12, 129])
 """
 
+from fairseq_posenc.modules.attention import CrossAttention, SelfAttention
 from fairseq_posenc.modules.cache import Cache
-from fairseq_posenc.modules.cross_attention import CrossAttention
 from fairseq_posenc.modules.layer_positions import LayerPositions
 from fairseq_posenc.modules.position_encoding import PositionEncoding
-from fairseq_posenc.modules.self_attention import SelfAttention
 from fairseq_posenc.modules.stack_positions import StackPositions
 
 __all__ = [

@@ -1,13 +1,12 @@
 """Computes the steps of attention in a layer; the attention modules of all hosts inherit them."""
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
-from fairseq_posenc.encodings.base import Dims, Encodings
+from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
@@ -182,22 +181,6 @@ class AttentionCore:
         merged = attended.permute((0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)).flatten(2)
         output: Tensor = self.out_proj(merged)  # [B, T, C]
         return output
-
-
-def make_projections(
-    dims: Dims, num_key_value_heads: int | None, bias: bool, source_dim: int
-) -> Iterator[nn.Linear]:
-    """Make the projections to queries, keys and values, and the output projection."""
-    kv_heads = dims.num_heads if num_key_value_heads is None else num_key_value_heads
-    if kv_heads < 1 or dims.num_heads % kv_heads:
-        raise UserError(
-            f"num_key_value_heads={kv_heads} must divide the {dims.num_heads} heads of the queries"
-        )
-    kv_dim = kv_heads * dims.head_dim
-    yield nn.Linear(dims.embed_dim, dims.heads_dim, bias)
-    yield nn.Linear(source_dim, kv_dim, bias)
-    yield nn.Linear(source_dim, kv_dim, bias)
-    yield nn.Linear(dims.heads_dim, dims.embed_dim, bias)
 
 
 def check_dropout(probability: float) -> float:

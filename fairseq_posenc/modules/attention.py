@@ -1,0 +1,310 @@
+"""Computes the attention of a layer: to the tokens of its stack, or to an encoder's output."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_posenc.backends import attend
+from fairseq_posenc.backends.mask import DIRECTIONS, Mask
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.modules.attention_core import AttentionCore, check_dropout
+from fairseq_posenc.modules.cache import Cache
+from fairseq_posenc.modules.stack_positions import (
+    StackPositions,
+    check_embeddings,
+    check_layer_input,
+    check_mask,
+    check_shared,
+    read_assembly,
+)
+from fairseq_posenc.positions import may_sync
+from fairseq_posenc.shared import Shared
+
+
+class _LayerAttention(AttentionCore, nn.Module):
+    """Base of both classes, which have the projections of a layer; see :class:`SelfAttention`."""
+
+    def __init__(
+        self,
+        positions: StackPositions,
+        dropout: float,
+        bias: bool,
+        layer: int,
+        num_key_value_heads: int | None,
+        source_dim: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.stack = read_assembly(positions, layer)
+        self.kind = self.stack.spec.layer_kind(layer)
+        dims = self.stack.dims
+        self.num_heads, self.head_dim = dims.num_heads, dims.head_dim
+        self.dropout = check_dropout(dropout)
+        kv_heads = dims.num_heads if num_key_value_heads is None else num_key_value_heads
+        if kv_heads < 1 or dims.num_heads % kv_heads:
+            raise UserError(
+                f"num_key_value_heads={kv_heads} must divide the {dims.num_heads} heads of the "
+                "queries"
+            )
+        kv_dim = kv_heads * dims.head_dim
+        source_dim = dims.embed_dim if source_dim is None else source_dim
+        self.q_proj = nn.Linear(dims.embed_dim, dims.heads_dim, bias)
+        self.k_proj = nn.Linear(source_dim, kv_dim, bias)
+        self.v_proj = nn.Linear(source_dim, kv_dim, bias)
+        self.out_proj = nn.Linear(dims.heads_dim, dims.embed_dim, bias)
+
+
+class SelfAttention(_LayerAttention):
+    """Multi-head self-attention of one layer, with position encodings.
+
+    Parameters have the same names as fairseq's, so weights can be copied from its models.
+
+    Args:
+        positions: positions of the layer's stack; they do not become a part of this module.
+        dropout: probability of dropping a weight in training.
+        direction: ``both``, ``lr`` or ``rl`` (see :class:`~fairseq_posenc.backends.mask.Mask`); by
+            default ``lr`` in a causal stack, else ``both``.
+        backend: ``auto``, or the name of the backend that must be used.
+        bias: whether the projections have biases.
+        layer: index of the layer in the stack, from 0; matters if the spec's layers differ.
+        num_key_value_heads: number of heads of keys and values, which groups of query heads share
+            (grouped-query attention, Ainslie et al., 2023, arXiv:2305.13245); by default H.
+
+    Raises:
+        UserError: the direction is unknown, the backend cannot compute the encodings, or
+            ``num_key_value_heads`` does not divide H.
+    """
+
+    def __init__(
+        self,
+        positions: StackPositions,
+        dropout: float = 0.0,
+        direction: str | None = None,
+        backend: str = "auto",
+        bias: bool = True,
+        layer: int = 0,
+        num_key_value_heads: int | None = None,
+    ) -> None:
+        super().__init__(positions, dropout, bias, layer, num_key_value_heads)
+        self.stack.check(backend)
+        self.backend, causal = backend, self.stack.dims.causal
+        self.direction = direction or ("lr" if causal else "both")
+        if self.direction not in DIRECTIONS or (causal and self.direction != "lr"):
+            raise UserError(
+                f"direction {self.direction!r}: choose one of {', '.join(DIRECTIONS)}; in a causal "
+                "stack it is lr"
+            )
+        self.encodings = self.stack.build_layer(layer)
+
+    def forward(
+        self,
+        x: Tensor,
+        shared: Shared,
+        cache: Cache | dict[str, Any] | None = None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute the attention of new tokens to all tokens.
+
+        Args:
+            x: ``(batch, tgt_len, embed_dim)``.
+            shared: second result of the stack's positions in this forward pass.
+            cache: this layer's cache or its state, a dictionary; pass it empty in the first step of
+                decoding, and the number of tokens in it as ``past`` to the stack's positions.
+            need_weights: also return the attention weights, which only the reference backend
+                computes.
+
+        Returns:
+            ``(batch, tgt_len, embed_dim)``, and the weights ``(batch, heads, tgt_len, src_len)`` or
+            None.
+
+        Raises:
+            UserError: ``shared`` belongs to another stack or batch, or to other tokens than those
+                in the cache and in ``x``.
+        """
+        check_shared(shared, self.stack)
+        check_layer_input(x, shared, self.stack)
+        shared = shared.of_kind(self.kind)
+        cache = Cache.wrap(cache)
+        query, key, value = self.project(x)
+        self._check_cache(shared, value, Cache() if cache is None else cache)
+        dropout = self.dropout if self.training else 0.0
+        call = self.make_call(
+            query, key, value, shared, x, cache, dropout=dropout, need_weights=need_weights
+        )
+        if cache is not None and not shared.positions.counted:
+            # A later step joins its ids to these; a row for each beam, which it may reorder.
+            ids = shared.positions.ids
+            cache.state["ids"] = ids.expand(x.size(0), *ids.shape[1:])
+        attended, weights = attend(*call, requested=self.backend)
+        return self.merge_heads(attended), weights
+
+    @staticmethod
+    def _check_cache(shared: Shared, value: Tensor, cache: Cache) -> None:
+        """Refuse a cache of another layer, batch or number of tokens.
+
+        Args:
+            shared: position state for this kind of layer.
+            value: values of the new tokens, ``(B, H, T, D)``.
+            cache: the cache of earlier tokens.
+        """
+        past = shared.positions.tokens.size(1) - shared.positions.tgt_len
+        if cache and "tokens" not in cache.state:
+            raise UserError("the cache is not of a SelfAttention")
+        if cache.tokens != past:
+            raise UserError(
+                f"{cache.tokens} tokens are in the cache and {value.size(2)} are new, but their "
+                f"positions were made for past={past} and {value.size(2)} new: "
+                "positions(embeddings, past=...)"
+            )
+        if not cache:
+            return
+        if cache.ids is not None and shared.positions.counted:
+            raise UserError("the tokens in the cache had position_ids: give those of the new ones")
+        needed = shared.locality.needed_keys(past)
+        batch, heads, length = cache.state["key"].shape[:3]  # rotated keys may be wider than values
+        width = cache.state["value"].size(3)
+        expected = past if needed.last is None else min(past, needed.last)
+        if needed.first is not None:
+            # More keys are right: after beams were reordered, first keys that no row needs now.
+            lacking = ~torch.isin(needed.first, cache.list_places())
+            expected = max(expected, length + int(lacking.sum()))
+        needed_batch, needed_heads, _, needed_width = value.shape
+        if (batch, heads, width) != (needed_batch, needed_heads, needed_width) or (
+            length != expected
+        ):
+            raise UserError(
+                f"the cache has a batch size of {batch} and {length} keys of {heads} heads of "
+                f"width {width}, but this layer and the positions need {needed_batch}, {expected}, "
+                f"{needed_heads} and {needed_width}: give each layer its own cache"
+            )
+
+
+class CrossAttention(_LayerAttention):
+    """Multi-head attention of a decoder's layer to the output of an encoder.
+
+    With ``rope(cross_attention=true)`` queries are rotated by their positions in the target and
+    keys by theirs in the source; otherwise positions take no part.
+
+    Args:
+        positions: positions of the decoder's stack; they do not become a part of this module.
+        source_dim: width of the encoder's output; by default that of the decoder.
+        dropout: probability of dropping a weight in training.
+        bias: whether the projections have biases.
+        layer: index of the layer in the stack, from 0; matters if the spec's layers differ.
+        num_key_value_heads: as in :class:`SelfAttention`.
+
+    Raises:
+        UserError: ``num_key_value_heads`` does not divide H.
+    """
+
+    def __init__(
+        self,
+        positions: StackPositions,
+        source_dim: int | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        layer: int = 0,
+        num_key_value_heads: int | None = None,
+    ) -> None:
+        super().__init__(positions, dropout, bias, layer, num_key_value_heads, source_dim)
+        self.rotates = self.stack.spec.select_layers([layer]).rotates_source
+
+    def forward(
+        self,
+        x: Tensor,
+        source: Tensor | None,
+        shared: Shared,
+        source_padding_mask: Tensor | None = None,
+        cache: Cache | dict[str, Any] | None = None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute the attention of new tokens to the source.
+
+        Args:
+            x: ``(batch, tgt_len, embed_dim)``.
+            source: output of the encoder, ``(batch, src_len, source_dim)``; may be None if the
+                cache is filled.
+            shared: second result of the decoder's positions in this forward pass.
+            source_padding_mask: True for padding, ``(batch, src_len)``.
+            cache: this layer's cache for this source; pass it empty in the first step of decoding.
+            need_weights: also return the attention weights.
+
+        Returns:
+            ``(batch, tgt_len, embed_dim)``, and the weights ``(batch, heads, tgt_len, src_len)`` or
+            None.
+
+        Raises:
+            UserError: keys must be rotated, but the positions were computed without
+                ``source_length``; or a mask, a batch or a cache does not fit.
+        """
+        check_shared(shared, self.stack)
+        check_layer_input(x, shared, self.stack)
+        shared = shared.of_kind(self.kind)
+        if self.rotates and (shared.source is None or shared.rotation is None):
+            raise UserError(
+                "rope(cross_attention=true) rotates the source's keys: call "
+                "positions(embeddings, ..., source_length=source.size(1))"
+            )
+        query, cache = self.project_query(x, shared), Cache.wrap(cache)
+        if cache:
+            if "source" not in cache.state:
+                raise UserError("the cache is not of a CrossAttention: give each layer its own")
+            key, value = cache.state["key"], cache.state["value"]
+            self._check_sizes(x, key.transpose(1, 2), shared, source_padding_mask)
+            self._check_source(source, cache, shared)
+        elif source is None:
+            raise UserError("the cache is empty: pass the encoder's output as source")
+        else:
+            check_embeddings("source", source, self.k_proj.in_features)
+            self._check_sizes(x, source, shared, source_padding_mask)
+            key, value = self.project_source(source, shared)
+            if cache is not None:
+                cache.state.update(key=key, value=value, source=source)
+        dropout = self.dropout if self.training else 0.0
+        mask = Mask(key_padding=source_padding_mask)
+        attended, weights = attend(query, key, value, Terms(), mask, dropout, need_weights)
+        return self.merge_heads(attended), weights
+
+    def _check_sizes(
+        self, x: Tensor, source: Tensor, shared: Shared, padding: Tensor | None
+    ) -> None:
+        """Refuse a source ``(B, S, ...)`` that does not fit the batch, its mask or positions."""
+        batch, src_len = source.shape[:2]
+        if batch != x.size(0):
+            raise UserError(f"x has a batch size of {x.size(0)}, but its source {batch}")
+        check_mask("source_padding_mask", padding, batch, src_len)
+        if not self.rotates:
+            return
+        assert shared.source_ids is not None
+        length = shared.source_ids.size(1)
+        if length != src_len:
+            raise UserError(
+                f"the positions were computed for source_length={length}, but the source has "
+                f"{src_len} tokens"
+            )
+        if padding is None or not shared.source_counted or not may_sync(padding.device):
+            return
+        moved = ((~padding).cumsum(1) - 1).ne(shared.source_ids)  # positions by this mask differ
+        if bool((moved & ~padding).any()):
+            raise UserError(
+                "the source is padded on the left: also pass its source_padding_mask to positions"
+            )
+
+    def _check_source(self, source: Tensor | None, cache: Cache, shared: Shared) -> None:
+        """Refuse a cache of another source than the one that is given, if any."""
+        if source is None or source is cache.state["source"]:
+            return
+        key = cache.state["key"]
+        lengths = (key.size(0), key.size(2))
+        same = source.dim() == 3 and source.shape[:2] == lengths
+        # Another tensor may be the same source, perhaps with reordered rows: compare its keys.
+        if same and not torch.compiler.is_compiling():
+            with torch.no_grad():
+                again, _ = self.project_source(source, shared)
+            same = torch.allclose(again.float(), key.float(), rtol=1e-2, atol=1e-2)
+        if not same:
+            raise UserError(
+                f"the cache holds keys of another source, of the batch and length {lengths}: "
+                "start a generation with an empty cache"
+            )
