@@ -98,9 +98,6 @@ class Assembly(NamedTuple):
         Returns:
             For each of ``Spec.layer_kinds`` the terms of a single token, on the device "meta": they
             have shapes, but no values.
-
-        Raises:
-            UserError: names the encodings that do not work.
         """
         self.check_size()
         token = _make_one_token()

@@ -79,9 +79,6 @@ def refuse_bad_place(path: Path, prefix: str = "") -> None:
     Args:
         path: the file to write.
         prefix: text before the path in the message, such as the option that named it.
-
-    Raises:
-        UserError: says what is there.
     """
     name, folder = f"{prefix} {path}".lstrip(), path.parent.resolve()
     if not folder.is_dir() or path.is_dir():

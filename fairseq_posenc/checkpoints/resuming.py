@@ -23,9 +23,6 @@ def start_resuming(path: Path, settings: DictConfig | None) -> None:
     Args:
         path: the checkpoint.
         settings: fairseq's configuration; None if a program uses the trainer without it.
-
-    Raises:
-        UserError: names a setting that does not fit the checkpoint.
     """
     _optimizers.clear()
     if settings is None or not path.is_file():

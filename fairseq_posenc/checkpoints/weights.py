@@ -83,11 +83,7 @@ def _describe_damage(weight: Any) -> str | None:
 
 
 def refuse_large_weights(weights: Any) -> None:
-    """Refuse finite weights so large that their products are infinite.
-
-    Raises:
-        UserError: names the parameter.
-    """
+    """Refuse finite weights so large that their products are infinite."""
     for name, weight in weights.items() if isinstance(weights, dict) else ():
         if weight.dtype in _FLOATS and weight.numel():
             low, high = weight.aminmax()  # unlike abs(), without a copy

@@ -46,11 +46,7 @@ class Learned(Encoding):
         nn.init.normal_(self.table.weight, std=self.dims.embed_dim**-0.5)
 
     def embed(self, positions: Positions) -> Tensor:
-        """Look up the vectors of the queries' positions, ``(B or 1, T, C)``.
-
-        Raises:
-            UserError: a position lies beyond the table.
-        """
+        """Look up the vectors of the queries' positions, ``(B or 1, T, C)``."""
         positions.check_limit(self.dims.max_positions, self.name)
         ids = positions.queries(positions.places)
         if self.axes == 1:

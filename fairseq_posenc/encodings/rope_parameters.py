@@ -15,9 +15,6 @@ def read_rope(parameters: Mapping[str, Any], max_positions: int, layout: str) ->
             that type, as in ``rope_parameters`` of transformers 5.
         max_positions: ``max_position_embeddings``, from which missing lengths are taken.
         layout: how pairs are formed, see :class:`~fairseq_posenc.encodings.rope.Rope`.
-
-    Raises:
-        UserError: the library does not have the type.
     """
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if "mrope_section" in parameters or kind == "mrope":

@@ -70,11 +70,7 @@ class Tupe(DistanceEncoding):
         return self.positions.size(0)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Compare positions by pair, ``(B or 1, 1, T, S)``, and the bias.
-
-        Raises:
-            UserError: a position lies beyond the table.
-        """
+        """Compare positions by pair, ``(B or 1, 1, T, S)``, and the bias."""
         positions.check_limit(self.dims.max_positions, self.name)
         rows = positions.common_ids()
         if rows.size(1) > self.dims.max_positions:  # only padding lies beyond the table
@@ -158,11 +154,7 @@ class TupeShared(Encoding):
             nn.init.zeros_(parameter)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Compute the products of positions by pair, ``(B or 1, H, T, S)``, and biases by distance.
-
-        Raises:
-            UserError: a position lies beyond the table.
-        """
+        """Compute products of positions by pair, ``(B or 1, H, T, S)``, and biases by distance."""
         positions.check_limit(self.dims.max_positions, self.name)
         with no_autocast(self.positions.device):
             return self._terms(span, positions)

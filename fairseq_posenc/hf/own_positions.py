@@ -55,21 +55,13 @@ def read_positions(model: Any) -> str:
 
 
 def count_positions(model: Any) -> int:
-    """Count the positions that a model has room for.
-
-    Raises:
-        UserError: the configuration states no such number.
-    """
+    """Count the positions that a model has room for."""
     config = getattr(model, "config", model)
     return int(getattr(config, LENGTH, None) or read_trained_length(config))
 
 
 def read_trained_length(model: Any) -> int:
-    """Read the length that a model was trained at: its limit, or the rows of its table.
-
-    Raises:
-        UserError: the configuration states no such number.
-    """
+    """Read the length that a model was trained at: its limit, or the rows of its table."""
     config = getattr(model, "config", model).get_text_config()
     for name in ("max_position_embeddings", "max_target_positions", "n_positions"):
         size = getattr(config, name, None)
@@ -85,11 +77,7 @@ def read_trained_length(model: Any) -> int:
 
 
 def names_own(spec: str) -> bool:
-    """Check whether a spec has the word ``own``.
-
-    Raises:
-        UserError: the spec is too long.
-    """
+    """Check whether a spec has the word ``own``."""
     return any(_name(item) == OWN for layer in split_layers(spec) for item in layer)
 
 

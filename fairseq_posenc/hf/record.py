@@ -104,11 +104,7 @@ def add_adapter_records(
 def check_adapter_records(
     stack: nn.Module, state_dict: dict[str, Any], prefix: str, *others: Any
 ) -> None:
-    """Remove the records of adapters from a state dict and compare them, as a loading pre-hook.
-
-    Raises:
-        UserError: an adapter was trained on a model with other positions.
-    """
+    """Remove the records of adapters from a state dict and compare them, as a loading pre-hook."""
     positions = find_positions(stack)
     names = [name for name in state_dict if name.startswith(prefix)]
     positions.warn_of_adapters_without_records(names)
@@ -136,11 +132,7 @@ def read_adapter(name: str, options: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def take_adapter_records(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Compare the records among an adapter's weights with a model; return the other weights.
-
-    Raises:
-        UserError: the adapter was trained on a model with other positions.
-    """
+    """Compare the records among an adapter's weights with a model; return the other weights."""
     positions = find_positions(model)
     positions.warn_of_adapters_without_records(weights)
     for name, record in weights.items():

@@ -104,11 +104,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def make(cls, spec: Spec, stack: Stack, max_positions: int) -> Plan:
-        """Build the modules, with the weights that the model already has.
-
-        Raises:
-            UserError: the spec does not fit the stack.
-        """
+        """Build the modules, with the weights that the model already has."""
         attentions = stack.attentions
         spec.check_length(len(attentions))
         if spec.rotates_source:

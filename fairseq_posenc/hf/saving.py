@@ -295,11 +295,7 @@ class _ModelWithPositions:
         return super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
 
     def load_adapter(self, peft_model_id: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Load a LoRA adapter beside the model's weights, as transformers does.
-
-        Raises:
-            UserError: the adapter was trained with other positions.
-        """
+        """Load a LoRA adapter beside the model's weights, as transformers does."""
         # Version 4 calls `load_state_dict`, whose hook compares positions.
         if int(transformers.__version__.partition(".")[0]) >= 5:
             weights = kwargs.get("adapter_state_dict")

@@ -79,9 +79,6 @@ def check_data_bin(index: Path) -> None:
     """Refuse a split whose index is damaged, or does not fit its data.
 
     An index is read once in a process, unless its files change.
-
-    Raises:
-        UserError: says what is wrong.
     """
     data = index.with_suffix(".bin")
     for path in (index, data):
@@ -97,11 +94,7 @@ def check_data_bin(index: Path) -> None:
 
 
 def refuse_empty(index: Path) -> None:
-    """Refuse a split without a sentence, which fairseq cannot open.
-
-    Raises:
-        UserError: the split is empty.
-    """
+    """Refuse a split without a sentence, which fairseq cannot open."""
     data = index.with_suffix(".bin")
     if data.is_file() and not data.stat().st_size:
         raise UserError(f"{data} is empty: the split has no sentences; make it of a longer text")

@@ -130,11 +130,7 @@ class _CheckpointGuard(logging.Filter):
 
 
 def _lock_save_dir(settings: DictConfig) -> None:
-    """Lock a ``--save-dir`` until this process ends; only rank 0 does so, for all ranks.
-
-    Raises:
-        UserError: another training holds the lock; names its process.
-    """
+    """Lock a ``--save-dir`` until this process ends; only rank 0 does so, for all ranks."""
     folder = Path(settings.checkpoint.save_dir).resolve()
     rank = settings.distributed_training.distributed_rank
     if rank != 0 or settings.checkpoint.no_save or folder in _held or not folder.is_dir():

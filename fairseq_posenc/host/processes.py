@@ -82,9 +82,6 @@ def check_launch(launch: Launch, environment: Mapping[str, str], gpus: int) -> N
         launch: the options of the command.
         environment: environment variables, with those of torchrun if it started this process.
         gpus: number of GPUs that torch sees.
-
-    Raises:
-        UserError: names the missing options, and a command that works.
     """
     started = count_torchrun(environment)
     count = max(started, launch.world_size)

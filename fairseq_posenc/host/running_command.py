@@ -59,9 +59,6 @@ def check_metric() -> None:
 
     Called when fairseq is about to read a validation subset for the first time. With the metric
     ``loss``, which always exists, nothing is computed.
-
-    Raises:
-        UserError: the metric is unknown; the message lists the known ones.
     """
     call = find_call("fairseq_cli/train.py", "main")
     if call is None or call.f_locals["cfg"].checkpoint.best_checkpoint_metric == "loss":

@@ -28,9 +28,6 @@ def check_data(settings: Any, command: str) -> None:
     Args:
         settings: fairseq's configuration.
         command: ``train``, ``generate``, ``interactive`` or ``eval_lm``.
-
-    Raises:
-        UserError: names the folder, what it lacks, and what to do.
     """
     task = settings.task
     if OmegaConf.is_config(task) and OmegaConf.is_missing(task, "data"):

@@ -47,11 +47,7 @@ def check_precision(common: Any) -> None:
 
 
 def check_packages(settings: Any) -> None:
-    """Refuse options that would end in an error, or in a training that cannot be resumed.
-
-    Raises:
-        UserError: names the option, and why it does not work.
-    """
+    """Refuse options that would end in an error, or in a training that cannot be resumed."""
     if settings.common.use_plasma_view or getattr(settings.task, "use_plasma_view", False):
         raise UserError(NO_PLASMA)
     if settings.checkpoint.write_checkpoints_asynchronously:

@@ -140,11 +140,7 @@ def as_namespace(args: Any) -> Any:
 
 
 def build_stack_config(args: Any) -> TransformerConfig:
-    """Build fairseq's configuration of a stack, with our parsed options as ``position``.
-
-    Raises:
-        UserError: an option cannot be read.
-    """
+    """Build fairseq's configuration of a stack, with our parsed options as ``position``."""
     plain = as_namespace(args)
     check_activations(plain)
     config = TransformerConfig.from_namespace(plain)

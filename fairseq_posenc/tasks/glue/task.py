@@ -99,11 +99,7 @@ class GlueTask(SentencePredictionTask):
         return task
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> Any:
-        """Load a split.
-
-        Raises:
-            UserError: an example is too long for the model.
-        """
+        """Load a split."""
         dataset = super().load_dataset(split, combine=combine, **kwargs)
         longest, limit = int(np.max(dataset.sizes)), self.cfg.max_positions
         if longest > limit:
