@@ -388,6 +388,10 @@ def test_a_source_has_the_length_and_padding_that_positions_were_given():
     with pytest.raises(UserError, match=r"x \(1, 6, 16\) must be \(1, 1, 16\)"):
         layer(x, source, positions(x[:, :1], source_length=5)[1])
     padding = torch.tensor([[True, True, False, False, False]])
+    with pytest.raises(UserError, match=r"source_padding_mask \(1, 5\) must be \(1, 4\)"):
+        positions(x, source_length=4, source_padding_mask=padding)
+    with pytest.raises(UserError, match="source_padding_mask: also give source_length"):
+        positions(x, source_padding_mask=padding)
     with pytest.raises(UserError, match="the source is padded on the left"):
         layer(x, source, positions(x, source_length=5)[1], padding)
     _, shared = positions(x, source_length=5, source_padding_mask=padding)

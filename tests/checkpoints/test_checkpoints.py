@@ -23,6 +23,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from fairseq_posenc import locks
 from fairseq_posenc.checkpoints.error_messages import find_message
+from fairseq_posenc.error_messages import choose_exit_code
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host import log_guard
 from fairseq_posenc.host.startup import install_excepthook
@@ -462,7 +463,6 @@ def test_a_full_disk_stops_fairseq_before_it_touches_a_checkpoint(tmp_path, monk
 def test_users_see_one_line_whatever_fairseq_wraps_around_it(capsys, monkeypatch):
     monkeypatch.setattr("sys.excepthook", lambda *_: pytest.fail("a stack trace"))
     install_excepthook()
-    install_excepthook()  # twice is once
     try:
         try:
             raise UserError("the mistake")
@@ -475,8 +475,10 @@ def test_users_see_one_line_whatever_fairseq_wraps_around_it(capsys, monkeypatch
 
 def test_a_mistake_told_by_another_rank_is_one_line():
     text = "\n\n-- Process 1 terminated with the following error:\nTraceback ...\n"
-    error = ProcessRaisedException(f"{text}fairseq_posenc.errors.UserError: the mistake\n", 1, 2)
-    assert find_message(error) == "the mistake"
+    for kind, code in (("UserError", 2), ("RunError", 1)):
+        error = ProcessRaisedException(f"{text}fairseq_posenc.errors.{kind}: the mistake\n", 1, 2)
+        assert find_message(error) == "the mistake"
+        assert choose_exit_code(error) == code
 
 
 def saved(content):
