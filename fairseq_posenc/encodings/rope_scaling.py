@@ -47,9 +47,6 @@ class Scaling:
         Llama3(factor=8.0, low=1.0, high=3.0, length=None)
         >>> str(Scaling.parse("longrope:4:long=1.50/4:short=1/1"))  # lists are written with slashes
         'longrope:4:short=1/1:long=1.5/4'
-
-        Raises:
-            UserError: the text is neither, or a setting is missing, unknown, or out of its range.
         """
         if text == Scaling.kind:
             return Scaling()
@@ -57,7 +54,7 @@ class Scaling:
         factor, *settings = rest.split(":")
         number = _read_number(factor)
         if kind not in KINDS or number is None:
-            raise UserError(_describe_form())
+            raise UserError(_FORM)
         scaling = KINDS[kind](number, **KINDS[kind].parse_settings(settings))
         return Scaling() if scaling in _CHANGING_NOTHING else scaling
 
@@ -99,13 +96,13 @@ class _Scaled(Scaling):
 
     def __post_init__(self) -> None:
         if not 1 <= self.factor <= _MAX_FACTOR:
-            raise UserError(_describe_form())
+            raise UserError(_FORM)
 
     @classmethod
     def parse_settings(cls, written: list[str]) -> dict[str, Any]:
         """Parse settings, written ``NAME=VALUE``, by the types of the fields."""
         types = get_type_hints(cls)
-        known = {entry.name: entry.default for entry in fields(cls) if entry.name != "factor"}
+        known = {setting.name: setting.default for setting in fields(cls)[1:]}
         settings: dict[str, Any] = {}
         for setting in written:
             name, _, value = setting.partition("=")
@@ -128,9 +125,8 @@ class _Scaled(Scaling):
     def __str__(self) -> str:
         settings = [
             f"{setting.name}={_format(value)}"
-            for setting in fields(self)
-            if setting.name != "factor"
-            and (value := getattr(self, setting.name)) != setting.default
+            for setting in fields(self)[1:]  # without the factor
+            if (value := getattr(self, setting.name)) != setting.default
         ]
         return ":".join([self.kind, _format(self.factor), *settings])
 
@@ -353,19 +349,16 @@ class Proportional(_Scaled):
 KINDS: dict[str, type[_Scaled]] = {
     cls.kind: cls for cls in (Linear, Ntk, Dynamic, Yarn, Llama3, LongRope, Proportional)
 }
+_FORM = (
+    f"write none or KIND:F, with a factor F of at least 1, at most {_MAX_FACTOR:,}, and one of "
+    f"these kinds: {', '.join(KINDS)}"
+)
 _CHANGING_NOTHING = (Linear(1.0), Ntk(1.0), Yarn(1.0), Llama3(1.0))
 
 
 def _interpolate(frequencies: Tensor, factor: float, kept: Tensor) -> Tensor:
     """Mix frequencies with themselves divided by a factor; ``kept`` is the share of the former."""
     return frequencies * kept + frequencies / factor * (1 - kept)
-
-
-def _describe_form() -> str:
-    return (
-        f"write none or KIND:F, with a factor F of at least 1, at most {_MAX_FACTOR:,}, and one of "
-        f"these kinds: {', '.join(KINDS)}"
-    )
 
 
 def _read_number(text: str) -> float | None:
@@ -389,9 +382,8 @@ def _read_length(text: str) -> int | None:
 
 
 _NUMBER = "{setting!r} is not a number above 0"
-_READERS: dict[
-    Any, tuple[Callable[[str], Any], str]
-] = {  # by type; they return None for other text
+# By type: a reader, which returns None for other text, and the message for such text.
+_READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
     float: (_read_number, _NUMBER),
     Optional[float]: (_read_number, _NUMBER),
     tuple[float, ...]: (_read_numbers, _NUMBER),
