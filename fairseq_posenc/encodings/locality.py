@@ -78,11 +78,10 @@ class Locality(NamedTuple):
 
     def __and__(self, other: Locality) -> Locality:
         """Combine two limits: a key is visible if both allow it."""
-        limited = [limits for limits in (self, other) if limits.window is not None]
-        windows = [limits.window for limits in limited if limits.window is not None]
-        marks = [limits.first_keys for limits in limited if limits.first_keys is not None]
+        windows = [side.window for side in (self, other) if side.window is not None]
+        marks = [side.first_keys for side in (self, other) if side.first_keys is not None]
         # A key that only one of two windows leaves visible is hidden by the other.
-        has_first = bool(marks) and len(marks) == len(limited)
+        has_first = bool(marks) and len(marks) == len(windows)
         longest = [side.longest for side in (self, other) if side.longest is not None]
         ours, theirs = self.segments, other.segments
         if ours is not None and theirs is not None:

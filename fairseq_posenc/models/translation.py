@@ -83,7 +83,7 @@ def _register(name: str, spec: str) -> None:
 
         def architecture(args: Any, set_size: Any = set_size) -> None:
             args.position_encoding = getattr(args, "position_encoding", spec)
-            check_parsed(args)  # fairseq calls this as soon as the command line is parsed
+            check_parsed(args)  # as early as possible, before processes wait for each other
             set_size(args)
 
         register_model_architecture("positional_transformer", f"{name}{suffix}")(architecture)
