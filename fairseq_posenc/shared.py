@@ -79,10 +79,9 @@ class Shared(NamedTuple):
         rotations = {name: encoding.rotation(ids) for name, encoding in named.items()}
 
         def compute(name: str) -> Terms:
-            encoding = named[name]
-            return (
-                compute_terms(name, encoding) if compute_terms else encoding.terms(now, positions)
-            )
+            if compute_terms is None:
+                return named[name].terms(now, positions)
+            return compute_terms(name, named[name])
 
         def combine(names: tuple[str, ...], terms: Callable[[str], Terms]) -> Terms:
             return reduce(or_, map(terms, names), Terms())

@@ -173,10 +173,11 @@ def _encode(text: Any = "", encoding: Any = "latin1", *others: Any) -> bytes:
     return b""
 
 
-class _CheckingUnpickler(
-    pickle._Unpickler
-):  # the unpickler in Python, whose `dispatch` can be changed
-    """Reads a pickle as torch does, but replaces everything that torch would build or call."""
+class _CheckingUnpickler(pickle._Unpickler):
+    """Reads a pickle as torch does, but replaces everything that torch would build or call.
+
+    Its base is the unpickler in Python, whose ``dispatch`` can be changed.
+    """
 
     def __init__(self, file: io.BytesIO, file_size: int) -> None:
         super().__init__(file, encoding="latin1")

@@ -77,9 +77,8 @@ class Alibi(Encoding):
         slopes = make_constant(head_slopes(self.dims.num_heads), drawn.device)
         slopes = to_fixed(self.axes * slopes)  # [H]
         later = slopes.flip(0) if self.mode == "asymmetric" else slopes
-        decay, later_decay = (
-            split_fixed(-x[:, None] * drawn[:, None]) for x in (slopes, later)
-        )  # [B, H, S, 2]
+        # [B, H, S, 2]
+        decay, later_decay = (split_fixed(-x[:, None] * drawn[:, None]) for x in (slopes, later))
         return Terms(
             decay=decay,
             later_decay=None if self.dims.causal else later_decay,

@@ -81,9 +81,8 @@ class Sinusoidal(Encoding):
         steps = half - 1 if self.layout == "fairseq" else half
         exponents = torch.arange(half, dtype=torch.float32, device=index.device) / max(steps, 1)
         # Angles from frequencies in float32, never in the model's half precision.
-        angles = index.float().unsqueeze(-1) * torch.exp(
-            exponents * -math.log(10000.0)
-        )  # [..., P/2]
+        frequencies = torch.exp(exponents * -math.log(10000.0))
+        angles = index.float().unsqueeze(-1) * frequencies  # [..., P/2]
         if self.layout != "interleaved":
             return torch.cat([angles.sin(), angles.cos()], dim=-1)
         return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)  # [..., P]

@@ -84,9 +84,8 @@ class Family:
             else:  # queries, keys and values side by side
                 query, others = projected.tensor_split([dims.heads_dim], -1)
                 key = others[:, : others.size(1) // 2]
-        query, key = (
-            x.unflatten(-1, (-1, dims.head_dim)).transpose(0, 1) for x in (query, key)
-        )  # [H, R, D], [G, R, D]
+        # [H, R, D], [G, R, D]
+        query, key = (x.unflatten(-1, (-1, dims.head_dim)).transpose(0, 1) for x in (query, key))
         return query, key.repeat_interleave(query.size(0) // key.size(0), 0)
 
 

@@ -88,11 +88,9 @@ class Scores:
         together = scores[0] if len(scores) == 1 else torch.cat(scores, -1)
         scores.clear()  # their memory is needed
         weights = together.softmax(-1)
-        return (
-            [weights]
-            if weights.size(2) == widths[0]
-            else list(weights[..., : sum(widths)].split(widths, -1))
-        )
+        if weights.size(2) == widths[0]:
+            return [weights]
+        return list(weights[..., : sum(widths)].split(widths, -1))
 
     def _drop(self, block: Block, weights: Tensor) -> Tensor:
         """Mark the weights that dropout drops, ``(c, M, W)``."""

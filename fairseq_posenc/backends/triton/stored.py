@@ -168,9 +168,8 @@ def table_kernel(
     head = program // diagonals // chunks
     first_block = tl.maximum(0, -diagonal - 1)
     end_block = tl.minimum(blocks, columns - diagonal)
-    chunk_sequences = (
-        tl.cdiv(sequences, heads * chunks) * heads
-    )  # so that steps of `heads` stay with a head
+    # A multiple of `heads`, so that steps of `heads` stay with a head.
+    chunk_sequences = tl.cdiv(sequences, heads * chunks) * heads
     by_vector = tl.zeros((N, W), tl.float32)
     by_scalar = tl.zeros((N, N), tl.float32)
     for step in range(
