@@ -22,9 +22,9 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from fairseq_posenc.encodings.base import Encoding, Signed
+from fairseq_posenc.encodings.base import Place, Signed
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.registry import get, module_place, names, options
 
@@ -215,9 +215,7 @@ def _is_for_whole_stack(item: Item) -> bool:
 
 def _sort_key(item: Item) -> tuple[int, str]:
     """Make the key of the canonical order: the place that an encoding acts on, then its name."""
-    # The annotation is ClassVar[Literal["input", "rotation", ...]], in the canonical order.
-    places = get_args(get_args(get_type_hints(Encoding)["acts_on"])[0])
-    return places.index(get(item.name).acts_on), item.name
+    return get_args(Place).index(get(item.name).acts_on), item.name
 
 
 def name_modules(items: Iterable[Item]) -> dict[str, Item]:

@@ -31,6 +31,8 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
 INIT_STD = 0.02  # BERT's, as for the rest of a masked language model
+# Where an encoding acts, in the order of the canonical form of specs.
+Place = Literal["input", "rotation", "scores", "softmax", "mask", "positions"]
 
 
 class Signed(float):
@@ -91,7 +93,7 @@ class Encoding(nn.Module):
     """
 
     name: ClassVar[str]  # set by `register`
-    acts_on: ClassVar[Literal["input", "rotation", "scores", "softmax", "mask", "positions"]]
+    acts_on: ClassVar[Place]
     shared: ClassVar[bool] = False  # True: one module for all layers, else one for each layer
     whole_stack: ClassVar[bool] = False  # True: applies to all layers, whichever layer names it
     lifts: ClassVar[bool] = False  # True: its rotation makes queries and keys wider
