@@ -183,9 +183,7 @@ _TABLES: dict[str, Callable[[Config], str]] = {
 
 # Model types whose positions no spec describes, by a part of their names.
 _REASONS = {
-    "vl": "its own code counts them on several axes (M-RoPE)",
-    "glm4v": "its own code counts them on several axes (M-RoPE)",
-    "omni": "its own code counts them on several axes (M-RoPE)",
+    **dict.fromkeys(("vl", "glm4v", "omni"), "its code counts them on several axes (M-RoPE)"),
     "gemma4": "its layers have heads of two widths, and a spec is for one",
     "gemma3n": "its layers share keys and values with others",
     "umt5": "each layer has its own table of buckets, and here all layers share one",
