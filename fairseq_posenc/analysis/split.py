@@ -88,11 +88,9 @@ def split(
         mask: the keys that positions count, for encodings that count the visible keys.
     """
     query, key = query.double(), key.double()
-    in_float64: dict[str, Any] = {name: term.double() for name, _, term in terms.present()}
-    for name in ("counted_table", "states"):  # not among the terms that `present` lists
-        if (tensor := getattr(terms, name)) is not None:
-            in_float64[name] = tensor.double()
-    terms = terms._replace(**in_float64)
+    terms = Terms._make(
+        x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in terms
+    )
     # No terms: only the scale, and what says how tables are read (`first`, `runs`).
     bare = Terms(scale_factor=terms.scale_factor, first=terms.first, runs=terms.runs)
     scores = partial(reference.scores, mask=mask)

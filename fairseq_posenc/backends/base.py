@@ -113,6 +113,13 @@ class Backend(Protocol):
         """Compute attended values ``(B, H, T, D)`` and, on request, weights ``(B, H, T, S)``."""
 
 
+def check_dropout(probability: float) -> float:
+    """Return the probability of dropping a weight; refuse one outside of 0 to below 1."""
+    if not 0 <= probability < 1:
+        raise UserError(f"dropout={probability:g} must be at least 0 and below 1")
+    return probability
+
+
 def refuse_second_order(backend: str) -> None:
     """Refuse a backward pass that is to be differentiated again: ours are written by hand.
 

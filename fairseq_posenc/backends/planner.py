@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import blocked, flex, reference, sdpa, triton
-from fairseq_posenc.backends.base import AttentionCall, Backend, CallFeatures
+from fairseq_posenc.backends.base import AttentionCall, Backend, CallFeatures, check_dropout
 from fairseq_posenc.backends.forward_cache import is_exporting
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
@@ -145,10 +145,8 @@ def attend(
     Raises:
         UserError: the dropout is not a probability, or the requested backend cannot do it.
     """
-    if not 0 <= dropout < 1:
-        raise UserError(f"dropout={dropout:g} must be at least 0 and below 1")
     mask = mask.without_needless_window(key.size(2))
-    call = AttentionCall(query, key, value, terms, mask, dropout, need_weights)
+    call = AttentionCall(query, key, value, terms, mask, check_dropout(dropout), need_weights)
     return choose(requested, terms, call.features).backend.attend(call)
 
 

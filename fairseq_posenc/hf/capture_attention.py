@@ -38,7 +38,8 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             if not isinstance(positions, HookedPositions):
                 continue
             name = "decoder" if positions.assembly.dims.causal else "encoder"
-            for number, layer in enumerate(_find_layers(module)):
+            layers = [part for part in module.modules() if isinstance(part, AttentionPositions)]
+            for number, layer in enumerate(layers):
                 hook = partial(_capture, name, number, captured)
                 exits.callback(layer.register_forward_hook(hook).remove)
         exits.enter_context(_attend_here(model))
@@ -118,7 +119,3 @@ def _attend_here(model: PreTrainedModel) -> Iterator[None]:
             yield
     finally:
         model.set_attn_implementation(before)
-
-
-def _find_layers(model: nn.Module) -> list[AttentionPositions]:
-    return [module for module in model.modules() if isinstance(module, AttentionPositions)]

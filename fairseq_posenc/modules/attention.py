@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.backends import attend
+from fairseq_posenc.backends.base import check_dropout
 from fairseq_posenc.backends.mask import DIRECTIONS, Mask
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.modules.attention_core import AttentionCore, check_dropout
+from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.modules.cache import Cache
 from fairseq_posenc.modules.stack_positions import (
     StackPositions,

@@ -9,7 +9,6 @@ from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.cache import Kept, KeyValueCache
 from fairseq_posenc.positions import Span
 from fairseq_posenc.shared import Shared
@@ -181,10 +180,3 @@ class AttentionCore:
         merged = attended.permute((0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)).flatten(2)
         output: Tensor = self.out_proj(merged)  # [B, T, C]
         return output
-
-
-def check_dropout(probability: float) -> float:
-    """Return the probability of dropping a weight; refuse one outside of 0 to below 1."""
-    if not 0 <= probability < 1:
-        raise UserError(f"dropout={probability:g} must be at least 0 and below 1")
-    return probability

@@ -9,7 +9,7 @@ from fairseq_posenc.backends.mask import DIRECTIONS
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.modules.attention_core import AttentionCore, check_dropout
+from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.modules.stack_positions import StackPositions, positions_from_padding
 from fairseq_posenc.positions import Span
 from fairseq_posenc.shared import Shared
@@ -102,7 +102,6 @@ class PositionEncoding(AttentionCore, StackPositions):
         self.assembly.check(backend)
         if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
             raise UserError(f"value {tuple(value.shape)} must be as key, {tuple(key.shape)}")
-        dropout = check_dropout(dropout)
         call = self._make_call(query, key, value, key_padding_mask, inputs, direction, dropout)
         return attend(*call, requested=backend)[0]
 
