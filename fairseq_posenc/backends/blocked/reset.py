@@ -28,24 +28,24 @@ AT_FIRST_QUERY, AT_FIRST_KEY = -2, -1  # the two entries of a table
 
 
 class ResetLine(NamedTuple):
-    """A row or a column of a block, at another index in each sentence and head."""
+    """A row or a column of a block, at another offset in each sentence and head."""
 
     dim: int  # 1, the row of the first token's query; 2, the column of its key
-    index: Tensor  # within the block, clamped to it, `(c, 1, 1)`
-    inside: Tensor  # False where the index was clamped, `(c, 1, 1)`: the line is not in the block
+    offset: Tensor  # within the block, clamped to it, `(c, 1, 1)`
+    inside: Tensor  # False where the offset was clamped, `(c, 1, 1)`: the line is not in the block
 
     def select(self, x: Tensor) -> Tensor:
         """Copy the line out of ``(c, M, W)``: ``(c, 1, W)`` or ``(c, M, 1)``."""
-        return x.gather(self.dim, self._expand_index(x))
+        return x.gather(self.dim, self._expand_offset(x))
 
     def put(self, x: Tensor, line: Tensor) -> None:
         """Overwrite the line in ``(c, M, W)``."""
-        x.scatter_(self.dim, self._expand_index(x), torch.where(self.inside, line, self.select(x)))
+        x.scatter_(self.dim, self._expand_offset(x), torch.where(self.inside, line, self.select(x)))
 
     def take(self, x: Tensor) -> Tensor:
         """Copy the line out of ``(c, M, W)`` and zero it there; zeros if outside the block."""
         line = self.select(x)
-        x.scatter_(self.dim, self._expand_index(x), torch.where(self.inside, 0.0, line))
+        x.scatter_(self.dim, self._expand_offset(x), torch.where(self.inside, 0.0, line))
         return torch.where(self.inside, line, 0.0)
 
     def scatter_sum(self, x: Tensor, size: int) -> Tensor:
@@ -57,12 +57,12 @@ class ResetLine(NamedTuple):
         sums = x.sum(3 - self.dim, keepdim=True)  # along the line
         shape = list(sums.shape)
         shape[self.dim] = size
-        return sums.new_zeros(shape).scatter_(self.dim, self.index, sums)
+        return sums.new_zeros(shape).scatter_(self.dim, self.offset, sums)
 
-    def _expand_index(self, x: Tensor) -> Tensor:
+    def _expand_offset(self, x: Tensor) -> Tensor:
         shape = list(x.shape)
         shape[self.dim] = 1
-        return self.index.expand(shape)
+        return self.offset.expand(shape)
 
 
 class ResetLines(NamedTuple):
