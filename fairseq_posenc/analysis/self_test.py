@@ -42,7 +42,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     terms = encodings.read_inputs(terms, inputs, positions, DIMS.num_heads)
     mask = Mask("lr" if causal else "both")
     call = AttentionCall(query, key, value, terms.unprojected(DIMS.num_heads), mask)
-    expected = _attend_exactly(call)
+    expected = _attend_exactly(call, terms.expanded())
     for name in backends:
         if not BACKENDS[name].refuses(call.terms, call.features):
             attended, _ = BACKENDS[name].attend(call)
@@ -83,9 +83,14 @@ def _rotate(encodings: Encodings, query: Tensor, key: Tensor, ids: Tensor) -> tu
     return rotation.rotate_queries(query), rotation.rotate_keys(key)
 
 
-def _attend_exactly(call: AttentionCall) -> Tensor:
+def _attend_exactly(call: AttentionCall, terms: Terms) -> Tensor:
     """Compute a call with the reference backend in float64 on the CPU, ``(H, T, D)``."""
-    terms = call.terms.expanded()
+
+    # Not by `Terms.unprojected`, which makes the calls that are checked.
+    def split_heads(rows: Tensor) -> Tensor:
+        return rows.unflatten(-1, (DIMS.num_heads, -1)).transpose(0, 1)  # [H, R, D]
+
+    terms = terms.projected(split_heads, split_heads)
     exact = Terms._make(_to_float64(x) if isinstance(x, Tensor) else x for x in terms)
     query, key, value = map(_to_float64, (call.query, call.key, call.value))
     return attend_by_reference(AttentionCall(query, key, value, exact, call.mask))[0][0]
