@@ -143,6 +143,10 @@ def test_a_gpu_is_waited_for_once_a_stack_and_never_in_a_step(family, spec, monk
     assert steps(ours, family, tokens) <= steps(theirs, family, tokens)
 
 
+def test_values_on_a_cpu_may_be_read_in_each_step():
+    assert positions.may_sync(torch.device("cpu"), decoding=True)
+
+
 def steps(model, family, tokens) -> int:
     """Count how often three steps of decoding wait."""
     out = None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fairseq_posenc.api import SelfAttention, StackPositions
-from fairseq_posenc.backends import BACKENDS, blocked, reference
+from fairseq_posenc.backends import BACKENDS, attend, blocked, planner, reference
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
@@ -183,6 +183,15 @@ def test_a_window_over_all_keys_is_none():
     first_keys = torch.arange(9)[None] < 2
     mask = Mask("lr", locality=Locality(window=9, first_keys=first_keys))
     assert mask.without_needless_window(src_len=9).locality == Locality()
+
+
+def test_a_window_over_all_keys_does_not_limit_the_backends(monkeypatch):
+    calls, real = [], planner.choose
+    monkeypatch.setattr(planner, "choose", lambda *given: calls.append(given[2]) or real(*given))
+    mask = Mask("lr", locality=Locality(window=9))
+    _, weights = attend(*torch.randn(3, 1, 2, 9, 8), Terms(), mask)
+    assert weights is None
+    assert [call.limited for call in calls] == [False]
 
 
 def test_of_two_windows_the_first_keys_of_both_are_visible():
