@@ -114,6 +114,25 @@ def test_initial_parameters_are_small_and_not_zero(spec):
 
 
 @pytest.mark.parametrize(
+    ("spec", "name", "low", "high"),
+    [
+        *(("fire", f"hidden_{kind}", -1.0, 1.0) for kind in ("weight", "bias")),
+        *(("fire", f"output_{kind}", -(32**-0.5), 32**-0.5) for kind in ("weight", "bias")),
+        *(
+            ("kerple", "r1", 0.0, 2.0),
+            ("kerple", "r2", 0.0, 1.0),
+            ("fox", "gate.weight", -0.1, 0.1),
+        ),
+    ],
+)
+def test_initial_parameters_are_spread_over_their_range(spec, name, low, high):
+    built = build_encodings(specs.parse(spec), Dims(64, 16, 64, causal=True))
+    parameter = built[spec].get_parameter(name)
+    assert low <= parameter.min() < low + 0.4 * (high - low)
+    assert high >= parameter.max() > high - 0.4 * (high - low)
+
+
+@pytest.mark.parametrize(
     ("spec", "dtype"), product_of(encoding_specs("rotation"), [torch.float16, torch.bfloat16])
 )
 def test_half_precision_leaves_angles_exact(spec, dtype):
