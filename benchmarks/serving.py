@@ -122,7 +122,7 @@ def ctranslate2_engine(folder: Path, pieces: Path, longest: int, threads: int) -
     return translate
 
 
-def carried(trained: OpenModel, folder: Path, threads: int) -> dict[str, Engine]:
+def export_engines(trained: OpenModel, folder: Path, threads: int) -> dict[str, Engine]:
     """Export a model, and load it with each of the other engines."""
     longest = build_generation_config(trained)["max_new_tokens"] - 1  # words
     source = find_data_bin(trained)
@@ -198,7 +198,9 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         for language in (data.source, data.target)
     )
     with TemporaryDirectory() as folder:
-        engines = {"fairseq": fairseq_engine(args)} | carried(trained, Path(folder), args.threads)
+        engines = {"fairseq": fairseq_engine(args)} | export_engines(
+            trained, Path(folder), args.threads
+        )
         rows: list[dict[str, Any]] = [
             {"device": "cpu", "engine": name, "sentences": len(sources)} for name in engines
         ]

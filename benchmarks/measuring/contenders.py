@@ -77,8 +77,8 @@ def contenders(
                 listed.append(Contender(spec, name))
     none = _terms("none", dims, device)
     used = dict.fromkeys(entry.backend for entry in listed)
-    able = [name for name in used if not BACKENDS[name].refuses(none, call)]
-    return list(dict.fromkeys([*(Contender("none", name) for name in able), *listed]))
+    serving_none = [name for name in used if not BACKENDS[name].refuses(none, call)]
+    return list(dict.fromkeys([*(Contender("none", name) for name in serving_none), *listed]))
 
 
 def layer_and_shared(spec: str, dims: Dims) -> tuple[Encodings, Encodings]:

@@ -66,7 +66,7 @@ def complexity_table(rows: Sequence[Row]) -> str:
     return table(header, cells, "lllr")
 
 
-def _format_growths(*found: float | None) -> str:
+def _format_growths(*growths: float | None) -> str:
     return ", ".join(
-        "-" if value is None else f"{value:.1f}".replace("-0.0", "0.0") for value in found
+        "-" if value is None else f"{value:.1f}".replace("-0.0", "0.0") for value in growths
     )

@@ -152,10 +152,10 @@ class Line(NamedTuple):
         values = [y for _, mean in self.mean for y in mean] + [y for _, y in self.dots]
         return [y for y in values if math.isfinite(y)]
 
-    def draw(self, axes: Any, style: Mapping[str, Any], **more: Any) -> None:
+    def draw(self, axes: Any, style: Mapping[str, Any], **style_options: Any) -> None:
         """Draw the mean, a band for its intervals, and dots; a cross marks the first gap."""
         means = [(x, y.mean if math.isfinite(y.mean) else math.nan) for x, y in self.mean]
-        axes.plot(*zip(*means), **{"lw": 2.0, **style, **more})
+        axes.plot(*zip(*means), **{"lw": 2.0, **style, **style_options})
         colour = style["color"]
         if band := [(x, y.low, y.high) for x, y in self.mean if math.isfinite(y.high - y.low)]:
             axes.fill_between(*zip(*band), color=colour, alpha=0.15, linewidth=0)
@@ -172,7 +172,7 @@ def draw_lines(
     lines: Mapping[str, Line],
     label: Callable[[int, float], str] = lambda x, y: f"{y:,.1f}",
     styles: Mapping[str, Mapping[str, Any]] | None = None,
-    **more: Any,
+    **style_options: Any,
 ) -> None:
     """Draw lines with labels beside their ends, which do not overlap.
 
@@ -182,7 +182,7 @@ def draw_lines(
         label: formats the last point, x and y, which follows the name. If a line ends with a gap,
             its label says where the training diverged.
         styles: style of each line; by default that of its encoding (:func:`assign_styles`).
-        **more: matplotlib's settings of all lines.
+        **style_options: matplotlib's settings of all lines.
     """
     styles = styles or assign_styles(list(lines))
     heights: dict[str, float] = {}
@@ -190,7 +190,7 @@ def draw_lines(
     for name, line in lines.items():
         if not line.mean:
             continue
-        line.draw(axes, styles[name], **more)
+        line.draw(axes, styles[name], **style_options)
         x, y = line.mean[-1][0], line.mean[-1][1].mean
         if math.isfinite(y):
             texts[name] = f"{name}  {label(x, y)}"

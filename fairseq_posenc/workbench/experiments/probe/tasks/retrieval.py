@@ -35,9 +35,9 @@ def recall(rng: random.Random, length: int) -> Example:
     """
     keys = rng.sample(_MANY_KEYS, min(max(1, length // 2), len(_MANY_KEYS)))
     values = dict(zip(keys, rng.choices(LETTERS, k=len(keys))))
-    asked = rng.sample(keys, min(_QUERIES, len(keys)))
+    queried = rng.sample(keys, min(_QUERIES, len(keys)))
     pairs = [word for pair in values.items() for word in pair]
-    return [*pairs, _ASK, *asked], [values[key] for key in asked]
+    return [*pairs, _ASK, *queried], [values[key] for key in queried]
 
 
 @register([*_KEYS, *_VALUES, ENDS])
@@ -55,16 +55,16 @@ def mqar(rng: random.Random, length: int) -> Example:
     count = max(pairs, (length - 2 * pairs) // _PLACE)
     # Sorted by u^(1/w), u uniform, items are a sample without replacement of weights w.
     order = sorted(range(count), key=lambda place: -(rng.random() ** ((place + 1) ** (1 - _POWER))))
-    asked = dict(zip(order, zip(keys, values)))
+    queried = dict(zip(order, zip(keys, values)))
     words = [word for pair in zip(keys, values) for word in pair]
     last = max(order[:pairs])
     for place in range(last):
-        if place in asked:
-            key, value = asked[place]
+        if place in queried:
+            key, value = queried[place]
             words += [key, ASKS, value, ENDS]
         else:
             words += rng.choices(_KEYS + _VALUES, k=_PLACE)
-    key, value = asked[last]
+    key, value = queried[last]
     return [*words, key], [value]
 
 
@@ -79,8 +79,8 @@ def needle(rng: random.Random, length: int, depth: Optional[float] = None) -> Ex
 def needle_multi_key(rng: random.Random, length: int) -> Example:
     """Say the value of one of several keys in the noise (RULER's multi-key)."""
     values, needles = _draw_needles(rng, length)
-    asked = rng.choice(list(values))
-    return [*_hide_needles(rng, needles, length), _ASK, asked], [values[asked]]
+    queried = rng.choice(list(values))
+    return [*_hide_needles(rng, needles, length), _ASK, queried], [values[queried]]
 
 
 @register(_HAYSTACK)
@@ -99,10 +99,10 @@ def needle_multi_query(rng: random.Random, length: int) -> Example:
     Keys are asked in random order. The length is that of the noise with its needles.
     """
     values, needles = _draw_needles(rng, length)
-    asked = rng.sample(list(values), len(values))
-    known = [word for key in asked[:-1] for word in (key, ASKS, values[key], ENDS)]
+    queried = rng.sample(list(values), len(values))
+    known = [word for key in queried[:-1] for word in (key, ASKS, values[key], ENDS)]
     hidden = _hide_needles(rng, needles, length)
-    return [*hidden, _ASK, *known, asked[-1]], [values[asked[-1]]]
+    return [*hidden, _ASK, *known, queried[-1]], [values[queried[-1]]]
 
 
 @register([*_VARIABLES, *_VALUES, *_NOISE, _ASSIGN, _ASK])

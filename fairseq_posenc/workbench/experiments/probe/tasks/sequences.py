@@ -87,5 +87,5 @@ def indirect_indexing(rng: random.Random, length: int) -> Example:
     words = rng.sample(_WORDS, max(2, length))
     place = rng.randrange(len(words))
     near = range(max(0, place - _FARTHEST), min(len(words), place + _FARTHEST + 1))
-    asked = rng.choice([other for other in near if other != place])
-    return [*words, ASK, words[place], f"{asked - place:+}"], [words[asked]]
+    queried = rng.choice([other for other in near if other != place])
+    return [*words, ASK, words[place], f"{queried - place:+}"], [words[queried]]
