@@ -21,7 +21,7 @@ from fairseq_posenc.workbench.experiments.text_experiment import LEARNING_RATE
 from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results.intervals import interval
 from fairseq_posenc.workbench.results.record import Record, Row, read
-from fairseq_posenc.workbench.running.locks import lock_folder
+from fairseq_posenc.workbench.running.folders import lock_folder
 from fairseq_posenc.workbench.running.options import add_seeds, parse_around_dashes
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say

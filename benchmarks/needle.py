@@ -46,8 +46,8 @@ from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.running.folders import lock_folder
 from fairseq_posenc.workbench.running.jobs import ALONE, Inputs, Outputs, RunContext, Step
-from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.running.progress import format_time, say
 from measuring.commands import existing_file, exit_on_error, new_parser, own_command
 

@@ -22,8 +22,8 @@ from fairseq_posenc.workbench.experiments.compare.record import RECORD, build_re
 from fairseq_posenc.workbench.experiments.text_experiment import LEARNING_RATE, TextExperiment
 from fairseq_posenc.workbench.experiments.variants import Run, Variant, parse_variants
 from fairseq_posenc.workbench.results.record import read
+from fairseq_posenc.workbench.running.folders import lock_output_folder
 from fairseq_posenc.workbench.running.jobs import Outputs, RunContext
-from fairseq_posenc.workbench.running.locks import lock_output_folder
 from fairseq_posenc.workbench.running.options import add_seeds, parse_around_dashes
 from fairseq_posenc.workbench.running.programs import run_logged
 from measuring.commands import exit_on_error, new_parser, own_command

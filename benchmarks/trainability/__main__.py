@@ -28,7 +28,7 @@ from starts import STARTS  # noqa: E402
 from training import FAMILIES, Store  # noqa: E402
 
 from fairseq_posenc import registry  # noqa: E402
-from fairseq_posenc.workbench.running.locks import lock_output_folder  # noqa: E402
+from fairseq_posenc.workbench.running.folders import lock_output_folder  # noqa: E402
 
 
 def parse_args() -> argparse.Namespace:

@@ -23,7 +23,7 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from binarize import command, formats, options, pool, shards, sources, split
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running import locks
+from fairseq_posenc.workbench.running import folders
 from tests.helpers.programs import true_start
 from tests.helpers.waiting import is_running, wait_until
 
@@ -490,7 +490,7 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, text, monkeyp
 
 def test_two_runs_do_not_write_the_same_folder(tmp_path, text):
     told = rf"bin.partial: process {os.getpid()} on .* is running there"
-    with locks.lock_folder(tmp_path / "bin.partial"), pytest.raises(UserError, match=told):
+    with folders.lock_folder(tmp_path / "bin.partial"), pytest.raises(UserError, match=told):
         run("--train", text, "--out", tmp_path / "bin")
     run("--train", text, "--out", tmp_path / "bin")
 

@@ -23,9 +23,8 @@ from typing import Any, NamedTuple, Optional
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.running.devices import visible_gpus
-from fairseq_posenc.workbench.running.folders import read_object
+from fairseq_posenc.workbench.running.folders import is_locked, lock_folder, read_object
 from fairseq_posenc.workbench.running.jobs import Job, RunContext
-from fairseq_posenc.workbench.running.locks import is_locked, lock_folder
 from fairseq_posenc.workbench.running.programs import find_user_error, run_parallel
 from fairseq_posenc.workbench.running.progress import bar, say
 

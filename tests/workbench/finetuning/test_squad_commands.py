@@ -26,7 +26,7 @@ from fairseq_posenc.workbench.finetuning.squad.train import compose, find_recipe
 from fairseq_posenc.workbench.loading.families import FAMILIES
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
-from fairseq_posenc.workbench.running.locks import is_locked
+from fairseq_posenc.workbench.running.folders import is_locked
 from tests.helpers.commands import (
     TRAINING,
     USER_DIR,

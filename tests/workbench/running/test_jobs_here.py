@@ -14,8 +14,8 @@ import pytest
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.workbench.running import executor
 from fairseq_posenc.workbench.running.executor import LocalMachine, run_jobs
+from fairseq_posenc.workbench.running.folders import is_locked, lock_folder
 from fairseq_posenc.workbench.running.jobs import Job, RunContext, Step, Work
-from fairseq_posenc.workbench.running.locks import is_locked, lock_folder
 from fairseq_posenc.workbench.running.programs import run_logged
 from tests.helpers.waiting import wait_until
 

@@ -21,7 +21,7 @@ from fairseq_posenc import files
 from fairseq_posenc.checkpoints.error_messages import find_message
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading import checkpoints
-from fairseq_posenc.workbench.running import jobs, locks, options, programs, progress
+from fairseq_posenc.workbench.running import folders, jobs, options, programs, progress
 from fairseq_posenc.workbench.running.devices import ComputeOptions, choose_device, hydra_overrides
 from fairseq_posenc.workbench.running.folders import Folder
 from tests.helpers.waiting import is_running, wait_until
@@ -129,46 +129,46 @@ class TestSteps:
         (tmp_path / "thesis.tex").write_text("precious")
         with (
             pytest.raises(UserError, match=r"holds other files \(thesis.tex\)"),
-            locks.lock_output_folder(tmp_path),
+            folders.lock_output_folder(tmp_path),
         ):
             pass
         assert os.listdir(tmp_path) == ["thesis.tex"]
 
     def test_folder_with_a_published_report_is_fine(self, tmp_path: Path) -> None:
         (tmp_path / "report.md").write_text("")
-        with locks.lock_output_folder(tmp_path, ("report.md",)):
+        with folders.lock_output_folder(tmp_path, ("report.md",)):
             pass
 
     def test_two_runs_do_not_share_a_folder(self, tmp_path: Path) -> None:
         told = rf"--out .*out: process {os.getpid()} on .*, since 20.* is running there; wait"
         with (
             pytest.raises(UserError, match=told),
-            locks.lock_output_folder(tmp_path / "out"),
-            locks.lock_output_folder(tmp_path / "out"),
+            folders.lock_output_folder(tmp_path / "out"),
+            folders.lock_output_folder(tmp_path / "out"),
         ):
             pass
-        with locks.lock_output_folder(tmp_path / "out"):
+        with folders.lock_output_folder(tmp_path / "out"):
             pass
 
     def test_a_program_that_outlives_its_run_keeps_the_folder(self, tmp_path: Path) -> None:
-        with locks.lock_folder(tmp_path) as lock:
+        with folders.lock_folder(tmp_path) as lock:
             program = subprocess.Popen(["sleep", "60"], pass_fds=[lock])
         try:
-            assert locks.is_locked(tmp_path)
-            with pytest.raises(UserError, match="is running there"), locks.lock_folder(tmp_path):
+            assert folders.is_locked(tmp_path)
+            with pytest.raises(UserError, match="is running there"), folders.lock_folder(tmp_path):
                 pass
         finally:
             program.kill()
             program.wait()
-        assert not locks.is_locked(tmp_path)
-        with locks.lock_folder(tmp_path):
+        assert not folders.is_locked(tmp_path)
+        with folders.lock_folder(tmp_path):
             pass
 
     def test_a_forked_process_that_outlives_its_run_does_not(self, tmp_path: Path) -> None:
-        with locks.lock_folder(tmp_path):
+        with folders.lock_folder(tmp_path):
             child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
             child.start()
-        wait_until(lambda: not locks.is_locked(tmp_path))  # it lets go once it runs
+        wait_until(lambda: not folders.is_locked(tmp_path))  # it lets go once it runs
         assert child.is_alive()
         child.kill()
         child.join()
@@ -177,7 +177,7 @@ class TestSteps:
         (tmp_path / "file").write_text("")
         with (
             pytest.raises(UserError, match="--out"),
-            locks.lock_output_folder(tmp_path / "file" / "out"),
+            folders.lock_output_folder(tmp_path / "file" / "out"),
         ):
             pass
 
@@ -319,7 +319,7 @@ class TestFolders:
     def test_nothing_is_left_where_it_fails_nor_by_one_killed_before(self, tmp_path: Path) -> None:
         folder = Folder(tmp_path / "out", {})
         (folder.partial / "data").mkdir(parents=True)  # by a killed run
-        (folder.partial / locks.LOCK).write_text("")
+        (folder.partial / folders.LOCK).write_text("")
 
         def fail() -> None:
             with folder.create():
@@ -533,7 +533,7 @@ HYDRA = "Error executing job with overrides: ['a=1']\n"
 class TestPrograms:
     @pytest.fixture
     def lock(self, tmp_path: Path):
-        with locks.lock_output_folder(tmp_path / "out") as lock:
+        with folders.lock_output_folder(tmp_path / "out") as lock:
             yield lock
 
     @staticmethod

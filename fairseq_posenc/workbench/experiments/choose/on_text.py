@@ -25,7 +25,7 @@ from fairseq_posenc.workbench.experiments.variants import CAUSAL, parse_variants
 from fairseq_posenc.workbench.results import differences, intervals, markdown
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.locks import lock_output_folder
+from fairseq_posenc.workbench.running.folders import lock_output_folder
 from fairseq_posenc.workbench.running.progress import format_time, say
 
 REPORT, RECORD = "choose.md", "choose.json"

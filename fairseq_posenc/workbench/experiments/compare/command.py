@@ -18,7 +18,7 @@ from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.locks import lock_output_folder
+from fairseq_posenc.workbench.running.folders import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
 
 _TOGETHER = 5  # most models of a seed that are trained at a time even with fewer cores

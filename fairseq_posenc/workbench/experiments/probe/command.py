@@ -12,7 +12,7 @@ from fairseq_posenc.workbench.experiments.variants import CAUSAL, FAMILIES, pars
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.locks import lock_output_folder
+from fairseq_posenc.workbench.running.folders import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
 
 _ALL = "all"

@@ -22,9 +22,9 @@ from fairseq_posenc.tasks.glue.task import GlueTaskConfig
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.running.files import shipped
+from fairseq_posenc.workbench.running.folders import lock_folder
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.jobs import STAMP, Step, Work, read_inputs
-from fairseq_posenc.workbench.running.locks import lock_folder
 from fairseq_posenc.workbench.training.recipes.composing import (
     compose_file,
     config_name,

@@ -12,7 +12,7 @@ from typing import Any, Optional
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.locks import lock_folder
+from fairseq_posenc.workbench.running.folders import lock_folder
 from fairseq_posenc.workbench.running.options import add_count, add_json
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import bar
