@@ -367,8 +367,7 @@ OF_PARTS = [
 ]
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("spec", OF_PARTS)
+@pytest.mark.parametrize(("spec", "padded"), product_of(OF_PARTS, [False, True]))
 def test_attention_made_of_the_parts_is_the_layers(spec, padded):
     causal = needs_causal(spec)
     positions = awake(StackPositions(spec, 16, 2, max_positions=12, causal=causal)).eval()
