@@ -113,6 +113,9 @@ def test_a_card_says_how_a_folder_is_loaded(tmp_path: Path) -> None:
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "AutoModelForCausalLM.from_pretrained" in card
     assert "\n    alibi\n" in card
+    set_positions(model, "t5").save_pretrained(tmp_path)
+    again = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert again == card.replace("\n    alibi\n", "\n    t5\n")
     (tmp_path / "README.md").write_text("mine", encoding="utf-8")
     model.save_pretrained(tmp_path)
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == "mine"
