@@ -62,6 +62,11 @@ class RecordedPositions(nn.Module):
             )
 
 
+def is_of_positions(name: str) -> bool:
+    """Check whether a state-dict key belongs to positions that were set."""
+    return f".{ATTRIBUTE}." in f".{name}"
+
+
 def find_positions(module: nn.Module) -> RecordedPositions:
     """Find the positions of a stack or a model, which PEFT may have wrapped to train a copy."""
     return next(part for part in module.modules() if isinstance(part, RecordedPositions))
@@ -91,7 +96,7 @@ def add_adapter_records(
         state_dict[f"{layer}{adapter}.positions"] = positions.get_extra_state()[None]
     if not first or not positions.are_unsaved or positions is not getattr(stack, ATTRIBUTE):
         return
-    names = (name for name, _ in stack.named_parameters() if f".{ATTRIBUTE}." in f".{name}")
+    names = (name for name, _ in stack.named_parameters() if is_of_positions(name))
     if left_out := next(names, None):
         warnings.warn(
             f"an adapter does not contain the parameters of these positions, such as {left_out}: "

@@ -16,10 +16,14 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.errors import UserError, how_to_install, shortened
-from fairseq_posenc.hf.attention import ATTRIBUTE
 from fairseq_posenc.hf.cards import TAG, complete_card, write_card
 from fairseq_posenc.hf.own_positions import LENGTH, SPEC
-from fairseq_posenc.hf.record import mark_unsaved, read_adapter, take_adapter_records
+from fairseq_posenc.hf.record import (
+    is_of_positions,
+    mark_unsaved,
+    read_adapter,
+    take_adapter_records,
+)
 from fairseq_posenc.hf.replacing import replace_positions
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.specs import parse
@@ -285,7 +289,7 @@ class _ModelWithPositions:
             others = (
                 name
                 for name in self.state_dict()  # type: ignore[attr-defined]
-                if not _is_of_positions(name)
+                if not is_of_positions(name)
             )
             if all(name in state_dict for name in others):
                 raise UserError(
@@ -307,11 +311,6 @@ class _ModelWithPositions:
         return super().load_adapter(peft_model_id, *args, **kwargs)  # type: ignore[misc]
 
 
-def _is_of_positions(name: str) -> bool:
-    """Check whether a state-dict key belongs to positions that were set."""
-    return f".{ATTRIBUTE}." in f".{name}"
-
-
 def _refuse_other_weights(model: Any, source: Any, info: dict[str, Any], resizes: bool) -> None:
     """Refuse weights that lack position parameters of the model, or have others.
 
@@ -323,10 +322,10 @@ def _refuse_other_weights(model: Any, source: Any, info: dict[str, Any], resizes
     """
     shapes = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
     for names, problem in (
-        (filter(_is_of_positions, info["missing_keys"]), "lack"),
-        (filter(_is_of_positions, info["unexpected_keys"]), "also have"),
+        (filter(is_of_positions, info["missing_keys"]), "lack"),
+        (filter(is_of_positions, info["unexpected_keys"]), "also have"),
         (
-            (name for name in shapes if not resizes or _is_of_positions(name)),
+            (name for name in shapes if not resizes or is_of_positions(name)),
             "have other shapes of",
         ),
     ):
