@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+from fairseq_posenc.host.divergence import parse_stop_update
 from tests.helpers.commands import FAMILIES, new_directory, train
 
 pytestmark = pytest.mark.slow
@@ -15,6 +16,10 @@ FIRST = {
     "causal_lm": r"decoder layer 1, head \d \(learned\+rope\)",
     "translation": r"encoder layer 1, head \d \(m4\)",
 }
+
+
+def test_another_failure_is_no_divergence():
+    assert parse_stop_update("the disk is full") == 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 
+from fairseq_posenc.host.explanations import explain_failure
 from tests.helpers.commands import (
     SENTENCES,
     USER_DIR,
@@ -51,6 +52,19 @@ def test_refused_at_the_start(family, options, said):
     done = train(family, "--max-epoch", 1, *options, fails=True)
     assert said in done.run.error()
     assert not [*done.save_dir.glob("*.pt")]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_explained"),
+    [
+        (ModuleNotFoundError("No module named 'torch_xla'"), True),
+        (AttributeError("'NoneType' object has no attribute 'xla_device'"), True),
+        (ModuleNotFoundError("No module named 'tensorboardX'"), False),
+        (ValueError("torch_xla"), False),
+    ],
+)
+def test_only_what_a_tpu_needs_is_explained_by_it(error, is_explained):
+    assert ("for a TPU" in (explain_failure(error) or "")) == is_explained
 
 
 def test_a_metric_that_is_there_is_taken_and_changes_no_weight():
