@@ -201,3 +201,12 @@ def test_what_fits_an_encoder_is_what_can_be_built_for_one():
         else:
             with pytest.raises(UserError, match=f"{name} is for causal models"):
                 build_encodings(specs.parse(name), Dims(16, 2, 8))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("rope,rope+xpos", "both act on the rotation"), ("m4+m4(max_distance=3)", "is named twice")],
+)
+def test_encodings_that_exclude_each_other_are_refused_as_a_spec_is_read(text, message):
+    with pytest.raises(UserError, match=message):
+        specs.parse(text)
