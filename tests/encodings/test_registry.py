@@ -205,7 +205,11 @@ def test_what_fits_an_encoder_is_what_can_be_built_for_one():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("rope,rope+xpos", "both act on the rotation"), ("m4+m4(max_distance=3)", "is named twice")],
+    [
+        ("rope,rope+xpos", "both act on the rotation"),
+        ("learned,sinusoidal", "both act on the input"),  # which is of the whole stack
+        ("m4+m4(max_distance=3)", "is named twice"),
+    ],
 )
 def test_encodings_that_exclude_each_other_are_refused_as_a_spec_is_read(text, message):
     with pytest.raises(UserError, match=message):
