@@ -1,4 +1,4 @@
-"""Lists what the plugin registers with fairseq; also if a program imported the package before."""
+"""Registers our models and tasks with fairseq, even if the package was imported before."""
 
 import os
 from importlib import import_module
@@ -9,15 +9,19 @@ from fairseq_posenc.errors import UserError
 
 USER_DIR = Path(__file__).resolve().parent
 MODULES = (
-    *("tasks.answers", "tasks.glue", "tasks.squad"),
-    *("models.masked_lm", "models.causal_lm", "models.translation"),
+    "tasks.answers",
+    "tasks.glue",
+    "tasks.squad",
+    "models.masked_lm",
+    "models.causal_lm",
+    "models.translation",
 )
 # Attention directions of the first two layers in DecBERT's architectures: left to right, or back.
 DECBERT = {"decbert_same": "lr,lr", "decbert_diff": "lr,rl"}
 
 
 def register() -> None:
-    """Register models, tasks and criterions with fairseq, as ``--user-dir`` does.
+    """Register models, and tasks with their criterions, with fairseq, as ``--user-dir`` does.
 
     Raises:
         UserError: fairseq is not installed.

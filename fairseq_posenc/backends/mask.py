@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class Mask(NamedTuple):
-    """Which keys a query may see. The T queries are those of the last T of S tokens.
+    """Which keys a query may see. The T queries are the last T of the S tokens.
 
     Source: DecBERT, arXiv:2204.08688, for layers with a direction. The diagonal is never masked
     by a direction, a window or segments.
@@ -30,16 +30,16 @@ class Mask(NamedTuple):
     key_padding: Tensor | None = None  # `(B, S)` of bool, True for padding
     pairs: Tensor | None = None  # `(T, S)` of bool, True where a query must not see a key
     cache: PerForwardCache | None = None  # the forward pass's cache; None outside of one
-    locality: Locality = Locality()  # segments, a window, and keys that are exempt from it
+    locality: Locality = Locality()  # segments, a window, and keys that no window hides
 
     @property
     def may_hide_all(self) -> bool:
-        """Whether a query may see no key: only padding and pairs may hide its own."""
+        """Whether a query can be left without any key: only padding and pairs hide its own key."""
         return self.key_padding is not None or self.pairs is not None
 
     @property
-    def key_parts(self) -> tuple[object, ...]:
-        """Everything that hides keys, on which cached results depend."""
+    def cache_deps(self) -> tuple[object, ...]:
+        """Everything that hides keys: a cached result is valid as long as these are the same."""
         return (self.direction, self.key_padding, self.pairs, *self.locality)
 
     @property
@@ -49,13 +49,15 @@ class Mask(NamedTuple):
 
     def forbidden(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         """Combine all masks: True hides a key, ``(B or 1, 1, T or 1, S)``; None hides none."""
-        deps = (*self.key_parts, tgt_len, src_len, device)
-        return self.cached("forbidden", deps, lambda: self._combine(tgt_len, src_len, device))
+        deps = (*self.cache_deps, tgt_len, src_len, device)
+        return self.cached(
+            "forbidden", deps, lambda: self._combine_hiding(tgt_len, src_len, device)
+        )
 
     def without_needless_window(self, src_len: int) -> Mask:
         """Drop a window that reaches over all keys: plain attention may be faster.
 
-        A graph that is exported serves all lengths, and keeps it.
+        An exported graph serves all lengths, so there the window stays.
         """
         reach = self.locality.reach(self.direction)
         if reach is None or is_exporting() or reach < src_len - 1:
@@ -70,45 +72,58 @@ class Mask(NamedTuple):
         return self._map_keys(lambda x: x.narrow(1, count, x.size(1) - count))
 
     def select_keys(self, places: Tensor) -> Mask:
-        """Leave out all keys but those at ``places``, which end with those of the queries."""
+        """Keep only the keys at ``places``, of which the last T are the queries' own keys."""
         return self._map_keys(lambda x: x[:, places])
 
     def _map_keys(self, select: Callable[[Tensor], Tensor]) -> Mask:
         """Select keys in the second dimension of all masks."""
-        tensors = (
-            *(self.key_padding, self.pairs),
-            *(self.locality.segments, self.locality.first_keys),
-        )
-        padding, pairs, segments, first_keys = (None if x is None else select(x) for x in tensors)
-        locality = self.locality._replace(segments=segments, first_keys=first_keys)
-        return Mask(self.direction, padding, pairs, None, locality)
 
-    def hidden_distances(self, distances: Tensor) -> Tensor:
-        """Mark the signed distances from a query to a key that are hidden; bool of their shape.
+        def select_if_present(x: Tensor | None) -> Tensor | None:
+            return None if x is None else select(x)
+
+        locality = self.locality._replace(
+            segments=select_if_present(self.locality.segments),
+            first_keys=select_if_present(self.locality.first_keys),
+        )
+        return Mask(
+            self.direction,
+            key_padding=select_if_present(self.key_padding),
+            pairs=select_if_present(self.pairs),
+            cache=None,  # it compares tensors by identity, and selected ones are new
+            locality=locality,
+        )
+
+    def mark_hidden(self, distances: Tensor) -> Tensor:
+        """Mark the distances, key minus query, that are hidden; bool of their shape.
 
         The caller exempts :attr:`Locality.first_keys`, which no window hides.
         """
         reach = self.locality.reach(self.direction)
-        hidden = torch.zeros_like(distances, dtype=torch.bool)
-        if self.direction != "both":
-            hidden = distances > 0 if self.direction == "lr" else distances < 0
+        if self.direction == "lr":
+            hidden = distances > 0
+        elif self.direction == "rl":
+            hidden = distances < 0
+        else:
+            hidden = torch.zeros_like(distances, dtype=torch.bool)
         return hidden if reach is None else hidden | (distances.abs() > reach)
 
-    def visible_ranges(
+    def find_visible_ranges(
         self, tgt_len: int, src_len: int, device: torch.device
     ) -> tuple[Tensor, Tensor] | None:
-        """Compute the first and last key that each query may see, ``(B or 1, T)`` each.
+        """Find the first and last key that each query may see, ``(B or 1, T)`` each.
 
-        Padding is ignored. None if these keys may not be one range: beside first keys, and if the
-        numbers of segments do not ascend. A graph cannot look at them, so there any segments give
-        None.
+        Padding is ignored. None where the visible keys need not be one range: with first keys, or
+        with segments whose numbers do not ascend. While ``torch.compile`` traces, the numbers
+        cannot be read, so any segments give None.
         """
         if self.locality.first_keys is not None:
             return None
         queries = _list_queries(tgt_len, src_len, device).unsqueeze(0)  # [1, T]
-        low, high = torch.zeros_like(queries), torch.full_like(queries, src_len - 1)
+        low = torch.zeros_like(queries)
+        high = torch.full_like(queries, src_len - 1)
         if (reach := self.locality.reach(self.direction)) is not None:
-            low, high = (queries - reach).clamp(min=0), (queries + reach).clamp(max=src_len - 1)
+            low = (queries - reach).clamp(min=0)
+            high = (queries + reach).clamp(max=src_len - 1)
         if (segments := self.locality.segments) is not None:
             if torch.compiler.is_compiling() or bool((segments.diff(dim=1) < 0).any()):
                 return None
@@ -123,17 +138,17 @@ class Mask(NamedTuple):
             low = low.maximum(queries)
         return low, high
 
-    def first_key_ranges(
+    def find_first_key_ranges(
         self, tgt_len: int, src_len: int, device: torch.device
     ) -> tuple[Tensor, Tensor] | None:
-        """Compute the first and last of :attr:`Locality.first_keys` that each query may see.
+        """Find the first and last of :attr:`Locality.first_keys` that each query may see.
 
-        ``(B or 1, T)`` each, the first one after the last one for a query that sees none of them.
-        None if :meth:`visible_ranges` without the window is None.
+        ``(B or 1, T)`` each; for a query that sees none of them, the first is after the last. None
+        if :meth:`find_visible_ranges` without the window is None.
         """
         first_keys = self.locality.first_keys
         assert first_keys is not None
-        ranges = self.without_window.visible_ranges(tgt_len, src_len, device)
+        ranges = self.without_window.find_visible_ranges(tgt_len, src_len, device)
         if ranges is None:
             return None
         keys = torch.arange(src_len, device=device)
@@ -148,18 +163,18 @@ class Mask(NamedTuple):
 
     def count_visible(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
         """Count the keys that each query may see, ``(B or 1, T)``."""
-        deps = (*self.key_parts, tgt_len, src_len, device)
-        return self.cached("visible", deps, lambda: self._count(tgt_len, src_len, device))
+        deps = (*self.cache_deps, tgt_len, src_len, device)
+        return self.cached("visible", deps, lambda: self._count_uncached(tgt_len, src_len, device))
 
-    def cached(self, key: str, deps: tuple[object, ...], compute: Callable[[], _T]) -> _T:
+    def cached(self, name: str, deps: tuple[object, ...], compute: Callable[[], _T]) -> _T:
         """Compute a value once for a forward pass; see :meth:`PerForwardCache.get`."""
-        return compute() if self.cache is None else self.cache.get(key, deps, compute)
+        return compute() if self.cache is None else self.cache.get(name, deps, compute)
 
-    def _count(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
+    def _count_uncached(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
         """Count the keys in each query's range, and the first keys outside of it."""
         first_keys = self.locality.first_keys
-        in_window = self._replace(locality=self.locality._replace(first_keys=None))
-        ranges = in_window.visible_ranges(tgt_len, src_len, device)
+        without_first_keys = self._replace(locality=self.locality._replace(first_keys=None))
+        ranges = without_first_keys.find_visible_ranges(tgt_len, src_len, device)
         if self.pairs is not None or ranges is None:
             forbidden = self.forbidden(tgt_len, src_len, device)
             assert forbidden is not None, "pairs and segments hide keys"
@@ -172,12 +187,14 @@ class Mask(NamedTuple):
         counts = _count_marked(~padding, *ranges)
         if first_keys is None:
             return counts
-        wide = self.without_window.visible_ranges(tgt_len, src_len, device)
-        assert wide is not None, "only segments decide, and both have the same"
+        all_ranges = self.without_window.find_visible_ranges(tgt_len, src_len, device)
+        assert all_ranges is not None, "the segments allow ranges, with or without the window"
         first_keys = first_keys & ~padding
-        return counts + _count_marked(first_keys, *wide) - _count_marked(first_keys, *ranges)
+        # The first keys outside of the window are all of them less those inside.
+        return counts + _count_marked(first_keys, *all_ranges) - _count_marked(first_keys, *ranges)
 
-    def _combine(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
+    def _combine_parts(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
+        """Combine everything that hides keys; see :meth:`forbidden`."""
         parts = []
         if (
             self.direction == "rl"
@@ -186,10 +203,10 @@ class Mask(NamedTuple):
         ):
             queries = _list_queries(tgt_len, src_len, device)
             distances = torch.arange(src_len, device=device) - queries[:, None]  # [T, S]
-            hidden = self.hidden_distances(distances)
+            hidden = self.mark_hidden(distances)
             if (first_keys := self.locality.first_keys) is not None:
-                by_direction = self.without_window.hidden_distances(distances)
-                # [B or 1, 1, T, S]
+                by_direction = self.without_window.mark_hidden(distances)  # [T, S]
+                # No window hides a first key: [B or 1, 1, T, S]
                 hidden = by_direction | (hidden & ~first_keys[:, None, None])
             parts.append(hidden)
         if (segments := self.locality.segments) is not None:

@@ -60,7 +60,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         pair_bias = products if terms.pair_bias is None else products + terms.pair_bias
         terms = terms._replace(pair_bias=pair_bias, state_table=None, states=None)
     deps = (
-        *(terms.bias, terms.pair_bias, terms.first, *mask.key_parts),
+        *(terms.bias, terms.pair_bias, terms.first, *mask.cache_deps),
         *(tgt_len, src_len, query.dtype, query.device),
     )
     prepared = mask.cached(
@@ -189,7 +189,7 @@ def _sum_biases(terms: Terms, mask: Mask, tgt_len: int, src_len: int) -> tuple[T
         terms = terms.expanded("bias")
         assert terms.bias is not None
         span = Span.from_lengths(tgt_len, src_len, terms.bias.device)
-        hidden = mask.hidden_distances(span.distances())  # [R]
+        hidden = mask.mark_hidden(span.distances())  # [R]
         hiding = at_least_fp32(terms.bias).masked_fill(hidden, -torch.inf)
         terms, mask = terms._replace(bias=hiding), Mask()
     bias = expand_term(terms, "bias", tgt_len, src_len, mask)

@@ -53,13 +53,13 @@ def load_dictionary(path: Path, mask: bool = True) -> Dictionary:
     return dictionary
 
 
-def check_kind(folder: Path, pairs: bool, user: str) -> None:
+def check_kind(folder: Path, pairs: bool, reader: str) -> None:
     """Check that a folder has the kind of text that is needed.
 
     Args:
         folder: the data-bin.
         pairs: True for pairs of sentences, False for running text.
-        user: who needs it, for the message, such as ``--task translation``.
+        reader: what reads it, for the message, such as ``--task translation``.
 
     Raises:
         UserError: the folder has the other kind, or no data.
@@ -68,13 +68,15 @@ def check_kind(folder: Path, pairs: bool, user: str) -> None:
     names = ", ".join(path.name for path in languages)
     if pairs and not languages:
         has = "dict.txt, data of language models" if text.exists() else "no dictionary"
-        raise UserError(f"{folder} has {has}: {user} reads pairs of sentences, with dict.LANG.txt")
+        raise UserError(
+            f"{folder} has {has}: {reader} reads pairs of sentences, with dict.LANG.txt"
+        )
     if not pairs and not text.exists():
         has = f"{names}, translation data" if languages else "no dict.txt: no data-bin"
-        raise UserError(f"{folder} has {has}: {user} reads running text, with dict.txt")
+        raise UserError(f"{folder} has {has}: {reader} reads running text, with dict.txt")
     manifest = folder / MANIFEST
     if not pairs and manifest.is_file() and _SQUAD_MARK in manifest.read_text("utf-8"):
-        raise UserError(f"{folder} has the questions of SQuAD: {user} reads running text")
+        raise UserError(f"{folder} has the questions of SQuAD: {reader} reads running text")
 
 
 def _find_fault(path: Path) -> str | None:

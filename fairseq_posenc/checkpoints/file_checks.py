@@ -21,7 +21,6 @@ _BLOCK = 1 << 20  # bytes that are read at a time
 # tensors are built by functions of torch, from storages in the file.
 _ALLOCATING = {"bytearray", "Counter", "Tensor", "UntypedStorage", "TypedStorage"}
 _LEGACY_PICKLES = 5  # before torch 1.6: a mark, a version, sizes of numbers, contents, storages
-_IN_MODEL = "model"
 
 
 def check_file(path: Path, checksums: bool) -> None:
@@ -35,7 +34,7 @@ def check_file(path: Path, checksums: bool) -> None:
             (SECURITY.md measures it). False if only settings are needed.
 
     Raises:
-        UserError: says what is wrong.
+        UserError: says what is wrong with the file, without naming it: that is left to the caller.
         Exception: the file is no checkpoint; the type depends on the file.
     """
     if not zipfile.is_zipfile(path):
@@ -53,6 +52,7 @@ def check_file(path: Path, checksums: bool) -> None:
             raise UserError("not a checkpoint of torch: it has two parts of the same name")
         has_checksums = any(part.CRC for part in parts)
         contents: list[Any] = []
+        # Pickles come first: they name the parameter of a damaged storage.
         for part in sorted(parts, key=_is_storage):
             if has_checksums and (checksums or not _is_storage(part)):
                 _compare_checksum(archive, part, contents)
@@ -62,8 +62,10 @@ def check_file(path: Path, checksums: bool) -> None:
                         f"not a checkpoint of fairseq: its contents, without its weights, have "
                         f"{part.file_size:,} bytes"
                     )
-                file = io.BytesIO(archive.read(part) if has_checksums else _read(path, part))
-                # torch compares the sizes of an archive's storages with those of its parts.
+                file = io.BytesIO(
+                    archive.read(part) if has_checksums else _read_unchecked(path, part)
+                )
+                # No limit of sizes here: torch compares storages with the archive's parts.
                 contents.append(_CheckingUnpickler(file, sys.maxsize).load())
 
 
@@ -99,17 +101,17 @@ def _compare_checksum(archive: zipfile.ZipFile, part: zipfile.ZipInfo, contents:
 def _name_tensors(root: Any, storage: str) -> Iterator[str]:
     """Yield the model's parameters whose numbers are in a storage.
 
-    A tensor is pickled as a call, whose first argument is its storage; that is pickled by the
-    arguments of :meth:`_CheckingUnpickler.persistent_load`, of which the third is its key.
+    A tensor is pickled as a call with its storage as an argument, and a storage as the tuple
+    ``("storage", type, key, device, length)``; see :meth:`_CheckingUnpickler.persistent_load`.
     """
-    model = root.get(_IN_MODEL) if isinstance(root, dict) else None
+    model = root.get("model") if isinstance(root, dict) else None
     for name, tensor in model.items() if isinstance(model, dict) else ():
         for part in tensor.arguments if isinstance(tensor, _StandIn) else ():
             if isinstance(part, _StandIn) and part.arguments[2:3] == (storage,):
-                yield ascii(name)[1:-1]
+                yield ascii(name)[1:-1]  # a name in the file may have control characters
 
 
-def _read(path: Path, part: zipfile.ZipInfo) -> bytes:
+def _read_unchecked(path: Path, part: zipfile.ZipInfo) -> bytes:
     """Read a part of an archive without checksums, which ``zipfile`` would take for damage."""
     with open(path, "rb") as file:
         # A local header ends with the lengths of name and extra field, then these two, then data.
@@ -124,19 +126,23 @@ def _check_legacy_pickles(path: Path) -> None:
     """Check the pickles at the beginning of a file of torch before 1.6."""
     size = path.stat().st_size
     with open(path, "rb") as file:
-        start = io.BytesIO(file.read(_LARGEST_PICKLE))
+        beginning = io.BytesIO(file.read(_LARGEST_PICKLE))
     for _ in range(_LEGACY_PICKLES):
-        if start.tell() == len(start.getbuffer()):
-            break
-        _CheckingUnpickler(start, size).load()
-    if start.tell() == _LARGEST_PICKLE:
-        raise UserError("not a checkpoint of fairseq: its contents are too long")
+        if beginning.tell() == size:
+            break  # torch reports a file that ends early
+        try:
+            _CheckingUnpickler(beginning, size).load()
+        except Exception as error:
+            if beginning.tell() < _LARGEST_PICKLE:
+                raise
+            raise UserError("not a checkpoint of fairseq: its contents are too long") from error
 
 
 class _StandIn(dict[Any, Any]):
     """Takes the place of any class or function in a pickle; keeps its arguments, does nothing.
 
-    It is a dictionary because a state dict is pickled as a class to which items are then added.
+    It is a dictionary because a state dict is pickled as a class to which items are then added. It
+    has a hash because a pickle may use it as a key.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -164,7 +170,7 @@ class _Refusing:
 
 
 def _encode(text: Any = "", encoding: Any = "latin1", *others: Any) -> bytes:
-    """Take the place of ``_codecs.encode``, by which Python pickles bytes, always as latin1.
+    """Take the place of ``_codecs.encode``: Python pickles bytes as a call of it, with latin1.
 
     Other encodings, such as ``hex``, double the text with each call.
     """
@@ -215,7 +221,7 @@ class _CheckingUnpickler(pickle._Unpickler):
         return _Refusing if is_tensor or name in _ALLOCATING else _StandIn
 
     def persistent_load(self, pid: Any) -> Any:
-        """Replace a storage: ``pid`` is a mark, its type, its key, its device, and its length."""
+        """Replace a storage; ``pid`` is ``("storage", type, key, device, length)``."""
         length = pid[4] if isinstance(pid, tuple) and len(pid) > 4 else 0
         if type(length) is not int or not 0 <= length <= self._file_size:
             raise UserError("the checkpoint is damaged: it says that it is larger than its file")

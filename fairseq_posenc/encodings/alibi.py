@@ -18,9 +18,10 @@ class Alibi(Encoding):
     """A fixed penalty that grows with the distance is subtracted from the score.
 
     Equation:
-        e_ij = q_i.k_j / sqrt(c d) - s_head * abs(j - i), where s_head is a geometric sequence.
+        e_ij = q_i.k_j / sqrt(c d) - s_head * abs(j - i), where s_head is a geometric sequence and
+        c is ``scale_factor``.
     Shapes:
-        bias ``(H, R)``, one for all layers.
+        bias ``(H, R)``, for R distances; one for all layers.
     Parameters:
         0
     Source:
@@ -29,13 +30,13 @@ class Alibi(Encoding):
     Differs:
         the paper is about causal models. ``mode=symmetric`` (default in encoders) penalises later
         keys like earlier ones; ``mode=asymmetric`` gives them the slopes of the heads in
-        reverse order; ``mode=causal`` (default in decoders) insists on a causal model. On several
-        ``axes`` the penalties of all are added.
+        reverse order; ``mode=causal`` (default in decoders) computes the same as ``symmetric``, but
+        insists on a causal model. On several ``axes`` the penalties of all are added.
     """
 
     acts_on = "scores"
-    takes_ids = "real"
-    shared = True
+    takes_ids = "real"  # position ids may be real numbers
+    shared = True  # by all layers
 
     def __init__(
         self,
@@ -53,37 +54,47 @@ class Alibi(Encoding):
         self.scale_factor = scale_factor
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Compute the penalties as bias in float32, ``(H, R)``, or by pair."""
-        if positions.drawn is not None and positions.counted:
-            return self._penalise_drawn_positions(positions.drawn)
-        if positions.drawn is not None:  # a caller's positions, and what is drawn, need not ascend
+        """Compute the penalties in float32, ``(H, R)``, or by pair, ``(B or 1, H, T, S)``."""
+        if positions.drawn is not None:
+            # Numbers that are drawn for counted tokens ascend. Those drawn for a caller's position
+            # ids are in the order of the ids, which may be any, so they are compared by pair.
+            if positions.counted:
+                return self._penalise_ascending(positions.drawn)
             span = span._replace(ids=positions.drawn, tgt_len=positions.tgt_len)
         return Terms.by_distance(span, self._penalise, self.scale_factor, self.axes)
 
     def _penalise(self, distances: Tensor) -> Tensor:
         """Compute the penalty of each head at distances ``(...)``, ``(H, ...)`` in float32."""
-        slopes = make_constant(head_slopes(self.dims.num_heads), distances.device)
-        slopes = slopes.view(-1, *[1] * distances.dim())  # [H, ...]
-        later = slopes.flip(0) if self.mode == "asymmetric" else slopes
-        return -torch.where(distances > 0, later, slopes) * distances.abs().float()
+        slopes, later_slopes = (
+            x.view(-1, *[1] * distances.dim())  # [H, ...]
+            for x in self._make_slopes(distances.device)
+        )
+        return -torch.where(distances > 0, later_slopes, slopes) * distances.abs().float()
 
-    def _penalise_drawn_positions(self, drawn: Tensor) -> Terms:
-        """Penalise the distances of ascending positions ``(B or 1, S)`` by :attr:`Terms.decay`.
+    def _penalise_ascending(self, places: Tensor) -> Terms:
+        """Penalise the distances of ascending positions p, ``(B or 1, S)``, by their decay.
 
-        The penalty slope * (p_i - p_j) is the difference of a number of the query and one of the
-        key. In float32 the difference of large numbers would be inexact, so they are integers,
-        split into two parts. Tokens have the same position on all axes.
+        With c = -slope * p, ``Terms.decay`` adds c_i - c_j = -slope * (p_i - p_j) to the scores of
+        earlier keys j, and ``Terms.later_decay`` adds c_j - c_i to those of later keys. Float32
+        would round the difference of large numbers, so they are integers, split into two parts.
+        Tokens have the same position on all axes, so the slopes are multiplied by their number.
         """
-        slopes = make_constant(head_slopes(self.dims.num_heads), drawn.device)
-        slopes = to_fixed(self.axes * slopes)  # [H]
-        later = slopes.flip(0) if self.mode == "asymmetric" else slopes
-        # [B, H, S, 2]
-        decay, later_decay = (split_fixed(-x[:, None] * drawn[:, None]) for x in (slopes, later))
+
+        def compute_decay(slopes: Tensor) -> Tensor:
+            fixed = to_fixed(self.axes * slopes)  # [H]
+            return split_fixed(-fixed[:, None] * places[:, None])  # [B or 1, H, S, 2]
+
+        slopes, later_slopes = self._make_slopes(places.device)
         return Terms(
-            decay=decay,
-            later_decay=None if self.dims.causal else later_decay,
+            decay=compute_decay(slopes),
+            later_decay=None if self.dims.causal else compute_decay(later_slopes),
             scale_factor=self.scale_factor,
         )
+
+    def _make_slopes(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Make the slopes of the heads for earlier and for later keys, ``(H,)`` each."""
+        slopes = make_constant(head_slopes(self.dims.num_heads), device)
+        return slopes, slopes.flip(0) if self.mode == "asymmetric" else slopes
 
 
 def head_slopes(heads: int) -> list[float]:

@@ -18,8 +18,8 @@ from fairseq_posenc.checkpoints.dictionary import check_kind
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import Spec
 
-_OF_TEXT = ("masked_lm", "language_modeling")  # tasks that read dict.txt
-_OF_PAIRS = ("translation",)  # tasks that read dict.LANGUAGE.txt
+_TASKS_ON_TEXT = ("masked_lm", "language_modeling")  # they read dict.txt
+_TASKS_ON_PAIRS = ("translation",)  # they read dict.LANGUAGE.txt
 
 
 def check_data(settings: Any, command: str) -> None:
@@ -28,20 +28,23 @@ def check_data(settings: Any, command: str) -> None:
     Args:
         settings: fairseq's configuration.
         command: ``train``, ``generate``, ``interactive`` or ``eval_lm``.
+
+    Raises:
+        UserError: data are missing, or do not suit the task.
     """
     task = settings.task
     if OmegaConf.is_config(task) and OmegaConf.is_missing(task, "data"):
         raise UserError("no data: name the data folder (fairseq-hydra-train: task.data=FOLDER)")
     name, data = getattr(task, "_name", None), getattr(task, "data", None)
-    if not data or not isinstance(data, str) or "://" in data:
+    if not data or not isinstance(data, str) or "://" in data:  # remote data cannot be checked
         return
     folders = [Path(part) for part in utils.split_paths(data)]
     for folder in folders if command == "train" else folders[:1]:
         if not folder.is_dir():
-            of = f", one of {len(folders)} shards" if len(folders) > 1 else ""
-            raise UserError(f"there is no folder {folder}{of}: correct its name, or make it")
-    if name in _OF_TEXT or name in _OF_PAIRS:
-        check_kind(folders[0], pairs=name in _OF_PAIRS, user=f"--task {name}")
+            which = f", one of {len(folders)} shards" if len(folders) > 1 else ""
+            raise UserError(f"there is no folder {folder}{which}: correct its name, or make it")
+    if name in _TASKS_ON_TEXT or name in _TASKS_ON_PAIRS:
+        check_kind(folders[0], pairs=name in _TASKS_ON_PAIRS, reader=f"--task {name}")
         _check_splits(folders, settings, command)
 
 
@@ -49,9 +52,9 @@ def _check_splits(folders: Sequence[Path], settings: Any, command: str) -> None:
     """Check that all splits exist, and that the shards have the same dictionary."""
     dataset = settings.dataset
     if command in ("generate", "eval_lm"):
-        return _check_split(folders[0], dataset.gen_subset, "--gen-subset")
+        _check_split(folders[0], dataset.gen_subset, "--gen-subset")
     if command != "train":
-        return None
+        return
     if not dataset.disable_validation:
         for subset in dataset.valid_subset.split(","):
             _check_split(folders[0], subset, "--valid-subset")
@@ -61,18 +64,18 @@ def _check_splits(folders: Sequence[Path], settings: Any, command: str) -> None:
             first = folders[0] / path.name
             if not first.exists() or path.read_bytes() != first.read_bytes():
                 raise UserError(
-                    f"{path} is not the dictionary of {folders[0]}, with which fairseq would read "
-                    "its numbers: they mean other tokens; preprocess the shards with one dictionary"
+                    f"{path} is not the dictionary of {folders[0]}, which fairseq uses for all "
+                    "shards: ids would mean other tokens; preprocess the shards with one dictionary"
                 )
-    return None
 
 
 def _check_split(folder: Path, split: str, option: str) -> None:
+    """Check that a folder has a split: a file ``SPLIT``, or ``SPLIT.bin`` and the like."""
     names = {path.name for path in folder.iterdir()}
     if split not in names and not any(name.startswith(f"{split}.") for name in names):
-        parts = sorted({n.partition(".")[0] for n in names if n.endswith((".idx", ".bin"))})
+        splits = sorted({n.partition(".")[0] for n in names if n.endswith((".idx", ".bin"))})
         raise UserError(
-            f"{folder} has no part {split!r} ({option}), but {', '.join(parts) or 'none at all'}"
+            f"{folder} has no split {split!r} ({option}), but {', '.join(splits) or 'none at all'}"
         )
 
 
@@ -83,13 +86,15 @@ def check_document_ends(spec: Spec, task: Any) -> None:
     checked.
 
     Raises:
-        UserError: a masked LM would not see masked ends, the lines of the training text do not end
-            with ``</s>``, or ``end=empty`` is set and no line is empty.
+        UserError: a masked LM does not get its unmasked tokens, so it would miss masked ends; the
+            lines of the training text do not end with ``</s>``; or ``end=empty`` is set and no line
+            is empty.
     """
     documents = (dict(item.options) for item in spec.whole_stack if item.name == "documents")
     ends = [options.get("end", "eos") for options in documents]
     if not ends or not isinstance(task, (LanguageModelingTask, MaskedLMTask)):
         return
+    # fairseq's older tasks have their settings in `args`.
     settings: Any = getattr(task, "cfg", None) or getattr(task, "args", None)
     if isinstance(task, MaskedLMTask) and not settings.include_target_tokens:
         raise UserError(

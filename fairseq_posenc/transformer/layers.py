@@ -1,6 +1,6 @@
 """Builds fairseq's Transformer layers with this package's attention; the stacks use them."""
 
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from fairseq.distributed import fsdp_wrap
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
@@ -18,13 +18,20 @@ from fairseq_posenc.shared import Shared
 from fairseq_posenc.specs import Spec
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
-from fairseq_posenc.transformer.forward_context import collect_context, set_context
+from fairseq_posenc.transformer.forward_context import pop_context, set_context
+
+_Attention = TypeVar("_Attention", bound=nn.Module)
 
 
 class _PositionalLayer:
-    """Base of both layers: makes the position state in their arguments current for attention."""
+    """Base of both layers: passes the position state to the attention inside, through a context.
+
+    fairseq's layers have no argument for the state. Layers with equal encodings are of one kind,
+    and share the terms in it.
+    """
 
     index: int  # in the stack, from 0
+    # fairseq's, set by its constructor
     embed_dim: int
     quant_noise: float
     quant_noise_block_size: int
@@ -34,37 +41,41 @@ class _PositionalLayer:
 
         Args:
             *args: passed on to fairseq's layer.
-            shared: position state of the forward pass.
-            **kwargs: passed on to fairseq's layer, except the shared terms, ``shared_NAME``.
+            shared: position state of the forward pass, without its tensors.
+            **kwargs: passed on to fairseq's layer, except the state's tensors, ``shared_NAME``.
+                They are arguments of their own because activation checkpointing keeps the gradients
+                of tensors only, not of tensors in a tuple.
         """
-        with set_context(collect_context(shared, kwargs)):
+        shared = pop_context(shared, kwargs)
+        with set_context(shared):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
-    def _build_self_attention(
-        self, cfg: Any, side: str, dims: Dims, **kwargs: Any
+    def _build_positional_attention(
+        self, cfg: Any, side: str, **kwargs: Any
     ) -> PositionalAttention:
         """Build self-attention with this layer's encodings; ``side`` is encoder or decoder."""
         spec: Spec = getattr(cfg.position, side)
-        built: PositionalAttention = self._build_attention(
+        return self._build_attention(
             PositionalAttention,
             cfg,
             getattr(cfg, side),
-            encodings=Assembly(spec, dims).build_layer(self.index),
+            encodings=Assembly(spec, read_dims(cfg, side)).build_layer(self.index),
             backend=cfg.position.backend,
             kind=spec.layer_kind(self.index),
             **kwargs,
         )
-        return built
 
-    def _build_attention(self, attention: Any, cfg: Any, stack: Any, **kwargs: Any) -> Any:
-        """Build an attention of a class, with fairseq's options of the stack."""
-        return attention(
+    def _build_attention(
+        self, attention_class: type[_Attention], cfg: Any, stack_cfg: Any, **kwargs: Any
+    ) -> _Attention:
+        """Build an attention with fairseq's options of ``cfg.encoder`` or ``cfg.decoder``."""
+        return attention_class(
             self.embed_dim,
-            stack.attention_heads,
+            stack_cfg.attention_heads,
             dropout=cfg.attention_dropout,
             q_noise=self.quant_noise,
             qn_block_size=self.quant_noise_block_size,
-            xformers_att_config=stack.xformers_att_config,
+            xformers_att_config=stack_cfg.xformers_att_config,
             **kwargs,
         )
 
@@ -86,8 +97,8 @@ class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
         nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
 
     def build_self_attention(self, embed_dim: int, cfg: Any) -> PositionalAttention:
-        """Build self-attention with this layer's encodings."""
-        return self._build_self_attention(cfg, "encoder", read_encoder_dims(cfg))
+        """Build self-attention with this layer's encodings; the arguments are fairseq's."""
+        return self._build_positional_attention(cfg, "encoder")
 
 
 class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
@@ -103,36 +114,37 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
     def build_self_attention(
         self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
     ) -> PositionalAttention:
-        """Build self-attention with this layer's encodings."""
+        """Build self-attention with this layer's encodings; the arguments are fairseq's."""
         if cfg.cross_self_attention:
-            raise UserError("--cross-self-attention mixes two sequences: positions have no meaning")
-        return self._build_self_attention(
-            cfg,
-            "decoder",
-            read_decoder_dims(cfg),
-            add_bias_kv=add_bias_kv,
-            add_zero_attn=add_zero_attn,
+            raise UserError(
+                "--cross-self-attention mixes two sequences, so positions have no meaning: train "
+                "without it"
+            )
+        return self._build_positional_attention(
+            cfg, "decoder", add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn
         )
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
-        """Build fairseq's cross-attention, or the rotary one."""
+        """Build fairseq's cross-attention, or the rotary one, which reads the context, too."""
         if not cfg.position.decoder.select_layers([self.index]).rotates_source:
-            stock: nn.Module = super().build_encoder_attention(embed_dim, cfg)
-            return stock
-        width = cfg.encoder.embed_dim
-        return self._build_attention(RotaryCrossAttention, cfg, cfg.decoder, kdim=width, vdim=width)
+            return cast(nn.Module, super().build_encoder_attention(embed_dim, cfg))
+        encoder_dim = cfg.encoder.embed_dim
+        return self._build_attention(
+            RotaryCrossAttention, cfg, cfg.decoder, kdim=encoder_dim, vdim=encoder_dim
+        )
 
 
-def read_encoder_dims(cfg: Any) -> Dims:
-    """Read the sizes of the encoder's encodings from fairseq's configuration."""
-    return Dims(cfg.encoder.embed_dim, cfg.encoder.attention_heads, cfg.max_source_positions)
+def read_dims(cfg: Any, side: str) -> Dims:
+    """Read the sizes of a stack's encodings from fairseq's configuration.
 
-
-def read_decoder_dims(cfg: Any) -> Dims:
-    """Read the sizes of the decoder's encodings from fairseq's configuration."""
-    return Dims(
-        cfg.decoder.embed_dim, cfg.decoder.attention_heads, cfg.max_target_positions, causal=True
-    )
+    Args:
+        cfg: fairseq's configuration.
+        side: ``encoder`` or ``decoder``.
+    """
+    stack_cfg = getattr(cfg, side)
+    is_decoder = side == "decoder"
+    max_positions = cfg.max_target_positions if is_decoder else cfg.max_source_positions
+    return Dims(stack_cfg.embed_dim, stack_cfg.attention_heads, max_positions, causal=is_decoder)
 
 
 def wrap_layer(layer: nn.Module, cfg: Any) -> nn.Module:

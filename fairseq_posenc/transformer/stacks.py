@@ -14,7 +14,7 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from torch import Tensor, nn
 
 from fairseq_posenc.assembly import Assembly
-from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
+from fairseq_posenc.encodings.base import Encoding, Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, WeightSettings, format_directions
@@ -27,8 +27,7 @@ from fairseq_posenc.transformer.forward_context import current_context, inject_c
 from fairseq_posenc.transformer.layers import (
     PositionalDecoderLayer,
     PositionalEncoderLayer,
-    read_decoder_dims,
-    read_encoder_dims,
+    read_dims,
     wrap_layer,
 )
 from fairseq_posenc.transformer.options import read_weight_settings
@@ -190,7 +189,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
     def __init__(
         self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False
     ) -> None:
-        cfg, kept, assembly = _select_kept_layers(cfg, "encoder", read_encoder_dims(cfg))
+        cfg, kept, assembly = _select_kept_layers(cfg, "encoder")
         super().__init__(cfg, dictionary, embed_tokens, return_fc)
         self.layers_kept = kept
         self.weight_settings = read_weight_settings(cfg, cfg.encoder, dictionary)
@@ -225,7 +224,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         no_encoder_attn: bool = False,
         output_projection: nn.Module | None = None,
     ) -> None:
-        cfg, kept, assembly = _select_kept_layers(cfg, "decoder", read_decoder_dims(cfg))
+        cfg, kept, assembly = _select_kept_layers(cfg, "decoder")
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         self.layers_kept = kept
         self.weight_settings = read_weight_settings(cfg, cfg.decoder, dictionary)
@@ -301,7 +300,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         state[key] = tokens.size(1)
 
 
-def _select_kept_layers(cfg: Any, side: str, dims: Dims) -> tuple[Any, list[int] | None, Assembly]:
+def _select_kept_layers(cfg: Any, side: str) -> tuple[Any, list[int] | None, Assembly]:
     """Restrict the spec of a stack to the layers that LayerDrop's pruning keeps.
 
     Returns:
@@ -316,6 +315,7 @@ def _select_kept_layers(cfg: Any, side: str, dims: Dims) -> tuple[Any, list[int]
         spec = spec.select_layers(kept)
     cfg = copy(cfg)
     cfg.position = cfg.position._replace(**{side: spec})
+    dims = read_dims(cfg, side)
     assembly = Assembly(spec, dims)
     # fairseq's constructor builds a table by position, even if we replace it.
     assembly.check_size(stack.layers, least=dims.max_positions * dims.embed_dim)

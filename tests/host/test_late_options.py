@@ -136,7 +136,7 @@ def _damaged(kind):
         ["masked_lm", "causal_lm"],
         [
             ("absent", "there is no folder {folder}, one of 2 shards"),
-            ("without its part", "{folder} has no part 'train' (--train-subset), but test, valid"),
+            ("without its part", "{folder} has no split 'train' (--train-subset), but test, valid"),
             ("of another dictionary", "{folder}/dict.txt is not the dictionary of"),
         ],
     ),

@@ -1,10 +1,10 @@
 """Dropout whose random numbers are computed from seeds, and so can be computed again.
 
-Every query of a head draws two seeds of 32 bits, and every key one. A hash of the seeds of a pair
-(exclusive or and multiplication) decides whether its weight is dropped; with a single seed for a
-query, two queries would drop nearly the same keys, only in another order. The backward pass
-computes the hash again in place of storing a number for each pair. torch's own generator takes
-some ten times as long on a CPU.
+Every query of a head draws two seeds of 32 bits, q and r, and every key draws one seed k. The hash
+``(((q ^ k) * MURMUR_MULTIPLIER) ^ r) * XXHASH_MULTIPLIER`` decides whether the weight of a pair is
+dropped. Without r, it would depend on ``q ^ k`` alone, and two queries whose seeds q differ in few
+bits would drop related keys. The backward pass computes the hash again in place of storing a number
+for each pair. torch's own generator takes some ten times as long on a CPU.
 
 Shapes: c pairs of sentence and head in a chunk, M queries and W keys of a block.
 """
@@ -12,8 +12,10 @@ Shapes: c pairs of sentence and head in a chunk, M queries and W keys of a block
 import torch
 from torch import Tensor
 
-# Odd, without patterns: the multipliers of these hash functions, as signed numbers of 32 bits.
-MURMUR, XXHASH = 0x5BD1E995, 0x85EBCA77 - 2**32
+# From MurmurHash2 and xxHash32, as signed numbers of 32 bits. They are odd, so multiplying by them
+# with int32's overflow maps different numbers to different numbers.
+MURMUR_MULTIPLIER = 0x5BD1E995
+XXHASH_MULTIPLIER = 0x85EBCA77 - 2**32
 
 
 def draw_seeds(*shape: int, device: torch.device) -> Tensor:
@@ -22,32 +24,34 @@ def draw_seeds(*shape: int, device: torch.device) -> Tensor:
 
 
 def compute_kept_factor(rate: float) -> float:
-    """Compute the factor of the kept weights, 1 / (1 - rate)."""
+    """Compute the factor of the kept weights, 1 / (1 - rate); 0 if all weights are dropped."""
     return 1 / (1 - rate) if rate < 1 else 0.0
 
 
 def compute_keep_threshold(rate: float) -> int:
-    """Compute the bound below which 32 random bits, read as a signed number, keep a weight."""
+    """Compute the threshold: a weight is kept if its hash, an int32, is below it."""
+    # Rate 0 gives 2^31, which int32 lacks; with 2^31 - 1 it drops one weight of 2^32.
     return min(round((1 - rate) * 2**32) - 2**31, 2**31 - 1)
 
 
-def mark_dropped(weights: Tensor, rate: float, queries: Tensor, keys: Tensor) -> Tensor:
+def mark_dropped(weights: Tensor, rate: float, query_seeds: Tensor, key_seeds: Tensor) -> Tensor:
     """Negate the dropped weights of ``(c, M, W)``, so that one tensor holds both sets.
 
     With the second of ``.2 .3 .5`` dropped, the result is ``.2 -.3 .5``: its clamp at 0,
-    ``.2 0 .5``, multiplies the values, and its absolute value is the softmax.
+    ``.2 0 .5``, multiplies the values, and its absolute value is the softmax. The factor
+    1 / (1 - rate) is left to the caller.
 
     Args:
         weights: float32 or float64, none below 0.
         rate: probability of dropping a weight.
-        queries: seeds, two for each query, ``(2, c, M)``.
-        keys: seeds, one for each key, ``(c, W)``.
+        query_seeds: two for each query, ``(2, c, M)``.
+        key_seeds: one for each key, ``(c, W)``.
     """
-    first, second = queries.unsqueeze(-1)  # each [c, M, 1]
-    bits = first ^ keys.unsqueeze(-2)  # [c, M, W]
-    bits.mul_(MURMUR).bitwise_xor_(second).mul_(XXHASH)
+    first_seed, second_seed = query_seeds.unsqueeze(-1)  # each [c, M, 1]
+    bits = first_seed ^ key_seeds.unsqueeze(-2)  # [c, M, W]
+    bits.mul_(MURMUR_MULTIPLIER).bitwise_xor_(second_seed).mul_(XXHASH_MULTIPLIER)
     threshold = compute_keep_threshold(rate)
-    if weights.dtype == torch.float64:  # the trick with bits is for float32
+    if weights.dtype == torch.float64:  # an int32 holds the sign bit of a float32 only
         return weights.where(bits < threshold, -weights)
-    bits.ge_(threshold).bitwise_left_shift_(31)  # the sign of a float
+    bits.ge_(threshold).bitwise_left_shift_(31)  # 1 in the sign bit of dropped weights
     return bits.bitwise_or_(weights.view(torch.int32)).view(weights.dtype)

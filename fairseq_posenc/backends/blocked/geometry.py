@@ -276,7 +276,7 @@ def _read_ranges(
         # A window depends on lengths alone: computed on the CPU, it does not wait for a GPU.
         device = torch.device("cpu")
     near = mask._replace(locality=limits._replace(first_keys=None))
-    ranges = [near.visible_ranges(tgt_len, src_len, device)]
+    ranges = [near.find_visible_ranges(tgt_len, src_len, device)]
     if limits.first_keys is not None:
-        ranges.append(mask.first_key_ranges(tgt_len, src_len, device))
+        ranges.append(mask.find_first_key_ranges(tgt_len, src_len, device))
     return [x.cpu() for bounds in ranges for x in bounds or ()] or None

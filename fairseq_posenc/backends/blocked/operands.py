@@ -151,7 +151,7 @@ def build_distance_mask(geometry: Geometry, mask: Mask, device: torch.device) ->
         mask = mask._replace(locality=Locality())
     if mask.direction == "both" and mask.locality.window is None:
         return None
-    return _forbid(mask.hidden_distances(geometry.distances(device)))
+    return _forbid(mask.mark_hidden(geometry.distances(device)))
 
 
 def lay_out_window(geometry: Geometry, mask: Mask) -> dict[str, Tensor]:
@@ -159,7 +159,7 @@ def lay_out_window(geometry: Geometry, mask: Mask) -> dict[str, Tensor]:
     first_keys = mask.locality.first_keys
     if first_keys is None:
         return {}
-    hidden = mask.hidden_distances(geometry.distances(first_keys.device))  # [1, R]
+    hidden = mask.mark_hidden(geometry.distances(first_keys.device))  # [1, R]
     _, keys = _lay_out_tokens(geometry, first_keys[:, None, :, None])
     return {"window_bias": _forbid(hidden), "first_keys": keys[..., 0]}
 

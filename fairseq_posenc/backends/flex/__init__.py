@@ -58,7 +58,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         return torch.cat(rows), None
     tgt_len, src_len = query.size(2), key.size(2)
     sizes = round_length(tgt_len), round_length(src_len)
-    deps = (*mask.key_parts, query.size(0), tgt_len, src_len, query.device)
+    deps = (*mask.cache_deps, query.size(0), tgt_len, src_len, query.device)
     blocks = mask.cached("flex", deps, lambda: build_block_mask(mask, query, src_len, *sizes))
     query = F.pad(query, (0, 0, 0, sizes[0] - tgt_len))
     key, value = (F.pad(x, (0, 0, 0, sizes[1] - src_len)) for x in (key, value))

@@ -24,12 +24,12 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
         keys: S after padding.
     """
     tgt_len, device = query.size(2), query.device
-    ranges = mask.visible_ranges(tgt_len, src_len, device)
+    ranges = mask.find_visible_ranges(tgt_len, src_len, device)
     query_segments = segments = first_keys = None
     if ranges is None:  # a query's keys are not one range: segments, or first keys beside a window
         segments, first_keys = mask.locality.segments, mask.locality.first_keys
         limits = mask.locality._replace(segments=None, first_keys=None)
-        ranges = mask._replace(locality=limits).visible_ranges(tgt_len, src_len, device)
+        ranges = mask._replace(locality=limits).find_visible_ranges(tgt_len, src_len, device)
         assert ranges is not None
     # Padded queries see no key, and padded keys are seen by none.
     low = F.pad(ranges[0], (0, queries - tgt_len), value=keys)  # [B or 1, T]
@@ -43,7 +43,7 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
         pairs = F.pad(mask.pairs, (0, keys - src_len, 0, queries - tgt_len), value=True)
     allowed_low, allowed_high = low, high  # by direction alone, the same for every sentence
     if first_keys is not None:
-        wide = mask._replace(locality=Locality()).visible_ranges(tgt_len, src_len, device)
+        wide = mask._replace(locality=Locality()).find_visible_ranges(tgt_len, src_len, device)
         assert wide is not None
         allowed_low = F.pad(wide[0], (0, queries - tgt_len), value=keys)
         allowed_high = F.pad(wide[1], (0, queries - tgt_len), value=-1)

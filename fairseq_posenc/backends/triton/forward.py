@@ -13,13 +13,8 @@ power of 2 that D is padded to; m, n: indices of queries and of keys.
 import triton
 import triton.language as tl
 
-from fairseq_posenc.backends.triton.relative_shift import (
-    add_exactly,
-    load_band,
-    mask_half,
-    roll_rows,
-    store_rows,
-)
+from fairseq_posenc.backends.triton.matrices import add_split_product, store_rows
+from fairseq_posenc.backends.triton.relative_shift import load_distances, mask_half, roll_rows
 from fairseq_posenc.backends.triton.tiles import (
     apply_mask,
     combine_parts,
@@ -54,15 +49,15 @@ def add_values(
     problem, sums, weights, v, head, first_query, first_key, N: tl.constexpr, W: tl.constexpr
 ):
     """Add weights times values, and times rows of a value table, to ``(N, W)``."""
-    sums = add_exactly(sums, weights, v)
+    sums = add_split_product(sums, weights, v)
     if problem.value_table is not None:
         rolled = roll_rows(weights, N)  # [N, N]
         # Column s has the pairs of distance s or, if they wrapped round, of distance s - N. Each of
         # the two halves has N rows of the table.
         for half in tl.static_range(2):
             distance = first_key - first_query + (half - 1) * N
-            rows = load_band(problem, problem.value_table, head, distance, N, N, W)  # [N, W]
-            sums = add_exactly(sums, mask_half(rolled, half, N), rows)
+            rows = load_distances(problem, problem.value_table, head, distance, N, N, W)  # [N, W]
+            sums = add_split_product(sums, mask_half(rolled, half, N), rows)
     return sums
 
 

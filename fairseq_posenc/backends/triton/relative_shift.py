@@ -6,67 +6,17 @@ these rows and the one before them: pair (i, j) needs the band's row N + j - i. 
 gives every query (or key) times every row of the band, ``(N, 2N)``. The products that the tile
 needs begin one column earlier in every row: for N = 2, of products ``abcd | efgh`` they are
 ``cd | fg``, at 2, 3, 5, 6 of the flat list.
-"""
 
-import os
+``problem`` and ``table`` are a ``Problem`` and a ``Table`` of ``problem.py``. Row r of a table
+belongs to distance r - (T - 1), where T is the number of queries and a distance is the index of a
+key minus that of a query, both from 0. Tables of vectors have N more rows of zeros on either side,
+so that loads need no mask; tables of scalars have none.
+"""
 
 import triton
 import triton.language as tl
 
-# Triton's interpreter computes with numpy, which has no bfloat16.
-WIDEN = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-
-
-@triton.jit
-def load_rows(rows, start, count, width, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
-    """Load ``(N, W)``: rows from ``start`` on of ``(count, width)``, zeros beyond its ends.
-
-    ``FULL`` promises that there are no ends within.
-    """
-    row = start + tl.arange(0, N)[:, None]
-    column = tl.arange(0, W)[None, :]
-    if FULL:
-        return tl.load(rows + row * W + column)
-    inside = (row >= 0) & (row < count) & (column < width)
-    return tl.load(rows + row * width + column, mask=inside, other=0.0)
-
-
-@triton.jit
-def store_rows(rows, x, start, count, width, N: tl.constexpr, W: tl.constexpr):
-    """Store ``(N, W)`` as rows from ``start`` on of ``(count, width)``."""
-    row = start + tl.arange(0, N)[:, None]
-    column = tl.arange(0, W)[None, :]
-    inside = (row < count) & (column < width)
-    tl.store(rows + row * width + column, x.to(rows.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def multiply(x, y):
-    """Multiply matrices in float32; float32 inputs are not rounded to TF32."""
-    if WIDEN:
-        x, y = x.to(tl.float32), y.to(tl.float32)
-    return tl.dot(x, y, input_precision="tf32x3")
-
-
-@triton.jit
-def add_product(sums, x, y):
-    """Add one more matrix product to sums of float32."""
-    if WIDEN:
-        x, y = x.to(tl.float32), y.to(tl.float32)
-    return tl.dot(x, y, sums, input_precision="tf32x3")
-
-
-@triton.jit
-def add_exactly(sums, x, y):
-    """Add the product of a float32 and a half precision matrix with little rounding.
-
-    The float32 matrix is split into two of half precision, as 1.001 = 1.0 + 0.001.
-    """
-    high = x.to(y.dtype)
-    sums = add_product(sums, high, y)
-    if y.dtype != tl.float32:
-        sums = add_product(sums, (x - high.to(tl.float32)).to(y.dtype), y)
-    return sums
+from fairseq_posenc.backends.triton.matrices import multiply
 
 
 @triton.jit
@@ -78,25 +28,21 @@ def index_band(N: tl.constexpr, FLIP: tl.constexpr):
 
 @triton.jit
 def load_table(
-    table, head, start, SIGN: tl.constexpr, COUNT: tl.constexpr, PAD: tl.constexpr, W: tl.constexpr
+    table, head, start, SIGN: tl.constexpr, COUNT: tl.constexpr, N: tl.constexpr, W: tl.constexpr
 ):
-    """Load ``(COUNT, W)``: rows of a table from ``start`` on, upwards or downwards.
-
-    Tables have ``PAD`` rows of zeros on either side, and are ``W`` wide.
-    """
-    row = start + PAD + SIGN * tl.arange(0, COUNT)[:, None]
+    """Load vectors ``(COUNT, W)``: table rows ``start``, ``start + SIGN``, ...; SIGN is 1 or -1."""
+    row = start + N + SIGN * tl.arange(0, COUNT)[:, None]
     column = tl.arange(0, W)[None, :]
-    rows = table.rows + head * table.head_stride + row * W + column
-    return tl.load(rows)
+    return tl.load(table.rows + head * table.head_stride + row * W + column)
 
 
 @triton.jit
-def load_band(
+def load_distances(
     problem, table, head, distance, COUNT: tl.constexpr, N: tl.constexpr, W: tl.constexpr
 ):
-    """Load rows of a table from a distance on, ``(COUNT, W)``."""
-    start = distance + problem.tgt_len - 1
-    return load_table(table, head, start, 1, COUNT, N, W)
+    """Load the vectors of ``distance`` and the next distances, ``(COUNT, W)``."""
+    row = distance + problem.tgt_len - 1
+    return load_table(table, head, row, 1, COUNT, N, W)
 
 
 @triton.jit
@@ -138,7 +84,7 @@ def roll_rows(tile, N: tl.constexpr):
 
     For N = 3, rows ``abc def ghi`` become ``abc efd igh``. Element (i, s) then belongs to the key
     i + s, of distance s; or to the distance s - N if it wrapped round. So weights by pair become
-    weights by distance, of which :func:`mask_half` takes those of N rows of the value table.
+    weights by distance. :func:`mask_half` selects one of the two, which needs N rows of a table.
     """
     i = tl.arange(0, N)[:, None]
     return gather_flat(tile.reshape(N * N), i * N + (tl.arange(0, N)[None, :] + i) % N, N)

@@ -35,7 +35,7 @@ def attend(kernels: Kernels, call: AttentionCall) -> Tensor:
     tgt_len, src_len = query.size(2), key.size(2)
     assert terms.first is not None
     first = terms.first.expand(query.size(0), -1)  # [B, S]
-    deps = (terms.first, *mask.key_parts, query.size(0), tgt_len)
+    deps = (terms.first, *mask.cache_deps, query.size(0), tgt_len)
     places = mask.cached("reset", deps, lambda: _Places.locate(first, mask, tgt_len))
     place = places.first
     kernel_terms, row_terms, column_terms = _split_terms(terms, tgt_len, src_len)
@@ -110,7 +110,7 @@ def _find_hidden_key(first: Tensor, place: Tensor, mask: Mask, tgt_len: int) -> 
     if mask.key_padding is not None:
         hidden = hidden | mask.key_padding.gather(1, place[:, None])
     queries = torch.arange(first.size(1) - tgt_len, first.size(1), device=first.device)
-    hidden = hidden | mask.hidden_distances(place[:, None] - queries)
+    hidden = hidden | mask.mark_hidden(place[:, None] - queries)
     if mask.pairs is not None:
         hidden = hidden | mask.pairs[:, place].T
     return hidden.expand(-1, tgt_len)
@@ -122,7 +122,7 @@ def _find_hidden_of_query(place: Tensor, at: Tensor, mask: Mask, src_len: int) -
     if hidden is None:
         hidden = torch.zeros(place.size(0), src_len, dtype=torch.bool, device=place.device)
     keys = torch.arange(src_len, device=place.device)
-    hidden = hidden | mask.hidden_distances(keys - place[:, None])
+    hidden = hidden | mask.mark_hidden(keys - place[:, None])
     if mask.pairs is not None:
         hidden = hidden | mask.pairs[at]
     return hidden

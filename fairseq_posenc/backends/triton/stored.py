@@ -16,12 +16,8 @@ each row of tiles, from the tokens of the columns.
 import triton
 import triton.language as tl
 
-from fairseq_posenc.backends.triton.relative_shift import (
-    load_rows,
-    load_table,
-    multiply,
-    store_rows,
-)
+from fairseq_posenc.backends.triton.matrices import load_rows, multiply, store_rows
+from fairseq_posenc.backends.triton.relative_shift import load_table
 
 
 @triton.jit

@@ -17,19 +17,17 @@ table; N, side of a tile; W, padded width of a head.
 import triton
 import triton.language as tl
 
+from fairseq_posenc.backends.blocked import dropout
+from fairseq_posenc.backends.triton.matrices import add_product, load_rows, multiply
 from fairseq_posenc.backends.triton.relative_shift import (
-    add_product,
-    load_band,
-    load_rows,
+    load_distances,
     load_scalars,
-    multiply,
     multiply_band,
 )
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-# Odd, without patterns: the multipliers of the hash functions Murmur2 and xxHash.
-MURMUR = tl.constexpr(0x5BD1E995)
-XXHASH = tl.constexpr(0x85EBCA77 - 2**32)
+MURMUR_MULTIPLIER = tl.constexpr(dropout.MURMUR_MULTIPLIER)
+XXHASH_MULTIPLIER = tl.constexpr(dropout.XXHASH_MULTIPLIER)
 
 
 @triton.jit
@@ -99,15 +97,15 @@ def apply_mask(problem, scores, batch, m, n, DIRECTION: tl.constexpr, FULL: tl.c
 
 @triton.jit
 def is_kept(problem, sequence, m, n, FULL: tl.constexpr):
-    """Compute which weights dropout keeps, ``(N, N)``: a hash of seeds, the same in both passes."""
+    """Compute which weights dropout keeps, ``(N, N)``, by the hash of ``blocked/dropout.py``."""
     queries = sequence.to(tl.int64) * problem.tgt_len
     keys = sequence.to(tl.int64) * problem.src_len
     inside_m = None if FULL else m < problem.tgt_len
     inside_n = None if FULL else n < problem.src_len
     bits = tl.load(problem.drop.first + queries + m, inside_m)
-    bits = (bits ^ tl.load(problem.drop.keys + keys + n, inside_n)) * MURMUR
+    bits = (bits ^ tl.load(problem.drop.keys + keys + n, inside_n)) * MURMUR_MULTIPLIER
     bits = bits ^ tl.load(problem.drop.second + queries + m, inside_m)
-    return bits * XXHASH < problem.drop.keep_threshold
+    return bits * XXHASH_MULTIPLIER < problem.drop.keep_threshold
 
 
 @triton.jit
@@ -134,13 +132,13 @@ def compute_parts(
     # The terms of tables come first, because computing them takes the most registers.
     if problem.query_table is not None:
         # [2N, W]
-        band = load_band(
+        band = load_distances(
             problem, problem.query_table, head, first_key - first_query - N, 2 * N, N, W
         )
         query_term = multiply_band(q, band, not FLIP, N, FLIP)  # [N, N]
     if problem.key_table is not None:
         if not SAME:
-            band = load_band(
+            band = load_distances(
                 problem, problem.key_table, head, first_key - first_query - N, 2 * N, N, W
             )
         key_term = multiply_band(k, band, FLIP, N, FLIP)  # [N, N]

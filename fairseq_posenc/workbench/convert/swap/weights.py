@@ -24,7 +24,7 @@ from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import KEY, Identity, is_identity
-from fairseq_posenc.position_parameters import ENCODINGS, is_position_parameter
+from fairseq_posenc.position_parameters import KEY_MARK, is_position_parameter
 from fairseq_posenc.specs import Item, Layer, Spec
 from fairseq_posenc.workbench.loading.families import list_stacks
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
@@ -220,7 +220,7 @@ def _repeat_ends(name: str, old: Tensor, stack: StackPair) -> Tensor:
 
 def _changed_options(name: str, old: Spec, new: Spec) -> str:
     """List the options of a parameter's encoding that differ between source and new model."""
-    encoding = name.rpartition(ENCODINGS)[2].split(".")[0]
+    encoding = name.rpartition(KEY_MARK)[2].split(".")[0]
     # An option that is off (False) equals one that an encoding no longer has.
     old_options, new_options = (
         {
