@@ -80,7 +80,8 @@ def refuse_bad_place(path: Path, prefix: str = "") -> None:
         path: the file to write.
         prefix: text before the path in the message, such as the option that named it.
     """
-    name, folder = f"{prefix} {path}".lstrip(), path.parent.resolve()
+    name = f"{prefix} {path}".lstrip()
+    folder = path.parent.resolve()
     if not folder.is_dir() or path.is_dir():
         why = "this is a folder" if path.is_dir() else f"there is no folder {path.parent}"
         raise UserError(f"{name}: name a file in an existing folder: {why}")

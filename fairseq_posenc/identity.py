@@ -126,8 +126,10 @@ class Identity(NamedTuple):
             Exception: the text is something else; the type depends on it.
         """
         content = json.loads(text)
-        positions, directions = str(parse(content["positions"])), str(content["directions"])
-        length, settings = int(content["trained_length"]), WeightSettings.parse(content)
+        positions = str(parse(content["positions"]))
+        directions = str(content["directions"])
+        length = int(content["trained_length"])
+        settings = WeightSettings.parse(content)
         return cls(positions, directions, length, settings)
 
     def describe(self) -> str:
@@ -144,7 +146,8 @@ class Identity(NamedTuple):
             model: the identity of the model.
             layers: indices of the trained layers that the model has; None for all.
         """
-        positions, directions = self.positions, self.directions
+        positions = self.positions
+        directions = self.directions
         if layers is not None:
             positions = str(parse(positions).select_layers(layers))
             old = directions.split(",")

@@ -191,7 +191,8 @@ class Positions(NamedTuple):
         if self.padded:
             padding = self.tokens.eq(self.padding_idx)  # [B, S]
             ids = ids.masked_fill(padding[..., None] if ids.dim() == 3 else padding, 0)
-        longest, consecutive = 0, False
+        longest = 0
+        consecutive = False
         # If the ids must not be read, the bounds check of a table finds ids that are too large.
         if may_sync(ids.device, decoding=self.tgt_len < ids.size(1)) and ids.numel():
             follow = self._follow_places(ids if ids.dim() == 2 else ids[..., 0]).all()

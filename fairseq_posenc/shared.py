@@ -130,12 +130,14 @@ class Shared(NamedTuple):
 
     def needed_keys(self) -> NeededKeys:
         """Find the keys that later queries may see, once for all layers."""
-        limits, cache = self.locality, self.cache
+        limits = self.locality
+        cache = self.cache
         return cache.get("needed", limits, limits.needed_keys) if cache else limits.needed_keys()
 
     def layer_rotation(self) -> Rotation | None:
         """Select the rotation for a layer; a trained one is computed again as terms are."""
-        rotation, positions = self.rotation, self.positions
+        rotation = self.rotation
+        positions = self.positions
         if self.rotate_ids is None or rotation is None or not rotation.is_trained:
             return rotation
         if not is_reentrant_recomputation():

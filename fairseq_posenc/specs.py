@@ -138,7 +138,8 @@ class Spec(NamedTuple):
         for layer, same in groupby(self.layers):
             if not runs:  # encodings of the whole stack are written in the first layer
                 layer = (*self.whole_stack[:inputs], *layer, *self.whole_stack[inputs:])
-            text, count = "+".join(map(str, layer)) or "none", len(list(same))
+            text = "+".join(map(str, layer)) or "none"
+            count = len(list(same))
             runs.append(f"{count}*{text}" if count > 1 else text)
         return ",".join(runs)
 

@@ -65,13 +65,15 @@ def list_options(name: str) -> dict[str, inspect.Parameter]:
     """List the options of an encoding with plain types: str, int, float, bool or None."""
     plain = {}
     for key, option in registry.options(name).items():
-        annotation, default = option.annotation, option.default
+        annotation = option.annotation
+        default = option.default
         if annotation in (Signed, Optional[Signed]):
             annotation = float if annotation is Signed else Optional[float]
         elif annotation == Optional[Sections]:
             annotation = Optional[str]
         elif not isinstance(default, (str, float, int, type(None))):
-            annotation, default = str, str(default)
+            annotation = str
+            default = str(default)
         plain[key] = option.replace(annotation=annotation, default=default)
     return plain
 

@@ -26,7 +26,8 @@ def describe_numbers(name: str) -> str:
 
 def _describe(name: str, quantity: str) -> str:
     """Describe a quantity of :class:`Cost`: ``operations`` or ``numbers``."""
-    encoding, terms = registry.get(name), compute_terms(name)
+    encoding = registry.get(name)
+    terms = compute_terms(name)
     costs = [encoding.cost]
     for _, term, tensor in terms.present():
         # The formulas of terms have `{g}` for h if each head has a table, else for nothing.

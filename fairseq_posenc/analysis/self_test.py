@@ -68,7 +68,8 @@ def _measure_rotation_error(encodings: Encodings, query: Tensor, key: Tensor, id
         q, k = (x.double().cpu() for x in _rotate(encodings, query, key, ids + moved))
         return q @ k.transpose(-1, -2)
 
-    at_start, unrotated = products(0), (query @ key.transpose(-1, -2)).double().cpu()
+    at_start = products(0)
+    unrotated = (query @ key.transpose(-1, -2)).double().cpu()
     rotates = any(encoding.acts_on == "rotation" for encoding in encodings.as_list())
     if rotates and (at_start - unrotated).abs().max() < LEAST_CHANGE:
         return math.inf  # a rotation that does nothing also changes nothing when shifted

@@ -58,7 +58,8 @@ class AttentionCall(NamedTuple):
 
     def temperature(self) -> Tensor | None:
         """Compute the factor of all scores of each query, ``(B or 1, G, T)``, or None for 1."""
-        terms, factors = self.terms, self.terms.temperature
+        terms = self.terms
+        factors = self.terms.temperature
         if terms.log_visible is None:
             return factors
         counts = self.mask.count_visible(self.query.size(2), self.key.size(2), self.query.device)

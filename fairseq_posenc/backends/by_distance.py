@@ -130,9 +130,11 @@ def _row_index(
     if runs is not None and runs.span.ids is not None:
         return runs.find_pairs(first)
     if runs is None:
-        rows, index = tgt_len + src_len - 1, torch.arange(tgt_len + src_len - 1, device=device)
+        rows = tgt_len + src_len - 1
+        index = torch.arange(tgt_len + src_len - 1, device=device)
     else:
-        rows, index = runs.rows, runs.find(span.distances())
+        rows = runs.rows
+        index = runs.find(span.distances())
     pairs = expand_by_distance(index[None], tgt_len, src_len)
     if first is not None:
         pairs = insert_reset(pairs, rows, rows + 1, first)

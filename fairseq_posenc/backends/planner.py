@@ -152,7 +152,8 @@ def attend(
 
 def _choose_fastest(terms: Terms, call: CallFeatures) -> Plan:
     if is_exporting():  # one graph for all lengths, so no choice by length
-        order, reason = ["sdpa", "reference"], "a graph for all lengths"
+        order = ["sdpa", "reference"]
+        reason = "a graph for all lengths"
     elif call.device == "cpu":
         order, reason = _rank_on_cpu(terms, call)
     else:

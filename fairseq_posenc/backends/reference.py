@@ -101,7 +101,8 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tenso
 
 def multiply_states(terms: Terms, src_len: int, mask: Mask = _ALL) -> Tensor | None:
     """Multiply the states of queries with the rows of their table, ``(B, H, T, S)``, or None."""
-    table, states = terms.state_table, terms.states
+    table = terms.state_table
+    states = terms.states
     if table is None:
         return None
     assert states is not None, "a layer projects its input to them"
@@ -178,7 +179,8 @@ def _multiply_pairs(
         sizes: T and S.
         mask: see :func:`row_index`.
     """
-    table, is_of_keys = getattr(terms, name), name == "key_table"
+    table = getattr(terms, name)
+    is_of_keys = name == "key_table"
     if terms.first is None and name not in terms.runs:  # the shift finds rows without an index
         # By key, distances fall from query to query, so the rows come last one first.
         rows = pad_rows(table.flip(1) if is_of_keys else table)
@@ -194,12 +196,14 @@ def _compute_single_query_terms(
     query: Tensor, key: Tensor, terms: Terms, mask: Mask
 ) -> tuple[Tensor, list[Tensor]]:
     """Compute the same as :func:`_compute_many_query_terms`, where T is 1."""
-    by_key, with_content = terms.key_table, query
+    by_key = terms.key_table
+    with_content = query
     plain_sum = terms.first is None and not terms.multiplies
     runs = terms.runs.get("key_table")
     if by_key is not None and runs is not None and runs.rows == 1 and plain_sum:
         # One row for all distances, as of Transformer-XL, may as well be added to the query.
-        with_content, by_key = query + at_least_fp32(by_key[None]), None
+        with_content = query + at_least_fp32(by_key[None])
+        by_key = None
     if terms.channel_gain is None:
         content = with_content @ key.transpose(-1, -2)  # [B, H, 1, S]
     else:
@@ -280,7 +284,8 @@ def _select_single_query_rows(name: str, terms: Terms, src_len: int) -> Tensor:
         rows = table[:, index[:, 0]].transpose(0, 1)  # [1 or B, G, S, D]
     else:
         rows = table[None, :, :src_len]
-    rows, table = at_least_fp32(rows).unsqueeze(2), at_least_fp32(table)[None, :, None]
+    rows = at_least_fp32(rows).unsqueeze(2)
+    table = at_least_fp32(table)[None, :, None]
     if terms.first is not None:
         rows = insert_reset(rows, table[..., -2:-1, :], table[..., -1:, :], terms.first)
     return rows.squeeze(2)  # [1 or B, G, S, D]

@@ -191,6 +191,7 @@ def _sum_biases(terms: Terms, mask: Mask, tgt_len: int, src_len: int) -> tuple[T
         span = Span.from_lengths(tgt_len, src_len, terms.bias.device)
         hidden = mask.mark_hidden(span.distances())  # [R]
         hiding = at_least_fp32(terms.bias).masked_fill(hidden, -torch.inf)
-        terms, mask = terms._replace(bias=hiding), Mask()
+        terms = terms._replace(bias=hiding)
+        mask = Mask()
     bias = expand_term(terms, "bias", tgt_len, src_len, mask)
     return bias if terms.pair_bias is None else bias + terms.pair_bias, mask

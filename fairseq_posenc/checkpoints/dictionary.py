@@ -64,7 +64,8 @@ def check_kind(folder: Path, pairs: bool, reader: str) -> None:
     Raises:
         UserError: the folder has the other kind, or no data.
     """
-    text, languages = folder / DICTIONARY, sorted(folder.glob("dict.*.txt"))
+    text = folder / DICTIONARY
+    languages = sorted(folder.glob("dict.*.txt"))
     names = ", ".join(path.name for path in languages)
     if pairs and not languages:
         has = "dict.txt, data of language models" if text.exists() else "no dictionary"

@@ -41,7 +41,8 @@ def check_file(path: Path, checksums: bool) -> None:
         _check_legacy_pickles(path)
         return
     with zipfile.ZipFile(path) as archive:
-        parts, size = archive.infolist(), path.stat().st_size
+        parts = archive.infolist()
+        size = path.stat().st_size
         # torch does not compress, so an honest archive never expands.
         if (inside := sum(part.file_size for part in parts)) > size:
             raise UserError(

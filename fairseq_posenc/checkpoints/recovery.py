@@ -14,7 +14,8 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import written_whole
 
 logger = logging.getLogger(__name__)
-LAST, BEST = "checkpoint_last.pt", "checkpoint_best.pt"
+LAST = "checkpoint_last.pt"
+BEST = "checkpoint_best.pt"
 # File names that fairseq gives to checkpoints.
 _NAMES = re.compile(r"checkpoint(\d+|_\d+_\d+|_last|_best|\.best_.+)\.pt")
 

@@ -78,7 +78,8 @@ class PositionCheckpoints(nn.Module):
         refuse_optimizer(extended + replaced)
         for change in changes:
             logger.warning("--init-positions: %s", change)
-        read, self._read = self._read or state_dict, None
+        read = self._read or state_dict
+        self._read = None
         logger.info("checkpoint: %s", format_load_report(read, state_dict, model_state))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
@@ -90,7 +91,8 @@ class PositionCheckpoints(nn.Module):
         Raises:
             UserError: settings other than positions differ.
         """
-        changes, others = [], []
+        changes = []
+        others = []
         for name, stack in self.named_modules():
             ours = getattr(stack, "identity", None)
             if not isinstance(ours, Identity):

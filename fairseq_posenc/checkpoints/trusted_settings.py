@@ -48,8 +48,11 @@ _PLAIN = (type(None), bool, float)
 _HOLDERS = (dict, list, tuple, Namespace)
 # fairseq's configurations have some 500 settings, 5 levels deep for a model inside a model.
 # omegaconf takes 50 us to read a setting, and reads a shared one again in every place.
-_MOST_SETTINGS, _DEEPEST = 20_000, 32
-_LONGEST_TEXT, _LONGEST_NAME, _MOST_BITS = 1_000_000, 200, 64
+_MOST_SETTINGS = 20_000
+_DEEPEST = 32
+_LONGEST_TEXT = 1_000_000
+_LONGEST_NAME = 200
+_MOST_BITS = 64
 _LONGEST = 10_000  # characters of a text that fairseq evaluates, and items of its value
 # `# coding: utf-7` in the first lines makes Python decode the same bytes to another program.
 _CODING = re.compile(r"#.*coding")
@@ -83,7 +86,9 @@ def check_settings(state: Any) -> None:
     if args is not None and type(args) is not Namespace:
         raise UserError(f"its args are not settings, but {_quote(args)}")
     for setting in _iterate_settings(state):
-        name, value, is_text = setting.name, setting.value, isinstance(setting.value, str)
+        name = setting.name
+        value = setting.value
+        is_text = isinstance(setting.value, str)
         if wrong := _describe_form(value):
             raise UserError(
                 f"its setting {setting.label} {wrong}; settings are text, numbers, true or false, "

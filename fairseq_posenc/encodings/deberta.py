@@ -132,7 +132,8 @@ class DebertaV2(Encoding):
 
     def bucket(self, distances: Tensor) -> Tensor:
         """Compute the signed bucket of distances i - j."""
-        exact, steps = self.buckets // 2, distances.abs()
+        exact = self.buckets // 2
+        steps = distances.abs()
         firsts = make_constant(self.firsts, steps.device, torch.long)
         far = exact + torch.bucketize(steps, firsts, right=True)
         return torch.where(steps <= exact, distances, far * distances.sign())

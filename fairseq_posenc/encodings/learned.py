@@ -52,7 +52,8 @@ class Learned(Encoding):
         if self.axes == 1:
             return F.embedding(ids, self.table.weight)
         ids = ids if ids.dim() == 3 else ids[..., None].expand(-1, -1, self.axes)
-        rows, size = self.table.num_embeddings, self.max_positions
+        rows = self.table.num_embeddings
+        size = self.max_positions
         firsts = torch.arange(0, rows, size, device=ids.device)
         # What is beyond the rows of its axis is beyond the table, whose check finds it.
         index = torch.where(ids < size, ids + firsts, rows)  # [B or 1, T, axes]

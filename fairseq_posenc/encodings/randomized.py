@@ -46,7 +46,8 @@ class Randomized(Encoding):
         evaluation: Literal["drawn", "even"] = "drawn",
     ) -> None:
         super().__init__(dims)
-        self.limit, self.evaluation = limit, evaluation
+        self.limit = limit
+        self.evaluation = evaluation
         self.fixed = self._draw_fixed_numbers()
 
     def make_room(self, length: int) -> None:

@@ -85,7 +85,8 @@ class Rope(Encoding):
         self.scaling = Scaling.parse(scaling) if isinstance(scaling, str) else scaling
         if isinstance(sections, str):
             sections = Sections.parse(sections)
-        self.sections, self.pairs = sections, pairs
+        self.sections = sections
+        self.pairs = pairs
         self.axes = axes or len(sections or "1")
         if sections is not None and pairs == "alternating":
             raise UserError(f"{self.name}(pairs=alternating): its axes have equal parts")
@@ -249,7 +250,8 @@ class XPos(Rope):
         if torch.compiler.is_compiling() or ids.is_meta or not ids.numel():
             return 0.0
         # On a GPU ids are not read: without padding, those of a full pass count its tokens.
-        middle, gpu = self.dims.trained_length // 2, syncs(ids.device)
+        middle = self.dims.trained_length // 2
+        gpu = syncs(ids.device)
         first, last = (0, ids.size(1) - 1) if gpu else torch.stack(ids.aminmax()).tolist()
         if gpu and ids.size(1) == 1:
             return 0.0

@@ -220,11 +220,13 @@ class Yarn(_Scaled):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.beta_fast < self.beta_slow:
-            fast, slow = f"beta_fast={self.beta_fast:g}", f"beta_slow={self.beta_slow:g}"
+            fast = f"beta_fast={self.beta_fast:g}"
+            slow = f"beta_slow={self.beta_slow:g}"
             raise UserError(f"{fast} must be at least {slow}")
 
     def _scale(self, frequencies: Tensor, base: float, dims: Dims) -> Tensor:
-        width, length = 2 * frequencies.numel(), self.length or dims.trained_length
+        width = 2 * frequencies.numel()
+        length = self.length or dims.trained_length
 
         def find_pair(turns: float) -> float:
             """Find the index of the pair that turns so often, between two pairs as a rule."""
@@ -316,7 +318,8 @@ class LongRope(_Scaled):
 
     def to_hf(self, dims: Dims) -> dict[str, Any]:
         """See :class:`Scaling`. Both lists are the one chosen here: transformers chooses itself."""
-        chosen, gain = self._divisors(dims), self.gain(dims)
+        chosen = self._divisors(dims)
+        gain = self.gain(dims)
         fixed = replace(self, short=chosen, long=chosen, attention_factor=gain)
         return super(LongRope, fixed).to_hf(dims)
 

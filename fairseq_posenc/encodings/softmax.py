@@ -266,7 +266,8 @@ class Sink(Encoding):
         """Return the extra score of each head."""
         if self.value is None:
             return Terms(sink=self.score)
-        device, heads = positions.tokens.device, self.dims.num_heads
+        device = positions.tokens.device
+        heads = self.dims.num_heads
         return Terms(
             sink=torch.full((heads,), float(self.value), dtype=torch.float32, device=device)
         )

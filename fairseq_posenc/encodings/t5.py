@@ -54,7 +54,8 @@ class T5(Encoding):
     ) -> None:
         super().__init__(dims)
         self.axes = axes
-        self.num_buckets, self.max_distance = num_buckets, max_distance
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
         self.buckets = Buckets.build(self.name, num_buckets, max_distance, not dims.causal)
         self.scale_factor = scale_factor
         self.table = nn.Parameter(torch.empty(axes * dims.num_heads, num_buckets))
@@ -132,7 +133,8 @@ def find_firsts(find_bucket: Callable[[int], int], start: int, count: int) -> tu
     The distances are whole numbers, so that a device's rounding cannot move a bucket. Buckets that
     no input reaches are left out.
     """
-    firsts, low = [], start
+    firsts = []
+    low = start
     for number in range(1, count + 1):
         high = 2 * low
         while find_bucket(high) < number and high < _FARTHEST:

@@ -211,7 +211,8 @@ class Terms(NamedTuple):
         tables: dict[str, Any] = {}
         made: dict[tuple[int, int], Tensor] = {}  # two fields may hold the same table
         for name in names or self.runs:
-            table, shared = getattr(self, name), runs.get(name)
+            table = getattr(self, name)
+            shared = runs.get(name)
             dim = TERMS[name].rows
             if table is None or shared is None or dim is None:
                 continue
@@ -286,9 +287,11 @@ class Terms(NamedTuple):
         for name, term, table in self.present():
             if term.rows is None or name in by_ids:
                 continue
-            number, distinct = src_len + tgt_len - 1, rows
+            number = src_len + tgt_len - 1
+            distinct = rows
             if (runs := self.runs.get(name)) is not None:
-                number, distinct = runs.rows, runs.find(rows - (src_len - 1))
+                number = runs.rows
+                distinct = runs.find(rows - (src_len - 1))
             kept, reset = table.split([number, table.size(term.rows) - number], term.rows)
             selected[name] = torch.cat([kept.index_select(term.rows, distinct), reset], term.rows)
         keys = self._map_keys(lambda x, dim: x.index_select(dim, places.to(x.device)))

@@ -168,7 +168,8 @@ class TupeShared(Encoding):
         at_queries = queries[:, positions.queries(key_rows)].transpose(0, 1)  # [B or 1, H, T, D]
         at_keys = keys[:, key_rows].transpose(0, 1) * scale  # [B or 1, H, S, D]
         index, runs = self.distance_buckets.select(span)
-        bias, first = self.buckets[:, index], None
+        bias = self.buckets[:, index]
+        first = None
         if self.reset:
             # Pairs with the first token have two numbers for each head in place of products: row
             # 0 with itself where it is the query, row 1 with itself where it is the key.

@@ -118,11 +118,17 @@ class AttentionPositions(AttentionCore, nn.Module):
         backend: str,
     ) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = dims.num_heads, dims.head_dim
+        self.num_heads = dims.num_heads
+        self.head_dim = dims.head_dim
         self.direction = "lr" if dims.causal else "both"
-        self.encodings, self.family, self.dims = encodings, family, dims
-        self.kind, self.is_rotated = kind, is_rotated
-        self.reads_input, self.decay_place, self.backend = reads_input, decay_place, backend
+        self.encodings = encodings
+        self.family = family
+        self.dims = dims
+        self.kind = kind
+        self.is_rotated = is_rotated
+        self.reads_input = reads_input
+        self.decay_place = decay_place
+        self.backend = backend
 
     def prepare(
         self, attention: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
@@ -134,7 +140,8 @@ class AttentionPositions(AttentionCore, nn.Module):
         if state is not None and state.shared is None:  # transformers' own attention is used
             del named[STATE]
         elif state is not None and self.reads_input:
-            inputs, cache = _find_inputs(args, named), _find_cache(args, named)
+            inputs = _find_inputs(args, named)
+            cache = _find_cache(args, named)
             named[STATE] = state._replace(inputs=inputs, cache=cache)
         return args, named
 
@@ -224,7 +231,8 @@ class AttentionPositions(AttentionCore, nn.Module):
     def _check_cache(self, shared: Shared, keys: int) -> None:
         """Refuse a cache of a fixed size, and one that has dropped keys that the spec needs."""
         positions = shared.positions
-        src_len, needed = positions.tokens.size(1), shared.locality.needed_keys()
+        src_len = positions.tokens.size(1)
+        needed = shared.locality.needed_keys()
         window = needed.last if needed.first is None else None
         if keys > src_len:
             raise UserError(

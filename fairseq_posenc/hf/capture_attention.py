@@ -84,7 +84,8 @@ def _capture_cross_attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **named: Any
     ) -> tuple[Tensor, Tensor | None]:
         if not hasattr(module, ATTRIBUTE) and module not in encoder_modules:
-            scale, width = named["scaling"] or query.size(-1) ** -0.5, query.size(-1)
+            scale = named["scaling"] or query.size(-1) ** -0.5
+            width = query.size(-1)
             terms = Terms(scale_factor=1 / (scale**2 * width))
             call = AttentionCall(query, key, value, terms, Mask(), need_weights=True)
             _, weights = reference.attend(call)

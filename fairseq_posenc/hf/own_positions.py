@@ -111,7 +111,8 @@ def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
     }
     expanded = []
     for index in range(count):
-        number, items = index % len(layers), []
+        number = index % len(layers)
+        items = []
         for item in layers[number]:
             if _name(item) != OWN:
                 items.append(item)
@@ -302,7 +303,8 @@ def _read_parameters(config: Config, kind: str) -> dict[str, Any]:
         base, scaling = getattr(config, "rope_local_base_freq", base), {}  # not scaled
     if config.model_type in ("modernbert", "modernbert-decoder"):
         local = kind == "sliding_attention" and config.local_rope_theta is not None
-        base, scaling = config.local_rope_theta if local else config.global_rope_theta, {}
+        base = config.local_rope_theta if local else config.global_rope_theta
+        scaling = {}
     if scaling.get("rope_type", scaling.get("type")) == "longrope":
         # Up to transformers 4, the trained length stands beside the scaling, not in it.
         length = scaling[TRAINED_LENGTH] = getattr(config, TRAINED_LENGTH, None)

@@ -39,7 +39,8 @@ class RecordedPositions(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """Build the record of the positions and the length in training, for the state dict."""
-        spec, dims = self.assembly.spec, self.assembly.dims
+        spec = self.assembly.spec
+        dims = self.assembly.dims
         return Identity(str(spec), "", dims.trained_length).to_tensor()
 
     def set_extra_state(self, state: Tensor) -> None:

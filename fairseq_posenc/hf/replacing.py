@@ -143,7 +143,8 @@ class Plan(NamedTuple):
 
     def install(self) -> None:
         """Replace the positions of the stack."""
-        module, attentions = self.stack.module, self.stack.attentions
+        module = self.stack.module
+        attentions = self.stack.attentions
         for handle in getattr(module, _HOOKS, ()):
             handle.remove()
         self.stack.neutralize()
@@ -209,7 +210,8 @@ def _copy(module: nn.Module, trained: dict[str, Tensor]) -> None:
 
 def _refuse_other_width(spec: Spec, positions: HookedPositions, stack: Stack) -> None:
     """Refuse vectors at the input if the embeddings and the layers have different widths."""
-    width, expected = stack.module.get_input_embeddings().embedding_dim, stack.config.hidden_size
+    width = stack.module.get_input_embeddings().embedding_dim
+    expected = stack.config.hidden_size
     if positions.input is not None and width != expected:
         raise UserError(
             f"{spec}: the embeddings of this model have {width} channels, and its layers "

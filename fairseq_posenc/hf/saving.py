@@ -200,7 +200,8 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
     content.pop(_WEIGHTS, None)
     names = content.get("architectures") or ()
     content["architectures"] = [str(name).removeprefix(_CLASS_PREFIX) for name in names]
-    spec, length = content.get(SPEC), content.get(LENGTH)
+    spec = content.get(SPEC)
+    length = content.get(LENGTH)
     if not isinstance(spec, str) or not isinstance(length, int) or length < 1:
         raise UserError(
             f"config.json: {SPEC} must be a spec and {LENGTH} a number of at least 1, not "

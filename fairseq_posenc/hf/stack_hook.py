@@ -108,7 +108,8 @@ class HookedPositions(RecordedPositions, StackPositions):
         if self.is_native and self.input is None:
             ids = self._count_ids(named, ids) if any(self.is_rotated) else None
             if ids is not None:
-                rotations, dtype = self._rotations(ids), stack.module.dtype
+                rotations = self._rotations(ids)
+                dtype = stack.module.dtype
                 named[STATE] = PassState(
                     [self._make_cosines(rotation, dtype) for rotation in rotations],
                     recompute_cosines=partial(self._recompute_cosines, ids, dtype),
@@ -142,7 +143,8 @@ class HookedPositions(RecordedPositions, StackPositions):
             types = torch.zeros(batch, tgt_len, dtype=torch.long, device=embeddings.device)
             named["token_type_ids"] = types
         weights = named.get("output_attentions")
-        dtype, places = stack.module.dtype, shared.positions.queries(shared.positions.places)
+        dtype = stack.module.dtype
+        places = shared.positions.queries(shared.positions.places)
         named[STATE] = PassState(
             [self._make_cosines(state.rotation, dtype) for state in shared.kinds or (shared,)],
             None if self.is_native else shared,
@@ -153,7 +155,8 @@ class HookedPositions(RecordedPositions, StackPositions):
 
     def _is_plain(self) -> bool:
         """Check whether attention is plain, but for rotations that the model's code applies."""
-        assembly, limits = self.assembly, self.assembly.limits()
+        assembly = self.assembly
+        limits = self.assembly.limits()
         items = assembly.spec.items
         rotations = [
             any(get(item.name).acts_on == "rotation" for item in layer)
@@ -217,7 +220,8 @@ class HookedPositions(RecordedPositions, StackPositions):
         x = self._find_input(named)
         if ids is not None or x is None:
             return ids
-        mask, tgt_len = named.get("attention_mask"), x.size(1)
+        mask = named.get("attention_mask")
+        tgt_len = x.size(1)
         if isinstance(mask, Tensor) and mask.dim() == 2:
             return (mask.ne(0).cumsum(1) - 1).clamp(min=0)[:, mask.size(1) - tgt_len :]
         return (torch.arange(tgt_len, device=x.device) + self._count_cached(named)).unsqueeze(0)
@@ -237,7 +241,8 @@ class HookedPositions(RecordedPositions, StackPositions):
 
     def _embed(self, stack: Stack, named: dict[str, Any]) -> Tensor | None:
         """Look up the embeddings of the tokens; only their shape if no vectors are added."""
-        embeddings, ids = named.get("inputs_embeds"), named.get("input_ids")
+        embeddings = named.get("inputs_embeds")
+        ids = named.get("input_ids")
         if embeddings is not None or ids is None:
             return embeddings
         if self.input is not None:
@@ -389,5 +394,6 @@ def prepare_pass(
 
 def _is_packed(ids: Tensor) -> bool:
     """Check whether a row of ids, ``(B or 1, T)``, counts tokens and starts again from 0."""
-    steps, restarts = ids.diff(dim=1), ids[:, 1:].eq(0)
+    steps = ids.diff(dim=1)
+    restarts = ids[:, 1:].eq(0)
     return bool(((steps < 0).any(1) & (steps.eq(1) | restarts).all(1)).any())

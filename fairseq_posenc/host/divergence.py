@@ -38,7 +38,8 @@ def explain_divergence(error: BaseException) -> str | None:
     for link in chain(error):
         if isinstance(link, FloatingPointError):
             for frame, _ in traceback.walk_tb(link.__traceback__):
-                trainer, samples = frame.f_locals.get("self"), frame.f_locals.get("samples")
+                trainer = frame.f_locals.get("self")
+                samples = frame.f_locals.get("samples")
                 if isinstance(trainer, Trainer) and samples:
                     return (
                         f"training stopped at update {trainer.get_num_updates() + 1:,}: {link}; "

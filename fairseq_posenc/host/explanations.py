@@ -61,7 +61,8 @@ def _explain_absence(error: BaseException) -> str | None:
 
 def _explain_launch(error: BaseException) -> str | None:
     """Explain the errors of fairseq when there are fewer GPUs than processes."""
-    launch, places = "distributed/utils.py", _list_places(error)
+    launch = "distributed/utils.py"
+    places = _list_places(error)
     if (
         isinstance(error, ZeroDivisionError)
         and (launch, "_infer_torch_distributed_launch_init") in places

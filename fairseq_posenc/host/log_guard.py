@@ -59,7 +59,8 @@ class _CheckpointGuard(logging.Filter):
             # fairseq logs its configuration, not a copy, so changes here take effect. But
             # fairseq-validate logs the configuration of the checkpoint's training.
             if command == "validate" and (call := find_call("fairseq_cli/validate.py", "main")):
-                settings, saved = call.f_locals["cfg"], call.f_locals["saved_cfg"]
+                settings = call.f_locals["cfg"]
+                saved = call.f_locals["saved_cfg"]
                 check_precision(settings.common)
                 prepare_whole_words(call.f_locals["task"], settings.bpe or saved.bpe)
             elif command and command != "validate":

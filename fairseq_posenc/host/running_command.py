@@ -42,7 +42,8 @@ def check_direction(checkpoint: Any) -> None:
     Raises:
         UserError: ``--maximize-best-checkpoint-metric`` is missing, or wrong for the metric.
     """
-    metric, flag = checkpoint.best_checkpoint_metric, "--maximize-best-checkpoint-metric"
+    metric = checkpoint.best_checkpoint_metric
+    flag = "--maximize-best-checkpoint-metric"
     if metric in _BETTER_HIGH and not checkpoint.maximize_best_checkpoint_metric:
         raise UserError(
             f"--best-checkpoint-metric {metric} would keep the checkpoint with the lowest {metric} "
@@ -64,7 +65,9 @@ def check_metric() -> None:
     if call is None or call.f_locals["cfg"].checkpoint.best_checkpoint_metric == "loss":
         return
     local = call.f_locals
-    settings, trainer, subset = local["cfg"], local["trainer"], local["subset"]
+    settings = local["cfg"]
+    trainer = local["trainer"]
+    subset = local["subset"]
     wanted = settings.checkpoint.best_checkpoint_metric
     if wanted == "bleu" and getattr(settings.task, "eval_bleu", False):
         return  # BLEU may be undefined for one batch: a new model may translate it to nothing
@@ -91,8 +94,11 @@ def count_left_out(record: logging.LogRecord) -> None:
     if call is None:
         return
     local = call.f_locals
-    ignored, rest, dataset = local["ignored"], local["indices"], local["dataset"]
-    samples, longest = len(ignored) + len(rest), local["max_positions"]
+    ignored = local["ignored"]
+    rest = local["indices"]
+    dataset = local["dataset"]
+    samples = len(ignored) + len(rest)
+    longest = local["max_positions"]
     if not len(rest):
         # For translation, limits of both languages.
         numbers = longest if isinstance(longest, (tuple, list)) else [longest]
@@ -117,7 +123,8 @@ def check_window(settings: Any) -> None:
     Raises:
         UserError: the window leaves no new token in a block.
     """
-    block, window = settings.task.tokens_per_sample, settings.eval_lm.context_window
+    block = settings.task.tokens_per_sample
+    window = settings.eval_lm.context_window
     if not 0 <= window < block:
         raise UserError(
             f"--context-window {window} is part of the {block} tokens of --tokens-per-sample: give "
@@ -140,12 +147,15 @@ def check_blocks() -> None:
     call = find_call("fairseq_cli/eval_lm.py", "main")
     if call is None:
         return
-    local, settings = call.f_locals, call.f_locals["cfg"]
-    new, window = settings.task.tokens_per_sample, settings.eval_lm.context_window
+    local = call.f_locals
+    settings = call.f_locals["cfg"]
+    new = settings.task.tokens_per_sample
+    window = settings.eval_lm.context_window
     longest = utils.resolve_max_positions(*[model.max_positions() for model in local["models"]])
     sizes = np.asarray(local["dataset"].sizes)
     cut = settings.task.sample_break_mode != "eos"  # else a block is a sentence of any length
-    ignored, tokens = sizes[sizes > longest].sum(), sizes.sum()
+    ignored = sizes[sizes > longest].sum()
+    tokens = sizes.sum()
     read = f"longer than the {longest:,} tokens that the model reads"
     advice = (
         f"give --tokens-per-sample {longest}, or measure longer blocks with fairseq-posenc "

@@ -35,7 +35,8 @@ def check_data(settings: Any, command: str) -> None:
     task = settings.task
     if OmegaConf.is_config(task) and OmegaConf.is_missing(task, "data"):
         raise UserError("no data: name the data folder (fairseq-hydra-train: task.data=FOLDER)")
-    name, data = getattr(task, "_name", None), getattr(task, "data", None)
+    name = getattr(task, "_name", None)
+    data = getattr(task, "data", None)
     if not data or not isinstance(data, str) or "://" in data:  # remote data cannot be checked
         return
     folders = [Path(part) for part in utils.split_paths(data)]

@@ -138,7 +138,8 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
                 ``--include-target-tokens``, the tokens before masking. Positions are computed with
                 their ``</s>`` restored, so that a masked ``</s>`` still ends its sentence.
         """
-        targets, ids = kwargs.pop("target_tokens", None), kwargs.pop("position_ids", None)
+        targets = kwargs.pop("target_tokens", None)
+        ids = kwargs.pop("position_ids", None)
         if targets is not None or ids is not None:
             stack: Any = self.encoder.sentence_encoder  # type: ignore[union-attr]
             unmasked = src_tokens

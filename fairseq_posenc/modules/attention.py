@@ -40,7 +40,8 @@ class _LayerAttention(AttentionCore, nn.Module):
         self.stack = read_assembly(positions, layer)
         self.kind = self.stack.spec.layer_kind(layer)
         dims = self.stack.dims
-        self.num_heads, self.head_dim = dims.num_heads, dims.head_dim
+        self.num_heads = dims.num_heads
+        self.head_dim = dims.head_dim
         self.dropout = check_dropout(dropout)
         kv_heads = dims.num_heads if num_key_value_heads is None else num_key_value_heads
         if kv_heads < 1 or dims.num_heads % kv_heads:
@@ -89,7 +90,8 @@ class SelfAttention(_LayerAttention):
     ) -> None:
         super().__init__(positions, dropout, bias, layer, num_key_value_heads)
         self.stack.check(backend)
-        self.backend, causal = backend, self.stack.dims.causal
+        self.backend = backend
+        causal = self.stack.dims.causal
         self.direction = direction or ("lr" if causal else "both")
         if self.direction not in DIRECTIONS or (causal and self.direction != "lr"):
             raise UserError(
@@ -247,11 +249,13 @@ class CrossAttention(_LayerAttention):
                 "rope(cross_attention=true) rotates the source's keys: call "
                 "positions(embeddings, ..., source_length=source.size(1))"
             )
-        query, cache = self.project_query(x, shared), Cache.wrap(cache)
+        query = self.project_query(x, shared)
+        cache = Cache.wrap(cache)
         if cache:
             if "source" not in cache.state:
                 raise UserError("the cache is not of a CrossAttention: give each layer its own")
-            key, value = cache.state["key"], cache.state["value"]
+            key = cache.state["key"]
+            value = cache.state["value"]
             self._check_sizes(x, key.transpose(1, 2), shared, source_padding_mask)
             self._check_source(source, cache, shared)
         elif source is None:

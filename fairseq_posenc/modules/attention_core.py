@@ -101,10 +101,12 @@ class AttentionCore:
         # No query sees the keys that the cache no longer has.
         dropped = src_len - kept.key.size(2)
         if kept.places is None:
-            terms, mask = terms.without_first_keys(dropped), mask.without_dropped_keys(dropped)
+            terms = terms.without_first_keys(dropped)
+            mask = mask.without_dropped_keys(dropped)
         else:
             places = kept.places.to(query.device)
-            terms, mask = terms.select_keys(places, tgt_len, src_len), mask.select_keys(places)
+            terms = terms.select_keys(places, tgt_len, src_len)
+            mask = mask.select_keys(places)
         if states is not None:
             terms = terms._replace(states=states)
         return AttentionCall(
@@ -136,9 +138,11 @@ class AttentionCore:
         """
         positions = shared.positions
         if count is None:
-            stack, ids = shared.layer_rotation(), positions.queries(positions.places)
+            stack = shared.layer_rotation()
+            ids = positions.queries(positions.places)
         else:
-            stack, ids = shared.rotate_last(count), positions.places[:, -count:]
+            stack = shared.rotate_last(count)
+            ids = positions.places[:, -count:]
         return stack or self.encodings.rotation(ids)
 
     def project_query(self, x: Tensor, shared: Shared) -> Tensor:

@@ -45,7 +45,8 @@ class Kept(NamedTuple):
 
     def select(self, needed: NeededKeys, tokens: int) -> Kept:
         """Select the keys that later queries need; ``tokens`` is the number of all tokens."""
-        count, last = self.key.size(2), needed.last
+        count = self.key.size(2)
+        last = needed.last
         if last is None or (self.places is None and count <= last):
             return self
         if needed.first is None and self.places is None:
@@ -55,7 +56,8 @@ class Kept(NamedTuple):
         stays = places >= tokens - last
         if needed.first is not None:
             stays = stays | torch.isin(places, needed.first)
-        places, index = places[stays], stays.nonzero()[:, 0].to(self.key.device)
+        places = places[stays]
+        index = stays.nonzero()[:, 0].to(self.key.device)
         is_last = not len(places) or int(places[0]) == tokens - len(places)
         return self._map(lambda x: x.index_select(2, index), None if is_last else places)
 

@@ -87,7 +87,8 @@ class LayerPositions(nn.Module):
         Args:
             shared: second result of the stack's positions in this forward pass.
         """
-        terms, positions = self._compute_terms(shared), shared.positions
+        terms = self._compute_terms(shared)
+        positions = shared.positions
         sizes = positions.tgt_len, positions.tokens.size(1)
         return build_score_mod(terms, *sizes, positions.tokens.device)
 

@@ -33,7 +33,8 @@ class PositionEncoding(AttentionCore, StackPositions):
         super().__init__(spec, embed_dim, num_heads, max_positions, causal, head_dim)
         self.assembly.spec.check_length(1)  # one layer, not a list of different ones
         dims = self.assembly.dims
-        self.num_heads, self.head_dim = dims.num_heads, dims.head_dim
+        self.num_heads = dims.num_heads
+        self.head_dim = dims.head_dim
         self.direction = "lr" if dims.causal else "both"
         self.layer = self.assembly.build_layer()
 
@@ -119,7 +120,8 @@ class PositionEncoding(AttentionCore, StackPositions):
         Returns:
             ``(heads, 2 * reach + 1)`` for distances ``-reach .. reach``.
         """
-        dims, length = self.assembly.dims, 2 * reach + 1
+        dims = self.assembly.dims
+        length = 2 * reach + 1
         if reach < 0:
             raise UserError(f"reach={reach}: the largest distance cannot be negative")
         if dims.heads_dim != dims.embed_dim:

@@ -42,7 +42,8 @@ class StackPositions(nn.Module):
         super().__init__()
         dims = Dims(embed_dim, num_heads, max_positions, causal, own_head_dim=head_dim)
         self.assembly = Assembly(parse(spec), dims)
-        limits, terms_of_kinds = self.assembly.limits(), self.assembly.check("auto")
+        limits = self.assembly.limits()
+        terms_of_kinds = self.assembly.check("auto")
         # Tables and windows measure distances between places of tokens, padding included.
         self.has_window = limits.window is not None
         self.has_tables = any(
@@ -302,7 +303,8 @@ def read_position_ids(
             f"(axes, {batch} or 1, {allowed})"
         )
     for item in spec.items:
-        encoding, count = get(item.name), get(item.name).count_axes(dict(item.options))
+        encoding = get(item.name)
+        count = get(item.name).count_axes(dict(item.options))
         if count is None:
             continue
         if ids.is_floating_point() and encoding.takes_ids == "whole":

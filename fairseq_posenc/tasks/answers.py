@@ -32,8 +32,10 @@ class AnswersCriterion(FairseqCriterion):
     def __init__(self, task: Any) -> None:
         super().__init__(task)
         dictionary = task.target_dictionary
-        self._asks, self._ends = dictionary.index(ASKS), dictionary.index(ENDS)
-        self._blank, self._pad = dictionary.index(BLANK), dictionary.pad()
+        self._asks = dictionary.index(ASKS)
+        self._ends = dictionary.index(ENDS)
+        self._blank = dictionary.index(BLANK)
+        self._pad = dictionary.pad()
         self._is_encoder = getattr(task, "targets", None) == ["self"]
         for symbol in (ASKS, BLANK) if self._is_encoder else (ASKS,):
             if dictionary.index(symbol) == dictionary.unk():
@@ -43,7 +45,8 @@ class AnswersCriterion(FairseqCriterion):
         self, model: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
         """Compute the summed loss, the number of answer tokens, and the values to log, all sums."""
-        inputs, in_answer = sample["net_input"], self.mask_answers(sample)
+        inputs = sample["net_input"]
+        in_answer = self.mask_answers(sample)
         if self._is_encoder:
             blanked = inputs["src_tokens"].masked_fill(in_answer, self._blank)
             inputs = {**inputs, "src_tokens": blanked}

@@ -57,8 +57,10 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         super().__init__(embed_dim, num_heads, self_attention=True, **kwargs)
         if self.use_xformers or self.bias_k is not None or self.add_zero_attn:
             raise UserError("position encodings do not work with xformers or added key biases")
-        self.encodings, self.direction = encodings, direction
-        self.backend, self.kind = backend, kind
+        self.encodings = encodings
+        self.direction = direction
+        self.backend = backend
+        self.kind = kind
 
     def __prepare_scriptable__(self) -> None:
         """Refuse ``torch.jit.script``, which calls this method of every submodule."""
@@ -99,7 +101,8 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         need_weights = need_weights or need_head_weights
         buffer = self._get_input_buffer(incremental_state)
         shared = current_context() or self._compute_shared(query, buffer, key_padding_mask)
-        padding, cache = key_padding_mask, None
+        padding = key_padding_mask
+        cache = None
         if incremental_state is not None:
             padding = self._append_prev_key_padding_mask(
                 key_padding_mask=key_padding_mask,
@@ -132,7 +135,8 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
 
     def _compute_step_terms(self, state: IncrementalState, tgt_len: int, shared: Shared) -> Terms:
         """Compute the terms of a call; when decoding, slice them from terms for many steps."""
-        positions, span = shared.positions, shared.span
+        positions = shared.positions
+        span = shared.span
         src_len = positions.tokens.size(1)
         if span is None:  # nothing is kept for later steps
             return self.terms(positions.span(), shared)

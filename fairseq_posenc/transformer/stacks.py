@@ -87,7 +87,9 @@ class _PositionalStack:
                 f"{len(self.layers)}"
             )
         kinds = assembly.check(backend)
-        self.assembly, self.backend, self.eos_idx = assembly, backend, eos_idx
+        self.assembly = assembly
+        self.backend = backend
+        self.eos_idx = eos_idx
         at_input = assembly.build_input()
         self.embed_positions = (
             None if at_input is None else InputPositions(at_input, self.padding_idx, eos_idx)
@@ -307,7 +309,8 @@ def _select_kept_layers(cfg: Any, side: str) -> tuple[Any, list[int] | None, Ass
         A copy of the configuration with the restricted spec, the indices of the kept layers (None
         for all), and the assembly of the restricted spec.
     """
-    stack, spec = getattr(cfg, side), getattr(cfg.position, side)
+    stack = getattr(cfg, side)
+    spec = getattr(cfg.position, side)
     kept = sorted(map(int, stack.layers_to_keep.split(","))) if stack.layers_to_keep else None
     if kept is None:
         spec.check_length(stack.layers)

@@ -89,15 +89,20 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 
 def _prepare_operands(geometry: Geometry, call: AttentionCall) -> tuple[Rule, Operands]:
     """Lay out the operands, and make the rule; autograd records it."""
-    operands, device = Operands(*map(at_least_fp32, call[:3])), call.query.device
-    terms, mask, dropout = call.terms, call.mask, call.dropout
+    operands = Operands(*map(at_least_fp32, call[:3]))
+    device = call.query.device
+    terms = call.terms
+    mask = call.mask
+    dropout = call.dropout
     terms, scale = _fold_scale(terms, score_scale(terms, call.query.size(-1)))
     by_name = lay_out_tables(geometry, terms, mask)
     if dropout:
         batch, heads, (queries, keys) = geometry.batch, geometry.heads, geometry.padded
         by_name["query_seeds"] = draw_seeds(batch, heads, 2, queries, device=device)
         by_name["key_seeds"] = draw_seeds(batch, heads, keys, device=device)
-    first, pair_bias, states = terms.first, terms.pair_bias, terms.states
+    first = terms.first
+    pair_bias = terms.pair_bias
+    states = terms.states
     operands = operands._replace(
         **lay_out_segments(geometry, mask),
         **lay_out_window(geometry, mask),

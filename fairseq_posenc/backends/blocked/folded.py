@@ -26,7 +26,9 @@ class Factor:
     """
 
     def __init__(self, members: Tensor, spread: Spread | None, side: int) -> None:
-        self.members, self.spread, self.side = members, spread, side
+        self.members = members
+        self.spread = spread
+        self.side = side
         self.numbers = None if spread is None else spread.multiply(members)
         self._scaled: dict[int, Tensor] = {}  # by row
 
@@ -104,7 +106,8 @@ def add_factor_gradients(
         tables: gradients of their tables; None for one that needs none.
     """
     query_total, key_total = totals
-    query_sums, key_sums = query.begin_gradients(grad), key.begin_gradients(grad)
+    query_sums = query.begin_gradients(grad)
+    key_sums = key.begin_gradients(grad)
     for patch in patches:
         pairs = patch.select(grad)
         queries, keys = query.select_vectors(patch), key.select_vectors(patch)
@@ -112,7 +115,8 @@ def add_factor_gradients(
             query.add_vector_sums(patch, pairs @ keys, query_total, query_sums)
             key.add_vector_sums(patch, (queries.mT @ pairs).mT, key_total.mT, key_sums)
             continue
-        by_query, by_key = query.select_numbers(patch), key.select_numbers(patch)
+        by_query = query.select_numbers(patch)
+        by_key = key.select_numbers(patch)
         by_content = pairs * (queries @ keys.mT)  # [c, M, W]
         for factor, others, sums in ((query, by_key, query_sums), (key, by_query, key_sums)):
             if factor.spread is not None and sums is not None:

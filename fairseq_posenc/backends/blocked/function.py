@@ -44,7 +44,8 @@ class BlockedAttention(torch.autograd.Function):
                 kept = state.weights  # negative where dropped
                 if rule.dropout:  # in place, unless they are to be saved
                     kept = kept.clamp(min=0) if rule.saves_weights else writable(kept).clamp_(min=0)
-                target_rows, sums = target[:, block.queries], values.sum_by_weights(kept)
+                target_rows = target[:, block.queries]
+                sums = values.sum_by_weights(kept)
                 target_rows.copy_(sums) if is_first else target_rows.add_(sums)
                 if rule.saves:
                     saved += state.select_saved(rule)
@@ -97,7 +98,8 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
     geometry, rule = ctx.call
     attended, *saved = ctx.saved_tensors
     size = len(Operands._fields)
-    operands, states = Operands(*saved[:size]), _split_saved(saved[size:])
+    operands = Operands(*saved[:size])
+    states = _split_saved(saved[size:])
     if operands.fully_masked is not None:
         grad = grad.masked_fill(operands.fully_masked, 0.0)
     means = reverse_queries((grad * attended).sum(-1, keepdim=True), geometry.missing[0])

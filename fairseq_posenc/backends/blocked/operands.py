@@ -133,7 +133,8 @@ def lay_out_tables(geometry: Geometry, terms: Terms, mask: Mask) -> dict[str, Te
 
 def _pad_table(table: Tensor, geometry: Geometry) -> Tensor:
     """Pad a table ``(G, R, ...)`` to whole tiles, before the reset's rows; contiguous."""
-    rows, missing = geometry.tgt_len + geometry.src_len - 1, sum(geometry.missing)
+    rows = geometry.tgt_len + geometry.src_len - 1
+    missing = sum(geometry.missing)
     if not missing:
         return table
     blank = table.new_zeros(table.size(0), missing, *table.shape[2:])
@@ -194,7 +195,8 @@ def _lay_out_tokens(geometry: Geometry, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def lay_out_softmax(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor]:
     """Lay out temperatures, reversed as the queries, and sinks; {} without them."""
-    operands, shape = {}, (geometry.batch, geometry.heads, -1)
+    operands = {}
+    shape = (geometry.batch, geometry.heads, -1)
     if (temperature := call.temperature()) is not None:
         reversed_ = F.pad(at_least_fp32(temperature).flip(-1), (0, geometry.missing[0]))
         operands["temperature"] = reversed_.expand(shape)

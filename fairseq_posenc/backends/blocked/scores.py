@@ -57,11 +57,15 @@ class Scores:
     """
 
     def __init__(self, geometry: Geometry, rule: Rule, chunk: Chunk, operands: Operands) -> None:
-        self.geometry, self.rule, self.chunk, self.operands = geometry, rule, chunk, operands
+        self.geometry = geometry
+        self.rule = rule
+        self.chunk = chunk
+        self.operands = operands
 
     def compute_weights(self, strip: Strip, saved: Sequence[BlockState]) -> list[BlockState]:
         """Compute the weights of blocks that share a softmax, from what was saved of them."""
-        states, scores = [], []
+        states = []
+        scores = []
         for block, state in zip(strip, saved or [BlockState() for _ in strip]):
             if self.operands.gain is not None:
                 state = state._replace(gain=view_by_distance(self.operands.gain, block))
@@ -107,7 +111,8 @@ class Scores:
         if places is None:
             return Band(table, block, side, self.geometry.tile)
         common = self.key_products if side == KEY_SIDE else None
-        starts, src_len = self.rule.starts[name], self.geometry.src_len
+        starts = self.rule.starts[name]
+        src_len = self.geometry.src_len
         return Spread(table, places, starts, block, side, src_len, common)
 
     @cached_property
@@ -150,7 +155,8 @@ class Scores:
         if self.rule.folds:  # there are no other gradients of queries and keys
             self._add_table_gradients(block, state, grad, totals)
             return
-        product, lines = self.rule.product, self.locate_reset(block)
+        product = self.rule.product
+        lines = self.locate_reset(block)
         query, key = operands.query[:, block.queries], operands.key[:, block.keys]
         content_grad = state.compute_gradient("content", grad, product)  # [c, M, W]
         reset_parts = (BlockState(), BlockState())  # in a plain sum all gradients equal grad
@@ -202,7 +208,8 @@ class Scores:
 
     def _add_decay_gradients(self, block: Block, grad: Tensor, totals: Operands) -> None:
         """Add the gradients of the decay: sums over keys, and negative sums over queries."""
-        operands, earlier_grad = self.operands, grad
+        operands = self.operands
+        earlier_grad = grad
         if operands.is_later is not None:
             is_later = view_by_distance(operands.is_later, block)
             earlier_grad = grad.masked_fill(is_later, 0.0)
@@ -238,7 +245,8 @@ class Scores:
         if operands.key_table is not None:
             band = self.band("key_table", block, KEY_SIDE)
             sums = band.sum_by_row(state.compute_gradient("key_term", grad, self.rule.product))
-            key, key_total = operands.key[:, block.keys], totals.key[:, :, block.keys]
+            key = operands.key[:, block.keys]
+            key_total = totals.key[:, :, block.keys]
             band.add_gradients(sums, key, key_total, totals.key_table)
 
     def _add_reset_gradients(
@@ -250,7 +258,8 @@ class Scores:
         totals: Operands,
     ) -> None:
         """Move the reset's row and column out of ``grad``, and add the gradients of their terms."""
-        operands, product = self.operands, self.rule.product
+        operands = self.operands
+        product = self.rule.product
         (column_parts, row_parts), (column, row) = reset_parts, lines.take(grad)
 
         def split_gradient(name: str) -> tuple[Tensor, Tensor]:  # [c, M, 1] and [c, 1, W]
@@ -278,7 +287,8 @@ class Scores:
         self, block: Block, state: BlockState, lines: ResetLines
     ) -> tuple[BlockState, BlockState]:
         """Compute the parts of the reset's column, ``(c, M, 1)``, and row, ``(c, 1, W)``."""
-        operands, terms = self.operands, {}
+        operands = self.operands
+        terms = {}
         if operands.query_table is not None:
             query = operands.query[:, block.queries]
             terms["query_term"] = lines.multiply(operands.query_table, query, QUERY_SIDE)
@@ -321,7 +331,8 @@ class Scores:
 
     def _fold(self, block: Block) -> tuple[Factor, Factor, tuple[Patch, ...]]:
         """Prepare the product of both sides of a block (:mod:`.folded`), and its patches."""
-        operands, spreads = self.operands, []
+        operands = self.operands
+        spreads = []
         for side, name in enumerate(("query_table", "key_table")):
             band = None if getattr(operands, name) is None else self.band(name, block, side)
             spreads.append(band if isinstance(band, Spread) else None)
@@ -331,7 +342,9 @@ class Scores:
 
     def _compute_scores(self, block: Block, parts: BlockState) -> tuple[Tensor, BlockState]:
         """Compute the masked scores, and what their gradient needs, beside the parts."""
-        operands, product, lines = self.operands, self.rule.product, self.locate_reset(block)
+        operands = self.operands
+        product = self.rule.product
+        lines = self.locate_reset(block)
         # Computed before combine(), which overwrites the content of a sum.
         reset = () if lines is None else self._compute_reset_parts(block, parts, lines)
         scores = parts.combine(product)
@@ -352,7 +365,8 @@ class Scores:
             scores.add_(decay)  # [c, M, W]
         unscaled = capped = None
         if operands.temperature is not None:
-            unscaled, scores = scores, scores * operands.temperature[:, block.queries, None]
+            unscaled = scores
+            scores = scores * operands.temperature[:, block.queries, None]
         if (softcap := self.rule.softcap) is not None:
             capped = scores.div(softcap).tanh_()
             scores = capped * softcap

@@ -69,9 +69,12 @@ class Band:
     """
 
     def __init__(self, table: Tensor, block: Block, side: int, tile: int) -> None:
-        self.start, self.side, self.tile = block.rows.start, side, tile
+        self.start = block.rows.start
+        self.side = side
+        self.tile = tile
         self.groups, _, width = table.shape
-        self.tiles, self.others = block.shape[side] // tile, block.shape[1 - side]
+        self.tiles = block.shape[side] // tile
+        self.others = block.shape[1 - side]
         self.rows = table.as_strided(  # [G, tiles, N + others - 1, D]
             (self.groups, self.tiles, tile + self.others - 1, width),
             (table.stride(0), tile * width, width, 1),

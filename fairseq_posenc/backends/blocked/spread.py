@@ -58,7 +58,8 @@ class KeyProducts:
     """
 
     def __init__(self, key: Tensor, rows: Tensor) -> None:
-        self.key, self.rows = key, rows
+        self.key = key
+        self.rows = rows
 
     @cached_property
     def products(self) -> Tensor:
@@ -102,7 +103,9 @@ class Spread:
         lowest = block.rows.start - (src_len - 1)
         ends = lowest, lowest + sum(block.shape) - 2
         first, last = (bisect_right(starts, end) for end in ends)
-        self.side, self.keys, self.common = side, block.keys, common
+        self.side = side
+        self.keys = block.keys
+        self.common = common
         self.kept = slice(first, last + 1)
         self.rows = table[:, self.kept]  # [G, U, D]
         self.places = places[0, block.rows] - first  # [M + W - 1]
@@ -209,7 +212,8 @@ def split_patches(
     everything = slice(0, queries), slice(0, keys)
     if ends is None:
         return (Patch(*everything, 0),)
-    patches, far = [], 0
+    patches = []
+    far = 0
     for begin in range(0, queries, PATCH_QUERIES):
         end = min(begin + PATCH_QUERIES, queries)
         # Keys before `low` have the first row for all these queries, those from `high` on the last.
@@ -246,5 +250,6 @@ def _add_row_gradients(rows: Tensor | None, sums: Tensor, members: Tensor) -> No
     if rows is None:
         return
     if len(rows) == 1:  # one product for all that share it
-        sums, members = sums.flatten(0, 1)[None], members.flatten(0, 1)[None]
+        sums = sums.flatten(0, 1)[None]
+        members = members.flatten(0, 1)[None]
     rows[:, : sums.size(2)].baddbmm_(sums.mT, members)

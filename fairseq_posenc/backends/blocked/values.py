@@ -36,8 +36,11 @@ class Values:
         lines: ResetLines | None,
         band: Band | Spread | None,
     ) -> None:
-        self.block, self.lines, self.band = block, lines, band
-        self.value, self.table = operands.value[:, block.keys], operands.value_table
+        self.block = block
+        self.lines = lines
+        self.band = band
+        self.value = operands.value[:, block.keys]
+        self.table = operands.value_table
 
     def sum_by_weights(self, weights: Tensor) -> Tensor:
         """Sum values and table rows by weights ``(c, M, W)``: ``(c, M, D)``."""

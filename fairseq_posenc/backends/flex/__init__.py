@@ -34,7 +34,8 @@ def unavailable() -> str:
 
 def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why FlexAttention cannot compute such a call; empty if it can."""
-    cpu, sink = call.device == "cpu", terms.sink is not None
+    cpu = call.device == "cpu"
+    sink = terms.sink is not None
     inside = "a gain for each channel is inside the dot product, where score_mod does not reach"
     reasons = {
         "it does not return the attention weights": call.need_weights,
@@ -83,7 +84,8 @@ def _select_sentence(call: AttentionCall, index: int) -> AttentionCall:
     def row(x: Tensor | None) -> Tensor | None:
         return x if x is None or x.size(0) == 1 else x[index : index + 1]
 
-    terms, mask = call.terms, call.mask
+    terms = call.terms
+    mask = call.mask
     limits = mask.locality._replace(
         segments=row(mask.locality.segments), first_keys=row(mask.locality.first_keys)
     )

@@ -23,11 +23,13 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
         queries: T after padding.
         keys: S after padding.
     """
-    tgt_len, device = query.size(2), query.device
+    tgt_len = query.size(2)
+    device = query.device
     ranges = mask.find_visible_ranges(tgt_len, src_len, device)
     query_segments = segments = first_keys = None
     if ranges is None:  # a query's keys are not one range: segments, or first keys beside a window
-        segments, first_keys = mask.locality.segments, mask.locality.first_keys
+        segments = mask.locality.segments
+        first_keys = mask.locality.first_keys
         limits = mask.locality._replace(segments=None, first_keys=None)
         ranges = mask._replace(locality=limits).find_visible_ranges(tgt_len, src_len, device)
         assert ranges is not None

@@ -92,7 +92,8 @@ def _multiply_rows(
     x: Tensor | None, terms: Terms, name: str, rows: _VisibleRows, scale: float
 ) -> _Products | None:
     """Multiply queries or keys with a table's rows of the visible distances."""
-    table, runs = getattr(terms, name), terms.runs.get(name)
+    table = getattr(terms, name)
+    runs = terms.runs.get(name)
     if x is None or table is None:
         return None
     places = None
@@ -101,7 +102,8 @@ def _multiply_rows(
         distinct = _VisibleRows.lay_out(0, runs.rows, rows.reset)
         gap = places.new_zeros(rows.size - 2 * rows.reset - rows.number)
         resets = torch.arange(distinct.size - 2 * rows.reset, distinct.size, device=x.device)
-        places, rows = torch.cat([places, gap, resets]), distinct
+        places = torch.cat([places, gap, resets])
+        rows = distinct
     # FlexAttention scales the scores, so summands must be scaled as well, and factors must not.
     scaled = at_least_fp32(x) * (1.0 if terms.product else scale)
     return _Products(scaled @ rows.select(table).transpose(-1, -2), places)
@@ -162,7 +164,9 @@ def build_score_mod(
     by_state = _multiply_rows(states, terms, "state_table", rows, 1.0)
     gain = None if terms.gain is None else rows.select(terms.gain)
     bias = None if terms.bias is None else rows.select(terms.bias)
-    pair_bias, first, softcap = terms.pair_bias, terms.first, terms.softcap
+    pair_bias = terms.pair_bias
+    first = terms.first
+    softcap = terms.softcap
     if pair_bias is not None:
         pair_bias = F.pad(at_least_fp32(pair_bias), (0, keys - src_len, 0, queries - tgt_len))
     if first is not None:

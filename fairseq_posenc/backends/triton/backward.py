@@ -81,7 +81,8 @@ def store_transposed(
 ):
     """Store a tile ``(keys N, queries N)`` transposed."""
     tile = tl.trans(tile.to(tiles.dtype.element_ty))  # [queries N, keys N]
-    column, stride = first_key - layout.start, layout.query_stride
+    column = first_key - layout.start
+    stride = layout.query_stride
     store_tile(tiles, tile, sequence_in_slab, first_query, column, layout.queries, stride, N)
 
 
@@ -103,7 +104,8 @@ def store_tiles(
         tile = grad * content * gain * key_term if PRODUCT else grad
         store_transposed(tiles.query, tile, layout, sequence_in_slab, first_query, first_key, N)
     if tiles.key is not None:
-        row, stride = first_key - layout.start, layout.key_stride
+        row = first_key - layout.start
+        stride = layout.key_stride
         tile = grad * content * gain * query_term if PRODUCT else grad
         store_tile(tiles.key, tile, sequence_in_slab, row, first_query, layout.keys, stride, N)
     if tiles.gain is not None:

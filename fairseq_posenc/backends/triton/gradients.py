@@ -55,7 +55,8 @@ class Gradients:
 
     def run(self, saved: Saved, options: dict[str, Any]) -> None:
         """Compute everything; ``options`` are those that ``choose_options`` compiles with."""
-        tiles, last = None, None
+        tiles = None
+        last = None
         self.sizes = {key: options[key] for key in ("FULL", "N", "W", "num_warps", "num_stages")}
         # Where terms of tables are multiplied, `key_kernel` only stores tiles: the gradients of
         # keys and values come later. So no tile goes into another `tl.dot`, and more warps can
@@ -64,7 +65,8 @@ class Gradients:
         for slab in split_slabs(self.problem, options["N"], self.stored):
             # Slabs of one layout write the same places; the zeros around them stay.
             if tiles is None or last != slab.layout:
-                tiles, last = make_zero_tiles(self.problem, slab, self.stored), slab.layout
+                tiles = make_zero_tiles(self.problem, slab, self.stored)
+                last = slab.layout
             blocks = slab.sequences * slab.layout.keys // options["N"]
             grads = (
                 None if self.keys_from_tiles else self.key,
@@ -102,7 +104,8 @@ class Gradients:
 
     def _write_queries_and_keys(self, slab: Slab, tiles: Tiles) -> None:
         """Write or add to the gradients of queries; write those of keys if tiles give them."""
-        problem, layout = self.problem, slab.layout
+        problem = self.problem
+        layout = slab.layout
         # In a plain sum the query term's gradient equals the content's, and is not stored again.
         query_tiles = tiles.content if tiles.query is None else tiles.query
         operands: tuple[Any, ...] = (
@@ -131,7 +134,8 @@ class Gradients:
 
     def _add_to_tables(self, slab: Slab, tiles: Tiles, saved: Saved) -> None:
         """Add to the gradients of the tables."""
-        problem, content = self.problem, tiles.content
+        problem = self.problem
+        content = tiles.content
         queries, keys = (
             describe_query_side(problem, slab.layout),
             describe_key_side(problem, slab.layout),
@@ -211,7 +215,8 @@ def split_slabs(problem: Problem, block: int, stored: set[str]) -> Iterator[Slab
         return by_query * (keys + 2 * block) + key_row * keys
 
     if count_values(keys) <= MAX_VALUES:
-        step, slab_keys = MAX_VALUES // count_values(keys), keys
+        step = MAX_VALUES // count_values(keys)
+        slab_keys = keys
     else:
         step = 1
         most = (MAX_VALUES - count_values(0)) // (by_query + key_row)

@@ -50,7 +50,8 @@ def attend(kernels: Kernels, call: AttentionCall) -> Tensor:
     if column_terms.value_table is not None:
         last = last + column_terms.value_table[:, :1].float()
     attended = attended * (1 - weights) + F.dropout(weights, dropout) * last
-    row_mask, row_query = Mask("both", places.hidden_of_query), _select_token(query, places.query)
+    row_mask = Mask("both", places.hidden_of_query)
+    row_query = _select_token(query, places.query)
     row, _ = reference.attend(call._replace(query=row_query, terms=row_terms, mask=row_mask))
     is_query = first[:, None, src_len - tgt_len :, None]  # [B, 1, T, 1]
     return torch.where(is_query, row, attended).type_as(value)

@@ -61,7 +61,8 @@ def choose_options(problem: Problem) -> dict[str, Any]:
 
     ``FULL``: all tiles are full, so no load needs a mask; ``N``: side of a tile; ``W``: padded D.
     """
-    width, block = pad_width(problem.query), choose_block_size(problem.query.dtype)
+    width = pad_width(problem.query)
+    block = choose_block_size(problem.query.dtype)
     return {
         "FULL": not (problem.tgt_len % block or problem.src_len % block or problem.width != width),
         "N": block,

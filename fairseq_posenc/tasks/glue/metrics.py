@@ -31,7 +31,9 @@ def f1(counts: Tensor) -> float:
 def matthews(counts: Tensor) -> float:
     """Compute Matthews' correlation, for any number of classes (Gorodkin 2004)."""
     counts = counts.double()
-    labels, predictions, total = counts.sum(1), counts.sum(0), counts.sum()
+    labels = counts.sum(1)
+    predictions = counts.sum(0)
+    total = counts.sum()
     covariance = total * counts.diagonal().sum() - labels @ predictions
     spread = (total**2 - labels @ labels) * (total**2 - predictions @ predictions)
     return 100.0 * _divide(covariance.item(), math.sqrt(spread.item()))

@@ -101,7 +101,8 @@ class GlueTask(SentencePredictionTask):
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> Any:
         """Load a split."""
         dataset = super().load_dataset(split, combine=combine, **kwargs)
-        longest, limit = int(np.max(dataset.sizes)), self.cfg.max_positions
+        longest = int(np.max(dataset.sizes))
+        limit = self.cfg.max_positions
         if longest > limit:
             raise UserError(
                 f"{self.cfg.data}: an example of {split} has {longest} tokens, and the model takes "

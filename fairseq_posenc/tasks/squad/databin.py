@@ -68,7 +68,8 @@ def open_data_bin(path: Path) -> SquadDataBin:
         raise UserError(f"{path}: no such folder; fairseq-posenc preprocess squad makes it")
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        plan, windows = manifest["plan"], manifest["splits"]["train"]["windows"]
+        plan = manifest["plan"]
+        windows = manifest["splits"]["train"]["windows"]
         return SquadDataBin(path, plan["version"], Limits(**plan["limits"]), windows)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{path}: was not made by fairseq-posenc preprocess squad") from None

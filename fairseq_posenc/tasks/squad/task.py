@@ -45,7 +45,8 @@ class SquadTask(FairseqTask):
 
     def __init__(self, cfg: SquadConfig, data_bin: SquadDataBin, dictionary: Dictionary) -> None:
         super().__init__(cfg)
-        self.data_bin, self.dictionary = data_bin, dictionary
+        self.data_bin = data_bin
+        self.dictionary = dictionary
 
     @classmethod
     def setup_task(cls, cfg: SquadConfig, **kwargs: Any) -> "SquadTask":
