@@ -17,8 +17,19 @@ _ERROR_OF_RANK = re.compile(
 )
 # Modules that the extra `fairseq` installs; the library works without them.
 _OPTIONAL = {
-    *("argcomplete", "fairseq", "fairseq_cli", "hydra", "markdown", "omegaconf", "regex"),
-    *("sacrebleu", "scipy", "sentencepiece", "tiktoken", "tqdm", "zstandard"),
+    "argcomplete",
+    "fairseq",
+    "fairseq_cli",
+    "hydra",
+    "markdown",
+    "omegaconf",
+    "regex",
+    "sacrebleu",
+    "scipy",
+    "sentencepiece",
+    "tiktoken",
+    "tqdm",
+    "zstandard",
 }
 
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 
-_LONGEST = 200  # characters of a quoted text
-_LONGEST_MESSAGE = 20_000  # more than a list of all parameters of a model
+_MAX_QUOTED = 200  # characters of a quoted text
+_MAX_MESSAGE = 20_000  # characters; more than a list of all parameters of a model
 _LONG_WORD = re.compile(r"\S{4000,}")  # longer than the name of any file
 # Characters that end a line, reverse its direction, or control a terminal.
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -20,8 +20,8 @@ class UserError(ValueError):
 
     def __init__(self, message: str) -> None:
         message = _LONG_WORD.sub(lambda word: shortened(word[0]), message)
-        if len(message) > _LONGEST_MESSAGE:
-            message = f"{shortened(message)} ... {message[-_LONGEST:]}"
+        if len(message) > _MAX_MESSAGE:
+            message = f"{shortened(message)} ... {message[-_MAX_QUOTED:]}"
         super().__init__(printable_lines(message))
 
 
@@ -41,9 +41,9 @@ def printable_lines(text: str) -> str:
 
 def shortened(text: str) -> str:
     """Shorten a quoted text to its beginning if it is long."""
-    if len(text) <= _LONGEST:
+    if len(text) <= _MAX_QUOTED:
         return text
-    return f"{text[: _LONGEST - 50]}... ({len(text):,} characters)"
+    return f"{text[: _MAX_QUOTED - 50]}... ({len(text):,} characters)"
 
 
 def how_to_install(extra: str) -> str:

@@ -11,7 +11,9 @@ from torch.nn import functional as F
 from fairseq_posenc.errors import UserError
 
 FAR = 2**62  # farther than any tokens are
-_PADDING, _END = 1, 2  # symbols, as in fairseq's dictionaries, where only their places are known
+# Token ids, as in fairseq's dictionaries, where only the places of padding and ends are given.
+_PADDING = 1
+_END = 2
 
 
 class Span(NamedTuple):
@@ -83,11 +85,12 @@ class Positions(NamedTuple):
         tgt_len: T, the number of queries; they are the last T tokens.
         padded: whether anything is padding, or could be.
         left_padded: whether padding comes before a real token in any row, or could.
-        longest: the largest number of real tokens in a row, or a bound of it.
+        longest: the largest number of real tokens in a row, or a bound of it; 0 if not known.
         first: result of :meth:`is_first`, if it was computed for all layers.
         document_starts: ``(B, S)``, the number of real tokens before each token's document, if a
             row has several documents; ``ids`` are then counted in the document.
         drawn: random numbers that tables and rotations take in place of ``ids``; None for ``ids``.
+            Like the ids, they ascend if the tokens are counted.
         counted: whether ``ids`` count the tokens; ids that a caller gives may repeat.
         consecutive: whether ``ids`` grow by one from token to token of a document, so that
             distances of positions equal those of places.

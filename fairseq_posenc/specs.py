@@ -268,41 +268,41 @@ def _parse_options(name: str, text: str) -> dict[str, Any]:
     return parsed
 
 
-def _parse_value(name: str, key: str, value: str, kind: Any) -> Any:
-    """Convert the text of an option to its type ``kind``."""
-    if get_origin(kind) in (Union, UnionType):  # Optional[X] or X | None
-        kind = next(choice for choice in get_args(kind) if choice is not NoneType)
+def _parse_value(name: str, key: str, value: str, option_type: Any) -> Any:
+    """Convert the text of an option to its type."""
+    if get_origin(option_type) in (Union, UnionType):  # Optional[X] or X | None
+        option_type = next(choice for choice in get_args(option_type) if choice is not NoneType)
     try:
-        if get_origin(kind) is Literal:
-            if value not in get_args(kind):
-                raise UserError(f"choose one of {', '.join(get_args(kind))}")
+        if get_origin(option_type) is Literal:
+            if value not in get_args(option_type):
+                raise UserError(f"choose one of {', '.join(get_args(option_type))}")
             return value
-        if kind is bool:
+        if option_type is bool:
             if value.lower() not in ("true", "false"):
                 raise UserError("write true or false")
             return value.lower() == "true"
-        if kind in (int, float, Signed):
-            return _parse_number(key, value, kind)
-        return kind.parse(value)
+        if option_type in (int, float, Signed):
+            return _parse_number(key, value, option_type)
+        return option_type.parse(value)
     except UserError as error:
         raise UserError(f"{name}({key}={shortened(value)}): {error}") from None
 
 
-def _parse_number(key: str, text: str, kind: type) -> float:
+def _parse_number(key: str, text: str, option_type: type) -> float:
     """Parse a number, which must be above 0 unless its type is :class:`Signed`."""
-    wanted = {int: "a whole number", Signed: "a finite number"}.get(kind, "a number")
+    wanted = {int: "a whole number", Signed: "a finite number"}.get(option_type, "a number")
     try:
-        number: float = kind(text)
+        number: float = option_type(text)
     except ValueError:
         raise UserError(f"expected {wanted}") from None
-    if kind is Signed:
+    if option_type is Signed:
         if not math.isfinite(number):
             raise UserError(f"expected {wanted}")
         return number
     if not 0 < number < math.inf:  # so that NaN fails
-        allowed = "at least 1" if kind is int else "a finite number above 0"
+        allowed = "at least 1" if option_type is int else "a finite number above 0"
         raise UserError(f"{key} must be {allowed}, not {shortened(text)}")
-    least, most = _INT_RANGE if kind is int else _FLOAT_RANGE
+    least, most = _INT_RANGE if option_type is int else _FLOAT_RANGE
     if not least <= number <= most:
         raise UserError(f"{key} must be from {least:g} to {most:,.0f}")
     return number

@@ -1,7 +1,7 @@
 """The cache of one forward pass, which the layers of a stack share, and what torch does in it."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -41,8 +41,7 @@ class PerForwardCache:
         if len(before) != len(now) or not all(map(_is_same, before, now)):
             value = compute()
             self._values[key] = now, value
-        computed: _T = value
-        return computed
+        return cast(_T, value)
 
 
 def is_exporting() -> bool:

@@ -209,7 +209,7 @@ def find_chip() -> str:
 
 def _find_recorded(terms: Terms, call: CallFeatures, chip: str) -> tuple[str, str]:
     """Find the backend that won a recorded benchmark of such a call, or "", and the reason."""
-    names = frozenset([*_list_terms(terms), *(["product"] if terms.product else [])])
+    names = frozenset(_list_terms(terms)) | ({"product"} if terms.product else set())
     here = [record for record in RECORDED if record.chip == chip]
     alike = [record for record in here if (record.terms, record.dropout) == (names, call.dropout)]
     for record in alike:

@@ -79,12 +79,12 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tenso
     if counted is not None:
         combined = combined + counted
     if terms.bias is not None:
-        made = mask.cached(
+        bias = mask.cached(
             "bias",
             (terms.bias, terms.first, *sizes),
             lambda: expand_term(terms, "bias", *sizes, mask),
         )
-        combined = combined + made
+        combined = combined + bias
     if terms.pair_bias is not None:
         combined = combined + at_least_fp32(terms.pair_bias)
     if (products := multiply_states(terms, key.size(2), mask)) is not None:
@@ -127,7 +127,8 @@ def _count_positions(query: Tensor, content: Tensor, table: Tensor, mask: Mask) 
     positions = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=len(table) - 1)  # [B, H, T, S]
     by_row = query @ at_least_fp32(table).T  # [B, H, T, P]
     low = positions.detach().floor()
-    part, index = positions - low, low.nan_to_num().long()  # NaN stays in the part
+    part = positions - low  # keeps NaN, which an index cannot have
+    index = low.nan_to_num().long()
     above = (index + 1).clamp(max=len(table) - 1)  # where p is whole, its part is 0
     return by_row.gather(-1, index) * (1 - part) + by_row.gather(-1, above) * part
 

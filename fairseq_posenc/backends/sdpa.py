@@ -60,8 +60,14 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         pair_bias = products if terms.pair_bias is None else products + terms.pair_bias
         terms = terms._replace(pair_bias=pair_bias, state_table=None, states=None)
     deps = (
-        *(terms.bias, terms.pair_bias, terms.first, *mask.cache_deps),
-        *(tgt_len, src_len, query.dtype, query.device),
+        terms.bias,
+        terms.pair_bias,
+        terms.first,
+        *mask.cache_deps,
+        tgt_len,
+        src_len,
+        query.dtype,
+        query.device,
     )
     prepared = mask.cached(
         "sdpa", deps, lambda: _prepare_mask(terms, mask, query, tgt_len, src_len)

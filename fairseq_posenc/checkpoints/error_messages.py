@@ -15,9 +15,16 @@ from fairseq_posenc.errors import chain, printable_lines, shortened
 _MISFIT = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
 # Exceptions of fairseq, torch and omegaconf for a setting of a wrong type or value.
 UNBUILDABLE = (
-    *(TypeError, ValueError, AttributeError, LookupError, AssertionError, ArithmeticError),
-    *(SyntaxError, NameError),  # fairseq evaluates some settings
-    *(NotImplementedError, RecursionError),  # no such method; settings that contain each other
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    AssertionError,
+    ArithmeticError,
+    SyntaxError,  # fairseq evaluates some settings
+    NameError,
+    NotImplementedError,  # no such method
+    RecursionError,  # settings that contain each other
 )
 _MISSING = "Model file not found: "
 _OTHER_PARAMETERS = "loaded state dict "  # begins the messages of torch's optimizers

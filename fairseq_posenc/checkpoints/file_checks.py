@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from fairseq_posenc.errors import UserError
 
-_LARGEST_PICKLE = 1 << 25  # bytes; a model of 1,000 tensors, with an optimizer's state, has 2^19
+_MAX_PICKLE = 1 << 25  # bytes; a model of 1,000 tensors, with an optimizer's state, has 2^19
 _BLOCK = 1 << 20  # bytes that are read at a time
 # Classes that torch would call, and that allocate memory. No checkpoint of fairseq calls them: its
 # tensors are built by functions of torch, from storages in the file.
@@ -58,7 +58,7 @@ def check_file(path: Path, checksums: bool) -> None:
             if has_checksums and (checksums or not _is_storage(part)):
                 _compare_checksum(archive, part, contents)
             if part.filename.endswith(".pkl"):
-                if part.file_size > _LARGEST_PICKLE:
+                if part.file_size > _MAX_PICKLE:
                     raise UserError(
                         f"not a checkpoint of fairseq: its contents, without its weights, have "
                         f"{part.file_size:,} bytes"
@@ -127,14 +127,14 @@ def _check_legacy_pickles(path: Path) -> None:
     """Check the pickles at the beginning of a file of torch before 1.6."""
     size = path.stat().st_size
     with open(path, "rb") as file:
-        beginning = io.BytesIO(file.read(_LARGEST_PICKLE))
+        beginning = io.BytesIO(file.read(_MAX_PICKLE))
     for _ in range(_LEGACY_PICKLES):
         if beginning.tell() == size:
             break  # torch reports a file that ends early
         try:
             _CheckingUnpickler(beginning, size).load()
         except Exception as error:
-            if beginning.tell() < _LARGEST_PICKLE:
+            if beginning.tell() < _MAX_PICKLE:
                 raise
             raise UserError("not a checkpoint of fairseq: its contents are too long") from error
 

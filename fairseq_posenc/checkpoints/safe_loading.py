@@ -23,7 +23,7 @@ from fairseq_posenc.checkpoints.weights import describe_form, refuse_large_weigh
 from fairseq_posenc.errors import UserError
 
 _PICKLE = b"\x80"  # first byte of a checkpoint of torch before 1.6, which is not an archive
-_DEEPEST = 64  # levels of nested mappings; an optimizer's state has 6
+_MAX_DEPTH = 64  # levels of nested mappings; an optimizer's state has 6
 
 
 def open_mapped(path: Path, for_weights: bool = False) -> dict[str, Any]:
@@ -93,8 +93,8 @@ def _refuse_expanded_tensors(state: Any) -> None:
                 )
         elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
             seen.add(id(value))
-            if len(keys) > _DEEPEST:
-                raise UserError(f"it has mappings or lists that are more than {_DEEPEST} deep")
+            if len(keys) > _MAX_DEPTH:
+                raise UserError(f"it has mappings or lists that are more than {_MAX_DEPTH} deep")
             parts = value.items() if isinstance(value, dict) else enumerate(value)
             to_check += [(part, (*keys, key)) for key, part in parts]
 

@@ -17,25 +17,67 @@ from fairseq_posenc.errors import UserError, shortened
 
 # Settings that fairseq evaluates; tests/checkpoints/test_trusted_settings.py searches for more.
 EVALUATED = {
-    *("adaptive_softmax_cutoff", "adaptive_input_cutoff", "character_filters"),
-    *("xformers_att_config", "encoder_layers", "decoder_layers", "encoder_attention"),
-    *("decoder_attention", "self_attention", "project_input", "gated_attention", "downsample"),
-    *("pretrained", "conv_feature_layers", "conv_aggregator_layers", "left_pad_source"),
-    *("left_pad_target", "adam_betas", "adamax_betas", "adafactor_eps", "lamb_betas", "wer_args"),
-    *("pipeline_balance", "pipeline_devices", "pipeline_encoder_balance"),
-    *("pipeline_encoder_devices", "pipeline_decoder_balance", "pipeline_decoder_devices"),
+    "adaptive_softmax_cutoff",
+    "adaptive_input_cutoff",
+    "character_filters",
+    "xformers_att_config",
+    "encoder_layers",
+    "decoder_layers",
+    "encoder_attention",
+    "decoder_attention",
+    "self_attention",
+    "project_input",
+    "gated_attention",
+    "downsample",
+    "pretrained",
+    "conv_feature_layers",
+    "conv_aggregator_layers",
+    "left_pad_source",
+    "left_pad_target",
+    "adam_betas",
+    "adamax_betas",
+    "adafactor_eps",
+    "lamb_betas",
+    "wer_args",
+    "pipeline_balance",
+    "pipeline_devices",
+    "pipeline_encoder_balance",
+    "pipeline_encoder_devices",
+    "pipeline_decoder_balance",
+    "pipeline_decoder_devices",
 }
 # Settings that name files which fairseq's models, tasks and criterions open, beside the data.
 OPENED = {
-    *("encoder_embed_path", "decoder_embed_path", "pretrained_checkpoint"),
-    *("pretrained_mlm_checkpoint", "pretrained_xlm_checkpoint", "w2v_path", "seq2seq_path"),
-    *("load_pretrained_encoder_from", "load_pretrained_decoder_from", "speaker_emb_path"),
-    *("load_pretrained_aux_decoder_from", "sampling_weights_from_file", "label_dir"),
+    "encoder_embed_path",
+    "decoder_embed_path",
+    "pretrained_checkpoint",
+    "pretrained_mlm_checkpoint",
+    "pretrained_xlm_checkpoint",
+    "w2v_path",
+    "seq2seq_path",
+    "load_pretrained_encoder_from",
+    "load_pretrained_decoder_from",
+    "speaker_emb_path",
+    "load_pretrained_aux_decoder_from",
+    "sampling_weights_from_file",
+    "label_dir",
     "post_save_script",  # a program that a task of speech starts
-    *("lang_dict", "source_dict", "target_dict", "fixed_dictionary"),
-    *("lang_to_offline_shard_ratio", "gpt2_encoder_json", "gpt2_vocab_bpe", "bpe_codes"),
-    *("bpe_vocab_file", "bpe_vocab", "bpe_merges", "sentencepiece_model"),
-    *("sentencepiece_model_path", "save_predictions", "wer_kenlm_model", "wer_lexicon"),
+    "lang_dict",
+    "source_dict",
+    "target_dict",
+    "fixed_dictionary",
+    "lang_to_offline_shard_ratio",
+    "gpt2_encoder_json",
+    "gpt2_vocab_bpe",
+    "bpe_codes",
+    "bpe_vocab_file",
+    "bpe_vocab",
+    "bpe_merges",
+    "sentencepiece_model",
+    "sentencepiece_model_path",
+    "save_predictions",
+    "wer_kenlm_model",
+    "wer_lexicon",
 }
 # Settings that name a file in the folder of the data, such as config.yaml, without a path.
 IN_DATA = {"config_yaml", "multitask_config_yaml"}
@@ -48,12 +90,12 @@ _PLAIN = (type(None), bool, float)
 _HOLDERS = (dict, list, tuple, Namespace)
 # fairseq's configurations have some 500 settings, 5 levels deep for a model inside a model.
 # omegaconf takes 50 us to read a setting, and reads a shared one again in every place.
-_MOST_SETTINGS = 20_000
-_DEEPEST = 32
-_LONGEST_TEXT = 1_000_000
-_LONGEST_NAME = 200
-_MOST_BITS = 64
-_LONGEST = 10_000  # characters of a text that fairseq evaluates, and items of its value
+_MAX_SETTINGS = 20_000
+_MAX_DEPTH = 32
+_MAX_TEXT = 1_000_000  # characters of a text
+_MAX_NAME = 200  # characters of a setting's name
+_MAX_BITS = 64  # of a whole number
+_MAX_EVALUATED = 10_000  # characters of a text that fairseq evaluates, and items of its value
 # `# coding: utf-7` in the first lines makes Python decode the same bytes to another program.
 _CODING = re.compile(r"#.*coding")
 
@@ -111,9 +153,9 @@ def check_settings(state: Any) -> None:
 def _describe_form(value: Any) -> str | None:
     """Describe why a value cannot be a setting; None if it can."""
     kind = type(value)
-    if kind is str and len(value) > _LONGEST_TEXT:
+    if kind is str and len(value) > _MAX_TEXT:
         return f"has {len(value):,} characters"
-    if kind is int and value.bit_length() > _MOST_BITS:
+    if kind is int and value.bit_length() > _MAX_BITS:
         return f"is a number of {value.bit_length():,} bits"
     return None if kind in (str, int, *_PLAIN, *_HOLDERS) else f"is of the type {kind.__name__}"
 
@@ -141,8 +183,8 @@ def forget_files(state: Any) -> None:
 
 def is_name(key: Any) -> bool:
     """Check whether the key of a mapping is a short printable text or a number."""
-    return (type(key) is str and len(key) <= _LONGEST_NAME and key.isprintable()) or (
-        type(key) is int and key.bit_length() <= _MOST_BITS
+    return (type(key) is str and len(key) <= _MAX_NAME and key.isprintable()) or (
+        type(key) is int and key.bit_length() <= _MAX_BITS
     )
 
 
@@ -152,10 +194,10 @@ def is_literal(text: str) -> bool:
     Beside the literals of ``ast.literal_eval``, sums and repetitions of lists are allowed, which
     fairseq's architectures have: ``[(512, 3)] * 4 + [(256, 1)]``.
     """
-    if len(text) > _LONGEST or _CODING.search(text):
+    if len(text) > _MAX_EVALUATED or _CODING.search(text):
         return False
     try:
-        return _count_parts(ast.parse(text.strip() or "None", mode="eval").body) <= _LONGEST
+        return _count_parts(ast.parse(text.strip() or "None", mode="eval").body) <= _MAX_EVALUATED
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         return False
 
@@ -189,10 +231,10 @@ def _iterate_settings(state: Any) -> Iterator[_Setting]:
         holder = _get_contents(section)
         count += len(holder)
         label = shortened(place.removeprefix("cfg.") or "cfg")
-        if depth > _DEEPEST:
-            raise UserError(f"its settings {label} are nested more than {_DEEPEST} deep")
-        if count > _MOST_SETTINGS:
-            raise UserError(f"it has more than {_MOST_SETTINGS:,} settings, {label} among them")
+        if depth > _MAX_DEPTH:
+            raise UserError(f"its settings {label} are nested more than {_MAX_DEPTH} deep")
+        if count > _MAX_SETTINGS:
+            raise UserError(f"it has more than {_MAX_SETTINGS:,} settings, {label} among them")
         for key, value in holder.items():
             if not is_name(key):
                 raise UserError(f"its settings {label} have an invalid name: {_quote(key)}")
@@ -236,8 +278,8 @@ def _is_named(setting: str, words: list[str]) -> bool:
 
 def _quote(value: Any) -> str:
     """Quote a text or a number for a message; of any other value name only the type."""
-    if type(value) is int and value.bit_length() > _MOST_BITS:
+    if type(value) is int and value.bit_length() > _MAX_BITS:
         return f"a number of {value.bit_length():,} bits"
     if type(value) in (str, int, float, bool):
-        return repr(shortened(" ".join(str(value)[:_LONGEST].split())))
+        return repr(shortened(" ".join(str(value)[:_MAX_EVALUATED].split())))
     return "None" if value is None else f"something of the type {type(value).__name__}"

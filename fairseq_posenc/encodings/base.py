@@ -121,7 +121,7 @@ class Encoding(nn.Module):
         """
         super()._apply(fn, recurse)
         for name, value in vars(self).items():
-            # Moved like a parameter, but never cast.
+            # `fn` may also cast, but constants are only moved: an empty tensor shows where to.
             if isinstance(value, Tensor) and not (moved := fn(value.new_empty(0))).is_meta:
                 setattr(self, name, value.to(moved.device))
         return self

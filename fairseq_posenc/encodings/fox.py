@@ -1,5 +1,7 @@
 """Forgetting attention: each token's gate says how much of the earlier tokens to keep."""
 
+from typing import cast
+
 from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
@@ -41,5 +43,4 @@ class Fox(Encoding):
 
     def forget_gates(self, x: Tensor) -> Tensor:
         """Project the layer's input to gates, ``(B, T, H or 2 H)``."""
-        gates: Tensor = self.gate(x)
-        return gates
+        return cast(Tensor, self.gate(x))

@@ -81,13 +81,13 @@ class Rope(Encoding):
             raise UserError(f"{self.name}(base={base:g}): the base must be more than 1")
         self.layout = layout
         self.base = base
-        # The configuration of an exported model holds its text.
+        # An exported model's configuration has texts in place of the objects.
         self.scaling = Scaling.parse(scaling) if isinstance(scaling, str) else scaling
         if isinstance(sections, str):
             sections = Sections.parse(sections)
         self.sections = sections
         self.pairs = pairs
-        self.axes = axes or len(sections or "1")
+        self.axes = axes or (len(sections) if sections else 1)
         if sections is not None and pairs == "alternating":
             raise UserError(f"{self.name}(pairs=alternating): its axes have equal parts")
         # The axis by which each pair turns, `(rotated / 2,)`.
@@ -99,7 +99,8 @@ class Rope(Encoding):
     @classmethod
     def count_axes(cls, options: Mapping[str, Any]) -> int:
         """Count the axes, or the sections that stand for them."""
-        return options.get("axes") or len(options.get("sections") or "1")
+        sections = options.get("sections")
+        return options.get("axes") or (len(sections) if sections else 1)
 
     def trained_at(self, length: int) -> None:
         """Set the length that the weights were trained at."""
@@ -144,6 +145,7 @@ class Rope(Encoding):
         return order
 
     def _compute_frequencies(self) -> None:
+        """Compute the frequencies of all pairs, and the gain, by the scaling."""
         frequencies = self.scaling.frequencies(self.base, self._range_width, self.dims)
         if self._range_width < self.rotated:
             frequencies = frequencies.repeat(self.axes)
@@ -249,12 +251,13 @@ class XPos(Rope):
         """Compute the binary logarithm of the largest factor; 0 if ids are not known."""
         if torch.compiler.is_compiling() or ids.is_meta or not ids.numel():
             return 0.0
-        # On a GPU ids are not read: without padding, those of a full pass count its tokens.
-        middle = self.dims.trained_length // 2
-        gpu = syncs(ids.device)
-        first, last = (0, ids.size(1) - 1) if gpu else torch.stack(ids.aminmax()).tolist()
-        if gpu and ids.size(1) == 1:
+        if not syncs(ids.device):
+            first, last = torch.stack(ids.aminmax()).tolist()
+        elif ids.size(1) > 1:  # a GPU's ids are not read: a full pass counts its tokens
+            first, last = 0, ids.size(1) - 1
+        else:  # a step of decoding, at a position that is not known
             return 0.0
+        middle = self.dims.trained_length // 2
         return max(middle - first, last - middle) / self.scale_base * math.log2((1 + GAMMA) / GAMMA)
 
     def decay(self, ids: Tensor) -> Tensor:

@@ -229,7 +229,7 @@ class Yarn(_Scaled):
         length = self.length or dims.trained_length
 
         def find_pair(turns: float) -> float:
-            """Find the index of the pair that turns so often, between two pairs as a rule."""
+            """Find the index, not whole as a rule, of the pair that turns so often."""
             return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
         low, high = find_pair(self.beta_fast), find_pair(self.beta_slow)
@@ -318,9 +318,8 @@ class LongRope(_Scaled):
 
     def to_hf(self, dims: Dims) -> dict[str, Any]:
         """See :class:`Scaling`. Both lists are the one chosen here: transformers chooses itself."""
-        chosen = self._divisors(dims)
-        gain = self.gain(dims)
-        fixed = replace(self, short=chosen, long=chosen, attention_factor=gain)
+        numbers = self._divisors(dims)
+        fixed = replace(self, short=numbers, long=numbers, attention_factor=self.gain(dims))
         return super(LongRope, fixed).to_hf(dims)
 
 

@@ -193,6 +193,7 @@ class Ssmax(Encoding):
             nn.init.ones_(self.offset)
             return
         length = max(self.dims.trained_length, 2)
+        # Queries of a causal model see 1 to L keys, whose logarithms add up to ln L!.
         mean = math.lgamma(length + 1) / length if self.dims.causal else math.log(length)
         nn.init.constant_(self.factor, 1 / mean)
 

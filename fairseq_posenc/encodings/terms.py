@@ -209,22 +209,23 @@ class Terms(NamedTuple):
         """
         runs = dict(self.runs)
         tables: dict[str, Any] = {}
-        made: dict[tuple[int, int], Tensor] = {}  # two fields may hold the same table
+        expanded: dict[tuple[int, int], Tensor] = {}  # two fields may hold the same table
         for name in names or self.runs:
             table = getattr(self, name)
-            shared = runs.get(name)
+            table_runs = runs.get(name)
             dim = TERMS[name].rows
-            if table is None or shared is None or dim is None:
+            if table is None or table_runs is None or dim is None:
                 continue
-            if shared.span.ids is None:
+            if table_runs.span.ids is None:
                 del runs[name]
-                key = id(table), id(shared)
-                if key not in made:
-                    made[key] = shared.expand(table, dim)
-                tables[name] = made[key]
+                key = id(table), id(table_runs)
+                if key not in expanded:
+                    expanded[key] = table_runs.expand(table, dim)
+                tables[name] = expanded[key]
             elif name == "bias":
                 del runs[name]
-                pairs = table[:, shared.find_pairs(self.first)].transpose(0, 1)  # [B or 1, G, T, S]
+                index = table_runs.find_pairs(self.first)
+                pairs = table[:, index].transpose(0, 1)  # [B or 1, G, T, S]
                 tables["bias"] = None
                 tables["pair_bias"] = pairs if self.pair_bias is None else self.pair_bias + pairs
         return self._replace(**tables, runs=runs)
@@ -242,10 +243,10 @@ class Terms(NamedTuple):
         if rows is None:
             return self
         runs = dict(self.runs)
-        shared = runs.pop("content_rows", None)
+        content_runs = runs.pop("content_rows", None)
         tables = Terms(query_table=as_keys(rows), key_table=as_queries(rows))  # [H, R, D]
-        if shared is not None:
-            tables = tables.with_runs(shared)
+        if content_runs is not None:
+            tables = tables.with_runs(content_runs)
         return self._replace(content_rows=None, runs=runs) | tables
 
     def with_decay(self, decay: Tensor | None, num_heads: int) -> Terms:

@@ -1,7 +1,7 @@
 """Computes attention with our positions, as a function of transformers' attention interface."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -233,6 +233,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         positions = shared.positions
         src_len = positions.tokens.size(1)
         needed = shared.locality.needed_keys()
+        # transformers' caches drop all keys but the last: with first keys, they must keep all.
         window = needed.last if needed.first is None else None
         if keys > src_len:
             raise UserError(
@@ -267,10 +268,12 @@ def attend_with_positions(
     positions = getattr(module, ATTRIBUTE, None)
     state = named.pop(STATE, None)
     if positions is None:
-        attended: tuple[Tensor, Tensor | None] = ALL_ATTENTION_FUNCTIONS["sdpa"](
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **named
+        return cast(
+            tuple[Tensor, Tensor | None],
+            ALL_ATTENTION_FUNCTIONS["sdpa"](
+                module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **named
+            ),
         )
-        return attended
     if state is None:
         raise UserError(
             "a layer was called by itself: its positions are computed once for all layers, when "
@@ -280,16 +283,14 @@ def attend_with_positions(
     if scaling is not None and scaling != scale:  # the model scales queries by itself
         query = query * (scaling / scale)
     # The module may be PEFT's wrapper around a trained copy, so it is called like a module.
-    computed: tuple[Tensor, Tensor | None] = positions(
-        module, query, key, value, state, scale, dropout
+    return cast(
+        tuple[Tensor, Tensor | None], positions(module, query, key, value, state, scale, dropout)
     )
-    return computed
 
 
 def _find_inputs(args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
     """Find the input of a layer, ``(B, T, C)``, among the arguments of its attention."""
-    inputs: Tensor = args[0] if args else named["hidden_states"]
-    return inputs
+    return cast(Tensor, args[0] if args else named["hidden_states"])
 
 
 def _find_cache(args: tuple[Any, ...], named: dict[str, Any]) -> Cache | None:

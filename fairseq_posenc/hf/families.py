@@ -250,25 +250,51 @@ _T5 = Family(
 )
 _BART = Family(stacks=("encoder", "decoder"), table="embed_positions", since=5)
 
+_ROTARY_TYPES = [
+    "apertus",
+    "arcee",
+    "bitnet",
+    "cwm",
+    "flex_olmo",
+    "gemma",
+    "gemma2",
+    "glm4_moe",
+    "granite",
+    "hunyuan_v1_dense",
+    "hunyuan_v1_moe",
+    "llama",
+    "ministral",
+    "mistral",
+    "mixtral",
+    "olmo",
+    "olmo2",
+    "phi",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "seed_oss",
+    "starcoder2",
+    "vaultgemma",
+]
+_ROTARY_SINCE_5 = [
+    "eurobert",
+    "granitemoe",
+    "granitemoeshared",
+    "hy_v3",
+    "hyperclovax",
+    "jais2",
+    "minimax_m2",
+    "ministral3",
+    "nomic_bert",
+    "olmoe",
+    "phimoe",
+    "qwen2_moe",
+    "solar_open",
+]
 # By `model_type`.
 FAMILIES: dict[str, Family] = {
-    **dict.fromkeys(
-        (
-            *("apertus", "arcee", "bitnet", "cwm", "flex_olmo", "gemma", "gemma2", "glm4_moe"),
-            *("granite", "hunyuan_v1_dense", "hunyuan_v1_moe", "llama", "ministral", "mistral"),
-            *("mixtral", "olmo", "olmo2"),
-            *("phi", "qwen2", "qwen3", "qwen3_moe", "seed_oss", "starcoder2", "vaultgemma"),
-        ),
-        _ROTARY,
-    ),
-    **dict.fromkeys(
-        (
-            *("eurobert", "granitemoe", "granitemoeshared", "hy_v3", "hyperclovax", "jais2"),
-            *("minimax_m2", "ministral3", "nomic_bert", "olmoe", "phimoe"),
-            *("qwen2_moe", "solar_open"),
-        ),
-        replace(_ROTARY, since=5),
-    ),
+    **dict.fromkeys(_ROTARY_TYPES, _ROTARY),
+    **dict.fromkeys(_ROTARY_SINCE_5, replace(_ROTARY, since=5)),
     **dict.fromkeys(("bert", "electra", "ernie"), _BERT),
     **dict.fromkeys(
         ("camembert", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"),

@@ -102,7 +102,7 @@ def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
     own_layers = [layer.items for layer in parse(own_spec).split_layers()]
     count = math.lcm(len(layers), len(own_layers))
     count = max(min(count, num_layers or count), len(layers))
-    unused = {
+    unapplied = {  # the options in brackets that no layer has had yet
         (number, option): item
         for number, layer in enumerate(layers)
         for item in layer
@@ -121,10 +121,10 @@ def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
                 known = options_of(own_item.name)
                 changes = {k: value for k, value in _read_options(item).items() if k in known}
                 for option in changes:
-                    unused.pop((number, option), None)
+                    unapplied.pop((number, option), None)
                 items.append(_change_options(str(own_item), changes))
         expanded.append("+".join(items))
-    for (_, option), item in unused.items():
+    for (_, option), item in unapplied.items():
         raise UserError(
             f"{shortened(item)}: the model's positions there have no option "
             f"{shortened(option)!r}; they are {shortened(own_spec)}"
@@ -306,9 +306,11 @@ def _read_parameters(config: Config, kind: str) -> dict[str, Any]:
         base = config.local_rope_theta if local else config.global_rope_theta
         scaling = {}
     if scaling.get("rope_type", scaling.get("type")) == "longrope":
-        # Up to transformers 4, the trained length stands beside the scaling, not in it.
-        length = scaling[TRAINED_LENGTH] = getattr(config, TRAINED_LENGTH, None)
-        scaling |= {"factor": None} if length else {}
+        # Up to transformers 4, the trained length stands beside the scaling, not in it, and the
+        # factor is computed from the lengths.
+        scaling[TRAINED_LENGTH] = getattr(config, TRAINED_LENGTH, None)
+        if scaling[TRAINED_LENGTH]:
+            scaling["factor"] = None
     part = getattr(config, "partial_rotary_factor", 1.0)
     return {"rope_theta": base, "partial_rotary_factor": part, **scaling}
 

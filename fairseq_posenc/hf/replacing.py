@@ -120,21 +120,22 @@ class Plan(NamedTuple):
             assembly = positions.assembly
             # Terms of each kind of layer; native attention needs none of our backends.
             terms = assembly.check("auto" if positions.is_native else positions.backend)
-            layers = [
-                AttentionPositions(
-                    assembly.build_layer(index),
-                    stack.family,
-                    assembly.dims,
-                    kind,
-                    is_rotated,
-                    terms[kind].decay is not None or terms[kind].states is not None,
+            layers = []
+            for index, is_rotated in enumerate(positions.is_rotated):
+                kind = spec.layer_kind(index)
+                has_decay = terms[kind].decay is not None
+                layer = AttentionPositions(
+                    encodings=assembly.build_layer(index),
+                    family=stack.family,
+                    dims=assembly.dims,
+                    kind=kind,
+                    is_rotated=is_rotated,
+                    reads_input=has_decay or terms[kind].states is not None,
                     # In the cache, the decay comes after the keys of all layers.
-                    None if terms[kind].decay is None else len(attentions) + index,
-                    positions.backend,
+                    decay_place=len(attentions) + index if has_decay else None,
+                    backend=positions.backend,
                 )
-                for index, is_rotated in enumerate(positions.is_rotated)
-                for kind in [spec.layer_kind(index)]
-            ]
+                layers.append(layer)
         for module in (positions, *layers):
             module.to(stack.module.dtype)
         plan = cls(stack, positions, layers)
@@ -170,9 +171,10 @@ class Plan(NamedTuple):
         for attention, layer in zip(self.stack.attentions, self.layers):
             before = getattr(attention, ATTRIBUTE, None)
             trained = {} if before is None else dict(before.named_parameters())
-            sinks = getattr(attention, self.stack.family.sinks or " ", None)
-            if isinstance(sinks, nn.Parameter):
-                trained["encodings.sink.score"] = sinks
+            if self.stack.family.sinks:
+                sinks = getattr(attention, self.stack.family.sinks, None)
+                if isinstance(sinks, nn.Parameter):
+                    trained["encodings.sink.score"] = sinks
             _copy(layer, trained)
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -386,10 +386,10 @@ def prepare_pass(
 
     The positions are those that the stack has now: PEFT may have put a trained copy there.
     """
-    result: tuple[tuple[Any, ...], dict[str, Any]] = getattr(module, ATTRIBUTE).prepare(
-        module, args, named
+    return cast(
+        tuple[tuple[Any, ...], dict[str, Any]],
+        getattr(module, ATTRIBUTE).prepare(module, args, named),
     )
-    return result
 
 
 def _is_packed(ids: Tensor) -> bool:

@@ -169,7 +169,7 @@ class SelfAttention(_LayerAttention):
         width = cache.state["value"].size(3)
         expected = past if needed.last is None else min(past, needed.last)
         if needed.first is not None:
-            # More keys are right: after beams were reordered, first keys that no row needs now.
+            # The cache may hold more first keys: after beams were reordered, no row needs some.
             lacking = ~torch.isin(needed.first, cache.list_places())
             expected = max(expected, length + int(lacking.sum()))
         needed_batch, needed_heads, _, needed_width = value.shape

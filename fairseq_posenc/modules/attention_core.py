@@ -1,6 +1,6 @@
 """Computes the steps of attention in a layer; the attention modules of all hosts inherit them."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, nn
 
@@ -84,7 +84,8 @@ class AttentionCore:
         """
         positions = shared.positions
         query, key = self._rotate(query, key, shared)
-        decay = states = None
+        decay = None
+        states = None
         if inputs is not None:
             past = None if cache is None else cache.past_decay(key)
             decay = self.encodings.decay(inputs, positions, past)
@@ -182,5 +183,4 @@ class AttentionCore:
     def merge_heads(self, attended: Tensor) -> Tensor:
         """Merge the heads of ``(B, H, T, D)``, and project them to the layer's output."""
         merged = attended.permute((0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)).flatten(2)
-        output: Tensor = self.out_proj(merged)  # [B, T, C]
-        return output
+        return cast(Tensor, self.out_proj(merged))  # [B, T, C]

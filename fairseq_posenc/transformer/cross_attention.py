@@ -3,7 +3,7 @@
 Decoder layers use it in place of fairseq's class.
 """
 
-from typing import Any
+from typing import Any, cast
 
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
@@ -63,8 +63,7 @@ class RotaryCrossAttention(MultiheadAttention):
             # does not call them.
             raise UserError("rotary encoder-decoder attention must be called with static_kv=True")
         kwargs.update(incremental_state=incremental_state, static_kv=static_kv)
-        attended: tuple[Tensor, Tensor | None] = super().forward(*args, **kwargs)
-        return attended
+        return cast(tuple[Tensor, Tensor | None], super().forward(*args, **kwargs))
 
 
 class RotatedProjection(nn.Linear):

@@ -211,8 +211,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
         """Encode ``src_tokens``, ``(B, S)``; arguments and result are fairseq's."""
         # A masked LM may have computed the state already, from the text without masks.
         with set_context(current_context() or self.compute_shared(src_tokens, src_tokens.size(1))):
-            encoded: dict[str, list[Tensor]] = super().forward(src_tokens, *args, **kwargs)
-            return encoded
+            return cast(dict[str, list[Tensor]], super().forward(src_tokens, *args, **kwargs))
 
 
 class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
@@ -270,10 +269,12 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         ):
             shared = shared.with_source(self.encodings, self._number_source(encoder_out))
         with set_context(shared):
-            features: tuple[Tensor, dict[str, Any]] = super().extract_features(
-                prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
+            return cast(
+                tuple[Tensor, dict[str, Any]],
+                super().extract_features(
+                    prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
+                ),
             )
-            return features
 
     def buffered_future_mask(self, tensor: Tensor) -> None:
         """Build no mask of pairs: the direction of the layers replaces it."""

@@ -114,7 +114,8 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
             block, is_first, scores, values, state = visit
             del visit
             assert state.weights is not None
-            weights = kept = state.weights
+            weights = state.weights
+            kept = weights  # those that dropout kept
             if rule.dropout:
                 kept = weights.clamp(min=0)
                 weights = weights.abs() if rule.saves_weights else weights.abs_()
@@ -160,7 +161,8 @@ def _visit_blocks(
     for strip in strips:
         states = scores.compute_weights(strip, list(islice(saved, len(strip))))
         for block in strip:
-            lines = band = None
+            lines = None
+            band = None
             if operands.value_table is not None:
                 lines = scores.locate_reset(block)
                 band = scores.band("value_table", block, QUERY_SIDE)

@@ -180,6 +180,7 @@ class Geometry(NamedTuple):
         )
         if ranges is None:
             return geometry
+        # Bounds alternate: the lowest first key and the highest last key that any sentence sees.
         reduced = (x.amax(0) if n % 2 else x.amin(0) for n, x in enumerate(ranges))
         together = geometry._replace(visible=(VisibleKeys.from_tensors(*reduced),))
         rows = max(map(len, ranges))

@@ -27,9 +27,19 @@ from fairseq_posenc.encodings.terms import Terms
 FORBIDDEN = -1e38
 # Fields `(G, R, ...)`, cut by head alone.
 BY_DISTANCE = {
-    *("query_table", "key_table", "value_table", "state_table"),
-    *("query_places", "key_places", "value_places", "state_places"),
-    *("gain", "bias", "distance_bias", "window_bias", "is_later"),
+    "query_table",
+    "key_table",
+    "value_table",
+    "state_table",
+    "query_places",
+    "key_places",
+    "value_places",
+    "state_places",
+    "gain",
+    "bias",
+    "distance_bias",
+    "window_bias",
+    "is_later",
 }
 # Fields `(B or 1, G, ...)`.
 BY_PAIR = {"pair_bias", "masked"}

@@ -363,7 +363,8 @@ class Scores:
             add_pairs(scores, self.band("state_table", block, QUERY_SIDE).multiply(states))
         if (decay := self._compute_decay(block)) is not None:
             scores.add_(decay)  # [c, M, W]
-        unscaled = capped = None
+        unscaled = None
+        capped = None
         if operands.temperature is not None:
             unscaled = scores
             scores = scores * operands.temperature[:, block.queries, None]

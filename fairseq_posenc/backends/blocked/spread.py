@@ -109,9 +109,9 @@ class Spread:
         self.kept = slice(first, last + 1)
         self.rows = table[:, self.kept]  # [G, U, D]
         self.places = places[0, block.rows] - first  # [M + W - 1]
-        shared = starts[first:last]  # where rows end that the block shares
-        bounds = (shared[0] - lowest, shared[-1] - lowest) if shared else None
-        self.patches = split_patches(bounds, len(shared), *block.shape)
+        later_starts = starts[first:last]  # first distances of the block's rows but the first
+        borders = (later_starts[0] - lowest, later_starts[-1] - lowest) if later_starts else None
+        self.patches = split_patches(borders, len(later_starts), *block.shape)
 
     def multiply(self, members: Tensor) -> SpreadProducts:
         """Multiply members ``(c, members, D)`` with the rows."""
@@ -198,27 +198,27 @@ class SpreadProducts(NamedTuple):
 
 @lru_cache(maxsize=256)
 def split_patches(
-    ends: tuple[int, int] | None, last_row: int, queries: int, keys: int
+    borders: tuple[int, int] | None, last_row: int, queries: int, keys: int
 ) -> tuple[Patch, ...]:
     """Split a block into patches: those of one row to either side of those of several.
 
     Args:
-        ends: where the second and the last row begin, counted from the distance of the first query
-            and the first key; None if there is but one row.
+        borders: where the second and the last row begin, counted from the distance of the first
+            query and the first key; None if there is but one row.
         last_row: the index of the last row.
         queries: M.
         keys: W.
     """
     everything = slice(0, queries), slice(0, keys)
-    if ends is None:
+    if borders is None:
         return (Patch(*everything, 0),)
     patches = []
     far = 0
     for begin in range(0, queries, PATCH_QUERIES):
         end = min(begin + PATCH_QUERIES, queries)
         # Keys before `low` have the first row for all these queries, those from `high` on the last.
-        low = min(max(ends[0] - end + 1, 0), keys)
-        high = min(max(ends[1] - begin, low), keys)
+        low = min(max(borders[0] - end + 1, 0), keys)
+        high = min(max(borders[1] - begin, low), keys)
         far += (end - begin) * (keys - high + low)
         parts = [(slice(0, low), 0), (slice(low, high), None), (slice(high, keys), last_row)]
         patches += [

@@ -26,7 +26,9 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
     tgt_len = query.size(2)
     device = query.device
     ranges = mask.find_visible_ranges(tgt_len, src_len, device)
-    query_segments = segments = first_keys = None
+    segments = None
+    query_segments = None
+    first_keys = None
     if ranges is None:  # a query's keys are not one range: segments, or first keys beside a window
         segments = mask.locality.segments
         first_keys = mask.locality.first_keys

@@ -108,40 +108,58 @@ class Gradients:
         layout = slab.layout
         # In a plain sum the query term's gradient equals the content's, and is not stored again.
         query_tiles = tiles.content if tiles.query is None else tiles.query
-        operands: tuple[Any, ...] = (
-            *(tiles.content, problem.key, query_tiles, problem.query_table),
-            self.query,
+        rows_kernel[(slab.sequences * layout.queries // self.sizes["N"],)](
+            slab.sequence,
+            describe_query_side(problem, layout),
+            content=tiles.content,
+            other=problem.key,
+            by_distance=query_tiles,
+            table=problem.query_table,
+            grad=self.query,
+            ADD=layout.start > 0,  # to the sums over earlier keys, which an earlier slab wrote
+            SIGN=1,
+            **self.sizes,
         )
-        side = describe_query_side(problem, layout)
-        blocks = slab.sequences * layout.queries // self.sizes["N"]
-        add = layout.start > 0  # to the sums over earlier keys, which an earlier slab wrote
-        rows_kernel[(blocks,)](slab.sequence, side, *operands, ADD=add, SIGN=1, **self.sizes)
         if self.keys_from_tiles:
-            operands = tiles.content, problem.query, tiles.key, problem.key_table, self.key
-            side = describe_key_side(problem, layout)
-            blocks = slab.sequences * layout.keys // self.sizes["N"]
-            rows_kernel[(blocks,)](slab.sequence, side, *operands, ADD=False, SIGN=-1, **self.sizes)
+            rows_kernel[(slab.sequences * layout.keys // self.sizes["N"],)](
+                slab.sequence,
+                describe_key_side(problem, layout),
+                content=tiles.content,
+                other=problem.query,
+                by_distance=tiles.key,
+                table=problem.key_table,
+                grad=self.key,
+                ADD=False,
+                SIGN=-1,
+                **self.sizes,
+            )
 
     def _write_values(self, slab: Slab, tiles: Tiles, saved: Saved) -> None:
         """Write the gradients of values if tiles give them."""
         if self.values_from_tiles:
-            side = describe_key_side(self.problem, slab.layout)._replace(
-                factor=self.problem.dropout_scale
+            side = describe_key_side(self.problem, slab.layout)
+            rows_kernel[(slab.sequences * slab.layout.keys // self.sizes["N"],)](
+                slab.sequence,
+                side._replace(factor=self.problem.dropout_scale),
+                content=tiles.weights,
+                other=saved.grad,
+                by_distance=None,
+                table=None,
+                grad=self.value,
+                ADD=False,
+                SIGN=-1,
+                **self.sizes,
             )
-            operands = tiles.weights, saved.grad, None, None, self.value
-            blocks = slab.sequences * slab.layout.keys // self.sizes["N"]
-            rows_kernel[(blocks,)](slab.sequence, side, *operands, ADD=False, SIGN=-1, **self.sizes)
 
     def _add_to_tables(self, slab: Slab, tiles: Tiles, saved: Saved) -> None:
         """Add to the gradients of the tables."""
         problem = self.problem
         content = tiles.content
-        queries, keys = (
-            describe_query_side(problem, slab.layout),
-            describe_key_side(problem, slab.layout),
-        )
-        # Of each table: tiles of its term's gradient, the vectors that its rows were multiplied
-        # with (None for numbers), the tiles' layout, and 1 if distances grow along a row, else -1.
+        queries = describe_query_side(problem, slab.layout)
+        keys = describe_key_side(problem, slab.layout)
+        # For each table, in the order of `TrainedTables`: tiles of its term's gradient, the vectors
+        # that its rows were multiplied with (None for numbers), the tiles' layout, and 1 if
+        # distances grow along a row, else -1.
         products = (
             (content if tiles.query is None else tiles.query, problem.query, queries, 1),
             (tiles.key, problem.key, keys, -1),
