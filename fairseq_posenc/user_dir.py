@@ -16,7 +16,8 @@ MODULES = (
     "models.causal_lm",
     "models.translation",
 )
-# Attention directions of the first two layers in DecBERT's architectures: left to right, or back.
+# DecBERT's architectures, with the attention directions of their first two layers. They are here,
+# not in `models`, because commands list them without importing fairseq.
 DECBERT = {"decbert_same": "lr,lr", "decbert_diff": "lr,rl"}
 
 

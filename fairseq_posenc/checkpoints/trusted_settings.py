@@ -143,8 +143,8 @@ def check_settings(state: Any) -> None:
                 "(numbers, words, lists of them) are taken there; use a file from a source you "
                 "trust."
             )
-        listed = is_text and re.fullmatch(r"\d{1,9}(,\d{1,9})*", value)
-        if name in _LAYERS and value and not listed:
+        lists_layers = is_text and re.fullmatch(r"\d{1,9}(,\d{1,9})*", value)
+        if name in _LAYERS and value and not lists_layers:
             raise UserError(
                 f"its setting {setting.label} is not a list of layers, as 0,2,4: {_quote(value)}"
             )
@@ -248,10 +248,10 @@ def _list_files(state: Any) -> list[_Setting]:
     files = []
     for setting in _iterate_settings(state):
         place, name, value, _ = setting
-        start, _, rest = place.partition(".")
-        is_read = start == "args" or rest.partition(".")[0] in _BUILT_FROM
+        root, _, rest = place.partition(".")
+        is_read = root == "args" or rest.partition(".")[0] in _BUILT_FROM
         # `args` of older checkpoints contains the options of tokenizers, too, which are not read.
-        is_opened = name in OPENED and not (start == "args" and "bpe" in name)
+        is_opened = name in OPENED and not (root == "args" and "bpe" in name)
         is_opened |= name in IN_DATA and "/" in str(value)
         if is_read and is_opened and value not in (None, ""):
             files.append(setting)

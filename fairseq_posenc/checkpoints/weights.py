@@ -12,7 +12,7 @@ from fairseq_posenc.identity import KEY
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-_LARGEST = 1e18  # the square of a larger number might overflow float32
+_MAX_WEIGHT = 1e18  # the square of a larger number might overflow float32
 
 
 def refuse_broken_weights(state_dict: dict[str, Any], model_state: dict[str, Tensor]) -> None:
@@ -88,7 +88,7 @@ def refuse_large_weights(weights: Any) -> None:
         if weight.dtype in _FLOATS and weight.numel():
             low, high = weight.aminmax()  # unlike abs(), without a copy
             largest = float(max(-low, high))
-            if _LARGEST < largest < inf:
+            if _MAX_WEIGHT < largest < inf:
                 raise UserError(
                     "the checkpoint is damaged, or of a training that diverged: "
                     f"{name} has numbers as large as {largest:.1e}, whose products are infinite"

@@ -101,7 +101,6 @@ class _Scaled(Scaling):
     @classmethod
     def parse_settings(cls, written: list[str]) -> dict[str, Any]:
         """Parse settings, written ``NAME=VALUE``, by the types of the fields."""
-        types = get_type_hints(cls)
         known = {setting.name: setting.default for setting in fields(cls)[1:]}
         settings: dict[str, Any] = {}
         for setting in written:
@@ -113,7 +112,7 @@ class _Scaled(Scaling):
                 )
             if name in settings:
                 raise UserError(f"{name} is set twice")
-            read, message = _READERS[types[name]]
+            read, message = _READERS[get_type_hints(cls)[name]]
             settings[name] = read(value)
             if settings[name] is None:
                 raise UserError(message.format(name=name, setting=shortened(setting)))
@@ -220,9 +219,9 @@ class Yarn(_Scaled):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.beta_fast < self.beta_slow:
-            fast = f"beta_fast={self.beta_fast:g}"
-            slow = f"beta_slow={self.beta_slow:g}"
-            raise UserError(f"{fast} must be at least {slow}")
+            raise UserError(
+                f"beta_fast={self.beta_fast:g} must be at least beta_slow={self.beta_slow:g}"
+            )
 
     def _scale(self, frequencies: Tensor, base: float, dims: Dims) -> Tensor:
         width = 2 * frequencies.numel()

@@ -179,13 +179,13 @@ class Stack(NamedTuple):
         if buffer.is_meta:  # transformers 4 cannot compute on this device
             rotary = copy.deepcopy(rotary).to_empty(device="cpu")
             buffer = next(rotary.buffers())
-        kinds = getattr(self.config, "layer_types", None) or [None]
         x = torch.zeros(1, 1, 1, device=buffer.device)
         arguments = (x, torch.zeros(1, 1, dtype=torch.long, device=buffer.device))
         try:
             cosines, _ = rotary(*arguments)
-        except (TypeError, KeyError, AttributeError):
-            cosines, _ = rotary(*arguments, kinds[0])
+        except (TypeError, KeyError, AttributeError):  # it also takes the type of a layer
+            layer_types = getattr(self.config, "layer_types", None) or [None]
+            cosines, _ = rotary(*arguments, layer_types[0])
         return int(cosines.size(-1))
 
 

@@ -18,7 +18,9 @@ from fairseq_posenc.registry import options as options_of
 from fairseq_posenc.specs import parse, split_layers
 
 OWN = "own"
-SPEC, LENGTH = "position_encoding", "position_encoding_max_positions"  # of a configuration
+# Fields of a configuration.
+SPEC = "position_encoding"
+LENGTH = "position_encoding_max_positions"
 
 Config = Any  # a `PretrainedConfig`; `PreTrainedConfig` since version 5
 

@@ -1,4 +1,9 @@
-"""Computes the positions of a stack of layers, in a hook before the stack's forward pass."""
+"""Computes the positions of a stack of layers, in a hook before the stack's forward pass.
+
+If positions are only rotations that the model's code applies, and vectors at the input, attention
+stays *native*, the model's own. Else ours computes it, and gets the position state as an argument.
+``named`` are the stack's arguments by name. B batch, T new tokens, S all tokens, cached ones first.
+"""
 
 import inspect
 from functools import partial
@@ -43,8 +48,7 @@ class HookedPositions(RecordedPositions, StackPositions):
     Attributes:
         is_rotated: for each layer, whether the model's code applies its rotation, by our cosines
             and sines.
-        is_native: whether attention and its caches are the model's: positions are only rotations
-            that its code applies, and vectors at the input.
+        is_native: whether attention and its caches are the model's.
         stock: name of the attention function that the model had.
         backend: backend of attention that is not native: FlexAttention where the model had it.
     """
@@ -108,10 +112,9 @@ class HookedPositions(RecordedPositions, StackPositions):
         if self.is_native and self.input is None:
             ids = self._count_ids(named, ids) if any(self.is_rotated) else None
             if ids is not None:
-                rotations = self._rotations(ids)
                 dtype = stack.module.dtype
                 named[STATE] = PassState(
-                    [self._make_cosines(rotation, dtype) for rotation in rotations],
+                    [self._make_cosines(rotation, dtype) for rotation in self._rotations(ids)],
                     recompute_cosines=partial(self._recompute_cosines, ids, dtype),
                 )
             return (), named
@@ -142,13 +145,13 @@ class HookedPositions(RecordedPositions, StackPositions):
             # BERT would look up its types of tokens by their positions.
             types = torch.zeros(batch, tgt_len, dtype=torch.long, device=embeddings.device)
             named["token_type_ids"] = types
-        weights = named.get("output_attentions")
+        need_weights = named.get("output_attentions")
         dtype = stack.module.dtype
         places = shared.positions.queries(shared.positions.places)
         named[STATE] = PassState(
             [self._make_cosines(state.rotation, dtype) for state in shared.kinds or (shared,)],
             None if self.is_native else shared,
-            stack.config.output_attentions if weights is None else weights,
+            stack.config.output_attentions if need_weights is None else need_weights,
             partial(self._recompute_cosines, places, dtype),
         )
         return (), named
@@ -157,7 +160,6 @@ class HookedPositions(RecordedPositions, StackPositions):
         """Check whether attention is plain, but for rotations that the model's code applies."""
         assembly = self.assembly
         limits = self.assembly.limits()
-        items = assembly.spec.items
         rotations = [
             any(get(item.name).acts_on == "rotation" for item in layer)
             for layer in assembly.spec.layers
@@ -165,7 +167,7 @@ class HookedPositions(RecordedPositions, StackPositions):
         return (
             all(terms == Terms() for terms in assembly.check("auto"))
             and not (limits.limits or limits.documents)
-            and not any(get(item.name).acts_on == "positions" for item in items)
+            and not any(get(item.name).acts_on == "positions" for item in assembly.spec.items)
             and all(
                 is_rotated or not rotations[index % len(rotations)]
                 for index, is_rotated in enumerate(self.is_rotated)
@@ -395,5 +397,4 @@ def prepare_pass(
 def _is_packed(ids: Tensor) -> bool:
     """Check whether a row of ids, ``(B or 1, T)``, counts tokens and starts again from 0."""
     steps = ids.diff(dim=1)
-    restarts = ids[:, 1:].eq(0)
-    return bool(((steps < 0).any(1) & (steps.eq(1) | restarts).all(1)).any())
+    return bool(((steps < 0).any(1) & (steps.eq(1) | ids[:, 1:].eq(0)).all(1)).any())

@@ -18,7 +18,10 @@ from fairseq_posenc.errors import UserError
 INDEX = ".idx"
 _OPENER = "fairseq.data.indexed_dataset"  # fairseq's module that opens data-bins
 _OPENS_DATA = "_do_init"  # its function that opens the data, not only the index
-_MAPPED, _LEGACY, _HUFFMAN = b"MMIDIDX\0", b"TNTIDX\0\0", b"HUFFIDX\0"  # first bytes, by format
+# The first bytes of each format.
+_MAPPED = b"MMIDIDX\0"
+_LEGACY = b"TNTIDX\0\0"
+_HUFFMAN = b"HUFFIDX\0"
 _VERSION = 1
 _BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8}  # bytes of a token by fairseq's code
 _BLOCK = 1 << 20  # sentences that are checked at a time
@@ -89,7 +92,7 @@ def check_data_bin(index: Path) -> None:
     states = index.stat(), data.stat()
     key = index.resolve(), tuple((state.st_size, state.st_mtime_ns) for state in states)
     if key not in _checked:
-        _check(_Files(index, *(state.st_size for state in states)))
+        _check(_Files(index, index_size=states[0].st_size, data_size=states[1].st_size))
         _checked.add(key)
 
 
@@ -166,11 +169,11 @@ def _check_header(files: _Files, version: int, code: int) -> int:
     return _BYTES[code]
 
 
-def _map(path: Path, kind: str, offset: int, count: int) -> NDArray[np.int64]:
+def _map(path: Path, dtype: str, offset: int, count: int) -> NDArray[np.int64]:
     """Map numbers of a file into memory."""
     if not count:
         return np.zeros(0, np.int64)
-    return np.memmap(path, kind, "r", offset, count)
+    return np.memmap(path, dtype, "r", offset, count)
 
 
 def _refuse_negative(files: _Files, lengths: NDArray[np.int64], start: int) -> None:

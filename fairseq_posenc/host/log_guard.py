@@ -121,7 +121,7 @@ class _CheckpointGuard(logging.Filter):
                 f"--restore-file {missing} {problem}; training would have started from random "
                 "weights"
             )
-        if target and not message.startswith("Finished"):
+        if target:
             _refuse_full_disk(target)
         if source:
             _refuse_torn(Path(source), self._settings)

@@ -86,10 +86,11 @@ def check_launch(launch: Launch, environment: Mapping[str, str], gpus: int) -> N
     started = count_torchrun(environment)
     count = max(started, launch.world_size)
     if gpus or (count == 1 and launch.init_method is None):
-        return check_alone(launch.world_size, environment)
+        check_alone(launch.world_size, environment)
+        return
     on_slurm = {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"} & environment.keys()
     if on_slurm and not started and launch.init_method is None:
-        return None  # Slurm tells fairseq how to find the others
+        return  # Slurm tells fairseq how to find the others
     if count == 1 and not launch.no_spawn:
         raise UserError(
             "--distributed-init-method is for several processes, and without a GPU fairseq would "
@@ -105,7 +106,6 @@ def check_launch(launch: Launch, environment: Mapping[str, str], gpus: int) -> N
     }
     if options := ", ".join(option for option, is_lacking in lacks.items() if is_lacking):
         raise UserError(_describe(count, f"without a GPU they need {options}"))
-    return None
 
 
 def check_alone(world_size: int, environment: Mapping[str, str]) -> None:

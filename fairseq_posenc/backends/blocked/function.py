@@ -46,7 +46,10 @@ class BlockedAttention(torch.autograd.Function):
                     kept = kept.clamp(min=0) if rule.saves_weights else writable(kept).clamp_(min=0)
                 target_rows = target[:, block.queries]
                 sums = values.sum_by_weights(kept)
-                target_rows.copy_(sums) if is_first else target_rows.add_(sums)
+                if is_first:
+                    target_rows.copy_(sums)
+                else:
+                    target_rows.add_(sums)
                 if rule.saves:
                     saved += state.select_saved(rule)
         attended = _finish_attended(geometry, rule, operands, gathered)
@@ -124,7 +127,9 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
             # Of the softmax: weights * (their gradient - its mean), where it was not dropped.
             score_grad.mul_(kept).addcmul_(weights, mean, value=-1)  # [c, M, W]
             if chunk_totals.sink is not None:
-                sink_weights = int(is_first) - weights.sum(-1)  # of its part, [c, M]
+                # The sink's weight is 1 less the weights of all blocks with these queries; the 1 is
+                # counted with the first of the blocks.
+                sink_weights = int(is_first) - weights.sum(-1)  # [c, M]
                 sink_grad = (sink_weights * mean[..., 0]).sum(1, keepdim=True)
                 chunk_totals.sink.sub_(sink_grad)
             del weights, kept  # their memory is needed

@@ -107,14 +107,19 @@ class Operands(NamedTuple):
         return self._replace(**parts)
 
     def make_zeros(self, wanted: Sequence[bool]) -> Operands:
-        """Make zeros for the wanted gradients, and for those of query, key and value."""
+        """Make zeros for the wanted gradients, and for those of query, key and value.
+
+        Args:
+            wanted: for each field, whether its gradient is needed.
+        """
         zeros: dict[str, Any] = {
             name: torch.zeros_like(x) if wants else None
             for (name, x), wants in zip(self._asdict().items(), wanted)
         }
         query, key, value = self[:3]
-        zeros["query"] = query.new_zeros(query.shape)
-        zeros["key"], zeros["value"] = (x.new_zeros(x.mT.shape) for x in (key, value))
+        zeros["query"] = query.new_zeros(query.shape)  # contiguous, unlike those of `zeros_like`
+        zeros["key"] = key.new_zeros(key.mT.shape)
+        zeros["value"] = value.new_zeros(value.mT.shape)
         return self._replace(**zeros)
 
 
@@ -130,7 +135,8 @@ def lay_out_tables(geometry: Geometry, terms: Terms, mask: Mask) -> dict[str, Te
     for name, term, table in terms.present():
         if term.rows is None:
             continue
-        operands[name] = table = at_least_fp32(table).contiguous()
+        table = at_least_fp32(table).contiguous()
+        operands[name] = table
         if (runs := terms.runs.get(name)) is None:
             operands[name] = _pad_table(table, geometry)
         else:
@@ -208,8 +214,8 @@ def lay_out_softmax(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor
     operands = {}
     shape = (geometry.batch, geometry.heads, -1)
     if (temperature := call.temperature()) is not None:
-        reversed_ = F.pad(at_least_fp32(temperature).flip(-1), (0, geometry.missing[0]))
-        operands["temperature"] = reversed_.expand(shape)
+        temperature = F.pad(at_least_fp32(temperature).flip(-1), (0, geometry.missing[0]))
+        operands["temperature"] = temperature.expand(shape)
     if (sink := call.terms.sink) is not None:
         operands["sink"] = at_least_fp32(sink)[None, :, None].expand(shape)
     return operands

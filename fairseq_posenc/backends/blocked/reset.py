@@ -24,7 +24,9 @@ from torch import Tensor
 from fairseq_posenc.backends.blocked.geometry import Block
 from fairseq_posenc.backends.blocked.skew import QUERY_SIDE
 
-AT_FIRST_QUERY, AT_FIRST_KEY = -2, -1  # the two entries of a table
+# The places of the two entries in a table.
+AT_FIRST_QUERY = -2
+AT_FIRST_KEY = -1
 
 
 class ResetLine(NamedTuple):
@@ -84,9 +86,14 @@ class ResetLines(NamedTuple):
             src_len: S.
         """
         queries, keys = block.shape
-        at_key, at_query = place - block.keys.start, (src_len - 1 - block.queries.start) - place
-        key, query = at_key.clamp(0, keys - 1), at_query.clamp(0, queries - 1)
-        return cls(ResetLine(2, key, key == at_key), ResetLine(1, query, query == at_query))
+        column = place - block.keys.start
+        row = (src_len - 1 - block.queries.start) - place
+        nearest_column = column.clamp(0, keys - 1)
+        nearest_row = row.clamp(0, queries - 1)
+        return cls(
+            reset_column=ResetLine(2, nearest_column, nearest_column == column),
+            reset_row=ResetLine(1, nearest_row, nearest_row == row),
+        )
 
     def take(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Move column and row out of ``(c, M, W)``, leaving zeros."""

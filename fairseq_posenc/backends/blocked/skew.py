@@ -16,7 +16,9 @@ from torch import Tensor
 
 from fairseq_posenc.backends.blocked.geometry import Block
 
-QUERY_SIDE, KEY_SIDE = 0, 1  # dimensions of a block's shape
+# The sides of a block: dimensions of its shape.
+QUERY_SIDE = 0
+KEY_SIDE = 1
 SUM_TILE = 64  # queries whose pairs are summed together
 
 

@@ -22,7 +22,7 @@ from fairseq_posenc.backends.flex.sizes import mark_batch_dynamic, round_length
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 
-KERNELS = 1_000  # so many may be compiled; torch's limit is 8
+MAX_KERNELS = 1_000  # that may be compiled; torch's limit is 8
 
 
 def unavailable() -> str:
@@ -54,7 +54,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
     call = call.with_all_heads()
     query, key, value, terms, mask, *_ = call
-    if query.device.type == "cpu" and query.size(0) > 1:  # on a CPU, torch's code is wrong for more
+    if query.device.type == "cpu" and query.size(0) > 1:  # there, torch computes batches wrongly
         rows = [attend(_select_sentence(call, b))[0] for b in range(query.size(0))]
         return torch.cat(rows), None
     tgt_len, src_len = query.size(2), key.size(2)
@@ -64,8 +64,17 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     query = F.pad(query, (0, 0, 0, sizes[0] - tgt_len))
     key, value = (F.pad(x, (0, 0, 0, sizes[1] - src_len)) for x in (key, value))
     with torch.autocast(query.device.type, enabled=False):
-        softmax = call.temperature(), call.decay()
-        modify = build_score_mod(terms, tgt_len, src_len, query.device, mask, query, key, *softmax)
+        modify = build_score_mod(
+            terms,
+            tgt_len,
+            src_len,
+            query.device,
+            mask,
+            query,
+            key,
+            temperature=call.temperature(),
+            decay=call.decay(),
+        )
         scale = score_scale(terms, query.size(-1))
         if terms.sink is None:
             attended = _run_compiled(query, key, value, modify, blocks, scale=scale)
@@ -123,7 +132,9 @@ def _run_compiled(
         return flex_attention(query, key, value, modify, blocks, **options)
     mark_batch_dynamic(query, key, value)
     limits = torch._dynamo.config.patch(
-        recompile_limit=KERNELS, accumulated_recompile_limit=KERNELS, automatic_dynamic_shapes=False
+        recompile_limit=MAX_KERNELS,
+        accumulated_recompile_limit=MAX_KERNELS,
+        automatic_dynamic_shapes=False,
     )
     with limits:
         return _compile_attention()(query, key, value, modify, blocks, **options)

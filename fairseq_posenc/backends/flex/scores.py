@@ -176,10 +176,11 @@ def build_score_mod(
     if temperature is not None:
         temperature = F.pad(temperature, (0, queries - tgt_len))
     products = (by_query, by_key, by_state)
-    mark_batch_dynamic(*(x and x.by_row for x in products), pair_bias, temperature)
+    by_row = (None if x is None else x.by_row for x in products)
+    mark_batch_dynamic(*by_row, pair_bias, temperature)
     offset = torch.tensor(src_len - tgt_len, device=device)
     earlier, later = (
-        # Its compiler takes no views of one tensor.
+        # FlexAttention's compiler does not take several views of one tensor.
         None
         if c is None
         else [x.contiguous() for x in F.pad(c, (0, 0, 0, keys - src_len)).unbind(-1)]
