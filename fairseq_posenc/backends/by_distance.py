@@ -131,7 +131,7 @@ def _row_index(
         return runs.find_pairs(first)
     if runs is None:
         rows = tgt_len + src_len - 1
-        index = torch.arange(tgt_len + src_len - 1, device=device)
+        index = torch.arange(rows, device=device)
     else:
         rows = runs.rows
         index = runs.find(span.distances())

@@ -16,39 +16,40 @@ def read_rope(parameters: Mapping[str, Any], max_positions: int, layout: str) ->
         max_positions: ``max_position_embeddings``, from which missing lengths are taken.
         layout: how pairs are formed, see :class:`~fairseq_posenc.encodings.rope.Rope`.
     """
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    if "mrope_section" in parameters or kind == "mrope":
+    rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
+    if "mrope_section" in parameters or rope_type == "mrope":
         raise UserError("rotations along several axes (M-RoPE) are not among the encodings")
     options = {"base": parameters.get("rope_theta", 10000.0), "layout": layout}
-    if kind != "proportional":  # whose fraction is a setting of the scaling
+    if rope_type != "proportional":  # whose fraction is a setting of the scaling
         options["fraction"] = parameters.get("partial_rotary_factor", 1.0)
-    if kind != "default":
-        options["scaling"] = _read_scaling(kind, parameters, max_positions)
+    if rope_type != "default":
+        options["scaling"] = _read_scaling(rope_type, parameters, max_positions)
     return f"rope({','.join(f'{name}={value}' for name, value in options.items())})"
 
 
-def _read_scaling(kind: str, parameters: Mapping[str, Any], max_positions: int) -> str:
+def _read_scaling(rope_type: str, parameters: Mapping[str, Any], max_positions: int) -> str:
     """Convert a scaling to the form of specs, such as ``yarn:4:beta_fast=16``."""
-    if kind == "dynamic" and parameters.get("alpha"):  # HunYuan's form of `ntk`
+    if rope_type == "dynamic" and parameters.get("alpha"):  # HunYuan's form of `ntk`
         return f"{Ntk.kind}:{parameters['alpha']}"
-    if kind not in KINDS or KINDS[kind] is Ntk:  # transformers writes `ntk` as another rope_theta
+    # transformers has no `ntk`, but writes it as another rope_theta.
+    if rope_type not in KINDS or KINDS[rope_type] is Ntk:
         known = ", ".join(name for name in KINDS if name != Ntk.kind)
-        raise UserError(f"unknown scaling {shortened(repr(kind))} of rope; known: {known}")
+        raise UserError(f"unknown scaling {shortened(repr(rope_type))} of rope; known: {known}")
     length = parameters.get(TRAINED_LENGTH) or max_positions
     settings = {
         name: parameters.get(hf_name)
-        for name, hf_name in KINDS[kind].hf_names().items()
+        for name, hf_name in KINDS[rope_type].hf_names().items()
         if hf_name not in ("factor", "max_position_embeddings")  # the first is written below
     }
     if "length" in settings:  # left out if it is that of the model, as in specs
         settings["length"] = length if length != max_positions else None
-    if kind == "yarn" and not (settings["mscale"] and settings["mscale_all_dim"]):
+    if rope_type == "yarn" and not (settings["mscale"] and settings["mscale_all_dim"]):
         del settings["mscale"], settings["mscale_all_dim"]  # transformers uses both or none
     # Without a factor transformers computes it from the lengths.
-    ratio = max(max_positions / length, 1.0) if kind in ("yarn", "longrope") else 1.0
+    ratio = max(max_positions / length, 1.0) if rope_type in ("yarn", "longrope") else 1.0
     factor = parameters.get("factor") or ratio
     written = [f"{name}={_format(value)}" for name, value in settings.items() if value is not None]
-    return ":".join([kind, str(factor), *written])
+    return ":".join([rope_type, str(factor), *written])
 
 
 def _format(value: Any) -> str:

@@ -43,17 +43,17 @@ def read_positions(model: Any) -> str:
     if spec is not None:  # set by this package
         return str(parse(spec))
     config = config.get_text_config()
-    kind = str(config.model_type)
+    model_type = str(config.model_type)
     try:
-        if kind in _TABLES:
-            return str(parse(_TABLES[kind](config)))
-        if kind not in _LAYOUTS:
+        if model_type in _TABLES:
+            return str(parse(_TABLES[model_type](config)))
+        if model_type not in _LAYOUTS:
             raise UserError(explain_unservable(config) or "its positions are not known here")
         if reason := _explain_other_layers(config):
             raise UserError(reason)
-        return str(parse(join_layers(_read_layers(config, _LAYOUTS[kind]))))
+        return str(parse(join_layers(_read_layers(config, _LAYOUTS[model_type]))))
     except UserError as error:
-        raise UserError(f"a model of type {shortened(kind)!r}: {error}") from None
+        raise UserError(f"a model of type {shortened(model_type)!r}: {error}") from None
 
 
 def count_positions(model: Any) -> int:
@@ -216,8 +216,8 @@ def explain_unservable(model: Any) -> str | None:
 
 def _explain_other_layers(config: Config) -> str | None:
     """Name the layers of a model that are not attention, such as linear attention."""
-    kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
-    other = sorted(kinds - {"full_attention", "sliding_attention", "chunked_attention"})
+    layer_types = set(map(str, getattr(config, "layer_types", None) or ()))
+    other = sorted(layer_types - {"full_attention", "sliding_attention", "chunked_attention"})
     if not other:
         return None
     return (
@@ -231,34 +231,34 @@ def _read_layers(config: Config, layout: str) -> list[str]:
     limit = int(getattr(config, "max_position_embeddings", None) or config.n_positions)
     layers = []
     for index in range(config.num_hidden_layers):
-        kind = _find_layer_kind(config, index)
+        layer_type = _find_layer_type(config, index)
         items = []
-        if _is_rotated(config, index, kind):
-            items.append(read_rope(_read_parameters(config, kind), limit, layout))
-        if kind == "sliding_attention":
+        if _is_rotated(config, index, layer_type):
+            items.append(read_rope(_read_parameters(config, layer_type), limit, layout))
+        if layer_type == "sliding_attention":
             items.append(f"window(size={_read_window(config)})")
-        if kind == "chunked_attention":
+        if layer_type == "chunked_attention":
             items.append(f"chunk(size={config.attention_chunk_size})")
         layers.append("+".join([*items, *_read_softmax(config, index)]) or "none")
     return layers
 
 
-def _find_layer_kind(config: Config, index: int) -> str:
+def _find_layer_type(config: Config, index: int) -> str:
     """Find which keys a layer sees, in the words of ``layer_types``."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None:
-        return str(kinds[index])
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is not None:
+        return str(layer_types[index])
     if config.model_type == "modernbert":  # up to transformers 4
         return ("sliding" if index % config.global_attn_every_n_layers else "full") + "_attention"
     window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     return "sliding_attention" if window else "full_attention"
 
 
-def _is_rotated(config: Config, index: int, kind: str) -> bool:
+def _is_rotated(config: Config, index: int, layer_type: str) -> bool:
     """Check whether a layer has rotations."""
     if config.model_type in ("cohere2", "exaone4"):
         everywhere = config.model_type == "exaone4" and config.sliding_window is None
-        return everywhere or kind == "sliding_attention"
+        return everywhere or layer_type == "sliding_attention"
     if config.model_type in ("llama4_text", "smollm3"):
         return bool(config.no_rope_layers[index])
     return getattr(config, "position_embedding_type", "rope") == "rope"
@@ -291,20 +291,20 @@ def _read_softmax(config: Config, index: int) -> list[str]:
     return []
 
 
-def _read_parameters(config: Config, kind: str) -> dict[str, Any]:
-    """Read the rotations of the layers of a kind, in the words of transformers 5."""
+def _read_parameters(config: Config, layer_type: str) -> dict[str, Any]:
+    """Read the rotations of the layers of a type, in the words of transformers 5."""
     if config.model_type in ("codegen", "gptj"):
         width = config.n_embd // config.n_head
         return {"partial_rotary_factor": (config.rotary_dim or width) / width}
     parameters = getattr(config, "rope_parameters", None)
     if parameters is not None:
-        return dict(parameters.get(kind, parameters))
+        return dict(parameters.get(layer_type, parameters))
     base = getattr(config, "rope_theta", 10000.0)
     scaling = dict(getattr(config, "rope_scaling", None) or {})
-    if config.model_type in ("gemma3_text", "olmo3") and kind == "sliding_attention":
+    if config.model_type in ("gemma3_text", "olmo3") and layer_type == "sliding_attention":
         base, scaling = getattr(config, "rope_local_base_freq", base), {}  # not scaled
     if config.model_type in ("modernbert", "modernbert-decoder"):
-        local = kind == "sliding_attention" and config.local_rope_theta is not None
+        local = layer_type == "sliding_attention" and config.local_rope_theta is not None
         base = config.local_rope_theta if local else config.global_rope_theta
         scaling = {}
     if scaling.get("rope_type", scaling.get("type")) == "longrope":

@@ -148,28 +148,28 @@ def check_blocks() -> None:
     if call is None:
         return
     local = call.f_locals
-    settings = call.f_locals["cfg"]
-    new = settings.task.tokens_per_sample
+    settings = local["cfg"]
+    new_tokens = settings.task.tokens_per_sample
     window = settings.eval_lm.context_window
     longest = utils.resolve_max_positions(*[model.max_positions() for model in local["models"]])
     sizes = np.asarray(local["dataset"].sizes)
-    cut = settings.task.sample_break_mode != "eos"  # else a block is a sentence of any length
+    has_fixed_length = settings.task.sample_break_mode != "eos"  # else blocks are sentences
     ignored = sizes[sizes > longest].sum()
     tokens = sizes.sum()
-    read = f"longer than the {longest:,} tokens that the model reads"
+    excess = f"longer than the {longest:,} tokens that the model reads"
     advice = (
         f"give --tokens-per-sample {longest}, or measure longer blocks with fairseq-posenc "
         "lm-length"
     )
-    if ignored and (ignored == tokens or (cut and new > longest)):
+    if ignored and (ignored == tokens or (has_fixed_length and new_tokens > longest)):
         raise UserError(
-            f"--tokens-per-sample {new + window}: blocks are {read}, and {ignored:,} of "
+            f"--tokens-per-sample {new_tokens + window}: blocks are {excess}, and {ignored:,} of "
             f"{tokens:,} tokens would be left out; {advice}"
         )
-    if window and new + window > longest:
+    if window and new_tokens + window > longest:
         raise UserError(
-            f"--tokens-per-sample {new + window}: with --context-window {window} blocks are "
-            f"{read}; {advice}"
+            f"--tokens-per-sample {new_tokens + window}: with --context-window {window} blocks are "
+            f"{excess}; {advice}"
         )
 
 

@@ -43,12 +43,11 @@ def install_excepthook() -> None:
     """Make fairseq's commands print one line, not a stack trace, for a known error."""
     previous = sys.excepthook
 
-    def hook(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> object:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         message = find_message(error) or explain_divergence(error) or explain_failure(error)
         if message is None:
-            return previous(kind, error, trace)
-        return print(f"fairseq-posenc: error: {message}", file=sys.stderr)
+            previous(kind, error, trace)
+        else:
+            print(f"fairseq-posenc: error: {message}", file=sys.stderr)
 
     sys.excepthook = hook

@@ -33,8 +33,8 @@ def check_precision(common: Any) -> None:
         raise UserError("--tpu needs torch_xla, which is not installed: leave it out")
     if not chosen:
         return
-    flag = f"--{chosen[0].replace('_', '-')}"
     name = chosen[0]
+    flag = f"--{name.replace('_', '-')}"
     if common.cpu:
         raise UserError(
             f"{flag} is for GPUs, and --cpu is given: leave one of them out (hydra: "

@@ -153,6 +153,13 @@ def test_few_bytes_take_little_memory(form, tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KB
 
 
+def test_contents_of_old_files_that_are_too_long_to_check_are_refused(tmp_path):
+    path = tmp_path / "long.pt"
+    torch.save({"model": {}, "text": "x" * 2**25}, path, _use_new_zipfile_serialization=False)
+    with pytest.raises(UserError, match="its contents are too long"):
+        open_mapped(path)
+
+
 def test_a_pickle_of_old_files_is_tried_too(tmp_path):
     mark, version = (pickle.dumps(n, 2) for n in (0x1950A86A20F9469CFC6C, 1001))
     sizes = pickle.dumps({"little_endian": True}, 2)

@@ -69,7 +69,8 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
-    call, value = call.with_all_heads(), call.value
+    value = call.value
+    call = call.with_all_heads()
     call = call._replace(
         query=call.query.type_as(value),
         key=call.key.type_as(value),

@@ -131,14 +131,14 @@ def build_problem(settings: Settings, inputs: Sequence[Any]) -> Problem:
     scalars = [None if x is None else x.float() for x in tables[3:]]
     query_table, key_table, value_table, gain, bias = map(Table.from_rows, vectors + scalars)
     return Problem(
-        query,
-        key,
-        value,
-        query_table,
-        key_table,
-        value_table,
-        gain,
-        bias,
+        query=query,
+        key=key,
+        value=value,
+        query_table=query_table,
+        key_table=key_table,
+        value_table=value_table,
+        gain=gain,
+        bias=bias,
         padding=settings.padding,
         pairs=settings.pairs,
         drop=None if settings.dropout is None else settings.dropout.for_kernels(),
