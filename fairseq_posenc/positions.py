@@ -1,4 +1,7 @@
-"""Positions of tokens: with padding on either side, sentences in a block, and decoding."""
+"""Positions of tokens: with padding on either side, sentences in a block, and decoding.
+
+B batch, S tokens, of which the last T are the queries.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The position state of a forward pass, which all layers of a stack share."""
+"""The position state of a forward pass, which all layers of a stack share.
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
 
 from __future__ import annotations
 

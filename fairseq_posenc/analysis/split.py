@@ -1,6 +1,8 @@
 """Splits attention scores into parts: from content, from position, and from both together.
 
 The attention report and the plots show the parts.
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,7 @@
-"""The keys that a query may see: directions, padding, windows and documents, as one mask."""
+"""The keys that a query may see: directions, padding, windows and documents, as one mask.
+
+B batch, T queries, S keys.
+"""
 
 from __future__ import annotations
 

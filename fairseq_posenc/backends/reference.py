@@ -3,6 +3,8 @@
 The other backends are compared with this one: it serves every encoding by plain operations, with
 gradients by autograd. For a single query, as in a step of decoding, it is also the fastest: a
 table's rows then lie in the order of the keys, and no product is computed for other pairs.
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
 from functools import reduce

@@ -1,4 +1,7 @@
-"""Attention with linear biases (ALiBi)."""
+"""Attention with linear biases (ALiBi).
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
 
 import math
 from typing import Literal

@@ -1,4 +1,7 @@
-"""DeBERTa's disentangled attention, in the M4M paper's form, and as in versions 2 and 3."""
+"""DeBERTa's disentangled attention, in the M4M paper's form, and as in versions 2 and 3.
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
 
 import math
 from typing import Optional

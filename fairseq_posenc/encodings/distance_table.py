@@ -1,4 +1,7 @@
-"""Trained rows for signed distances, and the base class of encodings with rows in each layer."""
+"""Trained rows for signed distances, and the base class of encodings with rows in each layer.
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
 
 from typing import Any, ClassVar, Optional
 

@@ -1,4 +1,7 @@
-"""Inkling: states of the queries' tokens choose among a few trained curves over the distance."""
+"""Inkling: states of the queries' tokens choose among a few trained curves over the distance.
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
 
 from typing import Optional
 

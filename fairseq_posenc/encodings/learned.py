@@ -1,4 +1,7 @@
-"""Learned absolute positions: of a row, as in BERT and RoBERTa, or of each sentence in it."""
+"""Learned absolute positions: of a row, as in BERT and RoBERTa, or of each sentence in it.
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,7 @@
-"""Polar coordinate positional embedding."""
+"""Polar coordinate positional embedding.
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
 
 import math
 from typing import NamedTuple

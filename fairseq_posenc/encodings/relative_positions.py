@@ -1,4 +1,7 @@
-"""Relative positions: trained rows for distances, in every layer (Shaw, Raffel, Huang)."""
+"""Relative positions: trained rows for distances, in every layer (Shaw, Raffel, Huang).
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
 
 from typing import Optional
 

@@ -1,4 +1,7 @@
-"""Rotary position embedding, and its variants with trained frequencies and with decay (xPos)."""
+"""Rotary position embedding, and its variants with trained frequencies and with decay (xPos).
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
 
 from __future__ import annotations
 

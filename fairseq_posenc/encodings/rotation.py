@@ -1,4 +1,7 @@
-"""Rotations of queries and keys by their positions, as data: computed once for all layers."""
+"""Rotations of queries and keys by their positions, as data: computed once for all layers.
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
 
 from __future__ import annotations
 

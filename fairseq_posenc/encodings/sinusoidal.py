@@ -1,4 +1,7 @@
-"""Sinusoidal absolute positions."""
+"""Sinusoidal absolute positions.
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
 
 import math
 from typing import Literal

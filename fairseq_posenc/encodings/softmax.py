@@ -1,4 +1,7 @@
-"""Changes of the softmax: temperatures (factors of all scores of a query), a cap, and sinks."""
+"""Changes of the softmax: temperatures (factors of all scores of a query), a cap, and sinks.
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
 
 import math
 from abc import ABC, abstractmethod

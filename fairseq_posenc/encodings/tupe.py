@@ -1,4 +1,7 @@
-"""Dot products of positions (TUPE): as in the M4M paper, and as in its authors' code."""
+"""Dot products of positions (TUPE): as in the M4M paper, and as in its authors' code.
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
 
 from typing import Optional
 

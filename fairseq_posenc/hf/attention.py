@@ -1,4 +1,7 @@
-"""Computes attention with our positions, as a function of transformers' attention interface."""
+"""Computes attention with our positions, as a function of transformers' attention interface.
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast

@@ -1,4 +1,7 @@
-"""Describes families of transformers' models: which parts of a model its positions consist of."""
+"""Describes families of transformers' models: which parts of a model its positions consist of.
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
 
 from __future__ import annotations
 

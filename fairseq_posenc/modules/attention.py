@@ -1,4 +1,7 @@
-"""Computes the attention of a layer: to the tokens of its stack, or to an encoder's output."""
+"""Computes the attention of a layer: to the tokens of its stack, or to an encoder's output.
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
 
 from typing import Any
 

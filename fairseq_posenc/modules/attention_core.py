@@ -1,4 +1,7 @@
-"""Computes the steps of attention in a layer; the attention modules of all hosts inherit them."""
+"""Computes the steps of attention in a layer; the attention modules of all hosts inherit them.
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
 
 from typing import TYPE_CHECKING, cast
 

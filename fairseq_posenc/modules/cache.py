@@ -1,4 +1,7 @@
-"""Keeps keys and values of earlier tokens, for decoding step by step."""
+"""Keeps keys and values of earlier tokens, for decoding step by step.
+
+B batch, H heads, T new tokens, K keys that are kept, D head size; G sums of decay, H or 2 H.
+"""
 
 from __future__ import annotations
 

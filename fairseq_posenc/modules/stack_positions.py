@@ -1,4 +1,7 @@
-"""Computes the positions of a stack of layers: input vectors, and the state that layers share."""
+"""Computes the positions of a stack of layers: input vectors, and the state that layers share.
+
+B batch, S tokens.
+"""
 
 import torch
 from torch import Tensor, nn

@@ -1,6 +1,8 @@
 """Rotates queries and keys of fairseq's encoder-decoder attention (``rope(cross_attention=true)``).
 
 Decoder layers use it in place of fairseq's class.
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
 from typing import Any, cast

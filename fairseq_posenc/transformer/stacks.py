@@ -2,6 +2,8 @@
 
 A stack computes what its layers share once per forward pass. Layers never see tokens, so
 :mod:`~fairseq_posenc.transformer.forward_context` passes this to them.
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
 from collections.abc import Callable
