@@ -174,7 +174,7 @@ class Positions(NamedTuple):
 
         Args:
             empty: a document ends where an end of a sentence follows another, else at each end.
-            causal: an end begins the next document, else it is the last token of its own.
+            causal: an end begins the next document, else it is the last token of its document.
         """
         if self.document_starts is not None:
             return self

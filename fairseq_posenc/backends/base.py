@@ -20,7 +20,7 @@ NOT_BY_PLACE = "position_ids do not grow by one along the tokens, by whose place
 
 
 class CallFeatures(NamedTuple):
-    """The features of a call that the choice of a backend depends on, beside the terms."""
+    """The features of a call that the choice of a backend depends on, other than the terms."""
 
     device: str = "cpu"  # `cpu`, `cuda`
     dtype: torch.dtype = torch.float32  # the queries, keys and values have it

@@ -46,7 +46,7 @@ EVALUATED = {
     "pipeline_decoder_balance",
     "pipeline_decoder_devices",
 }
-# Settings that name files which fairseq's models, tasks and criterions open, beside the data.
+# Settings that name files which fairseq's models, tasks and criterions open, other than the data.
 OPENED = {
     "encoder_embed_path",
     "decoder_embed_path",
@@ -84,7 +84,7 @@ IN_DATA = {"config_yaml", "multitask_config_yaml"}
 _LAYERS = ("encoder_layers_to_keep", "decoder_layers_to_keep")
 _MAPPINGS = ("common", "task", "model", "dataset", "optimization", "checkpoint")
 _BUILT_FROM = ("task", "model", "criterion")  # the sections from which fairseq builds objects
-# Types of settings beside str and int, and of their containers. No subclasses, which could run any
+# Types of settings other than str and int, and of their containers. No subclasses, which could run any
 # code when fairseq uses them.
 _PLAIN = (type(None), bool, float)
 _HOLDERS = (dict, list, tuple, Namespace)

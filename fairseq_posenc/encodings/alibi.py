@@ -29,7 +29,7 @@ class Alibi(Encoding):
         0
     Source:
         Press et al. (2022), "Train Short, Test Long", arXiv:2108.12409, section 3; slopes as in
-        the authors' code, also where the number of heads is not a power of two.
+        the authors' code, even where the number of heads is not a power of two.
     Differs:
         the paper is about causal models. ``mode=symmetric`` (default in encoders) penalises later
         keys like earlier ones; ``mode=asymmetric`` gives them the slopes of the heads in

@@ -48,7 +48,7 @@ class Dims(NamedTuple):
         max_positions: n, the positions that tables have room for.
         causal: whether queries see no later keys.
         trained_on: the length that the weights were trained at; None for n. The ramp of a scaled
-            rotation and logarithmic buckets are made for it, also if tables become longer.
+            rotation and logarithmic buckets are made for it, even if tables become longer.
         own_head_dim: D if it is not C / H.
     """
 

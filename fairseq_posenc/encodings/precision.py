@@ -1,4 +1,4 @@
-"""The precision of scores: at least float32, also in models of lower precision."""
+"""The precision of scores: at least float32, even in models of lower precision."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -82,6 +82,6 @@ class Randomized(Encoding):
 
     @classmethod
     def drawn_from(cls, options: Iterable[tuple[str, Any]]) -> int:
-        """Read the limit, by which tables of positions are as long as numbers are drawn from."""
+        """Read the limit: tables of positions have a row for each number below it."""
         limit: int = dict(options).get("limit", LIMIT)
         return limit

@@ -61,7 +61,7 @@ class Runs(NamedTuple):
         return make_constant(distances, self.span.device, torch.long)
 
     def find(self, distances: Tensor) -> Tensor:
-        """Find the row of each distance, int64 of any shape, also of those outside the span."""
+        """Find the row of each distance, int64 of any shape; distances may lie outside the span."""
         if not self.starts:
             return torch.zeros_like(distances)
         if isinstance(self.starts, range):  # a clipped table

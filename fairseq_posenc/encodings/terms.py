@@ -156,7 +156,7 @@ class Terms(NamedTuple):
 
     @property
     def has_temperature(self) -> bool:
-        """Whether all scores of a query are multiplied by a number of its own."""
+        """Whether all scores of a query are multiplied by a factor."""
         return self.temperature is not None or self.log_visible is not None
 
     @property

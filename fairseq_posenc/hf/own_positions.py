@@ -145,8 +145,8 @@ def join_layers(layers: Sequence[str]) -> str:
     return ",".join(layers[:period])
 
 
-# How model types with rotations form pairs of coordinates; those that are listed here can be read,
-# but not be given other positions.
+# How model types with rotations form pairs of coordinates. The positions of the types that are named
+# below can be read, but not replaced.
 _LAYOUTS = {
     **{
         kind: "interleaved" if "pairs" in family.cosines else "half"

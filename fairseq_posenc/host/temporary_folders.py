@@ -1,4 +1,4 @@
-"""Deletes multiprocessing's temporary folders, also those of programs that were killed."""
+"""Deletes multiprocessing's temporary folders, even those of programs that were killed."""
 
 import os
 import tempfile

@@ -31,7 +31,7 @@ SEPARATE_BELOW = 0.8
 
 
 class Rule(NamedTuple):
-    """The settings of a call beside its tensors and sizes."""
+    """The settings of a call other than its tensors and sizes."""
 
     product: bool  # whether terms are multiplied, else added; False where they are folded
     folds: bool  # whether terms are multiplied as scaled queries and keys (see `folded`)

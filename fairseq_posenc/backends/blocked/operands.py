@@ -80,10 +80,10 @@ class Operands(NamedTuple):
     masked: Tensor | None = None
     # True for queries that may see no key, `(B or 1, 1, T, 1)`, first query first
     fully_masked: Tensor | None = None
-    query_segments: Tensor | None = None  # `(B, H, T)`; a query sees keys of its own segment
+    query_segments: Tensor | None = None  # `(B, H, T)`; a query sees keys of its segment
     key_segments: Tensor | None = None  # `(B, H, S)`
     temperature: Tensor | None = None  # multiplies all scores of a query, `(B, H, T)`
-    sink: Tensor | None = None  # a score beside those of the keys, `(B, H, 1)`
+    sink: Tensor | None = None  # one more score in the softmax, `(B, H, 1)`
     # Decay is a running sum c over the tokens: c_i - c_j is added to the score of query i and key
     # j. These two serve earlier keys or, unless the next two are given, all keys
     query_decay: Tensor | None = None  # parts whose sum is c_i, `(B, H, T, parts)`

@@ -341,7 +341,7 @@ class Scores:
         return query, key, next(spread.patches for spread in spreads if spread is not None)
 
     def _compute_scores(self, block: Block, parts: BlockState) -> tuple[Tensor, BlockState]:
-        """Compute the masked scores, and what their gradient needs, beside the parts."""
+        """Compute the masked scores, and what else than the parts their gradient needs."""
         operands = self.operands
         product = self.rule.product
         lines = self.locate_reset(block)

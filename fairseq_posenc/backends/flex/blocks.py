@@ -29,7 +29,7 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
     segments = None
     query_segments = None
     first_keys = None
-    if ranges is None:  # a query's keys are not one range: segments, or first keys beside a window
+    if ranges is None:  # a query's keys are not one range: segments, or first keys with a window
         segments = mask.locality.segments
         first_keys = mask.locality.first_keys
         limits = mask.locality._replace(segments=None, first_keys=None)

@@ -49,9 +49,9 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
     wide = call.head_dim > WIDEST_HEAD
     by_pair = "a bias for each pair of tokens is not a function of their distance"
     reasons = {
-        "these kernels know no temperature, no cap and no sink": terms.changes_softmax,
+        "these kernels have no temperature, cap or sink": terms.changes_softmax,
         "these kernels do not forget": terms.decay is not None,
-        "these kernels know no states of tokens": terms.state_table is not None,
+        "these kernels do not read states of tokens": terms.state_table is not None,
         "it does not keep the attention weights": call.need_weights,
         f"it runs on a GPU, not on {call.device}": call.device != "cuda" and not is_interpreted(),
         "its queries, keys and values have one width": call.lifted,

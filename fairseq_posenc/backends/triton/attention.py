@@ -25,7 +25,7 @@ from fairseq_posenc.backends.triton.problem import Dropout, Problem, Saved, Tabl
 
 
 class Settings(NamedTuple):
-    """The arguments of a call beside its inputs, the tensors that may have gradients."""
+    """The arguments of a call other than its inputs, the tensors that may have gradients."""
 
     padding: Tensor | None  # `(B, S)` of uint8, 1 for keys that nobody may see
     pairs: Tensor | None  # `(T, S)` of uint8, 1 where a query must not see a key
