@@ -84,8 +84,8 @@ IN_DATA = {"config_yaml", "multitask_config_yaml"}
 _LAYERS = ("encoder_layers_to_keep", "decoder_layers_to_keep")
 _MAPPINGS = ("common", "task", "model", "dataset", "optimization", "checkpoint")
 _BUILT_FROM = ("task", "model", "criterion")  # the sections from which fairseq builds objects
-# Types of settings other than str and int, and of their containers. No subclasses, which could run any
-# code when fairseq uses them.
+# Types of settings other than str and int, and of their containers. No subclasses, which could run
+# any code when fairseq uses them.
 _PLAIN = (type(None), bool, float)
 _HOLDERS = (dict, list, tuple, Namespace)
 # fairseq's configurations have some 500 settings, 5 levels deep for a model inside a model.

@@ -145,8 +145,8 @@ def join_layers(layers: Sequence[str]) -> str:
     return ",".join(layers[:period])
 
 
-# How model types with rotations form pairs of coordinates. The positions of the types that are named
-# below can be read, but not replaced.
+# How model types with rotations form pairs of coordinates. The positions of the types that are
+# named below can be read, but not replaced.
 _LAYOUTS = {
     **{
         kind: "interleaved" if "pairs" in family.cosines else "half"

@@ -19,12 +19,12 @@ from fairseq_posenc.backends.triton.attention import (
 from fairseq_posenc.backends.triton.problem import Dropout, TrainedTables
 
 INPUTS = 8  # tensors that may have gradients, the first fields of ``Problem``
-MASKS = 4  # padding, pairs, and the keys of dropout for queries and keys
+MASKS = 4  # padding, pairs, and the seeds of dropout for queries and keys
 TENSORS = ", ".join(
     [
         "Tensor query, Tensor key, Tensor value, Tensor? query_table, Tensor? key_table",
         "Tensor? value_table, Tensor? gain, Tensor? bias",
-        "Tensor? padding, Tensor? pairs, Tensor? query_keys, Tensor? key_keys",
+        "Tensor? padding, Tensor? pairs, Tensor? query_seeds, Tensor? key_seeds",
         "float rate, float scale, str direction, bool product",
     ]
 )
@@ -80,9 +80,9 @@ def _allocate_gradients(*arguments: Any) -> list[Tensor]:
 
 
 def _unpack_settings(arguments: tuple[Any, ...]) -> Settings:
-    padding, pairs, query_keys, key_keys = arguments[INPUTS : INPUTS + MASKS]
+    padding, pairs, query_seeds, key_seeds = arguments[INPUTS : INPUTS + MASKS]
     rate, scale, direction, product = arguments[INPUTS + MASKS :]
-    dropout = None if query_keys is None else Dropout(rate, query_keys, key_keys)
+    dropout = None if query_seeds is None else Dropout(rate, query_seeds, key_seeds)
     return Settings(padding, pairs, dropout, scale, direction, product, exact=True)
 
 
@@ -107,9 +107,9 @@ attention.register_autograd(_run_backward, setup_context=_save_for_backward)
 def attend(settings: Settings, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute ``Attention.apply`` as an operation that ``torch.compile`` can trace."""
     drop = settings.dropout
-    keys = (None, None, 0.0) if drop is None else (drop.queries, drop.keys, drop.rate)
+    seeds = (None, None, 0.0) if drop is None else (drop.query_seeds, drop.key_seeds, drop.rate)
     attended, log_sums = torch.ops.fairseq_posenc.attention(
-        *inputs, settings.padding, settings.pairs, *keys, settings.scale, settings.direction,
+        *inputs, settings.padding, settings.pairs, *seeds, settings.scale, settings.direction,
         settings.product,
     )  # fmt: skip
     return attended if settings.exact else attended.type_as(inputs[0]), log_sums

@@ -32,10 +32,10 @@ class Table(NamedTuple):
 class KernelDropout(NamedTuple):
     """Dropout, as a kernel argument; see :class:`Dropout`."""
 
-    first: Tensor  # the first seed of each query, `(B, H, T)` of int32
-    second: Tensor  # the second one, `(B, H, T)` of int32
-    keys: Tensor  # `(B, H, S)` of int32
-    keep_threshold: int  # mixed bits below it keep a weight
+    first_seeds: Tensor  # the first seed of each query, `(B, H, T)` of int32
+    second_seeds: Tensor  # the second seed of each query, `(B, H, T)` of int32
+    key_seeds: Tensor  # the seed of each key, `(B, H, S)` of int32
+    keep_threshold: int  # a hash below it keeps a weight
 
 
 class Dropout(NamedTuple):
@@ -45,19 +45,21 @@ class Dropout(NamedTuple):
     """
 
     rate: float  # probability of dropping a weight
-    queries: Tensor  # two for each query, `(2, B, H, T)` of int32
-    keys: Tensor  # `(B, H, S)` of int32
+    query_seeds: Tensor  # two for each query, `(2, B, H, T)` of int32
+    key_seeds: Tensor  # one for each key, `(B, H, S)` of int32
 
     @classmethod
     def draw(cls, rate: float, query: Tensor, key: Tensor) -> Dropout:
         """Draw from torch's generator, so a forward pass done again drops the same weights."""
-        queries = dropout.draw_seeds(2, *query.shape[:3], device=query.device)
-        return cls(rate, queries, dropout.draw_seeds(*key.shape[:3], device=query.device))
+        query_seeds = dropout.draw_seeds(2, *query.shape[:3], device=query.device)
+        key_seeds = dropout.draw_seeds(*key.shape[:3], device=query.device)
+        return cls(rate, query_seeds, key_seeds)
 
     def for_kernels(self) -> KernelDropout:
         """Build the kernels' argument."""
-        first, second = self.queries
-        return KernelDropout(first, second, self.keys, dropout.compute_keep_threshold(self.rate))
+        first_seeds, second_seeds = self.query_seeds
+        keep_threshold = dropout.compute_keep_threshold(self.rate)
+        return KernelDropout(first_seeds, second_seeds, self.key_seeds, keep_threshold)
 
 
 class Problem(NamedTuple):

@@ -102,9 +102,9 @@ def is_kept(problem, sequence, m, n, FULL: tl.constexpr):
     keys = sequence.to(tl.int64) * problem.src_len
     inside_m = None if FULL else m < problem.tgt_len
     inside_n = None if FULL else n < problem.src_len
-    bits = tl.load(problem.drop.first + queries + m, inside_m)
-    bits = (bits ^ tl.load(problem.drop.keys + keys + n, inside_n)) * MURMUR_MULTIPLIER
-    bits = bits ^ tl.load(problem.drop.second + queries + m, inside_m)
+    bits = tl.load(problem.drop.first_seeds + queries + m, inside_m)
+    bits = (bits ^ tl.load(problem.drop.key_seeds + keys + n, inside_n)) * MURMUR_MULTIPLIER
+    bits = bits ^ tl.load(problem.drop.second_seeds + queries + m, inside_m)
     return bits * XXHASH_MULTIPLIER < problem.drop.keep_threshold
 
 
