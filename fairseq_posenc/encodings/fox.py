@@ -43,4 +43,4 @@ class Fox(Encoding):
 
     def forget_gates(self, x: Tensor) -> Tensor:
         """Project the layer's input to gates, ``(B, T, H or 2 H)``."""
-        return cast(Tensor, self.gate(x))
+        return cast("Tensor", self.gate(x))

@@ -272,7 +272,7 @@ def attend_with_positions(
     state = named.pop(STATE, None)
     if positions is None:
         return cast(
-            tuple[Tensor, Tensor | None],
+            "tuple[Tensor, Tensor | None]",
             ALL_ATTENTION_FUNCTIONS["sdpa"](
                 module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **named
             ),
@@ -287,13 +287,13 @@ def attend_with_positions(
         query = query * (scaling / scale)
     # The module may be PEFT's wrapper around a trained copy, so it is called like a module.
     return cast(
-        tuple[Tensor, Tensor | None], positions(module, query, key, value, state, scale, dropout)
+        "tuple[Tensor, Tensor | None]", positions(module, query, key, value, state, scale, dropout)
     )
 
 
 def _find_inputs(args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
     """Find the input of a layer, ``(B, T, C)``, among the arguments of its attention."""
-    return cast(Tensor, args[0] if args else named["hidden_states"])
+    return cast("Tensor", args[0] if args else named["hidden_states"])
 
 
 def _find_cache(args: tuple[Any, ...], named: dict[str, Any]) -> Cache | None:

@@ -133,7 +133,7 @@ def read_adapter(name: str, options: dict[str, Any]) -> dict[str, Tensor]:
         **(options.get("adapter_kwargs") or {}),
     }
     chosen = {key: files[key] for key in _FILE_OPTIONS if files.get(key) is not None}
-    return cast(dict[str, Tensor], load_peft_weights(name, device="cpu", **chosen))
+    return cast("dict[str, Tensor]", load_peft_weights(name, device="cpu", **chosen))
 
 
 def take_adapter_records(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -159,7 +159,7 @@ class HookedPositions(RecordedPositions, StackPositions):
     def _is_plain(self) -> bool:
         """Check whether attention is plain, but for rotations that the model's code applies."""
         assembly = self.assembly
-        limits = self.assembly.limits()
+        limits = assembly.limits()
         rotations = [
             any(get(item.name).acts_on == "rotation" for item in layer)
             for layer in assembly.spec.layers
@@ -389,7 +389,7 @@ def prepare_pass(
     The positions are those that the stack has now: PEFT may have put a trained copy there.
     """
     return cast(
-        tuple[tuple[Any, ...], dict[str, Any]],
+        "tuple[tuple[Any, ...], dict[str, Any]]",
         getattr(module, ATTRIBUTE).prepare(module, args, named),
     )
 

@@ -186,4 +186,4 @@ class AttentionCore:
     def merge_heads(self, attended: Tensor) -> Tensor:
         """Merge the heads of ``(B, H, T, D)``, and project them to the layer's output."""
         merged = attended.permute((0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)).flatten(2)
-        return cast(Tensor, self.out_proj(merged))  # [B, T, C]
+        return cast("Tensor", self.out_proj(merged))  # [B, T, C]

@@ -65,7 +65,7 @@ class RotaryCrossAttention(MultiheadAttention):
             # does not call them.
             raise UserError("rotary encoder-decoder attention must be called with static_kv=True")
         kwargs.update(incremental_state=incremental_state, static_kv=static_kv)
-        return cast(tuple[Tensor, Tensor | None], super().forward(*args, **kwargs))
+        return cast("tuple[Tensor, Tensor | None]", super().forward(*args, **kwargs))
 
 
 class RotatedProjection(nn.Linear):

@@ -127,7 +127,7 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
         """Build fairseq's cross-attention, or the rotary one, which reads the context, too."""
         if not cfg.position.decoder.select_layers([self.index]).rotates_source:
-            return cast(nn.Module, super().build_encoder_attention(embed_dim, cfg))
+            return cast("nn.Module", super().build_encoder_attention(embed_dim, cfg))
         encoder_dim = cfg.encoder.embed_dim
         return self._build_attention(
             RotaryCrossAttention, cfg, cfg.decoder, kdim=encoder_dim, vdim=encoder_dim

@@ -213,7 +213,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
         """Encode ``src_tokens``, ``(B, S)``; arguments and result are fairseq's."""
         # A masked LM may have computed the state already, from the text without masks.
         with set_context(current_context() or self.compute_shared(src_tokens, src_tokens.size(1))):
-            return cast(dict[str, list[Tensor]], super().forward(src_tokens, *args, **kwargs))
+            return cast("dict[str, list[Tensor]]", super().forward(src_tokens, *args, **kwargs))
 
 
 class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
@@ -272,7 +272,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
             shared = shared.with_source(self.encodings, self._number_source(encoder_out))
         with set_context(shared):
             return cast(
-                tuple[Tensor, dict[str, Any]],
+                "tuple[Tensor, dict[str, Any]]",
                 super().extract_features(
                     prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
                 ),

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from fairseq_posenc.backends.triton.matrices import multiply, store_rows
-from fairseq_posenc.backends.triton.relative_shift import load_distances, multiply_band
+from fairseq_posenc.backends.triton.relative_shift import load_band, multiply_band
 from fairseq_posenc.backends.triton.tiles import (
     apply_mask,
     combine_parts,
@@ -31,9 +31,7 @@ def compute_weight_gradients(
     """Compute the gradients of the weights, ``(keys N, queries N)``."""
     grad_weight = multiply(v, tl.trans(grad))  # [keys N, queries N]
     if problem.value_table is not None:
-        band = load_distances(
-            problem, problem.value_table, head, first_key - first_query - N, 2 * N, N, W
-        )
+        band = load_band(problem, problem.value_table, head, first_query, first_key, N, W)
         grad_weight += multiply_band(grad, band, False, N, True)  # [keys N, queries N]
     return grad_weight
 

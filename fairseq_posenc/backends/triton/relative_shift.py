@@ -46,6 +46,12 @@ def load_distances(
 
 
 @triton.jit
+def load_band(problem, table, head, first_query, first_key, N: tl.constexpr, W: tl.constexpr):
+    """Load the band of a tile, ``(2 * N, W)``."""
+    return load_distances(problem, table, head, first_key - first_query - N, 2 * N, N, W)
+
+
+@triton.jit
 def gather_flat(x, index, N: tl.constexpr):
     """Gather ``(N, N)`` numbers of a flat list ``x`` at ``index``."""
     return tl.gather(x, index.reshape(N * N), 0).reshape(N, N)

@@ -20,7 +20,7 @@ import triton.language as tl
 from fairseq_posenc.backends.blocked import dropout
 from fairseq_posenc.backends.triton.matrices import add_product, load_rows, multiply
 from fairseq_posenc.backends.triton.relative_shift import (
-    load_distances,
+    load_band,
     load_scalars,
     multiply_band,
 )
@@ -132,15 +132,11 @@ def compute_parts(
     # The terms of tables come first, because computing them takes the most registers.
     if problem.query_table is not None:
         # [2N, W]
-        band = load_distances(
-            problem, problem.query_table, head, first_key - first_query - N, 2 * N, N, W
-        )
+        band = load_band(problem, problem.query_table, head, first_query, first_key, N, W)
         query_term = multiply_band(q, band, not FLIP, N, FLIP)  # [N, N]
     if problem.key_table is not None:
         if not SAME:
-            band = load_distances(
-                problem, problem.key_table, head, first_key - first_query - N, 2 * N, N, W
-            )
+            band = load_band(problem, problem.key_table, head, first_query, first_key, N, W)
         key_term = multiply_band(k, band, FLIP, N, FLIP)  # [N, N]
     if problem.gain is not None:
         gain = load_scalars(problem, problem.gain, head, first_query, first_key, N, FLIP)  # [N, N]
