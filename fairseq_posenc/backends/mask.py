@@ -53,9 +53,7 @@ class Mask(NamedTuple):
     def forbidden(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         """Combine all masks: True hides a key, ``(B or 1, 1, T or 1, S)``; None hides none."""
         deps = (*self.cache_deps, tgt_len, src_len, device)
-        return self.cached(
-            "forbidden", deps, lambda: self._combine_hiding(tgt_len, src_len, device)
-        )
+        return self.cached("forbidden", deps, lambda: self._combine_parts(tgt_len, src_len, device))
 
     def without_needless_window(self, src_len: int) -> Mask:
         """Drop a window that reaches over all keys: plain attention may be faster.
