@@ -210,7 +210,7 @@ def _eval_lm(*options, fails=False):
         (["--tokens-per-sample", 16, "--context-window", 16], "give a number from 0 to 15"),
         (["--tokens-per-sample", 16, "--context-window", -1], "--context-window -1"),
         (["--tokens-per-sample", 24, "--context-window", 12], "with --context-window 12 blocks"),
-        (["--tokens-per-sample", 16, "--gen-subset", "none"], "no part 'none' (--gen-subset)"),
+        (["--tokens-per-sample", 16, "--gen-subset", "none"], "no split 'none' (--gen-subset)"),
         (["--tokens-per-sample", 16, "--fp16", "--cpu"], "--fp16 is for GPUs"),
     ],
 )
@@ -244,7 +244,7 @@ HYDRA = [
     ("++model.position_encoding=null", "position"),
     ("++model.attention_directions=[lr,rl]", "lr"),
     ("common.fp16=true", "common.fp16=false"),
-    ("dataset.train_subset=none", "no part 'none'"),
+    ("dataset.train_subset=none", "no split 'none'"),
 ]
 
 
