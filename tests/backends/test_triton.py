@@ -433,7 +433,7 @@ def test_frozen_tables_cost_nothing_and_get_nothing(trained, monkeypatch):
 REFUSED = {
     "no matrix product computes a gain": Terms(channel_gain=torch.ones(1, 5, D)),
     "not a function of their distance": Terms(pair_bias=torch.ones(1, 1, 3, 3)),
-    "do not read states of tokens": Terms(state_table=torch.ones(1, 5, 2), states=torch.ones(1, H, 3, 2)),
+    "states of tokens": Terms(state_table=torch.ones(1, 5, 2), states=torch.ones(1, H, 3, 2)),
     "not been projected": Terms(content_rows=torch.ones(5, H * D)),
 }
 
