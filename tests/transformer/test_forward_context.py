@@ -31,7 +31,7 @@ from tests.helpers.tiny_models import (
 )
 
 FAMILIES = list(ARCHITECTURES)
-ONES = "fairseq_posenc.backends.mask.Mask._combine"
+ONES = "fairseq_posenc.backends.mask.Mask._combine_parts"
 CROSS = "rope(cross_attention=true)"
 # Operations that make the CPU wait for a GPU.
 WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero"}
