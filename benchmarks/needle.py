@@ -160,8 +160,10 @@ def measure(args: argparse.Namespace, lengths: Sequence[int]) -> list[Row]:
     for checkpoint in named:
         if not checkpoint.is_folder:
             raise UserError(f"{checkpoint.name}: {checkpoint.path} is not a folder of transformers")
-    how = ComputeOptions.choose(args.device, args.fp16, args.bf16)
-    load = functools.cache(partial(hf_model.load, how=how, longest=max(args.lengths) + ROOM))
+    computing = ComputeOptions.choose(args.device, args.fp16, args.bf16)
+    load = functools.cache(
+        partial(hf_model.load, computing=computing, longest=max(args.lengths) + ROOM)
+    )
     rows: list[Row] = []
     for length, number, checkpoint in product(lengths, range(args.texts), named):
         place = args.out.with_suffix("") / checkpoint.name / f"{length}-{number}"

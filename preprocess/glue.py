@@ -65,7 +65,8 @@ class GlueSettings:
         Raises:
             UserError: an option has a wrong value.
         """
-        vocabulary, splits = Vocabulary.from_args(args), args.splits.split(",")
+        vocabulary = Vocabulary.from_args(args)
+        splits = args.splits.split(",")
         if args.max_tokens < _SHORTEST_LIMIT:
             raise UserError(f"--max-tokens {args.max_tokens}: give {_SHORTEST_LIMIT} or more")
         if unknown := set(splits) - set(_SPLITS):

@@ -16,7 +16,7 @@ from fairseq_posenc.workbench.running.exit_codes import run_main
 
 
 def main() -> None:
-    """Run the program."""
+    """Run the program; the docstring of this file is its help."""
     command.run(options.make_parser(__doc__).parse_args(), formats.plain)
 
 

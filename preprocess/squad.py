@@ -125,7 +125,8 @@ def _parser() -> argparse.ArgumentParser:
         "max_question": "maximum tokens of a question; longer ones are cut",
     }
     for name, default in Limits()._asdict().items():
-        option, text = f"--{name.replace('_', '-')}", f"{texts[name]} (default: {default})"
+        option = f"--{name.replace('_', '-')}"
+        text = f"{texts[name]} (default: {default})"
         add(option, type=int, default=default, help=text)
     return parser
 

@@ -23,7 +23,7 @@ from fairseq_posenc.workbench.experiments.choose.answer import (
     compare_with_best,
 )
 from fairseq_posenc.workbench.experiments.text_experiment import STACKS, option_value
-from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED
+from fairseq_posenc.workbench.experiments.variants import CAUSAL, ENCODER_DECODER, MASKED
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.differences import PERPLEXITY, Scale, Values, find_different
 from fairseq_posenc.workbench.results.intervals import Interval, interval, interval_of_perplexity
@@ -31,7 +31,11 @@ from fairseq_posenc.workbench.results.record import Record, Row, read
 
 RESULTS = Path(__file__).parents[1] / "results"
 # Records of the models trained for choose.md, by family.
-MAIN_RECORD = {MASKED: "masked_lm.json", CAUSAL: "causal_lm.json", BOTH: "translation.json"}
+MAIN_RECORD = {
+    MASKED: "masked_lm.json",
+    CAUSAL: "causal_lm.json",
+    ENCODER_DECODER: "translation.json",
+}
 # Encodings added later and trained in the same way; encodings of an earlier record are left out.
 NEWER_RECORDS = {
     "masked_lm.json": ("masked_lm_newer.json",),
@@ -51,7 +55,7 @@ LENGTH_RECORDS = {CAUSAL: "causal_lm*_length_seed_*.json"}  # a record for each 
 SWITCH_RECORD = {
     MASKED: "masked_lm_start.json",
     CAUSAL: "causal_lm_start.json",
-    BOTH: "translation_swap.json",
+    ENCODER_DECODER: "translation_swap.json",
 }
 REAL_RECORD = "smollm2_length.json"  # of a model that people use, read with other positions
 GLUE_RECORDS = {MASKED: ("glue.json", "glue_small.json")}
@@ -107,7 +111,7 @@ def at_trained_length(family: str) -> Optional[Column]:
     record = _read_record(MAIN_RECORD[family])
     if record is None:
         return None
-    if family == BOTH:
+    if family == ENCODER_DECODER:
         figures = _bleu(record, greedy=False)
         rows = [row for row in record.rows if row["beam"] != 1]
         seeds = _group_by_seed(rows, "system", "training", "BLEU")
@@ -198,7 +202,7 @@ def list_changes(family: str) -> list[tuple[str, str, Measurement]]:
         changes.append((models, "own", Measurement(title, REAL_RECORD, False, values)))
     column = after_switch(family)
     if column.by_seed:
-        kept = "sinusoidal" if family == BOTH else "rope"
+        kept = "sinusoidal" if family == ENCODER_DECODER else "rope"
         models = f"{family} models of 2 layers of width 128 that had `{kept}`, three seeds"
         title = column.title.partition(": ")[2]
         changes.append((models, kept, _decide(column)._replace(title=title)))
@@ -220,7 +224,7 @@ def _describe_models(family: str) -> tuple[str, int, int]:
     """Describe the models of :func:`at_trained_length`; return their lengths as well."""
     record = _read_record(MAIN_RECORD[family])
     assert record
-    if family == BOTH:
+    if family == ENCODER_DECODER:
         groups = [row["words"] for row in record.figures["lengths"]]
         return _TRANSLATION_MODELS, 0, max(int(group.split("-")[-1]) for group in groups)
     data, row, words = record.data, record.rows[0], shlex.split(record.command)
@@ -285,7 +289,7 @@ def after_switch(family: str) -> Column:
     title, record = "start from a trained model", _read_record(SWITCH_RECORD.get(family))
     if record is None:
         return Column(title, "", 0, {})
-    if family != BOTH:
+    if family != ENCODER_DECODER:
         after = f"{record.rows[0]['updates']} updates after `{record.data['source']}`"
         return _read_perplexities(SWITCH_RECORD[family], f"{title}: perplexity, {after}")
     title += ": BLEU, 120 updates after `sinusoidal`, greedily"
@@ -302,7 +306,8 @@ def _bleu(record: Record, greedy: bool) -> dict[str, Interval]:
 
 def after_300_updates(family: str) -> list[Column]:
     """Read training losses and processor times, of one seed and so without intervals."""
-    name_in_record = {MASKED: "masked LM", CAUSAL: "causal LM", BOTH: "translation"}[family]
+    names = {MASKED: "masked LM", CAUSAL: "causal LM", ENCODER_DECODER: "translation"}
+    name_in_record = names[family]
     runs = {
         run["encoding"]: run
         for path in _list_record_paths(EARLY_RECORD)

@@ -69,10 +69,11 @@ def _describe(name: str) -> str:
     rows["Numbers held"] = f"{beyond} {costs.describe_numbers(name)}"
     rows["At base size"] = f"{catalogue.count_at_base_size(name):,} parameters"
     rows["Letters"] = _explain_letters(rows)
-    width = terminal.width()
-    lines = [terminal.show(f"{name}: {described.summary}"), ""]
+    width = terminal.count_columns()
+    lines = [terminal.format_report(f"{name}: {described.summary}"), ""]
     for heading, value in rows.items():
-        begin, text = f"{heading:<13} ", terminal.strip_marks(value)
+        begin = f"{heading:<13} "
+        text = terminal.strip_marks(value)
         lines.append(terminal.wrap(begin + text, width, " " * len(begin)))
     return "\n".join(lines)
 

@@ -24,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "kind of text, see below; fairseq-posenc preprocess KIND --help lists its options"
     parser.add_argument("program", choices=programs, metavar="KIND", help=text)
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help="options of KIND")
-    width, lines = max(map(len, programs)), []
+    width = max(map(len, programs))
+    lines = []
     for name in programs:  # with the first line of its docstring
         program = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
         summary = str(ast.get_docstring(program)).partition("\n")[0]

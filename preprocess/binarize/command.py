@@ -104,7 +104,8 @@ class Binarizer:
 
     def _run_jobs(self) -> None:
         """Make all shards as jobs of a cluster; first count symbols if they need a dictionary."""
-        settings, programs = self._settings, str(Path(__file__).parents[1])
+        settings = self._settings
+        programs = str(Path(__file__).parents[1])
         assert settings.cluster
         # So that jobs find the modules beside the programs.
         os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -125,7 +126,8 @@ class Binarizer:
         """Make the missing shards, each in a job; return the folders of all shards."""
         settings = self._settings
         assert settings.cluster
-        plan, files = self._plan({}), find_files(settings.inputs["train"])
+        plan = self._plan({})
+        files = find_files(settings.inputs["train"])
         numbers = range(settings.num_shards)
         jobs = [self._replace(shard=number, cluster=None)._build_job() for number in numbers]
         folders = [job.folder for job in jobs]
@@ -160,7 +162,8 @@ class Binarizer:
 
     def _write_folder(self) -> None:
         """Write the data-bin, or one shard of it."""
-        settings, vocabulary = self._settings, self._settings.vocabulary
+        settings = self._settings
+        vocabulary = self._settings.vocabulary
         # fairseq reads valid and test only from the first shard.
         splits = [name for name in settings.inputs if name == "train" or settings.shard == 0]
         inputs = {split: self._find_inputs(split) for split in splits}
@@ -244,7 +247,8 @@ class Binarizer:
         return self._build_dictionary(self._count_symbols([Input(part) for part in parts]))
 
     def _count_symbols(self, inputs: Sequence[Input]) -> Counter[str]:
-        settings, counter = self._settings, Counter[str]()
+        settings = self._settings
+        counter = Counter[str]()
         with Pool(settings.workers, count_symbols, self._text, settings.splitter) as opened:
             for mark, (counts, invalid) in opened.map(read_chunks(inputs, Place())):
                 check_invalid(invalid, inputs, mark, settings.skips_invalid)

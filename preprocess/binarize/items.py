@@ -95,17 +95,20 @@ def make_items(
     tokens, sizes = encoder.encode(lines)
     counts.update(_count_symbols(tokens, sizes, symbols))
     blank = np.fromiter((not line for line in lines), bool, len(lines))
-    begins = ends = False
-    keep = np.ones(len(sizes), dtype=bool)
+    begins = False
+    ends = False
+    is_kept = np.ones(len(sizes), dtype=bool)
     if settings.longest_line is not None:
         long = sizes > settings.longest_line
         counts["long_lines"] = int(long.sum())
-        keep = ~long if settings.long_lines == "skip" else keep
+        if settings.long_lines == "skip":
+            is_kept = ~long
     if text.empty_lines == "documents":
-        keep &= (sizes > 1) | blank  # drop lines of text without tokens, which end no document
-        keep, begins, ends = between_documents(keep, blank)
-        counts["document_ends"] = int((keep & blank).sum())
-    tokens, sizes = tokens[np.repeat(keep, sizes)], sizes[keep]
+        is_kept &= (sizes > 1) | blank  # drop lines of text without tokens, which end no document
+        is_kept, begins, ends = between_documents(is_kept, blank)
+        counts["document_ends"] = int((is_kept & blank).sum())
+    tokens = tokens[np.repeat(is_kept, sizes)]
+    sizes = sizes[is_kept]
     if settings.longest_line is not None:
         sizes = split_long(sizes, settings.longest_line)
     counts.update(items=len(sizes), tokens=len(tokens))
@@ -143,9 +146,12 @@ def check_invalid(
     Raises:
         UserError: a line is invalid, and ``skip`` is False.
     """
-    part, line = inputs[mark.place.part].part, mark.place.line - mark.lines
-    where = f" (counted from byte {part.start})" if part.start else ""
-    problems = [f"{part.path}, line {line + number + 1}: {why}{where}" for number, why in invalid]
+    part = inputs[mark.place.part].part
+    line = mark.place.line - mark.lines
+    origin = f" (counted from byte {part.start})" if part.start else ""
+    problems = [
+        f"{part.path}, line {line + number + 1}: {reason}{origin}" for number, reason in invalid
+    ]
     if problems and not skip:
         raise UserError(f"{problems[0]}; mend the file, or use --invalid-lines skip")
     return problems
@@ -160,9 +166,11 @@ def split_long(sizes: np.ndarray, longest: int) -> np.ndarray:
     if (sizes <= longest).all():  # the limit may be too large for the type of the sizes
         return sizes
     parts = -(-sizes // longest)  # rounded up
-    whole, number = np.repeat(sizes, parts), np.repeat(parts, parts)
-    index = np.arange(len(number)) - np.repeat(np.cumsum(parts) - parts, parts)
-    return (whole // number + (index < whole % number)).astype(sizes.dtype)
+    # For each part: the size and the number of parts of its whole, and its index among them.
+    whole = np.repeat(sizes, parts)
+    count = np.repeat(parts, parts)
+    index = np.arange(len(count)) - np.repeat(np.cumsum(parts) - parts, parts)
+    return (whole // count + (index < whole % count)).astype(sizes.dtype)
 
 
 def between_documents(keep: np.ndarray, blank: np.ndarray) -> tuple[np.ndarray, bool, bool]:

@@ -12,11 +12,11 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.executor import Slurm
 from fairseq_posenc.workbench.running.options import (
     Parser,
+    add_cluster,
     add_jobs,
-    add_place,
     add_workers,
     build_settings,
-    parse_place,
+    parse_cluster,
     positive_int,
 )
 from fairseq_posenc.workbench.running.progress import say
@@ -64,7 +64,7 @@ class BinarizeSettings:
         has_symbols = args.words or args.characters
         vocabulary = Vocabulary.from_args(args, has_symbols, ", or --words")
         settings = build_settings(
-            cls, args, inputs=inputs, vocabulary=vocabulary, cluster=parse_place(args)
+            cls, args, inputs=inputs, vocabulary=vocabulary, cluster=parse_cluster(args)
         )
         settings._check()
         if args.jobs and not settings.cluster:
@@ -159,7 +159,7 @@ def make_parser(description: str | None, *, characters: bool = False) -> argpars
     add("--shard", type=int, default=0, metavar="K", help="number of the shard to make, from 0")
     add("--num-shards", type=positive_int, default=1, metavar="N", help="number of shards")
     add_workers(machine)
-    add_place(machine)
+    add_cluster(machine)
     add_jobs(machine, "all shards", "shards")
     return parser
 

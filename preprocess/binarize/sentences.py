@@ -2,8 +2,9 @@
 
 A sentence ends at ``.``, ``!``, ``?`` or ``…`` and closing quotes or brackets, if white space
 follows, and then a capital, a digit, or an opening quote or bracket. A ``.`` does not end it after
-a known abbreviation, an initial, or a number that begins the line. At ``。``, ``！`` and ``？`` a
-sentence ends with or without white space. Only white space between sentences is lost.
+a known abbreviation, an initial, or a number that begins the sentence (``1. Foo``). At ``。``,
+``！`` and ``？`` a sentence ends with or without white space. Only white space between sentences is
+lost.
 """
 
 from __future__ import annotations
@@ -27,23 +28,24 @@ then thus so some many most all both each no not one what who why how
 """
 _ABBREVIATIONS = frozenset(_ABBREVIATION_LIST.split())
 _STARTERS = frozenset(_STARTER_LIST.split())
-_CLOSERS = r"""["'”’»)\]}]*"""
-_OPENING = "\"'“‘„«([{¿¡ "
-_OPENERS = r"""["'“‘„«(\[{¿¡]*"""
-_NEXT = rf"(?P<next>{_OPENERS}\s?[\p{{Lu}}\p{{Lo}}\p{{N}}]\p{{L}}*)"
-_WESTERN = rf"(?P<ends>[.!?…]+{_CLOSERS})\s+(?={_NEXT})"
-_CHINESE = r"(?P<full>[。！？]+[”’」』）》】〕]*)\s*(?=\S)"
+_OPENERS = "\"'“‘„«([{¿¡"
+_OPENING = f"[{regex.escape(_OPENERS)}]*"
+_CLOSING = r"""["'”’»)\]}]*"""
+# The first word of the next sentence, as in « Non ; \p{Lo} are letters without case, as in Arabic.
+_NEXT = rf"(?P<next>{_OPENING}\s?[\p{{Lu}}\p{{Lo}}\p{{N}}]\p{{L}}*)"
+_WESTERN = rf"(?P<western>[.!?…]+{_CLOSING})\s+(?={_NEXT})"
+_CHINESE = r"(?P<chinese>[。！？]+[”’」』）》】〕]*)\s*(?=\S)"
 _BOUNDARY = regex.compile(f"{_WESTERN}|{_CHINESE}")
-_LONGEST_WORD = 40
-_INITIAL = regex.compile(r"\p{Lu}|\p{L}(\.\p{L})+")
+_MAX_WORD = 40  # characters of a word that are read; all abbreviations are shorter
+_INITIAL = regex.compile(r"\p{Lu}|\p{L}(\.\p{L})+")  # "J" or "U.S"
 
 
 def split_sentences(line: str) -> Iterator[str]:
     """Yield the sentences of a line, without white space at their ends."""
     begin = 0
     for match in _BOUNDARY.finditer(line):
-        end = match.end("full") if match["full"] else match.end("ends")
-        if match["full"] or _ends_sentence(line, begin, match):
+        end = match.end("chinese") if match["chinese"] else match.end("western")
+        if match["chinese"] or _ends_sentence(line, begin, match):
             yield line[begin:end].strip()
             begin = end
     if rest := line[begin:].strip():
@@ -51,15 +53,17 @@ def split_sentences(line: str) -> Iterator[str]:
 
 
 def _ends_sentence(line: str, begin: int, match: regex.Match[str]) -> bool:
-    """Check whether punctuation ends the sentence that begins at ``begin``."""
-    if match["ends"] != ".":
+    """Check whether western punctuation ends the sentence that begins at ``begin``."""
+    if match["western"] != ".":  # any other ends it, even after an abbreviation: 'Mr.!'
         return True
-    # All abbreviations are shorter. Reading the whole line each time would take quadratic time.
-    before = line[max(begin, match.start() - _LONGEST_WORD) : match.start()].split()
+    # Reading the whole line each time would take quadratic time.
+    before = line[max(begin, match.start() - _MAX_WORD) : match.start()].split()
     if not before:
         return True
-    word, follower = before[-1].lstrip(_OPENING), match["next"].strip(_OPENING).lower()
+    word = before[-1].lstrip(_OPENERS)
+    follower = match["next"].strip(_OPENERS + " ").lower()
     if word.lower() in _ABBREVIATIONS:
+        # "no" is also a word: "He said no. The others agreed."
         return word.lower() == "no" and follower in _STARTERS
     if _INITIAL.fullmatch(word):
         return follower in _STARTERS

@@ -160,7 +160,8 @@ def check_coverage(shards: Sequence[Sequence[Input]], files: Sequence[str]) -> N
     """
     parts = [entry.part for shard in shards for entry in shard]
     for path in files:
-        reached, size = 0, os.path.getsize(path)
+        reached = 0
+        size = os.path.getsize(path)
         while reached < size:
             _, start, end = parts.pop(0) if parts else (path, size, size)
             if start != reached or end > size:

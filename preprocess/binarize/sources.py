@@ -112,7 +112,8 @@ class Reader:
         """
         try:
             with io.BufferedReader(self._raw, CHUNK_BYTES) as raw:
-                file, to_skip = decompress(self.part.path, raw), self.offset
+                file = decompress(self.part.path, raw)
+                to_skip = self.offset
                 while to_skip and (data := file.read(min(to_skip, CHUNK_BYTES))):
                     to_skip -= len(data)
                 for number, chunk in enumerate(self._split(file)):
@@ -150,7 +151,8 @@ class Reader:
             self.offset = len(data) - len(data.removeprefix(codecs.BOM_UTF8))
             data = data.removeprefix(codecs.BOM_UTF8)
         lines = count_lines(data)
-        self.offset, self.line = self.offset + len(data), self.line + lines
+        self.offset = self.offset + len(data)
+        self.line = self.line + lines
         return data, lines
 
 

@@ -69,9 +69,12 @@ class Split:
         state: SplitState,
         save: Callable[[SplitState], None],
     ) -> None:
-        self._inputs, self._skip_invalid = inputs, settings.skips_invalid
+        self._inputs = inputs
+        self._skip_invalid = settings.skips_invalid
         self._documents = settings.empty_lines == "documents"  # an empty item between them
-        self._state, self._save, self._last_save = state, save, time.monotonic()
+        self._state = state
+        self._save = save
+        self._last_save = time.monotonic()
         self._store = Store(prefix, symbols.dtype, state.position)
         # An empty item: its only token, and its size.
         self._empty = (

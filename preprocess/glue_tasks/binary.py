@@ -120,7 +120,8 @@ def truncated_lengths(lengths: np.ndarray, room: int) -> np.ndarray:
     if lengths.shape[1] == 1:
         return np.minimum(lengths, room)
     first, second = lengths.T
-    larger_half, smaller_half = room - room // 2, room // 2
+    larger_half = room - room // 2
+    smaller_half = room // 2
     too_long = first + second > room
     cut_first = np.maximum(larger_half, room - np.minimum(second, smaller_half))
     cut_second = np.maximum(smaller_half, room - np.minimum(first, larger_half))
@@ -138,6 +139,6 @@ def truncate(tokens: np.ndarray, sizes: np.ndarray, kept: np.ndarray) -> np.ndar
     """
     ends = np.cumsum(sizes)
     place = np.arange(len(tokens)) - np.repeat(ends - sizes, sizes)  # in its sentence, (T,)
-    keep = place < np.repeat(kept, sizes)
-    keep[ends - 1] = True
-    return tokens[keep]
+    is_kept = place < np.repeat(kept, sizes)
+    is_kept[ends - 1] = True
+    return tokens[is_kept]

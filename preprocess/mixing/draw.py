@@ -69,11 +69,13 @@ def parse_corpus(words: Sequence[str]) -> CorpusRequest:
         raise UserError(f"{option}: field= and where= are for json")
     if {"size", "lines"} <= settings.keys():
         raise UserError(f"{option}: give size= or lines=, not both")
-    size, unit = None, BYTES
+    size = None
+    unit = BYTES
     if "size" in settings:
         size = parse_size(settings["size"])
     elif "lines" in settings:
-        size, unit = _parse_number(option, "lines", settings["lines"]), LINES
+        size = _parse_number(option, "lines", settings["lines"])
+        unit = LINES
     if size == 0:
         raise UserError(f"{option}: draws nothing; give a size= or lines= above 0, or neither")
     hold_out = _parse_number(option, "hold-out", settings.get("hold-out", "0"))
@@ -123,7 +125,8 @@ class Draw:
         Raises:
             UserError: says how much the corpus has.
         """
-        corpus, available = self.corpus, self.total[self.held_unit]
+        corpus = self.corpus
+        available = self.total[self.held_unit]
         if corpus.hold_out > available:
             raise UserError(
                 f"{corpus.name}: has {available:,} {self.held_unit}, less than hold-out="
@@ -139,7 +142,8 @@ class Draw:
         """Decide about the next document: train on it, hold it out, or leave it out."""
         corpus, done = self.corpus, self.done
         if not corpus.hold_out:
-            train, valid = document, b""
+            train = document
+            valid = b""
         elif self.held_unit == DOCUMENTS:
             is_held = self._choose_held_out(done[DOCUMENTS])
             train, valid = (b"", document + b"\n") if is_held else (document, b"")
@@ -173,7 +177,8 @@ class Draw:
 
     def _choose_held_out(self, number: int) -> bool:
         """Decide whether to hold out a document or line by its number, and count it if so."""
-        wanted, rest = self.corpus.hold_out - self.done["held_out"], self.total[self.held_unit]
+        wanted = self.corpus.hold_out - self.done["held_out"]
+        rest = self.total[self.held_unit]
         is_held = self._random("hold-out", number) * (rest - number) < wanted
         self.done["held_out"] += is_held
         return is_held

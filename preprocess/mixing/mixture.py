@@ -141,7 +141,8 @@ class Mixture:
         Raises:
             UserError: a file cannot be read, a line is invalid, or a corpus is too small.
         """
-        state, count = self._state, len(self._corpora)
+        state = self._state
+        count = len(self._corpora)
         try:
             while state.step < 2 * count:
                 number = state.step % count
@@ -151,7 +152,9 @@ class Mixture:
                 corpus, _ = self._corpora[number]
                 if state.step >= count or corpus.size is not None or corpus.hold_out:
                     self._process_corpus(number, is_count=state.step < count)
-                state.step, state.place, state.pending = state.step + 1, Place(), ""
+                state.step = state.step + 1
+                state.place = Place()
+                state.pending = ""
                 self._save()
         finally:
             self._texts.close()
@@ -161,7 +164,8 @@ class Mixture:
     def _process_corpus(self, number: int, is_count: bool) -> None:
         """Count a corpus, or sample from it."""
         state, rules, (corpus, inputs) = self._state, self._rules, self._corpora[number]
-        draw, pending = self._make_draw(number), state.pending.encode()
+        draw = self._make_draw(number)
+        pending = state.pending.encode()
         text = TextRules(corpus.format, rules.sentences, "keep")
         with Pool(rules.workers, cut_documents, text) as opened:
             for mark, (texts, invalid) in opened.map(read_chunks(inputs, state.place)):
@@ -176,7 +180,8 @@ class Mixture:
                     else:
                         place = state.done[number]["train_documents"]
                         self._texts.write(draw.draw(document), place)
-                state.place, state.pending = mark.next, pending.decode()
+                state.place = mark.next
+                state.pending = pending.decode()
                 if time.monotonic() - self._saved >= SECONDS_BETWEEN_SAVES:
                     self._save()
 
@@ -189,7 +194,8 @@ class Mixture:
             raise UserError("nothing is left to train on: hold-out= takes all")
 
     def _make_draw(self, number: int) -> Draw:
-        seed, state = f"{self._rules.seed} {number}", self._state
+        seed = f"{self._rules.seed} {number}"
+        state = self._state
         corpus, _ = self._corpora[number]
         return Draw(corpus, seed, self._rules.unit, state.totals[number], state.done[number])
 

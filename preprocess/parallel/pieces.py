@@ -21,7 +21,8 @@ from fairseq_posenc.workbench.tokens.pieces import learn_pieces
 Pieces = list[list[int]]  # for each line the ids of its pieces
 VOCABULARY = "vocab.json"  # in the folder of the source language's model
 _SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's special symbols, in its order
-UNKNOWN, SPECIAL = _SYMBOLS.index("<unk>"), len(_SYMBOLS)
+UNKNOWN = _SYMBOLS.index("<unk>")
+SPECIAL = len(_SYMBOLS)
 
 
 def train_model(lines: Iterable[str], vocab_size: int, model_type: str) -> bytes:

@@ -141,7 +141,8 @@ class Preparation:
     def __init__(
         self, corpus: ParallelCorpus, settings: ParallelSettings, work: Path, lock: int
     ) -> None:
-        self._settings, self._languages = settings, settings.languages
+        self._settings = settings
+        self._languages = settings.languages
         self._splits = {"train": corpus.train}
         for kind, splits in (("valid", corpus.valid), ("test", corpus.test)):
             self._splits |= {f"{kind}{number or ''}": split for number, split in enumerate(splits)}
@@ -162,7 +163,8 @@ class Preparation:
 
     def _choose_pieces(self) -> tuple[SubwordEncoder, SubwordEncoder]:
         """Take the sentencepiece models or train them, and write them to the folder."""
-        settings, split = self._settings, self._splits["train"]
+        settings = self._settings
+        split = self._splits["train"]
         names = [f"sentencepiece.{language}.model" for language in self._languages]
         if settings.trained is not None:
             for name, model in zip(names, settings.trained.contents):

@@ -126,7 +126,8 @@ def read_files(
 
 def _read_side(prefix: str, language: str, inputs: dict[str, str]) -> NumberedLines:
     """Read a file in one language, plain or compressed; add its checksum to ``inputs``."""
-    plain, packed = Path(f"{prefix}.{language}"), Path(f"{prefix}.{language}.gz")
+    plain = Path(f"{prefix}.{language}")
+    packed = Path(f"{prefix}.{language}.gz")
     existing = [path for path in (plain, packed) if path.exists()]
     if len(existing) > 1:
         raise UserError(f"{plain} and {packed} both exist; remove the one that is not meant")

@@ -19,7 +19,7 @@ import pytest
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.jobs import Job, Step
-from fairseq_posenc.workbench.running.options import Parser, add_place, parse_place
+from fairseq_posenc.workbench.running.options import Parser, add_cluster, parse_cluster
 from tests.helpers.waiting import free_ports, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -272,8 +272,8 @@ def sweep(out: Path, steps: int, *options: str, items: int = 2, seconds: float =
     """Count in several items on the cluster; return a line for each that failed."""
     words = ["--on", "slurm", "time=5", *options]
     parser = Parser()
-    add_place(parser)
-    place = parse_place(Namespace(jobs=None, **vars(parser.parse_args(words))))
+    add_cluster(parser)
+    place = parse_cluster(Namespace(jobs=None, **vars(parser.parse_args(words))))
     assert place
     return place.run([counting(out, f"p{n}", steps, seconds) for n in range(items)], out)
 

@@ -224,6 +224,7 @@ SENTENCES = [
     "Ende. | Über uns, z.B. Anna. | ¿Qué? | Élan.",
     "no end",
     "1. First point. | Second point.",
+    "Two points follow. | 1. The first. | 2. The second.",
 ]
 
 

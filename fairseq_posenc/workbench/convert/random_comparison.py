@@ -1,4 +1,4 @@
-"""Compares the scores of two models on random sentences; exports and ``swap`` check themselves."""
+"""Compares two models on random sentences, by which exports and ``swap`` check their results."""
 
 from __future__ import annotations
 
@@ -6,34 +6,38 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from fairseq.data import Dictionary
 from torch import Tensor
 
 from fairseq_posenc.workbench.loading.families import list_stacks
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
-ALLOWED = 1e-5  # largest difference, relative to the largest number, in float32
-LONGEST = 512  # tokens of a sentence
-Compute = Callable[..., Tensor]  # computes scores from the tokens of the stacks, source first
+TOLERANCE = 1e-5  # largest difference by rounding in float32, relative to the largest number
+MAX_TOKENS = 512  # of a sentence
+_BOS = Dictionary().bos()  # `<s>`
+_SPECIAL_SYMBOLS = Dictionary().nspecial  # symbols of every dictionary before those of the text
+ComputeScores = Callable[..., Tensor]  # computes scores from the tokens of each stack, source first
 
 
 def draw_sentences(model: Any, side: str) -> list[Tensor]:
     """Draw three padded sentences for each stack of a model, ``(3, T)``.
 
     Args:
-        model: the model; T is its number of positions, at most ``LONGEST``.
+        model: the model; T is its number of positions, at most ``MAX_TOKENS``.
         side: side of the padding, ``left`` or ``right``.
     """
     generator = torch.Generator().manual_seed(1)
     drawn = []
     for _, stack in list_stacks(model):
-        longest = min(LONGEST, stack.assembly.dims.max_positions)
+        longest = min(MAX_TOKENS, stack.assembly.dims.max_positions)
         symbols = stack.embed_tokens.num_embeddings
-        tokens = torch.randint(4, symbols, (3, longest), generator=generator)
-        tokens[:, 0], tokens[:, -1] = 0, stack.eos_idx
+        tokens = torch.randint(_SPECIAL_SYMBOLS, symbols, (3, longest), generator=generator)
+        tokens[:, 0] = _BOS
+        tokens[:, -1] = stack.eos_idx
         tokens[:, longest // 2] = stack.eos_idx  # the end of a sentence in a block
         for row, length in enumerate((longest, longest // 2 + 1, min(3, longest))):
-            keep = slice(length, None) if side == "right" else slice(None, longest - length)
-            tokens[row, keep] = stack.padding_idx
+            padded = slice(length, None) if side == "right" else slice(None, longest - length)
+            tokens[row, padded] = stack.padding_idx
         drawn.append(tokens)
     return drawn
 
@@ -43,12 +47,12 @@ def compute_scores(model: Any, *tokens: Tensor) -> Tensor:
     if len(tokens) == 1:
         return model(tokens[0])[0]
     source, target = tokens
-    padding = model.encoder.padding_idx
-    return model(source, source.ne(padding).sum(1), target)[0]
+    lengths = source.ne(model.encoder.padding_idx).sum(1)
+    return model(source, lengths, target)[0]
 
 
-def compute_outputs(trained: OpenModel, *tokens: Tensor) -> Tensor:
-    """Compute the scores of the fairseq model, ``(B, T, ...)``, or ``(B, classes)``."""
+def compute_head_scores(trained: OpenModel, *tokens: Tensor) -> Tensor:
+    """Compute the scores of a fairseq model's head: ``(B, T, ...)``, or ``(B, classes)``."""
     model = trained.model
     if trained.head == "spans":
         return torch.stack(model(tokens[0], span_scores=True), -1)
@@ -58,11 +62,22 @@ def compute_outputs(trained: OpenModel, *tokens: Tensor) -> Tensor:
     return compute_scores(model, *tokens)
 
 
+def is_rounding(difference: float) -> bool:
+    """Check whether rounding explains a difference; NaN is a larger one."""
+    return difference <= TOLERANCE
+
+
 @torch.no_grad()
 def largest_difference(
-    model: Any, ours: Compute, theirs: Compute, of_classes: bool = False, graph: bool = False
+    model: Any,
+    ours: ComputeScores,
+    theirs: ComputeScores,
+    of_classes: bool = False,
+    graph: bool = False,
 ) -> float:
     """Compute the largest difference of two models, relative to the largest number.
+
+    It is NaN if a number is.
 
     Args:
         model: the fairseq model for which sentences are drawn, padded on the right and on the left.
@@ -70,9 +85,10 @@ def largest_difference(
         theirs: computes the numbers of the other model.
         of_classes: whether the numbers belong to sentences and come from their first token; then
             padding is only on the right.
-        graph: whether the other model is a graph of the first stack, which is also tried on a
-            smaller batch of shorter sentences.
+        graph: whether the other model is an exported graph, which takes only the tokens of the
+            first stack, and must also serve a smaller batch of shorter sentences.
     """
+    stacks = [stack for _, stack in list_stacks(model)]
     differences = []
     for side in ("right",) if of_classes else ("right", "left"):
         batches = [draw_sentences(model, side)]
@@ -83,8 +99,9 @@ def largest_difference(
         for tokens in batches:
             our_numbers, their_numbers = ours(*tokens), theirs(*tokens)
             if not of_classes:
-                real = tokens[-1].ne(list_stacks(model)[len(tokens) - 1][1].padding_idx)
+                scored = stacks[0] if graph else stacks[-1]  # the stack whose tokens have scores
+                real = tokens[-1].ne(scored.padding_idx)
                 our_numbers, their_numbers = our_numbers[real], their_numbers[real]
-            distance = (our_numbers - their_numbers).abs().max()
-            differences.append(float(distance / our_numbers.abs().max()))
-    return max(differences)
+            difference = (our_numbers - their_numbers).abs().max()
+            differences.append(difference / our_numbers.abs().max())
+    return float(torch.stack(differences).max())

@@ -91,7 +91,8 @@ def split_documents(documents: list[Document]) -> tuple[list[Document], list[Doc
     """Split documents into those for training and those for validation, in a fixed random order."""
     shuffled = random.Random(SPLIT_SEED).sample(documents, len(documents))
     least = VALIDATION_SHARE * sum(document.words for document in documents)
-    words = count = 0
+    words = 0
+    count = 0
     while words < least and count < len(shuffled) - 1:
         words += shuffled[count].words
         count += 1
@@ -211,7 +212,8 @@ def train_pieces(text: Path, prefix: Path, vocab_size: int) -> None:
 
 def write_pieces(model: Path, text: Path, pieces: Path) -> int:
     """Write the pieces of a text, separated by spaces, line by line; return their number."""
-    tokenize, count = Pieces(model), 0
+    tokenize = Pieces(model)
+    count = 0
     with open(text, encoding="utf-8") as lines, open(pieces, "w", encoding="utf-8") as output:
         for line in lines:
             (symbols,) = tokenize([line.strip()])

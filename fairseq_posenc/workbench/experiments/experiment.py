@@ -19,7 +19,7 @@ from fairseq_posenc.workbench.experiments.variants import CAUSAL, Run, Variant, 
 from fairseq_posenc.workbench.running.executor import LocalMachine, Slurm, run_jobs
 from fairseq_posenc.workbench.running.jobs import Inputs, Job, Outputs, RunContext
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, Curve, read_curve_file
-from fairseq_posenc.workbench.running.options import build_settings, parse_place
+from fairseq_posenc.workbench.running.options import build_settings, parse_cluster
 
 _NEVER = "1000000000"  # epochs between validations or checkpoints, which go by updates instead
 # Options of fairseq-train that the user cannot set, with the alternative or the reason.
@@ -77,7 +77,7 @@ class Experiment(ABC):
         """
         shared = {
             "jobs": args.jobs or trainings.default_jobs(),
-            "cluster": parse_place(args),
+            "cluster": parse_cluster(args),
             "train_args": tuple(args.after_dashes),  # the words after `--`
         }
         return build_settings(cls, args, **{**shared, **computed})
@@ -216,9 +216,11 @@ def _read_outcomes(jobs: Mapping[Run, Job]) -> tuple[list[Outcome], dict[Run, Cu
     """Read the outcomes of finished trainings, and the curves of unfinished ones."""
     outcomes, begun = [], {}
     for run, job in jobs.items():
-        figures, log = job.outputs, job.folder / TRAIN_LOG
+        figures = job.outputs
+        log = job.folder / TRAIN_LOG
         if figures is not None:
-            seconds, diverged = figures.pop("seconds", math.nan), figures.pop("diverged", 0)
+            seconds = figures.pop("seconds", math.nan)
+            diverged = figures.pop("diverged", 0)
             outcomes.append(Outcome(run, figures, read_curve_file(log), seconds, diverged))
         elif job.steps[0].can_continue and log.is_file():
             begun[run] = read_curve_file(log)

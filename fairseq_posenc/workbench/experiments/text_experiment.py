@@ -137,10 +137,12 @@ class TextExperiment(Experiment):
     def _write_text(self) -> Outputs:
         path = self.text
         if path is None:
-            text, origin = None, f"the documentation in {corpus.find_python_library()}"
+            text = None
+            origin = f"the documentation in {corpus.find_python_library()}"
             source = f"{origin}, Python {sys.version}"
         else:
-            text, origin = corpus.read_text(path), f"--text {path}"
+            text = corpus.read_text(path)
+            origin = f"--text {path}"
             source = hashlib.sha256(text.encode("utf-8")).hexdigest()
         rules = [corpus.LEAST_WORDS, corpus.VALIDATION_SHARE, corpus.SPLIT_SEED]
         inputs = {"source": source, "rules": rules, "version": __version__}
@@ -164,15 +166,18 @@ class TextExperiment(Experiment):
         return Step(self.out / "data", inputs, self._make_data)
 
     def _make_data(self, context: RunContext) -> Outputs:
-        vocab_size, binary = self.vocab_size, self.data()
+        vocab_size = self.vocab_size
+        binary = self.data()
         folder = self._data.folder
         say(f"text: learning {vocab_size:,} sentencepieces, then fairseq-preprocess")
         binary.mkdir()
         # All commands look for the tokenizer of a model beside its dictionary.
         corpus.train_pieces(self._text / "train.txt", binary / "sentencepiece", vocab_size)
-        model, tokens = binary / "sentencepiece.model", {}
+        model = binary / "sentencepiece.model"
+        tokens = {}
         for part in ("train", "valid"):
-            text, encoded = self._text / f"{part}.txt", folder / f"{part}.pieces"
+            text = self._text / f"{part}.txt"
+            encoded = folder / f"{part}.pieces"
             tokens[f"{part}_tokens"] = corpus.write_pieces(model, text, encoded)
         command = ["fairseq-preprocess", "--only-source", "--destdir", str(binary)]
         for part in ("train", "valid"):

@@ -75,7 +75,8 @@ class Training(NamedTuple):
 
     def _train(self, context: RunContext) -> Outputs:
         folder, updates = self.folder, self.updates
-        log, done = folder / TRAIN_LOG, updates_done(folder)
+        log = folder / TRAIN_LOG
+        done = updates_done(folder)
         if done == updates and not _has_last_validation(log, updates):
             # It was interrupted before its last validation was logged; fairseq does not repeat it.
             for checkpoint in folder.glob("checkpoint*.pt"):

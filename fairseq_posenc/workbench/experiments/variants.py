@@ -10,8 +10,11 @@ from fairseq_posenc.errors import UserError, suggest
 from fairseq_posenc.specs import parse
 from fairseq_posenc.user_dir import DECBERT
 
-MASKED, CAUSAL, BOTH = FAMILIES = ("masked-lm", "causal-lm", "encoder-decoder")
-DEFAULT = "none,learned,rope,alibi,m4m"
+MASKED = "masked-lm"
+CAUSAL = "causal-lm"
+ENCODER_DECODER = "encoder-decoder"
+FAMILIES = (MASKED, CAUSAL, ENCODER_DECODER)
+DEFAULT_ENCODINGS = "none,learned,rope,alibi,m4m"
 
 _COMMA = re.compile(r",(?![^(]*\))")  # outside brackets
 # Specs and directions by name: DecBERT's models with learned positions and without positions.
@@ -38,15 +41,17 @@ class Variant(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The name in a form that needs no quoting in a shell."""
+        """The name in a form that needs no quoting in a shell: ``3xrope--window-size=8``."""
         name = _COMMA.sub("--", self.name.replace(" ", "")).replace("*", "x")
         return name.replace("(", "-").replace(")", "")
 
     @property
     def options(self) -> list[str]:
-        """The options of ``fairseq-train`` that distinguish this model from the others."""
+        """The options of ``fairseq-train`` that distinguish this model from other variants."""
         options = ["--position-encoding", self.position_encoding]
-        return options + (["--attention-directions", self.directions] if self.directions else [])
+        if self.directions:
+            options += ["--attention-directions", self.directions]
+        return options
 
 
 class Run(NamedTuple):
@@ -106,12 +111,15 @@ def refuse_directions(variants: Iterable[Variant]) -> None:
 
 def _parse_variant(item: str, text: str) -> Variant:
     if not item:
-        raise UserError(f"--encodings {text!r}: an empty name; write for example {DEFAULT}")
+        raise UserError(
+            f"--encodings {text!r}: an empty name; write for example {DEFAULT_ENCODINGS}"
+        )
     spec, directions = SHORTHANDS.get(item, (item, ""))
     try:
         return Variant(item, str(parse(spec)), directions)
     except UserError as error:
         message = str(error)
+        # The error suggests only encodings; the item may be a mistyped short name.
         if meant := suggest(item, SHORTHANDS):
             message = f"unknown name {item!r}: {meant}fairseq-posenc list shows encodings"
         raise UserError(f"--encodings: {message}") from None

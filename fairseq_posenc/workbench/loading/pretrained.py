@@ -26,10 +26,22 @@ from fairseq_posenc.workbench.loading.families import (
 
 # Options that concern loading or training, and do not define the model.
 NOT_THE_MODEL = {
-    *("help", "init_positions", "load_checkpoint_heads", "position_backend"),
-    *("dropout", "attention_dropout", "activation_dropout", "relu_dropout", "pooler_dropout"),
-    *("encoder_layerdrop", "decoder_layerdrop", "encoder_embed_path", "decoder_embed_path"),
-    *("checkpoint_activations", "offload_activations", "min_params_to_wrap"),
+    "help",
+    "init_positions",
+    "load_checkpoint_heads",
+    "position_backend",
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "relu_dropout",
+    "pooler_dropout",
+    "encoder_layerdrop",
+    "decoder_layerdrop",
+    "encoder_embed_path",
+    "decoder_embed_path",
+    "checkpoint_activations",
+    "offload_activations",
+    "min_params_to_wrap",
 }
 
 

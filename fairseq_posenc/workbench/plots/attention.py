@@ -15,8 +15,9 @@ from fairseq_posenc.workbench.plots.distances import mean_by_distance
 if TYPE_CHECKING:
     from fairseq_posenc.analysis.split import CapturedAttention
 
-_LABEL, _LETTER = 0.1, 0.06  # height of a line of text and width of a letter, in inches
-_ALONE = 1.7  # factor by which a map that is alone in its row is larger
+_LABEL = 0.1  # height of a line of text, in inches
+_LETTER = 0.06  # width of a letter, in inches
+_ALONE = 1.7  # size of a map that is alone in its row, as a multiple of others
 _FEW = 4  # most maps in a row that have room for long titles
 
 

@@ -103,7 +103,8 @@ def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:
 
 def _check_source(args: argparse.Namespace, kind: Kind) -> None:
     """Refuse options that do not go together."""
-    count, spec = len(args.checkpoint), getattr(args, "encoding", None)
+    count = len(args.checkpoint)
+    spec = getattr(args, "encoding", None)
     if bool(count) == bool(spec):
         options = "--checkpoint or --encoding" if kind.from_spec else "--checkpoint"
         raise UserError(f"plot {args.kind}: name {options}" + (", not both" if count else ""))
@@ -111,9 +112,9 @@ def _check_source(args: argparse.Namespace, kind: Kind) -> None:
         raise UserError(
             f"plot {args.kind}: name --checkpoint {kind.checkpoints} times, not {count}"
         )
-    of_specs = [name for name in (*_SIZES, "decoder") if getattr(args, name, None)]
-    if count and of_specs:
-        option = of_specs[0].replace("_", "-")
+    spec_options = [name for name in (*_SIZES, "decoder") if getattr(args, name, None)]
+    if count and spec_options:
+        option = spec_options[0].replace("_", "-")
         raise UserError(f"--{option} is for --encoding: a checkpoint has its own sizes")
 
 

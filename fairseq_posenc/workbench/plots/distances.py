@@ -153,7 +153,8 @@ def draw_products(
     if vectors is None:
         raise UserError(f"{stack.spec} adds no vectors at the input, so it has no products to show")
     reach = stack.limit_reach(reach)
-    dims, generator = stack.dims, torch.Generator().manual_seed(_SEED)
+    dims = stack.dims
+    generator = torch.Generator().manual_seed(_SEED)
     size = (2, dims.num_heads, dims.head_dim, dims.embed_dim)
     query, key = torch.randn(size, generator=generator) * dims.embed_dim**-0.5
     projections = {"random projections": (query, key)}
@@ -218,7 +219,8 @@ def compute_plane(positions: PositionEncoding, reach: int, samples: int = 64) ->
     Raises:
         UserError: the spec has other axes.
     """
-    dims, side = positions.assembly.dims, 2 * reach + 1
+    dims = positions.assembly.dims
+    side = 2 * reach + 1
     ids = torch.cartesian_prod(torch.arange(side), torch.arange(side)).t()[:, None]  # [2, 1, T]
     generator = torch.Generator().manual_seed(_SEED)
     content = torch.randn(samples, 1, dims.embed_dim, generator=generator)
@@ -232,7 +234,8 @@ def compute_plane(positions: PositionEncoding, reach: int, samples: int = 64) ->
 def draw_plane(scores: Tensor, heads: Sequence[int], title: str) -> Any:
     """Draw a Figure with a heat map of the scores ``(heads, rows, columns)`` of each head."""
     figure, panels = grids.new_panels(len(scores), title, columns=4, ratio=1.0)
-    limit, reach = float(scores.abs().max()), scores.size(1) // 2
+    limit = float(scores.abs().max())
+    reach = scores.size(1) // 2
     extent = (-reach - 0.5, reach + 0.5, reach + 0.5, -reach - 0.5)
     for axes, values, name in zip(panels, scores, grids.name_heads(heads)):
         image = grids.draw_heat_map(axes, values, limit, extent=extent)

@@ -11,7 +11,8 @@ from torch import Tensor
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.pictures import GREY, PALE
 
-WIDTH, DPI = 8.0, 100  # inches and pixels per inch
+WIDTH = 8.0  # of a picture, in inches
+DPI = 100  # pixels per inch
 MOST = 48  # most panels that are readable
 # Colour maps that colour-blind people can read, also in print.
 SIGNED, AMOUNTS = "PuOr", "cividis"

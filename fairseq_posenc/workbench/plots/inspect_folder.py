@@ -30,7 +30,8 @@ def inspect_folder(folder: Path, text: str, target: str | None = None) -> Inspec
             infinite.
     """
     model = load_model(folder, dtype=torch.float32).eval()
-    positions, is_pair = read_positions(model), model.config.is_encoder_decoder
+    positions = read_positions(model)
+    is_pair = model.config.is_encoder_decoder
     if model.main_input_name != "input_ids":
         raise UserError(f"{folder}: reads {model.main_input_name}, not text")
     if target is not None and not is_pair:

@@ -57,7 +57,8 @@ class Inspection(NamedTuple):
         Raises:
             UserError: attention that is NaN or infinite.
         """
-        kinds, codes = [], bytearray()
+        kinds = []
+        codes = bytearray()
         for kind, layers in group_by_kind(captured).items():
             planes = []
             visible = find_visible(layers)

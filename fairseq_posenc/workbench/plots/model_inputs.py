@@ -66,7 +66,8 @@ def prepare_input(opened: OpenModel, text: str, target: str | None = None) -> Mo
     """
     if target is not None and opened.family.name != "translation":
         raise UserError(f"--target is for translation; {opened.path} is a {opened.family.title}")
-    task, symbols = opened.task, opened.task.source_dictionary
+    task = opened.task
+    symbols = opened.task.source_dictionary
     begin, end = (
         TokenizedText.from_ids([token], symbols) for token in (symbols.bos(), symbols.eos())
     )
@@ -76,16 +77,19 @@ def prepare_input(opened: OpenModel, text: str, target: str | None = None) -> Mo
     tokens = tokenize(text, "--text", opened.data, symbols)
     if opened.family.name == "causal_lm":
         # Without its option, fairseq's language models read </s> before a text.
-        stack, tokens = "decoder", (begin if task.args.add_bos_token else end) + tokens
+        stack = "decoder"
+        tokens = (begin if task.args.add_bos_token else end) + tokens
     else:
-        stack, tokens = "encoder", begin + tokens + end
+        stack = "encoder"
+        tokens = begin + tokens + end
     _refuse_long(opened, stack, tokens)
     return ModelInput({stack: tokens.labels}, lambda: _run(opened, tokens.batch()))
 
 
 def _read_pair(opened: OpenModel, source: TokenizedText, target: str | None) -> ModelInput:
     """Read a source and its translation; the decoder reads the translation after ``</s>``."""
-    task, symbols = opened.task, opened.task.target_dictionary
+    task = opened.task
+    symbols = opened.task.target_dictionary
     _refuse_long(opened, "encoder", source)
     lengths = torch.tensor([len(source.ids)])
     if target is not None:
@@ -156,7 +160,8 @@ def tokenize(
         tokenizer = PieceEncoder(Pieces(of_language), dictionary)
     elif (folder / PIECES).exists() or (folder / ENCODER_JSON).exists():
         tokenizer = load_tokenizer(folder, dictionary)
-    tokens, unknown = tokenizer.tokens(text), dictionary.unk()
+    tokens = tokenizer.tokens(text)
+    unknown = dictionary.unk()
     if all(token == unknown for token in tokens.ids):
         raise UserError(
             f"{option} {shortened(text)!r}: no token of it is in the dictionary of {folder}; a "

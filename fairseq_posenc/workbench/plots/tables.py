@@ -15,7 +15,8 @@ from fairseq_posenc.workbench.plots import grids
 from fairseq_posenc.workbench.plots.stacks import PlottedStack, compute_terms
 from fairseq_posenc.workbench.results.pictures import GRID
 
-_FEWEST_ROWS, _MOST_MAPS = 3, 16
+_FEWEST_ROWS = 3  # of a table with a map; also the fewest columns
+_MOST_MAPS = 16  # in a picture
 _SEED = 0
 POSITION, DISTANCE, CHANNEL = "position", "distance j - i", "channel"
 
@@ -45,7 +46,8 @@ def collect_tables(
     """
     tables = []
     if (vectors := stack.compute_input_vectors()) is not None:
-        rows, columns = torch.arange(len(vectors)), range(vectors.size(1))
+        rows = torch.arange(len(vectors))
+        columns = range(vectors.size(1))
         tables = [PlottedTable("at the input", vectors, rows, columns, POSITION, CHANNEL)]
     for layer in layers if stack.has_own_encodings else layers[:1]:
         tables += _collect_term_tables(stack, layer, heads)
@@ -154,10 +156,12 @@ def _collect_term_tables(
     for names, term, tensor in by_tensor.values():
         title = f"{' and '.join(names)}, {stack.name_layer(layer)}"
         if term.rows is None:
-            queries, keys = torch.arange(tensor.size(-2)), range(tensor.size(-1))
+            queries = torch.arange(tensor.size(-2))
+            keys = range(tensor.size(-1))
             per_head = term.per_head(tensor)
             for head in heads if per_head else [0]:
-                name, values = f"{title}, head {head + 1}" if per_head else title, tensor[0, head]
+                name = f"{title}, head {head + 1}" if per_head else title
+                values = tensor[0, head]
                 labels = ("query's position", "key's position")
                 yield PlottedTable(name, values, queries, keys, *labels)
             continue
@@ -167,7 +171,8 @@ def _collect_term_tables(
             column_label = CHANNEL if term.has_vectors else "head"
             yield PlottedTable(name, kept, rows, columns, DISTANCE, column_label)
     if (counted := terms.counted_table) is not None:
-        rows, columns = torch.arange(len(counted)), range(counted.size(1))
+        rows = torch.arange(len(counted))
+        columns = range(counted.size(1))
         title = f"counted table, {stack.name_layer(layer)}"
         yield PlottedTable(title, counted, rows, columns, "counted position", CHANNEL)
 

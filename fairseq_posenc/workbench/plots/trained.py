@@ -25,7 +25,8 @@ from fairseq_posenc.workbench.plots.model_inputs import ModelInput, prepare_inpu
 from fairseq_posenc.workbench.plots.stacks import PlottedStack, collect_trained_stacks
 from fairseq_posenc.workbench.running.files import checksum
 
-_SENTENCES, _SEED = 16, 1
+_SENTENCES = 16  # random sentences that a model reads
+_SEED = 1
 _SPECIAL = 4  # number of special symbols at the beginning of a dictionary
 
 

@@ -63,7 +63,8 @@ def collect_figures(trainings: Trainings) -> dict[str, list[Row]]:
         name: [] for name in ("best", "epochs", "stages", "pieces", "seeds")
     }
     for name, curve in _number_seeds(trainings).items():
-        best, broken = curve.best, [entry.updates for entry in curve.entries if not entry.is_finite]
+        best = curve.best
+        broken = [entry.updates for entry in curve.entries if not entry.is_finite]
         row = {
             "training": name,
             "updates": curve.entries[-1].updates,

@@ -63,7 +63,8 @@ def _compare_settings(settings: dict[str, Any], paper: dict[str, Any]) -> list[s
 
 def _compare_translation(training: CheckpointFacts) -> list[str]:
     """List the differences between a training of a translation model and the paper's."""
-    settings, recipe = training.settings, recipes.load()["finetuning"]["translation"]["iwslt17"]
+    settings = training.settings
+    recipe = recipes.load()["finetuning"]["translation"]["iwslt17"]
     return [
         f"data: {settings.get('data', 'not known')} (paper: IWSLT 2017, French to English)",
         f"updates: {training.updates:,}, batch: {_format_batch(settings)} (paper: not given)",
@@ -87,7 +88,8 @@ def _compare_fine_tuning(run: UserRun) -> list[str]:
     if run.kind != "glue" or run.record is None:
         return []
     recipe = recipes.load()["finetuning"]["glue"].get(run.record.data["protocol"], {})
-    trials, lines = run.record.figures["runs"], []
+    trials = run.record.figures["runs"]
+    lines = []
     for task in dict.fromkeys(trial["task"] for trial in trials):
         settings = {**recipe.get("settings", {}), **recipe.get("per_task", {}).get(task, {})}
         for key, paper in ("learning_rate", settings.get("lr")), ("seed", settings.get("seeds")):

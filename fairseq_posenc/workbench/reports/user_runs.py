@@ -73,7 +73,8 @@ def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[UserRun
         return []
     evaluation = _READERS[record.kind](record)
     training = _read_if_present(record.data.get("checkpoint"), path)
-    directions, encoding = record.data.get("attention_directions"), record.spec
+    directions = record.data.get("attention_directions")
+    encoding = record.spec
     if training is not None:
         directions = training.directions if directions is None else directions
         encoding = encoding or training.encoding
@@ -99,7 +100,9 @@ def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[UserRun
 
 
 def _read_glue(record: Record) -> Evaluation:
-    is_decbert, figures, runs = record.data["protocol"] == "decbert", {}, record.figures["runs"]
+    is_decbert = record.data["protocol"] == "decbert"
+    figures = {}
+    runs = record.figures["runs"]
     for row in record.figures["tasks"]:
         # MNLI's two development sets are columns of their own.
         metric, _, part = row["metric"].rpartition("_")
@@ -200,7 +203,9 @@ def _collect_figures(
     if training.task == "translation":
         figures = _compute_translation_figures(curve, name_translation_test(training))
         return figures, [] if figures else ["no train.log beside its checkpoint"]
-    is_causal, name, notes = training.task == "language_modeling", training.data_name, []
+    is_causal = training.task == "language_modeling"
+    name = training.data_name
+    notes = []
     figures = {} if is_causal else _compute_masked_lm_figures(curve)
     task: Optional[str] = "validation"
     if is_causal:  # the name of the data folder tells which text, a column of the table, it is

@@ -124,7 +124,8 @@ def _find_best_cuts(x: np.ndarray, y: np.ndarray) -> list[int]:
     count = len(x)
     sums = np.pad(np.cumsum([x, y, x * x, x * y, y * y], axis=1), ((0, 0), (1, 0)))
     # Lowest cost of the points up to each index, and the beginning of the last segment then.
-    lowest, begin_of = np.full(count + 1, np.inf), [0] * (count + 1)
+    lowest = np.full(count + 1, np.inf)
+    begin_of = [0] * (count + 1)
     lowest[0] = 0
     for end in range(SHORTEST, count + 1):
         begins = np.arange(end - SHORTEST + 1)

@@ -32,7 +32,8 @@ def escape(text: str) -> str:
 def code(text: str) -> str:
     """Format foreign text as code, even if it contains backquotes."""
     longest = max(map(len, _TICKS.findall(text)), default=0)
-    ticks, space = "`" * (longest + 1), " " if longest else ""
+    ticks = "`" * (longest + 1)
+    space = " " if longest else ""
     return f"{ticks}{space}{printable(text)}{space}{ticks}"
 
 

@@ -19,11 +19,35 @@ STYLES = ("-", "--", ":", "-.", (0, (7, 1, 1, 1, 1, 1)))  # distinguish lines of
 # The index of an encoding is the number of its style in every picture. The encodings that are
 # compared most often come first, with different colours; new ones are added at the end.
 _ENCODINGS = (
-    *("none", "learned", "rope", "alibi", "m4m", "sinusoidal", "t5"),
-    *("decbert_diff", "decbert_same", "kerple", "sandwich", "shaw", "fire", "xpos"),
-    *("m1", "m2", "m3", "m4", "tupe", "tupe_shared", "raffel"),
-    *("deberta", "deberta_v2", "transformer_xl", "shaw_values", "sentence_learned"),
-    *("fox", "pope", "cope"),
+    "none",
+    "learned",
+    "rope",
+    "alibi",
+    "m4m",
+    "sinusoidal",
+    "t5",
+    "decbert_diff",
+    "decbert_same",
+    "kerple",
+    "sandwich",
+    "shaw",
+    "fire",
+    "xpos",
+    "m1",
+    "m2",
+    "m3",
+    "m4",
+    "tupe",
+    "tupe_shared",
+    "raffel",
+    "deberta",
+    "deberta_v2",
+    "transformer_xl",
+    "shaw_values",
+    "sentence_learned",
+    "fox",
+    "pope",
+    "cope",
 )
 GREY, PALE, GRID = "#666666", "#bbbbbb", "#e4e4e4"
 _TICKS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
@@ -191,7 +215,8 @@ def draw_lines(
         if not line.mean:
             continue
         line.draw(axes, styles[name], **style_options)
-        x, y = line.mean[-1][0], line.mean[-1][1].mean
+        x = line.mean[-1][0]
+        y = line.mean[-1][1].mean
         if math.isfinite(y):
             texts[name] = f"{name}  {label(x, y)}"
             point = axes.transData.transform((x, y))
@@ -199,7 +224,8 @@ def draw_lines(
         else:
             finite = max((x for x, y in line.mean if math.isfinite(y.mean)), default=-1)
             first = next(x for x, _ in line.mean if x > finite)
-            texts[name], heights[name] = f"{name}  diverged at {first:,}", 1.0
+            texts[name] = f"{name}  diverged at {first:,}"
+            heights[name] = 1.0
     places = spread_out(list(heights.values()), _LABEL_HEIGHT) if heights else []
     for name, height in zip(heights, places):
         axes.annotate(
@@ -234,7 +260,8 @@ def spread_out(heights: Sequence[float], distance: float) -> list[float]:
     import numpy as np
     from scipy.optimize import isotonic_regression
 
-    order, steps = np.argsort(heights, kind="stable"), distance * np.arange(len(heights))
+    order = np.argsort(heights, kind="stable")
+    steps = distance * np.arange(len(heights))
     moved = np.empty(len(heights))
     moved[order] = isotonic_regression(np.asarray(heights)[order] - steps).x + steps
     return [float(height) for height in moved]

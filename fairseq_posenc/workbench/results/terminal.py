@@ -6,23 +6,24 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
-_LONGEST = 100  # columns; longer lines are hard to read on any terminal
+_MAX_COLUMNS = 100  # longer lines are hard to read on any terminal
 _BAR = re.compile(r"(?<!\\)\|")  # an unescaped bar ends a cell
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 
 
-def show(report: str) -> str:
+def format_report(report: str) -> str:
     """Format a report in Markdown for the terminal.
 
     Tables are never wrapped, nor are lines that begin with spaces, such as commands to be copied.
     """
-    return "\n".join(_format_blocks(report.splitlines(), width()))
+    return "\n".join(_format_blocks(report.splitlines(), count_columns()))
 
 
-def width() -> int:
-    """Return the number of columns to fill: the terminal's, limited for readability."""
-    return min(shutil.get_terminal_size().columns, _LONGEST)
+def count_columns() -> int:
+    """Count the columns to fill: those of the terminal, limited for readability."""
+    return min(shutil.get_terminal_size().columns, _MAX_COLUMNS)
 
 
 def wrap(text: str, columns: int, indent: str = "") -> str:
@@ -34,31 +35,28 @@ def wrap(text: str, columns: int, indent: str = "") -> str:
 
 def strip_marks(text: str) -> str:
     """Remove the Markdown of code, bold text and links."""
+    # `markdown.escape` writes `<` as an entity, and a table's cells have bars escaped.
     text = _LINK.sub(r"\1", text).replace(r"\|", "|").replace("&lt;", "<")
     return text.replace("**", "").replace("`", "")
 
 
 def _format_blocks(lines: Sequence[str], columns: int) -> Iterator[str]:
-    table: list[list[str]] = []
-    for line in lines:
-        if line.startswith("|"):
-            table.append([strip_marks(cell.strip()) for cell in _BAR.split(line)[1:-1]])
+    for is_table, block in groupby(lines, lambda line: line.startswith("|")):
+        if is_table:
+            yield from _align(list(block))
             continue
-        if table:
-            yield from _align(table)
-            table = []
-        text = strip_marks(line)
-        yield (
-            text
-            if text.startswith(" ")
-            else wrap(text, columns, "  " if text.startswith("- ") else "")
-        )
-    if table:
-        yield from _align(table)
+        for text in map(strip_marks, block):
+            if text.startswith(" "):
+                yield text
+            else:
+                yield wrap(text, columns, indent="  " if text.startswith("- ") else "")
 
 
-def _align(table: Sequence[Sequence[str]]) -> Iterator[str]:
-    header, rule, *rows = table
+def _align(table: Sequence[str]) -> Iterator[str]:
+    """Align the columns of a table, given as lines: header, rule and rows."""
+    header, rule, *rows = (
+        [strip_marks(cell.strip()) for cell in _BAR.split(line)[1:-1]] for line in table
+    )
     widths = [max(map(len, column)) for column in zip(header, *rows)]
     for row in (header, *rows):
         cells = [

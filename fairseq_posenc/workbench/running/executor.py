@@ -31,10 +31,20 @@ from fairseq_posenc.workbench.running.progress import bar, say
 _DONE = "DONE"  # complete by its folder, whatever Slurm says
 _UNKNOWN = "ENDED"  # no longer listed: Slurm forgets a job some minutes after its end
 _FAILED = {
-    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
-    *("OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT", _UNKNOWN),
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "TIMEOUT",
+    _UNKNOWN,
 }
-_SHORTEST, _LONGEST = 1.0, 10.0  # seconds between two calls of squeue
+# Seconds between two calls of squeue.
+_SHORTEST_PAUSE = 1.0
+_LONGEST_PAUSE = 10.0
 # A node that Slurm gave up, or a job that is being requeued, may go on writing for a while.
 _PATIENCE = 300.0  # seconds to wait for its lock
 _EARLY = 60  # seconds by which Slurm's signal may come too early
@@ -109,7 +119,9 @@ class LocalMachine(NamedTuple):
                 a cluster.
         """
         refuse_jobs(out)
-        gpus, ended, failures = visible_gpus(), 0, list[str]()
+        gpus = visible_gpus()
+        ended = 0
+        failures = list[str]()
         free = [
             {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}
             for slot in range(self.jobs)
@@ -195,7 +207,8 @@ class _Queue:
     """The Slurm jobs of an output folder: recorded there, and listed by squeue under one name."""
 
     def __init__(self, out: Path) -> None:
-        self._out, self.folder = out, out.resolve() / "slurm"
+        self._out = out
+        self.folder = out.resolve() / "slurm"
         digest = hashlib.sha256(str(self.folder).encode()).hexdigest()
         self._name = f"fairseq-posenc-{digest[:12]}"
         self._note = self.folder / "jobs.json"
@@ -225,7 +238,8 @@ class _Queue:
             tasks = [_SlurmJob(job, self._name_lock(key), notice) for key, job in zip(keys, new)]
             self._ids.update(zip(keys, _submit(tasks, self.folder, self._name, cluster)))
             write_whole(self._note, json.dumps(self._ids, indent=1) + "\n")
-        states, width = self._ask_slurm() or {}, max(len(job.label) for job in jobs)
+        states = self._ask_slurm() or {}
+        width = max(len(job.label) for job in jobs)
         for job in jobs:
             number = self._ids.get(self._name_job(job), "")
             say(f"{job.label:{width}}  {number:9} {self._find_state(job, states)}")
@@ -238,11 +252,13 @@ class _Queue:
         """
         states = self._ask_slurm() or {}
         pending = {job: self._find_state(job, states).split()[0] for job in jobs}
-        failures, pause = [], _SHORTEST
+        failures = []
+        pause = _SHORTEST_PAUSE
         while pending:
             for job, previous in list(pending.items()):
                 text = self._find_state(job, states)
-                pending[job] = word = text.split()[0]
+                word = text.split()[0]
+                pending[job] = word
                 if word in _FAILED:
                     if word != previous:
                         continue  # its last files may appear on this machine a moment later
@@ -257,13 +273,13 @@ class _Queue:
                 watch()
             if pending:
                 time.sleep(pause)
-                pause = min(1.5 * pause, _LONGEST)
+                pause = min(1.5 * pause, _LONGEST_PAUSE)
                 if (latest := self._ask_slurm()) is not None:
                     states = latest
         # The process of a job ends a moment after its work.
         ours = {self._ids.get(self._name_job(job), "") for job in jobs}
         while any("RUNNING" in x for key, x in (self._ask_slurm() or {}).items() if key in ours):
-            time.sleep(_SHORTEST)
+            time.sleep(_SHORTEST_PAUSE)
         return failures
 
     def _ask_slurm(self) -> Optional[dict[str, str]]:
@@ -312,7 +328,7 @@ class _SlurmJob:
         """Run the job, from where it was interrupted."""
         until = time.monotonic() + _PATIENCE
         while is_locked(self._lock) and time.monotonic() < until:
-            time.sleep(_SHORTEST)
+            time.sleep(_SHORTEST_PAUSE)
         with lock_folder(self._lock, "job of") as lock:
             if not self._job.is_done:
                 self._job.run(RunContext(lock, _say_text, {}))

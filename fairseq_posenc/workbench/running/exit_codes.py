@@ -37,11 +37,13 @@ def run_main(program: Callable[[], Optional[int]]) -> int:
             if sys.stdout:
                 sys.stdout.flush()  # here, because Python's exit would hide a full disk
     except KeyboardInterrupt as interruption:
-        line, code = "; ".join(["stopped", *filter(None, interruption.args)]), STOPPED
+        line = "; ".join(["stopped", *filter(None, interruption.args)])
+        code = STOPPED
     except Exception as error:
         if (message := find_message(error)) is None:
             raise
-        line, code = f"error: {message}", choose_exit_code(error)
+        line = f"error: {message}"
+        code = choose_exit_code(error)
     print(f"fairseq-posenc: {line}", file=sys.stderr)
     return code
 

@@ -21,7 +21,9 @@ from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_inte
 from fairseq_posenc.workbench.running.files import refuse_link
 from fairseq_posenc.workbench.running.progress import say
 
-MANIFEST, _PROGRESS, LOCK = "manifest.json", "progress.json", ".fairseq-posenc"
+MANIFEST = "manifest.json"  # of a finished data folder
+_PROGRESS = "progress.json"  # of a partial one
+LOCK = ".fairseq-posenc"  # locked while a run works in the folder
 _CHECKSUM = re.compile(r"[0-9a-f]{64}")
 
 

@@ -16,7 +16,8 @@ __all__ = ["USER_DIR"]
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
 _root = logging.getLogger()
-_handlers, _level = _root.handlers[:], _root.level
+_handlers = _root.handlers[:]
+_level = _root.level
 register()
 _root.handlers[:] = _handlers
 _root.setLevel(_level)

@@ -110,10 +110,12 @@ def _parse_line(text: str) -> Optional[Entry]:
         epoch = figures.get("epoch", 0)
     elif match := _VALID.search(text):
         pairs = (part.split() for part in match[3].split("|"))
-        figures, epoch = {pair[0]: pair[1] for pair in pairs if pair[1:]}, match[2]
+        figures = {pair[0]: pair[1] for pair in pairs if pair[1:]}
+        epoch = match[2]
     elif match := _TRAIN.search(text):
         figures = dict(part.split("=", 1) for part in match[4].strip().split(", "))
-        epoch, updates_per_epoch = match[2], int(match[3])
+        epoch = match[2]
+        updates_per_epoch = int(match[3])
     if not (match and figures):
         return None
     loss = float(figures.get("loss", "nan"))

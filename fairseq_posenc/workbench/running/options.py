@@ -113,7 +113,8 @@ def add_out(
         computed_default: description of a default that depends on other options; without either
             default, ``--out`` is required.
     """
-    shown, path = default or computed_default, Path(default) if default else None
+    shown = default or computed_default
+    path = Path(default) if default else None
     text = "folder of the results" + (f" (default: {shown})" if shown else "")
     add = parser.add_argument
     add("--out", type=data_path, metavar="DIR", default=path, required=not shown, help=text)
@@ -161,12 +162,13 @@ def add_jobs(parser: _ActionsContainer, default: str, text: str = "runs") -> Non
     add_count(parser, "--jobs", f"{text} at a time (default: {default})")
 
 
-def add_place(parser: _ActionsContainer, one_by_one: bool = False) -> None:
-    """Add ``--on`` and ``--detach``, the machine that runs the jobs; see :func:`parse_place`.
+def add_cluster(parser: _ActionsContainer, one_by_one: bool = False) -> None:
+    """Add ``--on`` and ``--detach``: whether the jobs run here or on a Slurm cluster.
 
     Args:
         parser: parser to extend.
-        one_by_one: whether this machine runs one job at a time; adds ``--jobs`` for clusters.
+        one_by_one: whether the command runs one job at a time here, and has no ``--jobs`` yet; adds
+            it, for clusters only.
     """
     parser.set_defaults(one_by_one=one_by_one)
     if one_by_one:
@@ -180,18 +182,18 @@ def add_place(parser: _ActionsContainer, one_by_one: bool = False) -> None:
     parser.add_argument("--detach", action="store_true", help=text)
 
 
-def parse_place(args: Namespace) -> Optional[Slurm]:
-    """Parse ``--on`` and ``--detach``; None for this machine.
+def parse_cluster(args: Namespace) -> Optional[Slurm]:
+    """Parse ``--on`` and ``--detach`` to a cluster; None for this machine.
 
     Raises:
-        UserError: unknown place, or options that do not belong to it.
+        UserError: an unknown kind of cluster, or options that do not belong to it.
     """
     from fairseq_posenc.workbench.running.executor import Slurm  # needs the extra; help does not
 
-    place, *words = args.on
-    if place not in ("local", "slurm"):
-        raise UserError(f"--on {place}: is neither local nor slurm")
-    if place == "local":
+    kind, *words = args.on
+    if kind not in ("local", "slurm"):
+        raise UserError(f"--on {kind}: is neither local nor slurm")
+    if kind == "local":
         has_jobs = args.one_by_one and args.jobs
         if args.detach or has_jobs or words:
             option = words[0] if words else "--detach" if args.detach else "--jobs"
@@ -220,7 +222,8 @@ def add_workers(parser: _ActionsContainer) -> None:
 def add_set(parser: ArgumentParser, example: str) -> None:
     """Add ``--set``, which overrides settings of fairseq's configuration."""
     text = f"override a setting of fairseq, as in {example}; repeatable"
-    add, form = parser.add_argument, "KEY=VALUE"
+    add = parser.add_argument
+    form = "KEY=VALUE"
     add(
         "--set", dest="changes", action="append", type=_setting, default=[], metavar=form, help=text
     )
@@ -344,7 +347,8 @@ def split_trainings(text: str) -> list[str]:
     Args:
         text: the paths; each may itself be several paths joined by colons.
     """
-    paths, rest = [], text.split(",")
+    paths = []
+    rest = text.split(",")
     while rest:
         ends = range(len(rest), 1, -1)
         end = next((end for end in ends if _exist(",".join(rest[:end]))), 1)

@@ -189,7 +189,7 @@ def _describe_failure(name: str, status: int, log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_QUOTED_LINES:]
     if message := find_user_error("\n".join(lines)):
         return f"{name}: {message} (its log: {log})"
-    how = f"was ended by signal {-status}" if status < 0 else f"failed with exit status {status}"
+    end = f"was ended by signal {-status}" if status < 0 else f"failed with exit status {status}"
     if status == -signal.SIGKILL:
-        how += " (often for lack of memory)"
-    return "\n".join([f"{name} {how}; the end of its log {log}:", *(f"  {line}" for line in lines)])
+        end += " (often for lack of memory)"
+    return "\n".join([f"{name} {end}; the end of its log {log}:", *(f"  {line}" for line in lines)])

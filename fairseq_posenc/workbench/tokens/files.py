@@ -57,7 +57,8 @@ class _Stream(io.RawIOBase):
     """A file made of blocks of bytes."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks, self._left = blocks, b""
+        self._blocks = blocks
+        self._left = b""
 
     def readable(self) -> bool:
         return True
@@ -70,7 +71,8 @@ class _Stream(io.RawIOBase):
             self._left = block
         view = memoryview(buffer)  # type: ignore[arg-type]
         size = min(len(view), len(self._left))
-        view[:size], self._left = self._left[:size], self._left[size:]
+        view[:size] = self._left[:size]
+        self._left = self._left[size:]
         return size
 
 
@@ -135,7 +137,8 @@ def decode_text(
     Raises:
         UserError: the content is not UTF-8, or has a refused byte; names the line.
     """
-    content, text = content.removeprefix(codecs.BOM_UTF8), ""
+    content = content.removeprefix(codecs.BOM_UTF8)
+    text = ""
     places = {content.find(byte): label for byte, label in refused.items()}
     try:
         text = content.decode("utf-8")

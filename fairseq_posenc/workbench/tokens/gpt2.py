@@ -148,7 +148,8 @@ def _check_merges(fairseq: gpt2_bpe_utils.Encoder, encoder_json: Path, vocab_bpe
         raise UserError(f"{encoder_json}: must give each piece a different whole number")
     seen = set(fairseq.byte_decoder)
     for number, pair in enumerate(fairseq.bpe_ranks, start=2):
-        piece, where = "".join(pair), f"{vocab_bpe}, line {number}: {' '.join(pair)}"
+        piece = "".join(pair)
+        where = f"{vocab_bpe}, line {number}: {' '.join(pair)}"
         if len(pair) != 2 or not seen.issuperset(pair):
             raise UserError(f"{where} is not a pair of pieces made so far")
         if piece not in fairseq.encoder:

@@ -14,7 +14,7 @@ from fairseq_posenc.workbench.tokens.tokenizer import Tokens
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
-_LONGEST_LINE = 1 << 20  # bytes; sentencepiece silently skips longer lines (default: 4,192)
+_MAX_LINE_BYTES = 1 << 20  # sentencepiece silently skips longer lines (default: 4,192)
 
 
 def learn_pieces(vocab_size: int, **options: Any) -> None:
@@ -27,14 +27,19 @@ def learn_pieces(vocab_size: int, **options: Any) -> None:
 
     try:
         sentencepiece.SentencePieceTrainer.train(
-            vocab_size=vocab_size, max_sentence_length=_LONGEST_LINE, minloglevel=2, **options
+            vocab_size=vocab_size, max_sentence_length=_MAX_LINE_BYTES, minloglevel=2, **options
         )
     except RuntimeError as error:
         raise UserError(_explain(str(error), vocab_size)) from None
 
 
 def _explain(message: str, vocab_size: int) -> str:
-    """Explain an error of sentencepiece's trainer."""
+    """Explain an error of sentencepiece's trainer.
+
+    The text may be too short for the size (``Vocabulary size too high (512). Please set it to a
+    value <= 99.``), or the size too small for the text (``Vocabulary size is smaller than
+    required_chars. 8 vs 31.``).
+    """
     if match := re.search(r"too high.*<= (\d+)", message):
         return (
             f"--vocab-size {vocab_size}: the text has only {match[1]} sentencepieces; use "
@@ -72,13 +77,12 @@ class Pieces:
             )
 
     def __call__(self, lines: Sequence[str]) -> Iterable[Sequence[str]]:
-        """Split each line into pieces; unknown text becomes ``<unk>``."""
-        return ([self.names[number] for number in line] for line in self.numbers(lines))
+        """Split each line into pieces; unknown text becomes ``<unk>``.
 
-    def numbers(self, lines: Sequence[str]) -> list[list[int]]:
-        """Encode each line as the model's ids."""
-        numbers: list[list[int]] = self.model.encode(list(lines), num_threads=1)
-        return numbers
+        The pieces of the lines are an iterator: they can be read only once.
+        """
+        ids_by_line = self.model.encode(list(lines), num_threads=1)
+        return ([self.names[number] for number in ids] for ids in ids_by_line)
 
     def build_dictionary(self) -> Dictionary:
         """Build a dictionary of all pieces that can occur in a text, in the model's order."""
@@ -100,6 +104,7 @@ class PieceEncoder(SymbolEncoder):
 
     def tokens(self, text: str) -> Tokens:
         """Tokenize a text; see :class:`Tokenizer`."""
+        # Added together with the return type below.
         if not hasattr(self._pieces.model, "EncodeAsOffsetMapping"):
             raise UserError("sentencepiece is too old to give offsets; update it to 0.2.3 or newer")
         encoded = self._pieces.model.encode(text, return_type="offset_mapping")

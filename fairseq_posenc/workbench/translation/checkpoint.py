@@ -91,7 +91,8 @@ def open_ensemble(paths: Iterable[Path], data: Optional[Path] = None) -> list[Op
     for path in paths:
         folder = opened[0].data if opened else data
         opened.append(open_model(path, folder, state=load_translation(path)))
-        first, last = find_data_bin(opened[0]).direction, find_data_bin(opened[-1]).direction
+        first = find_data_bin(opened[0]).direction
+        last = find_data_bin(opened[-1]).direction
         if first != last:
             raise UserError(
                 f"--checkpoint {path}: translates {last}, but {opened[0].path} translates {first}"

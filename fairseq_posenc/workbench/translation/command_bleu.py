@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq_posenc.workbench.running import options
+from fairseq_posenc.workbench.running import options as shared_options
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.folders import lock_output_folder
@@ -26,21 +26,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--average, or a text file with one translation per line; commas join trainings of one "
         "model with different seeds; the other systems are compared with the first",
     )
-    options.add_out(parser, "bleu")
-    text = "raw text of the test set in the target language, may be gzipped "
-    text += "(default: SPLIT.raw.LANGUAGE in the data folder)"
-    parser.add_argument("--reference", type=Path, metavar="FILE", help=text)
-    text = "the same in the source language, for BLEU by length of the source"
-    parser.add_argument("--source", type=Path, metavar="FILE", help=text)
-    add_model_arguments(parser)
-    options.add_split(parser, "test")
-    options.add_computing(parser, bf16=False)  # fairseq-generate ignores --bf16
-    options.add_count(parser, "--average", "average the checkpoints of the last N epochs")
-    parts = "parts of the test set; an interrupted evaluation resumes with the next part"
-    options.add_count(parser, "--num-shards", parts, 4)
-    options.add_count(parser, "--max-tokens", "source tokens translated at a time", 12000)
-    options.add_place(parser, one_by_one=True)
-    options.add_json(parser)
+    shared_options.add_out(parser, "bleu")
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        metavar="FILE",
+        help="raw text of the test set in the target language, may be gzipped "
+        "(default: SPLIT.raw.LANGUAGE in the data folder)",
+    )
+    parser.add_argument(
+        "--source",
+        type=Path,
+        metavar="FILE",
+        help="the same in the source language, for BLEU by length of the source",
+    )
+    add_model_arguments(parser)  # --beam and --lenpen are among them
+    shared_options.add_split(parser, "test")
+    shared_options.add_computing(parser, bf16=False)  # fairseq-generate ignores --bf16
+    shared_options.add_count(parser, "--average", "average the checkpoints of the last N epochs")
+    shared_options.add_count(
+        parser,
+        "--num-shards",
+        "parts of the test set; an interrupted evaluation resumes with the next part",
+        default=4,
+    )
+    shared_options.add_count(
+        parser, "--max-tokens", "source tokens translated at a time", default=12000
+    )
+    shared_options.add_cluster(parser, one_by_one=True)
+    shared_options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,10 +64,10 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: ``fairseq-generate`` failed.
     """
-    cluster = options.parse_place(args)
+    cluster = shared_options.parse_cluster(args)
     if not cluster:
         choose_device(args.device, args.fp16)  # a missing GPU is refused now, not by each part
-    request = options.build_settings(
+    request = shared_options.build_settings(
         BleuRequest,
         args,
         trainings=parse_systems(args.systems, args.average),
@@ -69,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         lock_output_folder(args.out, (REPORT, FIGURES)),
     ):
         record = evaluate(request, args.out)
-        text = write_report(record, args.out)
-    print(record.text() if args.json else text)
+        report = write_report(record, args.out)
+    print(record.text() if args.json else report)
     say(f"report: {args.out / REPORT}, figures: {args.out / FIGURES}")
     return 0

@@ -160,7 +160,8 @@ def evaluate(request: BleuRequest, out: Path) -> Record:
     }
     texts = _read_texts(request, list(models.values()))
     files = _read_translations(request, models, texts)
-    scorer, piece_bleu = Scorer(texts.references), PieceBleu(texts.data, texts.references)
+    scorer = Scorer(texts.references)
+    piece_bleu = PieceBleu(texts.data, texts.references)
     generations = {
         training: _prepare_generation(training, model, request, out)
         for training, model in models.items()
@@ -259,7 +260,8 @@ def _prepare_generation(
     training: Training, model: _TrainedModel, request: BleuRequest, out: Path
 ) -> Generation:
     """Build the generation of a model; if the system is a folder, average its checkpoints first."""
-    folder, checkpoints = out / training.folder, model.checkpoints
+    folder = out / training.folder
+    checkpoints = model.checkpoints
     if training.is_folder:
         target = folder / "average" / f"checkpoint_average_{len(checkpoints)}.pt"
         inputs = {"of": [checksum(path) for path in checkpoints], "version": __version__}

@@ -70,7 +70,9 @@ class Generation:
         options: GenerationOptions,
         folder: Path,
     ) -> None:
-        self.label, self.folder, self._checkpoints = label, folder, list(checkpoints)
+        self.label = label
+        self.folder = folder
+        self._checkpoints = list(checkpoints)
         self._data, self._options = data, options
         self._sentences = data.count_sentences(options.subset)
         files = sorted(data.folder.glob(f"{options.subset}.*-*.*"))

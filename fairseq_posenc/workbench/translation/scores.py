@@ -78,7 +78,8 @@ class Scorer:
         for index, name in enumerate(others, start=1):
             is_same = joined[name] == joined[baseline]
             for metric in METRICS:
-                first, other = results[metric][0], results[metric][index]
+                first = results[metric][0]
+                other = results[metric][index]
                 row = {"system": name, "metric": metric, "difference": other.score - first.score}
                 differences.append({**row, "p_value": None if is_same else other.p_value})
         return differences, {name: str(signature) for name, signature in signatures.items()}
@@ -110,7 +111,8 @@ class PieceBleu:
     """Scores translations by BLEU-4 on pieces; ``note`` has its signature, or why it cannot."""
 
     def __init__(self, data: Optional[ParallelDataBin], references: Sequence[str]) -> None:
-        self._corpus_bleu, self.note = None, _INSTALL
+        self._corpus_bleu = None
+        self.note = _INSTALL
         with suppress(ImportError, UserError):
             import nltk
             from nltk.translate.bleu_score import corpus_bleu

@@ -78,7 +78,8 @@ class Translator:
         opened = open_ensemble(map(Path, checkpoints), Path(data) if data else None)
         for model in opened:
             compute.place(model.model).prepare_for_inference_(model.settings)
-        data_bin, models = find_data_bin(opened[0]), [model.model for model in opened]
+        data_bin = find_data_bin(opened[0])
+        models = [model.model for model in opened]
         return cls(opened[0].task, models, data_bin.find_pieces(data_bin.source))
 
     def translate(

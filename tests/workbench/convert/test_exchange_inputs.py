@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import weakref
 
 import pytest
 import torch
@@ -101,6 +102,22 @@ def test_outputs_are_those_that_are_asked_for(head):
     rows = model(**inputs, output_hidden_states=False, return_dict=False)
     assert isinstance(rows, tuple)
     assert torch.equal(rows[0], plain[0])
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_states_of_layers_are_kept_only_to_be_returned(is_asked):
+    """Else a long text would need memory for the states of all layers at the same time."""
+    model = exported_model("masked_lm", "rope")
+    first, alive = [], []
+    model.encoder.layers[0].register_forward_hook(
+        lambda *call: first.append(weakref.ref(call[-1][0]))
+    )
+    model.encoder.layer_norm.register_forward_pre_hook(
+        lambda *call: alive.append(first[0]() is not None)
+    )
+    with torch.no_grad():
+        model(**exported_inputs("masked_lm"), output_hidden_states=is_asked)
+    assert alive == [is_asked]
 
 
 # A mask made from one that is right, and what the line says.

@@ -167,7 +167,7 @@ def test_the_answer_is_a_sentence_and_a_table_of_all_that_was_measured(results):
 def test_the_answer_fits_a_terminal():
     """The real tables, with their longest names, in 80 columns; only commands are longer."""
     for family in FAMILIES:
-        said = terminal.show(answer_question(ChooseQuestion(family, 64, 64)))
+        said = terminal.format_report(answer_question(ChooseQuestion(family, 64, 64)))
         lines = [line for line in said.splitlines() if not line.startswith("    ")]
         assert max(map(len, lines)) <= 80
         assert "`" not in said

@@ -385,7 +385,7 @@ def test_precision_is_a_choice(measure):
         (["--lengths", "0,8"], "--lengths: must be a whole number of at least 1, not '0'"),
         (["--lengths", "8,x"], "--lengths: must be a whole number of at least 1, not 'x'"),
         (["--lengths", "64,4096"], "--lengths 4096: the split valid of .* has only"),
-        (["--split", "dev"], "--split dev: .* its splits: test, train, valid"),
+        (["--split", "dev"], "--split dev: .* it has the splits test, train, valid"),
         (["--data", "nowhere"], "--data nowhere: nowhere/dict.txt does not exist"),
         (
             ["alibi={0}@alibi", "--lengths", "64"],

@@ -35,8 +35,8 @@ from fairseq_posenc.workbench.experiments.probe import (
 from fairseq_posenc.workbench.experiments.probe.experiment import TaskExperiment, TaskResults
 from fairseq_posenc.workbench.experiments.probe.report import reciprocal_rank
 from fairseq_posenc.workbench.experiments.variants import (
-    BOTH,
     CAUSAL,
+    ENCODER_DECODER,
     FAMILIES,
     Run,
     parse_variants,
@@ -350,7 +350,7 @@ class TestCriterion:
 
 
 class TestData:
-    @pytest.mark.parametrize("family", [CAUSAL, BOTH])
+    @pytest.mark.parametrize("family", [CAUSAL, ENCODER_DECODER])
     def test_the_same_whenever_made(self, family, tmp_path, monkeypatch):
         monkeypatch.setattr(data, "EXAMPLES", {"train": 30, "valid": 5})
         folders = [tmp_path / name for name in ("one", "other")]

@@ -38,7 +38,7 @@ from fairseq_posenc.workbench.finetuning.squad.data import (
     read_squad,
 )
 from fairseq_posenc.workbench.finetuning.squad.predict import (
-    LONGEST,
+    MAX_ANSWER,
     NBEST,
     Span,
     WindowSpans,
@@ -425,7 +425,7 @@ def test_best_spans_are_the_best_of_all(seed):
         start, end = rng.normal(size=(2, len(window.tokens)))
         sums = {}
         for first in range(len(window.best)):
-            for last in range(first, min(first + LONGEST, len(window.best))):
+            for last in range(first, min(first + MAX_ANSWER, len(window.best))):
                 if window.best[first]:
                     at = window.offset
                     sums[window.first + first, window.first + last] = (

@@ -14,7 +14,7 @@ def _columns(monkeypatch):
 
 def test_a_table_is_aligned_and_has_no_bars():
     rows = [("`m4m`", "8,128"), ("a|b", "1")]
-    shown = terminal.show(markdown.table(("encoding", "size"), rows))
+    shown = terminal.format_report(markdown.table(("encoding", "size"), rows))
     assert shown.splitlines() == ["encoding   size", "m4m       8,128", "a|b           1"]
 
 
@@ -23,7 +23,7 @@ def test_text_is_wrapped_and_its_marks_are_gone():
         "**Ranks** of `rope` mean something, see [there](there.md), from here on.\n\n- `a`"
         + " b" * 30
     )
-    lines = terminal.show(report).splitlines()
+    lines = terminal.format_report(report).splitlines()
     assert lines[0].startswith("Ranks of rope mean something, see there,")
     assert max(map(len, lines)) <= 40
     assert lines[-1].startswith("  b")
@@ -31,4 +31,4 @@ def test_text_is_wrapped_and_its_marks_are_gone():
 
 def test_commands_stay_whole():
     command = "    fairseq-posenc choose " + "--text my.txt " * 5
-    assert terminal.show(f"Text.\n\n{command}").splitlines()[-1] == command
+    assert terminal.format_report(f"Text.\n\n{command}").splitlines()[-1] == command

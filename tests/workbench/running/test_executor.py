@@ -18,7 +18,7 @@ import pytest
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.executor import Slurm, _SlurmJob, refuse_jobs
-from fairseq_posenc.workbench.running.options import parse_place
+from fairseq_posenc.workbench.running.options import parse_cluster
 from tests.helpers import programs
 from tests.helpers.slurm import (
     ROOT,
@@ -245,10 +245,10 @@ def test_accounting_changes_nothing(accounted, tmp_path):
 
 def test_options_of_sbatch_are_read():
     words = ["slurm", "partition=gpu", "--cpus-per-task=4", "gpus_per_node=1", "time=1-0"]
-    found = parse_place(Namespace(on=words, jobs=3, detach=True, one_by_one=True))
+    found = parse_cluster(Namespace(on=words, jobs=3, detach=True, one_by_one=True))
     options = {"partition": "gpu", "cpus-per-task": "4", "gpus-per-node": "1", "time": "1-0"}
     assert found == Slurm(options, 3, True)
-    assert parse_place(Namespace(on=["local"], jobs=3, detach=False, one_by_one=False)) is None
+    assert parse_cluster(Namespace(on=["local"], jobs=3, detach=False, one_by_one=False)) is None
 
 
 @pytest.mark.parametrize(
@@ -264,12 +264,12 @@ def test_options_of_sbatch_are_read():
 )
 def test_what_cannot_be_read_is_told(words, detach, message):
     with pytest.raises(UserError, match=message):
-        parse_place(Namespace(on=words.split(), jobs=None, detach=detach, one_by_one=False))
+        parse_cluster(Namespace(on=words.split(), jobs=None, detach=detach, one_by_one=False))
 
 
 def test_jobs_are_for_the_cluster_where_this_machine_does_one_piece_after_the_other():
     with pytest.raises(UserError, match="--on local: leave --jobs out"):
-        parse_place(Namespace(on=["local"], jobs=3, detach=False, one_by_one=True))
+        parse_cluster(Namespace(on=["local"], jobs=3, detach=False, one_by_one=True))
 
 
 @pytest.mark.parametrize("minutes", [2, 600])

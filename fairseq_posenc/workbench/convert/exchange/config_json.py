@@ -1,4 +1,4 @@
-"""Builds the config.json of an exported model, and collects its weights."""
+"""Builds the config.json of an exported model, and collects its weights under the names there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ARCHITECTURES = {
     "causal_lm": "PosencForCausalLM",
     "translation": "PosencForSeq2SeqLM",
 }
-ENCODER_HEADS = ("masked_lm", "classes", "spans")  # classes that can load an encoder's weights
+ENCODER_HEADS = ("masked_lm", "classes", "spans")  # heads whose classes load an encoder's weights
 # fairseq's names of activations -> names in transformers, where they differ.
 ACTIVATIONS = {
     "gelu_fast": "gelu_new",
@@ -26,8 +26,8 @@ ACTIVATIONS = {
     "relu_squared": "relu2",
     "swish": "silu",
 }
-_LONGEST = 200  # maximum tokens that fairseq-generate writes, without </s>
-_NAMES = {  # parts of fairseq's names -> those of an exported model
+_LONGEST_TRANSLATION = 200  # tokens that fairseq-generate writes at most, without </s>
+_EXPORTED_NAMES = {  # parts of fairseq's names -> those of an exported model
     r"^encoder\.sentence_encoder\.": "encoder.",
     r"^encoder\.lm_head\.": "lm_head.",
     r"^classification_heads\.[^.]+\.": "classifier.",
@@ -37,25 +37,25 @@ _NAMES = {  # parts of fairseq's names -> those of an exported model
 
 
 def collect_weights(trained: OpenModel) -> dict[str, Tensor]:
-    """Copy the weights by the names of the exported code.
+    """Copy the weights, under the names that they have in the exported code.
 
     The pre-training head of a fine-tuned model is left out; tied output embeddings are stored once.
     """
-    unused = [] if trained.head == "masked_lm" else ["encoder.lm_head."]
+    left_out = [] if trained.head == "masked_lm" else ["encoder.lm_head."]
     if trained.tied:
-        unused += ["encoder.lm_head.weight", "decoder.output_projection."]
+        left_out += ["encoder.lm_head.weight", "decoder.output_projection."]
     if trained.head != "classes":
-        unused.append("classification_heads.")
+        left_out.append("classification_heads.")
     return {
         to_exported_name(name): weight.detach().clone().contiguous()
         for name, weight in trained.weights.items()
-        if not name.startswith(tuple(unused))
+        if not name.startswith(tuple(left_out))
     }
 
 
 def to_exported_name(name: str) -> str:
     """Convert fairseq's name of a parameter to that of an exported model."""
-    for pattern, exported in _NAMES.items():
+    for pattern, exported in _EXPORTED_NAMES.items():
         name = re.sub(pattern, exported, name)
     return name
 
@@ -64,16 +64,17 @@ def build_config(trained: OpenModel) -> dict[str, Any]:
     """Build config.json, without the settings that depend on the tokenizer."""
     masked = trained.family.name == "masked_lm"
     args: Any = trained.model.args if masked else trained.model.decoder.cfg
-    head = "pooler_activation_fn" if trained.head == "classes" else "activation_fn"
-    activation = str(getattr(args, head))
+    option = "pooler_activation_fn" if trained.head == "classes" else "activation_fn"
+    activation = str(getattr(args, option))
     stacks = {
         f"{side}_stack": _build_stack_config(stack, side) for side, stack in trained.stacks.items()
     }
-    last = list(trained.stacks.values())[-1]
     heads = ENCODER_HEADS if masked else (trained.head,)
     module = "modeling_fairseq_posenc"
     classes = [ARCHITECTURES[head] for head in heads]
-    autos = {f"AutoModelFor{name.partition('For')[2]}": f"{module}.{name}" for name in classes}
+    autos = {  # such as AutoModelForMaskedLM: modeling_fairseq_posenc.PosencForMaskedLM
+        f"AutoModelFor{name.partition('For')[2]}": f"{module}.{name}" for name in classes
+    }
     config: dict[str, Any] = {
         "model_type": "fairseq_posenc",
         "architectures": [ARCHITECTURES[trained.head]],
@@ -81,14 +82,10 @@ def build_config(trained: OpenModel) -> dict[str, Any]:
         "tied_output": trained.tied,
         "head_activation": ACTIVATIONS.get(activation, activation),
         "is_encoder_decoder": trained.family.name == "translation",
-        "pad_token_id": last.padding_idx,
-        "eos_token_id": last.eos_idx,
-        "bos_token_id": 0,
+        **_list_special_tokens(trained),
         "dtype": "float32",
         **stacks,
     }
-    if trained.family.name == "translation":
-        config["decoder_start_token_id"] = last.eos_idx
     if trained.head == "classes":
         (classifier,) = trained.model.classification_heads.values()
         config["id2label"] = _name_classes(trained, classifier.out_proj.out_features)
@@ -98,31 +95,43 @@ def build_config(trained: OpenModel) -> dict[str, Any]:
 
 def build_generation_config(trained: OpenModel) -> dict[str, Any]:
     """Build generation_config.json: the search of ``fairseq-generate`` with its defaults."""
-    last = list(trained.stacks.values())[-1]
-    config: dict[str, Any] = {
-        "bos_token_id": 0,
-        "eos_token_id": last.eos_idx,
-        "pad_token_id": last.padding_idx,
-    }
+    config: dict[str, Any] = _list_special_tokens(trained)
     if trained.family.name == "translation":
+        decoder = trained.stacks["decoder"]
         # As in fairseq's search: at least one token before </s>, and padding is never generated.
         config |= {
-            "decoder_start_token_id": last.eos_idx,
             "num_beams": 5,
             "early_stopping": True,
             "length_penalty": 1.0,
             "min_new_tokens": 1,
-            "max_new_tokens": min(_LONGEST, last.max_positions() - 1) + 1,  # with </s>
-            "suppress_tokens": [last.padding_idx],
+            # With </s>.
+            "max_new_tokens": min(_LONGEST_TRANSLATION, decoder.max_positions() - 1) + 1,
+            "suppress_tokens": [decoder.padding_idx],
         }
     return config
 
 
+def _list_special_tokens(trained: OpenModel) -> dict[str, int]:
+    """List special symbols by transformers' names, those of the decoder if there is one."""
+    *_, stack = trained.stacks.values()
+    tokens = {
+        "pad_token_id": stack.padding_idx,
+        "eos_token_id": stack.eos_idx,
+        "bos_token_id": stack.dictionary.bos(),
+    }
+    if trained.family.name == "translation":
+        tokens["decoder_start_token_id"] = stack.eos_idx  # fairseq's decoders begin with </s>
+    return tokens
+
+
 def list_layer_options(spec: Spec) -> list[dict[str, dict[str, Any]]]:
-    """List, for successive layers, encodings and their options; see ``StackConfig.positions``."""
+    """List, for each layer, encodings and their options; see ``StackConfig.positions``."""
 
     def describe(item: Item) -> dict[str, Any]:
-        return {k: str(x) if isinstance(x, Scaling) else x for k, x in item.options}
+        return {
+            name: str(value) if isinstance(value, Scaling) else value
+            for name, value in item.options
+        }
 
     return [
         {item.name: describe(item) for item in (*spec.whole_stack, *layer)} for layer in spec.layers
@@ -132,7 +141,9 @@ def list_layer_options(spec: Spec) -> list[dict[str, dict[str, Any]]]:
 def _build_stack_config(stack: Any, side: str) -> dict[str, Any]:
     """Collect the fields of a ``StackConfig``."""
     cfg = stack.cfg
-    side_cfg, dims, layer = getattr(cfg, side), stack.assembly.dims, stack.layers[0]
+    side_cfg = getattr(cfg, side)
+    dims = stack.assembly.dims
+    layer = stack.layers[0]
     return {
         "vocab_size": stack.embed_tokens.num_embeddings,
         "padding_idx": stack.padding_idx,

@@ -105,14 +105,16 @@ def _find_learned(encoding: Learned) -> list[HFClass]:
 
 def _find_relative(encoding: DistanceEncoding) -> list[HFClass]:
     """List RoBERTa with relative positions, whose rows are in the order of i - j."""
-    table, plain = encoding.table, encoding.scale_factor == 1.0
+    table = encoding.table
+    plain = encoding.scale_factor == 1.0
     size, width = encoding.dims.max_positions, encoding.dims.embed_dim
     clipped = size - 1 - table.max_distance  # distances on each side that use our end row
     if table.reset is not None or table.weight.size(0) > 1 or not plain or clipped < 0:
         return []
 
     def to_hf(weight: Tensor) -> Tensor:
-        first, last = repeat_row(weight[:, :1], clipped), repeat_row(weight[:, -1:], clipped)
+        first = repeat_row(weight[:, :1], clipped)
+        last = repeat_row(weight[:, -1:], clipped)
         return torch.cat([first, weight, last], dim=1)[0].flip(0)  # [2n-1, D]
 
     def from_hf(weight: Tensor) -> Tensor:
@@ -164,9 +166,9 @@ def _find_deberta_v2(encoding: DebertaV2) -> list[HFClass]:
 
 def _is_plain_deberta(config: dict[str, Any]) -> bool:
     """Check that a DeBERTa V2 has only the positions of ``deberta_v2``."""
-    stated = {**config, "pos_att_type": sorted(config.get("pos_att_type") or ())}
+    in_order = {**config, "pos_att_type": sorted(config.get("pos_att_type") or ())}
     return (
-        all(stated.get(name) == value for name, value in _DEBERTA_CONFIG.items())
+        all(in_order.get(name) == value for name, value in _DEBERTA_CONFIG.items())
         and config.get("max_relative_positions", -1) < 1
         and config.get("legacy", True) is True
     )
@@ -222,11 +224,11 @@ def _parse_rope(config: dict[str, Any], size: int) -> Item | None:
         names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
         old = {name: config[theirs] for name, theirs in names.items() if theirs in config}
         rotation = {**old, **(config.get("rope_scaling") or {})}
-    stated = {"partial_rotary_factor": 0.25, **rotation}
+    rotation = {"partial_rotary_factor": 0.25, **rotation}  # transformers' default
     if config.get(TRAINED_LENGTH):
-        stated[TRAINED_LENGTH] = config[TRAINED_LENGTH]
+        rotation[TRAINED_LENGTH] = config[TRAINED_LENGTH]
     try:
-        (item,) = parse(read_rope(stated, size, "half")).items
+        (item,) = parse(read_rope(rotation, size, "half")).items
     except UserError:
         return None
     return item

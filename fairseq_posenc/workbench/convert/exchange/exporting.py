@@ -38,8 +38,9 @@ from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
 )
 from fairseq_posenc.workbench.convert.exchange.hf_mapping import to_hf_class
 from fairseq_posenc.workbench.convert.random_comparison import (
-    ALLOWED,
-    compute_outputs,
+    TOLERANCE,
+    compute_head_scores,
+    is_rounding,
     largest_difference,
 )
 from fairseq_posenc.workbench.loading.families import model_options
@@ -77,7 +78,8 @@ def export(
 
             names, difference = write_graph(trained, folder)
             notes.append(f"equal to {difference:.1e} of the largest number, on padded sentences")
-            usage, encodes = format_graph_usage(names), trained.family.name == "translation"
+            usage = format_graph_usage(names)
+            encodes = trained.family.name == "translation"
             model = "the encoder of a translation model" if encodes else GRAPH
             contents = f"{model}, with {' and '.join(names)}"
         else:
@@ -87,7 +89,8 @@ def export(
             for name in trained.dictionaries:
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(trained.data / name, folder / name)
-            usage, contents = format_model_usage(config), str(config["architectures"][0])
+            usage = format_model_usage(config)
+            contents = str(config["architectures"][0])
         write_card(folder, trained, target, usage, notes, labels)
     return [f"wrote {out}: {contents}", *notes]
 
@@ -139,13 +142,13 @@ def _compare(trained: OpenModel, folder: Path, config: dict[str, Any], notes: li
             return torch.stack([output.start_logits, output.end_logits], -1)
         return output.logits
 
-    compute_ours = partial(compute_outputs, trained)
+    compute_ours = partial(compute_head_scores, trained)
     of_classes = trained.head == "classes"
     difference = largest_difference(trained.model, compute_ours, compute_theirs, of_classes)
-    if difference > ALLOWED:
+    if not is_rounding(difference):
         return (
             f"{name} differs from the model by {difference:.1e} of its largest score, and "
-            f"{ALLOWED:g} is rounding"
+            f"{TOLERANCE:g} is rounding"
         )
     notes.append(f"scores equal to {difference:.1e} of the largest one, on padded sentences")
     return ""
@@ -190,7 +193,9 @@ def _write_tokenizers(
 
     Equal dictionaries share one tokenizer.
     """
-    notes, unknown, template = [], 0, trained.family.name
+    notes = []
+    unknown = 0
+    template = trained.family.name
     if template == "causal_lm" and trained.settings.task.get("add_bos_token"):
         template = "causal_lm with <s>"
     padding_side = "left" if trained.family.name == "causal_lm" else "right"
@@ -204,8 +209,8 @@ def _write_tokenizers(
         if tokenization == "none":
             return 0, ["no tokenizer"]
         tokenizer, lacking = hf_tokenizer.build_tokenizer(tokenization, dictionary, template)
-        place = folder if dictionary is source else folder / TARGET
-        write_tokenizer(place, tokenizer, longest, padding_side)
+        tokenizer_folder = folder if dictionary is source else folder / TARGET
+        write_tokenizer(tokenizer_folder, tokenizer, longest, padding_side)
         unknown += lacking
         if lacking:
             notes.append(

@@ -19,7 +19,12 @@ _LARGEST_HEADER = 20_000_000  # bytes
 _LARGEST_SETTINGS = 10_000_000
 # Errors of building a model from settings of wrong types; ImportError if they select xformers.
 _ODD = (
-    *(TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError),
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
     ImportError,
 )
 _TEXTS = ("model_type", "hidden_act", "head_activation", "transformers_version")  # of config.json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ _TITLE = """A Transformer built from position encodings: {spec}.
 
 Written by fairseq-posenc {version} from its own modules; needs torch and transformers alone.
 """
+VERSION_LINE = re.compile(r"^Written by fairseq-posenc [\w.+-]+ from", re.MULTILINE)  # of _TITLE
 _CARD = """---
 license: {license}
 language: [{languages}]

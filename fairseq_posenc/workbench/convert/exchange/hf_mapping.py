@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -62,9 +63,9 @@ def to_hf_class(
     Returns:
         The converted model, and an empty text; or None, and the reason why no class can have it.
     """
-    (stack,) = trained.stacks.values() if len(trained.stacks) == 1 else (None,)
-    if stack is None:
+    if len(trained.stacks) > 1:
         return None, "transformers has no class for two stacks of this kind"
+    (stack,) = trained.stacks.values()
     encodings = list_encodings(stack)
     uniform = len(stack.assembly.spec.layer_kinds) == 1
     classes = list_hf_classes(encodings[0]) if len(encodings) == 1 and uniform else []
@@ -79,10 +80,8 @@ def to_hf_class(
             return None, f"{layout.heads[trained.head]} {why_not}"
         scale = config[layout.style.stack]["embed_scale"]
         mapped = _convert_weights(weights, hf_class, layout, scale)
-        heads = config[layout.style.stack]["num_heads"]
-        return Export(
-            _convert_config(config, hf_class, layout), join_query_key_value(mapped, heads)
-        ), ""
+        joined = join_query_key_value(mapped, config[layout.style.stack]["num_heads"])
+        return Export(_convert_config(config, hf_class, layout), joined), ""
     return None, f"transformers has no class with {stack.identity.positions} in such a model"
 
 
@@ -112,7 +111,7 @@ def _convert_config(config: dict[str, Any], hf_class: HFClass, layout: Layout) -
     stack = config[layout.style.stack]
     (our_class,) = config["architectures"]
     head = next(head for head, name in ARCHITECTURES.items() if name == our_class)
-    common = ("pad_token_id", "eos_token_id", "bos_token_id", "dtype", "id2label", "label2id")
+    copied = ("pad_token_id", "eos_token_id", "bos_token_id", "dtype", "id2label", "label2id")
     converted = {
         "model_type": layout.model_type,
         "architectures": [layout.heads[head]],
@@ -120,10 +119,13 @@ def _convert_config(config: dict[str, Any], hf_class: HFClass, layout: Layout) -
         **layout.style.config,
         **({"type_vocab_size": 1} if layout.token_types else {}),
         **hf_class.config,
-        **{name: config[name] for name in common if name in config},
+        **{name: config[name] for name in copied if name in config},
     }
-    read = parse_positions(hf_class.model, converted)
-    exported_as = {} if read is None else {EXPORTED_AS: str(Spec.uniform((read[0],)))}
+    parsed = parse_positions(hf_class.model, converted)
+    exported_as = {}
+    if parsed is not None:
+        item, _ = parsed
+        exported_as[EXPORTED_AS] = str(Spec.uniform((item,)))
     return {**converted, FAIRSEQ: {**config[FAIRSEQ], **exported_as}}
 
 
@@ -211,9 +213,11 @@ def _map_param(name: str, layout: Layout, hf_class: HFClass) -> ParamMap:
     if match and hf_class.weights:
         mapped = hf_class.weights[name[match.end() :]]
         return mapped._replace(name=mapped.name.format(match["layer"]))
-    to_hf = from_hf = torch.clone
+    to_hf: Callable[[Tensor], Tensor] = torch.clone
+    from_hf: Callable[[Tensor], Tensor] = torch.clone
     if hf_class.order is not None and re.search(_QUERY_OR_KEY, name):
-        to_hf, from_hf = (partial(_reorder, x) for x in (hf_class.order, hf_class.order.argsort()))
+        to_hf = partial(_reorder, hf_class.order)
+        from_hf = partial(_reorder, hf_class.order.argsort())
     for ours, theirs in layout.names:
         match = re.match(re.escape(ours).replace(r"\{\}", r"(\d+)"), name)
         if match:

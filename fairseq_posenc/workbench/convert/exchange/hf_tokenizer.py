@@ -118,7 +118,8 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
     """Build the tokenizer of a sentencepiece model; the dictionary has its pieces."""
     model = SentencePieceProcessor(model_file=str(path))
     proto = ModelProto.FromString(model.serialized_model_proto())
-    trainer, charsmap = proto.trainer_spec, proto.normalizer_spec.precompiled_charsmap
+    trainer = proto.trainer_spec
+    charsmap = proto.normalizer_spec.precompiled_charsmap
     if trainer.model_type not in (trainer.UNIGRAM, trainer.BPE) or trainer.byte_fallback:
         raise ValueError("neither unigram nor BPE pieces, or single bytes for unknown characters")
     scores = {

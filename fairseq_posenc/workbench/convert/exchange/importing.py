@@ -1,8 +1,12 @@
-"""Builds a fairseq model with the weights of a Hugging Face folder, for ``import``."""
+"""Builds a fairseq model with the weights of a Hugging Face folder, for ``import``.
+
+An export of ours has fairseq's options in its config.json, and its model may have been changed or
+trained further in transformers since. For other folders the options are found from config.json.
+"""
 
 from __future__ import annotations
 
-import re
+import json
 from argparse import Namespace
 from typing import Any, NamedTuple
 
@@ -22,6 +26,7 @@ from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
     CODE,
     CONFIG,
     FAIRSEQ,
+    VERSION_LINE,
     WEIGHTS,
     generate_code,
 )
@@ -32,15 +37,19 @@ from fairseq_posenc.workbench.convert.exchange.hf_mapping import (
 from fairseq_posenc.workbench.loading.checkpoints import refuse_unusable_settings
 from fairseq_posenc.workbench.loading.families import (
     NO_WEIGHTS,
-    build,
-    defaults,
+    Family,
     find_family,
     list_stacks,
 )
+from fairseq_posenc.workbench.loading.families import build as build_fairseq_model
+from fairseq_posenc.workbench.loading.families import defaults as build_default_settings
 
 _FINE_TUNING = {"masked_lm": ("glue", "squad")}  # family -> tasks beside its pre-training
-_VERSION = re.compile(r"^Written by fairseq-posenc [\w.+-]+ from", re.MULTILINE)
 _PRETRAINING_HEAD = "encoder.lm_head."  # fine-tuned models do not use it, and exports leave it out
+# No size of a model may exceed this many times the folder's number of weights, or this number if
+# they are few. Else a config.json could allocate all memory before model and weights are compared.
+_MOST_TIMES = 2
+_FEW = 10_000
 
 
 class Built(NamedTuple):
@@ -50,7 +59,7 @@ class Built(NamedTuple):
     family: str  # `Family.name`
     settings: dict[str, Any]  # fairseq's configuration, as dictionaries
     head: str  # `spans`, `classes`, or the name of the family
-    changed: dict[str, Any]  # options that have changed since the export
+    changed: dict[str, Any]  # options that transformers' users changed since the export
 
 
 def build_model(folder: HFFolder) -> Built:
@@ -60,7 +69,99 @@ def build_model(folder: HFFolder) -> Built:
         UserError: the settings are wrong, or describe a model of another size.
     """
     _refuse_other_code(folder)
-    settings = folder.settings or options_from_config(folder.config, folder.path)
+    exported = folder.settings or options_from_config(folder.config, folder.path)
+    arch, family = _check_family(exported, folder)
+    # Of the checked settings, only values that are computed here are replaced.
+    settings = update_options(exported, folder) if folder.settings else exported
+    options: dict[str, Any] = settings["model"]
+    task: dict[str, Any] = settings["task"]
+    changed = {
+        name: value for name, value in options.items() if exported["model"].get(name) != value
+    }
+    config = build_default_settings(arch, task["_name"])
+    in_namespace = isinstance(config["model"], Namespace)
+    all_options = {**(vars(config["model"]) if in_namespace else config["model"]), **options}
+    _refuse_other_sizes({**all_options, "classes": settings.get("classes")}, folder)
+    symbols = _read_vocabulary_sizes(folder)
+    with refuse_unusable_settings(str(folder.path)):
+        model = build_fairseq_model({**all_options, "_name": arch}, symbols)
+        if settings.get("head") == "spans":
+            model.register_span_head()
+        elif settings.get("head") == "classes":
+            name, number = str(settings["head_name"]), int(settings["classes"])
+            model.register_classification_head(name, num_classes=number)
+    config["model"] = Namespace(**all_options) if in_namespace else all_options
+    config["task"] = {**config["task"], **task, "data": str(folder.path)}
+    head = str(settings.get("head") or family.name)
+    return Built(model.eval(), family.name, config, head, changed)
+
+
+def load_weights(folder: HFFolder, built: Built) -> dict[str, Any]:
+    """Load a folder's weights into its model; return the state dict.
+
+    Raises:
+        UserError: a tensor is missing, unexpected, or of another shape or type.
+    """
+    model_state: dict[str, Any] = built.model.state_dict()
+    stacks = [stack for _, stack in list_stacks(built.model)]
+    weights = split_query_key_value(folder.weights, stacks[0].assembly.dims.num_heads)
+    absent_head = _list_pretraining_head(built, model_state)
+    wanted = [
+        name for name in model_state if not name.endswith(NO_WEIGHTS) and name not in absent_head
+    ]
+    converted, used = from_hf_weights(folder.config, weights, wanted, built.model)
+    missing = [name for name in wanted if name not in converted]
+    surplus = sorted(weights.keys() - used)
+    misshapen = [name for name in converted if converted[name].shape != model_state[name].shape]
+    for names, problem in (
+        (missing, "tensors of the model are not there"),
+        (surplus, "tensors have no place in the model"),
+        (misshapen, "tensors have other shapes than the settings say"),
+    ):
+        if names:
+            raise UserError(
+                f"{folder.path / WEIGHTS}: {len(names):,} {problem}, such as {shortened(names[0])}"
+            )
+    converted |= {name: torch.zeros_like(model_state[name]) for name in absent_head}
+    # Strict, with the checks of PositionCheckpoints.
+    built.model.load_state_dict({**model_state, **converted})
+    _adopt_trained_settings(folder, built)
+    loaded: dict[str, Any] = built.model.state_dict()
+    # Of two tensors of the folder that are one parameter in fairseq, the last one is loaded.
+    if torn := [name for name in converted if not torch.equal(loaded[name], converted[name])]:
+        raise UserError(
+            f"{folder.path / WEIGHTS}: {shortened(torn[0])} is tied to another tensor in fairseq, "
+            "but the two differ"
+        )
+    return loaded
+
+
+def _refuse_other_code(folder: HFFolder) -> None:
+    """Refuse a folder whose code is not what this version writes, as it may compute otherwise.
+
+    The code is compared as text, except for the version in its title, and not run.
+    """
+    path = folder.path / CODE
+    if not path.is_file():
+        return
+    try:
+        expected = VERSION_LINE.sub("", generate_code(folder.config), count=1)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{folder.path / CONFIG}: is not the configuration that {CODE} beside it reads "
+            f"({error!r}); export the model again, or remove {CODE} to import without it"
+        ) from None
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if VERSION_LINE.sub("", text, count=1) != expected:
+        raise UserError(
+            f"{path}: is not the code that this version of fairseq_posenc writes for {CONFIG}, so "
+            "the weights may mean something else; import them with the version that exported "
+            "them, or remove the file to read them as this version does"
+        )
+
+
+def _check_family(settings: dict[str, Any], folder: HFFolder) -> tuple[str, Family]:
+    """Check that settings are safe and of a model of ours; return its architecture and family."""
     with readable_errors(str(folder.path / CONFIG)):
         check_settings({"cfg": settings})
         refuse_files({"cfg": settings})
@@ -76,48 +177,7 @@ def build_model(folder: HFFolder) -> Built:
     tasks = (family.task, *_FINE_TUNING.get(family.name, ()))
     if task.get("_name") not in tasks:
         raise UserError(f"{folder.path}: the task of its model is not one of {', '.join(tasks)}")
-    if folder.settings:
-        settings = update_options(settings, folder)
-        options, task = settings["model"], settings["task"]
-    config = defaults(arch, task["_name"])
-    plain = isinstance(config["model"], dict)
-    values = {**(config["model"] if plain else vars(config["model"])), **options}
-    _refuse_other_sizes({**values, "classes": settings.get("classes")}, folder)
-    symbols = _read_vocabulary_sizes(folder)
-    with refuse_unusable_settings(str(folder.path)):
-        model = build({**values, "_name": arch}, symbols)
-        if settings.get("head") == "spans":
-            model.register_span_head()
-        elif settings.get("head") == "classes":
-            name, number = str(settings["head_name"]), int(settings["classes"])
-            model.register_classification_head(name, num_classes=number)
-    config["model"] = values if plain else Namespace(**values)
-    config["task"] = {**config["task"], **task, "data": str(folder.path)}
-    before = (folder.settings or settings)["model"]
-    changed = {name: value for name, value in options.items() if before.get(name) != value}
-    head = str(settings.get("head") or family.name)
-    return Built(model.eval(), family.name, config, head, changed)
-
-
-def _refuse_other_code(folder: HFFolder) -> None:
-    """Refuse a folder whose code is not what this version writes, as it may compute otherwise.
-
-    The code is compared as text, except for the version in its title, and not run.
-    """
-    path = folder.path / CODE
-    if not path.is_file():
-        return
-    try:
-        expected = _VERSION.sub("", generate_code(folder.config), count=1)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{folder.path / CONFIG}: is not of {CODE}: {error!r}") from None
-    text = path.read_text(encoding="utf-8", errors="replace")
-    if _VERSION.sub("", text, count=1) != expected:
-        raise UserError(
-            f"{path}: is not the code that this version of fairseq_posenc writes for {CONFIG}, so "
-            "the weights may mean something else; import them with the version that exported "
-            "them, or remove the file to read them as this version does"
-        )
+    return arch, family
 
 
 def _read_vocabulary_sizes(folder: HFFolder) -> list[int]:
@@ -130,59 +190,24 @@ def _read_vocabulary_sizes(folder: HFFolder) -> list[int]:
     return sizes
 
 
-def _refuse_other_sizes(values: dict[str, Any], folder: HFFolder) -> None:
+def _refuse_other_sizes(options: dict[str, Any], folder: HFFolder) -> None:
     """Refuse settings of a model that is far larger than the weights, before it is built."""
     count = sum(weight.numel() for weight in folder.weights.values())
-    numbers = _read_vocabulary_sizes(folder)
+    sizes = _read_vocabulary_sizes(folder)
     for side in ("encoder", "decoder"):
-        layers, width, inner = sizes = [
-            values.get(f"{side}_{name}") or 0 for name in ("layers", "embed_dim", "ffn_embed_dim")
-        ]
-        if all(isinstance(size, int) for size in sizes):
-            numbers.append(layers * width * (4 * width + 2 * inner))
-    positions = ("max_positions", "max_source_positions", "max_target_positions", "classes")
-    numbers += [values.get(name) or 0 for name in positions]
-    if not all(isinstance(x, int) and 0 <= x <= max(2 * count, 10_000) for x in numbers):
+        layers = options.get(f"{side}_layers") or 0
+        width = options.get(f"{side}_embed_dim") or 0
+        inner = options.get(f"{side}_ffn_embed_dim") or 0
+        if all(isinstance(size, int) for size in (layers, width, inner)):
+            # The weights of self-attention and of the feed-forward network.
+            sizes.append(layers * width * (4 * width + 2 * inner))
+    lengths = ("max_positions", "max_source_positions", "max_target_positions", "classes")
+    sizes += [options.get(name) or 0 for name in lengths]
+    most = max(_MOST_TIMES * count, _FEW)
+    if not all(isinstance(size, int) and 0 <= size <= most for size in sizes):
         raise UserError(
             f"{folder.path}: its {count:,} weights do not fit the model of its settings"
         )
-
-
-def load_weights(folder: HFFolder, built: Built) -> dict[str, Any]:
-    """Load a folder's weights into its model; return the state dict.
-
-    Raises:
-        UserError: a tensor is missing, unexpected, or of another shape or type.
-    """
-    model_state: dict[str, Any] = built.model.state_dict()
-    (_, stack), *_ = list_stacks(built.model)
-    weights = split_query_key_value(folder.weights, stack.assembly.dims.num_heads)
-    unused = _list_pretraining_head(built, model_state)
-    wanted = [name for name in model_state if not name.endswith(NO_WEIGHTS) and name not in unused]
-    converted, used = from_hf_weights(folder.config, weights, wanted, built.model)
-    unused_tensors = sorted(weights.keys() - used)
-    missing = [name for name in wanted if name not in converted]
-    other = [name for name in converted if converted[name].shape != model_state[name].shape]
-    for names, problem in (
-        (missing, "tensors of the model are not there"),
-        (unused_tensors, "tensors have no place in the model"),
-        (other, "tensors have other shapes than the settings say"),
-    ):
-        if names:
-            raise UserError(
-                f"{folder.path / WEIGHTS}: {len(names):,} {problem}, such as {shortened(names[0])}"
-            )
-    converted |= {name: torch.zeros_like(model_state[name]) for name in unused}
-    state = {**model_state, **converted}
-    built.model.load_state_dict(dict(state))  # strict, with the checks of PositionCheckpoints
-    _adopt_trained_settings(folder, built)
-    loaded = built.model.state_dict()
-    if torn := [name for name in converted if not torch.equal(loaded[name].cpu(), converted[name])]:
-        raise UserError(
-            f"{folder.path / WEIGHTS}: {shortened(torn[0])} is tied to another tensor in fairseq, "
-            "but the two differ"
-        )
-    return {**loaded, **converted}
 
 
 def _list_pretraining_head(built: Built, model_state: dict[str, Any]) -> list[str]:
@@ -199,27 +224,39 @@ def _list_pretraining_head(built: Built, model_state: dict[str, Any]) -> list[st
 
 
 def _adopt_trained_settings(folder: HFFolder, built: Built) -> None:
-    """Take over the trained length, the dictionary's hash and the language from the folder."""
-    config, kept = folder.config, folder.settings or {}
+    """Take over the trained length, the dictionary's hash and the language from the folder.
+
+    Refuse a folder whose config.json has other positions, directions or settings of the weights
+    than the options of fairseq in it.
+    """
+    fairseq_settings = folder.settings or {}
     for side, stack in list_stacks(built.model):
-        stated = config.get(f"{side}_stack") or {}
+        stack_config = folder.config.get(f"{side}_stack") or {}
         try:
-            meaning = WeightSettings.parse((kept.get("meanings") or {}).get(side) or {})
-            lengths = {side: stated.get("trained_on"), **(kept.get("trained_lengths") or {})}
-            length = int(lengths[side] or 0)
+            by_side = fairseq_settings.get("meanings") or {}
+            trained = WeightSettings.parse(by_side.get(side) or {})
+            trained_lengths = fairseq_settings.get("trained_lengths") or {}
+            length = int(trained_lengths.get(side, stack_config.get("trained_on")) or 0)
         except (AttributeError, TypeError, ValueError) as error:
             raise UserError(f"{folder.path / CONFIG}: cannot be read: {error}") from None
-        if others := meaning.differences(stack.weight_settings):
-            raise UserError(f"{folder.path / CONFIG}: {side}: {'; '.join(others)}")
-        stack.weight_settings = stack.weight_settings.fill_from(meaning)
-        if stated:
-            layers, by_options = stated["positions"], list_layer_options(stack.assembly.spec)
-            if layers != by_options or stated["directions"] != list(stack.directions):
-                written = ",".join("+".join(layer) or "none" for layer in layers)
-                raise UserError(
-                    f"{CONFIG}: the {side} has {written} there, and "
-                    f"{stack.identity.positions} by the options under {FAIRSEQ!r}, or other "
-                    "attention directions"
-                )
-        if length and "position_encoding" not in built.changed:
+        if differences := trained.differences(stack.weight_settings):
+            raise UserError(f"{folder.path / CONFIG}: {side}: {'; '.join(differences)}")
+        stack.weight_settings = stack.weight_settings.fill_from(trained)
+        if stack_config:
+            _refuse_other_positions(stack, stack_config, side)
+        if length and "position_encoding" not in built.changed:  # the new one is not trained
             stack.set_extra_state(stack.identity._replace(trained_length=length).to_tensor())
+
+
+def _refuse_other_positions(stack: Any, config: dict[str, Any], side: str) -> None:
+    """Refuse a ``StackConfig`` of other positions or directions than the options of fairseq."""
+    pairs = (
+        ("positions", config["positions"], list_layer_options(stack.assembly.spec)),
+        ("directions", config["directions"], list(stack.directions)),
+    )
+    for name, in_config, by_options in pairs:
+        if in_config != by_options:
+            raise UserError(
+                f"{CONFIG}: {side}_stack has the {name} {shortened(json.dumps(in_config))}, and by "
+                f"the options under {FAIRSEQ!r} they are {shortened(json.dumps(by_options))}"
+            )

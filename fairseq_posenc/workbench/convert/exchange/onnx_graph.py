@@ -25,8 +25,9 @@ from fairseq_posenc.workbench.convert.exchange.modeling.configuration import (
 )
 from fairseq_posenc.workbench.convert.exchange.modeling.stack import Stack
 from fairseq_posenc.workbench.convert.random_comparison import (
-    ALLOWED,
-    compute_outputs,
+    TOLERANCE,
+    compute_head_scores,
+    is_rounding,
     largest_difference,
 )
 from fairseq_posenc.workbench.loading.open_model import OpenModel
@@ -80,10 +81,10 @@ def write_graph(trained: OpenModel, folder: Path) -> tuple[tuple[str, ...], floa
         )
         program.save(str(folder / GRAPH))
     difference = _compare_graph(trained, onnxruntime.InferenceSession(str(folder / GRAPH)))
-    if difference > ALLOWED:
+    if not is_rounding(difference):
         raise UserError(
             f"--to onnx: the graph differs from the model by {difference:.1e} of its largest "
-            f"number, and {ALLOWED:g} is rounding: nothing was written"
+            f"number, and {TOLERANCE:g} is rounding: nothing was written"
         )
     return names, difference
 
@@ -128,7 +129,7 @@ def _compare_graph(trained: OpenModel, session: Any) -> float:
 
     def compute_ours(tokens: Tensor) -> Tensor:
         if trained.family.name != "translation":
-            return compute_outputs(trained, tokens)
+            return compute_head_scores(trained, tokens)
         encoded = trained.model.encoder(tokens, tokens.ne(padding).sum(1))
         return encoded["encoder_out"][0].transpose(0, 1)  # [B, T, C]
 

@@ -83,7 +83,8 @@ class Layout(NamedTuple):
 
 def _name_bert_layers(prefix: str, projections: str, out: str, norm: str) -> Names:
     """Name embeddings and layers of a class that is derived from BERT."""
-    layer, theirs = "encoder.layers.{}.", f"{prefix}.encoder.layer.{{}}."
+    layer = "encoder.layers.{}."
+    theirs = f"{prefix}.encoder.layer.{{}}."
     pairs = [
         ("encoder.embed_tokens.", f"{prefix}.embeddings.word_embeddings."),
         ("encoder.layernorm_embedding.", f"{prefix}.embeddings.LayerNorm."),

@@ -58,7 +58,8 @@ class Module:
         assert spec.origin is not None
         text = Path(spec.origin).read_text(encoding="utf-8")
         tree = ast.parse(text)
-        self.name, self.lines = name, text.splitlines()
+        self.name = name
+        self.lines = text.splitlines()
         self.title = (ast.get_docstring(tree) or "").partition("\n")[0]
         self.definitions: dict[str, ast.stmt] = {}
         self._imported: dict[str, Symbol] = {}
@@ -128,7 +129,8 @@ class Module:
 
     def write_definition(self, name: str, names: dict[Symbol, str]) -> str:
         """Format a definition and the comments above it, with other names for some symbols."""
-        node, lines = self.definitions[name], list(self.lines)
+        node = self.definitions[name]
+        lines = list(self.lines)
         uses = [use for use in self.list_uses(name) if use.symbol.is_ours]
         # From last to first, so that a replacement does not move the columns of the next.
         uses.sort(key=lambda use: (use.node.lineno, use.node.col_offset), reverse=True)

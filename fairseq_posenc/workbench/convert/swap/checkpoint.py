@@ -21,8 +21,8 @@ from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.specs import parse
 from fairseq_posenc.transformer.options import PositionConfig, resolve
 from fairseq_posenc.workbench.convert.random_comparison import (
-    ALLOWED,
     compute_scores,
+    is_rounding,
     largest_difference,
 )
 from fairseq_posenc.workbench.convert.swap.weights import (
@@ -63,7 +63,8 @@ class Choice(NamedTuple):
         encoding, decoder = self.position_encoding, self.position_encoding_decoder
         if encoding is None:
             sides = {side: str(spec) for side, spec in source.specs.items()}
-            encoding, decoder = str(source.spec), decoder or sides.get("decoder")
+            encoding = str(source.spec)
+            decoder = decoder or sides.get("decoder")
         directions = self.attention_directions
         return self._replace(
             position_encoding=encoding,
@@ -122,12 +123,12 @@ def build_new_model(choice: Choice, source: Pretrained, seed: int) -> NewModel:
         stems = (f"{source.family.stem}{encoding}" for encoding in (name, "none"))
         stem = next(stem for stem in stems if stem in ARCH_MODEL_REGISTRY)
         architectures = [f"{stem}{s}" for s in SUFFIXES if f"{stem}{s}" in ARCH_MODEL_REGISTRY]
-    training: list[str] = []
+    candidates = []
     for arch in architectures:
         options = _collect_options(arch, choice, source)
-        words = _list_training_options(arch, options, source)
-        if not training or len(words) < len(training):
-            training, values = words, options
+        candidates.append((options, _list_training_options(arch, options, source)))
+    # The architecture that needs the fewest options beside it.
+    values, training = min(candidates, key=lambda candidate: len(candidate[1]))
     torch.manual_seed(seed)
     return NewModel(values, training, build(values, source.sizes))
 
@@ -163,7 +164,8 @@ def _find_model_defaults(arch: str, source: Pretrained) -> dict[str, Any]:
 
 def _list_training_options(arch: str, values: dict[str, Any], source: Pretrained) -> list[str]:
     """List the options that differ from the defaults of an architecture, as on a command line."""
-    arch_sets, words = _find_model_defaults(arch, source), ["--arch", arch]
+    arch_sets = _find_model_defaults(arch, source)
+    words = ["--arch", arch]
     for option in model_options(arch):
         value = values.get(option.dest)
         if value in (None, arch_sets.get(option.dest)) or option.dest in NOT_THE_MODEL:
@@ -229,9 +231,10 @@ def _check_equality(source: Pretrained, new: NewModel) -> str:
     ]
     if identities[0] != identities[1]:
         return ""
-    before, after = (partial(compute_scores, built.model.float().eval()) for built in (old, new))
-    difference = largest_difference(old.model, before, after)
-    if difference > ALLOWED:
+    compute_before = partial(compute_scores, old.model.float().eval())
+    compute_after = partial(compute_scores, new.model.float().eval())
+    difference = largest_difference(old.model, compute_before, compute_after)
+    if not is_rounding(difference):
         raise UserError(
             f"{source.path}: with the other layout its scores differ by {difference:.1e} of the "
             "largest one, more than rounding explains: nothing was written"
@@ -243,7 +246,8 @@ def _describe_parameters(source: Pretrained, start: StartWeights, equality: str)
     """Describe in lines which of the source's parameters were kept, changed or left out."""
     stacks = []
     for side, spec in source.specs.items():
-        layers, width = (getattr(source.args, f"{side}_{n}") for n in ("layers", "embed_dim"))
+        layers = getattr(source.args, f"{side}_layers")
+        width = getattr(source.args, f"{side}_embed_dim")
         size = f"{layers} layers of width {width}, {source.positions[side]:,} positions"
         stacks.append(f"{size}, positions: {spec}")
     symbols = " and ".join(f"{size:,}" for size in dict.fromkeys(source.sizes))

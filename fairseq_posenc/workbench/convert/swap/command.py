@@ -93,7 +93,8 @@ def swap_folder(options: argparse.Namespace) -> list[str]:
     _refuse_output(out, options.overwrite)
     torch.manual_seed(options.seed)
     model = load_model(source)
-    before, parameters = read_positions(model), dict(model.named_parameters())
+    before = read_positions(model)
+    parameters = dict(model.named_parameters())
     set_positions(model, options.position_encoding or "own", options.max_positions)
     after = dict(model.named_parameters())
     fresh = [name for name in after if name not in parameters]

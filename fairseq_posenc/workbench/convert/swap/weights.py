@@ -73,12 +73,10 @@ def transfer_weights(source: Pretrained, model: Any, extend: Optional[LengthRule
     source_weights = {name: x for name, x in source.weights.items() if name not in heads}
     model.upgrade_state_dict(source_weights)  # renames parameters to today's names, in place
     model_state = dict(model.state_dict())
-    ours, theirs = (
-        {name: x for name, x in weights.items() if not (_is_position(name) or is_identity(name))}
-        for weights in (model_state, source_weights)
-    )
-    _refuse_other_parameters(source, theirs, ours)
-    weights, permuted = {**model_state, **theirs}, {}
+    kept_weights = _without_positions(source_weights)
+    _refuse_other_parameters(source, kept_weights, _without_positions(model_state))
+    weights = {**model_state, **kept_weights}
+    permuted: dict[str, Tensor] = {}
     for stack in stacks:
         permuted.update(permute_queries_and_keys(stack.prefix, stack.module, stack.spec, weights))
         weights[f"{stack.prefix}{KEY}"] = _combine_identities(stack, source_weights).to_tensor()
@@ -97,8 +95,9 @@ def transfer_weights(source: Pretrained, model: Any, extend: Optional[LengthRule
             shape = tuple(source.weights[source_name].shape)
             descriptions.append(f"{source_name} {shape}: dropped")
     weights.update(permuted)
-    model.load_state_dict(dict(weights))  # strict, so that fairseq checks names and shapes
-    kept = [name for name in theirs if name not in permuted]
+    # Strict, so that fairseq checks names and shapes. It may change the dictionary.
+    model.load_state_dict(dict(weights))
+    kept = [name for name in kept_weights if name not in permuted]
     return StartWeights(weights, kept, list(permuted), descriptions, heads)
 
 
@@ -121,23 +120,31 @@ def _is_position(name: str) -> bool:
     return is_position_parameter(name) or name.endswith(STOCK_SINUSOIDS)
 
 
+def _without_positions(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Select the parameters that have nothing to do with positions."""
+    return {
+        name: weight
+        for name, weight in weights.items()
+        if not (_is_position(name) or is_identity(name))
+    }
+
+
 def _combine_identities(stack: StackPair, source_weights: Mapping[str, Tensor]) -> Identity:
     """Combine the settings of the source's weights with the positions of the new model.
 
     If an encoding is kept, so is the trained length, on which the scaling of a rotation may depend.
     """
-    state, now = source_weights.get(f"{stack.prefix}{KEY}"), stack.module.identity
+    state = source_weights.get(f"{stack.prefix}{KEY}")
     old = None if state is None else Identity.from_tensor(state)
+    new = stack.module.identity
     if old is not None:
-        now = now._replace(weight_settings=old.weight_settings)
-    before, after = (
-        {item.name for item in spec.items} for spec in (stack.spec, stack.module.assembly.spec)
-    )
-    kept_encodings = (before & after) - {"none"}
-    if not kept_encodings:
-        return now
+        new = new._replace(weight_settings=old.weight_settings)
+    old_names = {item.name for item in stack.spec.items}
+    new_names = {item.name for item in stack.module.assembly.spec.items}
+    if not (old_names & new_names) - {"none"}:
+        return new
     length = stack.table_lengths[0] if old is None else old.trained_length
-    return now._replace(trained_length=length)
+    return new._replace(trained_length=length)
 
 
 def _refuse_other_parameters(
@@ -187,7 +194,8 @@ def find_source_values(
         return None, ""
     if changed := _changed_options(name, stack.spec, stack.module.assembly.spec):
         return None, f", as the source has other options: {changed}"
-    old, origin = source_weights[name], name_in_source(name, source)
+    old = source_weights[name]
+    origin = name_in_source(name, source)
     if origin.endswith(STOCK_TABLE):
         origin += f"[{STOCK_OFFSET}:]"
     if old.shape == initial.shape:
@@ -251,7 +259,8 @@ def lengthen_table(table: Tensor, before: int, rows: int, rule: LengthRule) -> T
         rows: number of rows of the result, ``(rows, C)``.
         rule: how to lengthen it; see ``RULES``.
     """
-    numbered, wanted = table[before:], rows - before
+    numbered = table[before:]
+    wanted = rows - before
     if rule == "copy":
         longer = numbered[torch.arange(wanted) % numbered.size(0)]
     else:
@@ -289,10 +298,11 @@ def permute_queries_and_keys(
         attentions.append("encoder_attn")
     permuted = {}
     for layer in range(len(stack.layers)):
-        before, now = (_build_rotary(positions, layer, dims) for positions in (old, spec))
-        if before is None or now is None or before.rotated != now.rotated:
+        old_rotary = _build_rotary(old, layer, dims)
+        new_rotary = _build_rotary(spec, layer, dims)
+        if old_rotary is None or new_rotary is None or old_rotary.rotated != new_rotary.rotated:
             continue
-        if before.layout == now.layout:
+        if old_rotary.layout == new_rotary.layout:
             continue
         if not all(terms.content_only for terms in stack.assembly.check("auto")):
             raise UserError(
@@ -300,8 +310,8 @@ def permute_queries_and_keys(
                 "scores, but not if they multiply vectors with queries or keys"
             )
         # order() lists the coordinates pair by pair; move each one to its new place.
-        index = torch.empty_like(now.order())
-        index[now.order()] = before.order()
+        index = torch.empty_like(new_rotary.order())
+        index[new_rotary.order()] = old_rotary.order()
         for names in product(attentions, ("q_proj", "k_proj"), ("weight", "bias")):
             name = ".".join([f"{prefix}layers.{layer}", *names])
             rows = weights[name].unflatten(0, (dims.num_heads, -1))[:, index]  # [H, D, ...]

@@ -14,7 +14,7 @@ from typing import NamedTuple, Optional
 
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED, join_list
+from fairseq_posenc.workbench.experiments.variants import CAUSAL, ENCODER_DECODER, MASKED, join_list
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.differences import (
     PERPLEXITY,
@@ -41,7 +41,7 @@ BLEU = Scale("BLEU", higher=True)
 # these until ranks mean something.
 _FEW = 4
 _FAST = 1.1  # longest time of a layer with a fast encoding, as a multiple of that with `none`
-_MODELS = {MASKED: "a masked LM", CAUSAL: "a causal LM", BOTH: "a translation model"}
+_MODELS = {MASKED: "a masked LM", CAUSAL: "a causal LM", ENCODER_DECODER: "a translation model"}
 
 
 class ChooseQuestion(NamedTuple):
@@ -118,8 +118,8 @@ def read_evidence(family: str) -> Evidence:
 def find_measurement(question: ChooseQuestion, evidence: Evidence) -> Optional[Measurement]:
     """Find the measurement that decides an answer; None if no inputs were so long.
 
-    It is that at the smallest measured multiple of the length in training that covers the
-    question's.
+    A model trained at 64 tokens and read at 100 needs the multiple 100 / 64 of the length in
+    training. The smallest measured multiple that is not below it decides, such as 2.
     """
     factor = question.length / question.trained
     long_enough = [key for key in evidence.figures if int(key) >= factor]
@@ -176,7 +176,8 @@ def answer_question(question: ChooseQuestion) -> str:
         advice = _advise_training(question)
         return f"No encoding can be recommended: no model was {condition}. {advice}"
     measured = [name for name in question.names if name in measurement.values]
-    model, listed = _MODELS[question.family], join_list(question.names)
+    model = _MODELS[question.family]
+    listed = join_list(question.names)
     if question.names and not measured:
         raise UserError(
             f"--encodings {listed}: none of these was measured in {model}; leave the option out to "
@@ -190,20 +191,22 @@ def answer_question(question: ChooseQuestion) -> str:
             "see those that could"
         )
     if question.length <= evidence.longest and evidence.trained in (0, question.trained):
-        head = f"Take `{best}` for {model} {condition}: {_describe_best(ranking)}"
+        recommendation = f"Take `{best}` for {model} {condition}: {_describe_best(ranking)}"
     elif evidence.trained:
-        head = (
+        recommendation = (
             f"No encoding can be recommended: no model was {condition}. Try `{best}` first: in "
             f"the nearest measurement, trained at {evidence.trained:,} tokens, "
             f"{_describe_best(ranking)}"
         )
     else:
-        head = (
+        recommendation = (
             f"No encoding can be recommended: the longest translated sentences had "
             f"{evidence.longest} words. Try `{best}` first: on those, {_describe_best(ranking)}"
         )
     rivals = [*_list_rivals(ranking), *_recommend_fast(ranking, evidence.times)]
-    return "\n\n".join([" ".join([head, *rivals]), *_show_evidence(question, evidence, ranking)])
+    return "\n\n".join(
+        [" ".join([recommendation, *rivals]), *_show_evidence(question, evidence, ranking)]
+    )
 
 
 def _show_evidence(question: ChooseQuestion, evidence: Evidence, ranking: Ranking) -> list[str]:
@@ -278,7 +281,7 @@ def _recommend_fast(ranking: Ranking, times: dict[str, float]) -> list[str]:
 
 
 def _advise_training(question: ChooseQuestion) -> str:
-    if question.family == BOTH:
+    if question.family == ENCODER_DECODER:
         command = "fairseq-posenc train-recipe translation_iwslt17"
     else:
         command = f"fairseq-posenc choose --family {question.family} --length {question.length}"

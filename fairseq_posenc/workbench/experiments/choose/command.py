@@ -9,7 +9,12 @@ from pathlib import Path
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.choose.answer import ChooseQuestion, answer_question
 from fairseq_posenc.workbench.experiments.choose.from_trained import answer_from_trained
-from fairseq_posenc.workbench.experiments.variants import BOTH, FAMILIES, MASKED, parse_variants
+from fairseq_posenc.workbench.experiments.variants import (
+    ENCODER_DECODER,
+    FAMILIES,
+    MASKED,
+    parse_variants,
+)
 from fairseq_posenc.workbench.results import terminal
 from fairseq_posenc.workbench.running import options
 
@@ -31,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_seeds(parser, (1, 2, 3))
     options.add_count(parser, "--vocab-size", "number of sentencepieces", 512)
     options.add_jobs(parser, "one per core, or one on the GPU")
-    options.add_place(parser)
+    options.add_cluster(parser)
     options.add_out(parser, computed_default="choose-NAME for --text NAME.txt")
     add("--markdown", action="store_true", help="print Markdown, as in choose.md")
     options.add_json(parser)
@@ -46,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     variants = parse_variants(args.encodings) if args.encodings else ()
     names = tuple(variant.name for variant in variants)
     question = ChooseQuestion(args.family, args.length, args.trained or args.length, names)
-    show: Callable[[str], str] = str if args.markdown else terminal.show
+    show: Callable[[str], str] = str if args.markdown else terminal.format_report
     _refuse_wrong_options(question, args)
     if args.text is None:
         answer = answer_from_trained if args.from_trained else answer_question
@@ -71,7 +76,7 @@ def _refuse_wrong_options(question: ChooseQuestion, args: argparse.Namespace) ->
             raise UserError("--json: needs --text; the records are in docs/results")
     elif args.from_trained:
         raise UserError("--from-trained: answers from measurements; leave out --text")
-    elif question.family == BOTH:
+    elif question.family == ENCODER_DECODER:
         raise UserError(
             "--text: is for language models; prepare translations with 'fairseq-posenc "
             "preprocess translation', and train with 'fairseq-posenc train-recipe "

@@ -85,7 +85,8 @@ class Halving:
         Raises:
             UserError: the text is unusable, or a program failed.
         """
-        candidates, count = self._experiment.variants, self._count_rounds()
+        candidates = self._experiment.variants
+        count = self._count_rounds()
         rounds = [self._train_round(0, candidates, 0, _FIRST)]
         for number in range(1, count + 1):
             seconds = self._budget - sum(round_.seconds for round_ in rounds)

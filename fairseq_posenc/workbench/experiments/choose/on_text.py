@@ -40,13 +40,15 @@ def train_candidates(question: ChooseQuestion, args: argparse.Namespace) -> tupl
     Raises:
         UserError: wrong input, or a command of fairseq failed.
     """
-    experiment, budget = _build_experiment(question, args), _parse_seconds(args.budget)
+    experiment = _build_experiment(question, args)
+    budget = _parse_seconds(args.budget)
     check_text(args.text)  # so that an unusable text is refused before anything is written
     with (
         signals_as_keyboard_interrupt(),
         lock_output_folder(experiment.out, (REPORT, RECORD)) as lock,
     ):
-        candidates, limit = ", ".join(experiment.names), format_time(budget)
+        candidates = ", ".join(experiment.names)
+        limit = format_time(budget)
         say(f"{candidates} on {args.text} within {limit}; results: {experiment.out}/")
         halving = Halving(experiment, budget, lock)
         rounds = halving.run()

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--family", choices=list(TASKS), default=variants.MASKED, help=text)
     add(
         "--encodings",
-        default=variants.DEFAULT,
+        default=variants.DEFAULT_ENCODINGS,
         help="models to compare, separated by commas (or by semicolons if a spec has commas): "
         "position-encoding specs such as 'learned+m4m(max_distance=64)', or "
         f"{', '.join(variants.SHORTHANDS)} (default: %(default)s)",
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "learning rates, as in 0.001,0.003: a model is trained with all and judged at its best"
     add("--lrs", default=LEARNING_RATE, help=f"{text} (default: %(default)s)")
     options.add_jobs(parser, "one per core, but at least five models of a seed; one on a GPU")
-    options.add_place(parser)
+    options.add_cluster(parser)
     add("--open", action="store_true", help="show the report in a browser while trainings go on")
     add("--overwrite", action="store_true", help="replace a report on more seeds or encodings")
     options.add_json(parser)
@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
         signals_as_keyboard_interrupt(),
         lock_output_folder(experiment.out, (*report.FILES, record.RECORD)) as lock,
     ):
-        names, family = ", ".join(experiment.names), experiment.family
+        names = ", ".join(experiment.names)
+        family = experiment.family
         say(f"comparing {names} (--family {family}); results: {experiment.out}/")
         if not experiment.cluster:
             announce(experiment)

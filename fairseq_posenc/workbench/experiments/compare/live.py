@@ -69,7 +69,8 @@ def estimate_seconds_left(results: TextResults) -> Optional[float]:
 
 def announce(experiment: TextExperiment) -> None:
     """Print the number of trainings and, for default models on a processor, an estimated time."""
-    total, updates = len(experiment.runs), experiment.updates
+    total = len(experiment.runs)
+    updates = experiment.updates
     count = sum(updates_done(experiment.folder(run)) < updates for run in experiment.runs)
     done = "" if count == total else f", {total - count} of them done"
     jobs = min(experiment.jobs, count)
@@ -82,7 +83,8 @@ def announce(experiment: TextExperiment) -> None:
         update = _PASSES_OF_UPDATE * _measure_pass(at_once)
         validations = _UPDATES_OF_VALIDATION * experiment.points
         training = update * (updates + validations + _UPDATES_OF_START)
-        text, models = update * _UPDATES_OF_TEXT, min(count, total / len(experiment.seeds))
+        text = update * _UPDATES_OF_TEXT
+        models = min(count, total / len(experiment.seeds))
         first, all_seeds = (
             format_time(text + trainings * training / at_once) for trainings in (models, count)
         )
@@ -103,7 +105,9 @@ def _measure_pass(threads: int) -> float:
         layers = [
             nn.TransformerEncoderLayer(128, 4, 512, 0.0, "gelu", batch_first=True) for _ in range(2)
         ]
-        seconds, model, embeddings = [], nn.Sequential(*layers), torch.randn(48, 64, 128)
+        seconds = []
+        model = nn.Sequential(*layers)
+        embeddings = torch.randn(48, 64, 128)
         for _ in range(5):
             began = time.thread_time()
             model(embeddings).sum().backward()

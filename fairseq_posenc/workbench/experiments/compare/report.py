@@ -25,7 +25,10 @@ from fairseq_posenc.workbench.results.pictures import Line, can_draw
 from fairseq_posenc.workbench.running.logs import Curve
 from fairseq_posenc.workbench.running.progress import format_time, say
 
-FILES = REPORT, PICTURE, PAGE = "report.md", "curves.png", "report.html"
+REPORT = "report.md"
+PICTURE = "curves.png"
+PAGE = "report.html"
+FILES = (REPORT, PICTURE, PAGE)
 _REFRESH = 10  # seconds after which a browser reloads the page of an unfinished comparison
 # Columns of the table on a terminal; the report has them all.
 _SCREEN_COLUMNS = [
@@ -40,7 +43,8 @@ _FAMILIES = {MASKED: "masked language model", CAUSAL: "causal language model"}
 
 def write_report(results: TextResults, seconds_left: Optional[float] = None) -> Path:
     """Write the report as Markdown and as a page, with its picture; return the Markdown's path."""
-    out, drawn = results.experiment.out, False
+    out = results.experiment.out
+    drawn = False
     if can_draw():
         title = f"Validation perplexity of the {_FAMILIES[results.experiment.family]}"
         drawn = draw(results, title, out / PICTURE)
@@ -65,7 +69,8 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
         _format_rerun(results.experiment),
         _format_trainings(results.experiment),
     ]
-    path, text = out / REPORT, "\n\n".join(part for part in parts if part) + "\n"
+    path = out / REPORT
+    text = "\n\n".join(part for part in parts if part) + "\n"
     write_whole(path, text)
     write_whole(out / PAGE, convert_to_html(text, out, _REFRESH if results.missing else 0))
     return path
@@ -75,7 +80,8 @@ def list_conclusions(results: TextResults) -> list[str]:
     """Derive conclusions from the figures of a finished comparison."""
     if results.missing:
         return ["Differences are judged when all trainings are finished."]
-    unigram, masked = results.data["unigram_perplexity"], results.experiment.family == MASKED
+    unigram = results.data["unigram_perplexity"]
+    masked = results.experiment.family == MASKED
     return derive_statements(results.models, unigram, masked)
 
 
@@ -201,7 +207,9 @@ def format_screen(results: TextResults) -> str:
     rows = [_format_row(model, results.experiment) for model in models]
     cells = [[row[column] for column in _SCREEN_COLUMNS] for row in rows]
     sentences = [f"- {sentence}" for sentence in list_conclusions(results)]
-    return terminal.show("\n".join([markdown.table(_SCREEN_COLUMNS, cells), "", *sentences]))
+    return terminal.format_report(
+        "\n".join([markdown.table(_SCREEN_COLUMNS, cells), "", *sentences])
+    )
 
 
 def _format_row(model: SeedAggregate, experiment: TextExperiment) -> dict[str, str]:

@@ -48,7 +48,8 @@ def _parse_checkpoint(name: str, value: str) -> NamedCheckpoint:
         raise UserError(f"{name!r}: the name must be a valid folder name")
     path, at, spec = value.rpartition("@")
     if not at or Path(value).exists():
-        path, spec = value, ""
+        path = value
+        spec = ""
     named = NamedCheckpoint(name, find_model(Path(path)), spec or None)
     if named.is_folder:
         if not (named.path / "config.json").is_file():

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_count(parser, "--max-tokens", "tokens to read at a time", 4096)
     options.add_out(parser, "lm-length")
     options.add_computing(parser)
-    options.add_place(parser, one_by_one=True)
+    options.add_cluster(parser, one_by_one=True)
     options.add_json(parser)
 
 
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
     """
     strides = _choose_strides(args)
-    cluster = options.parse_place(args)
+    cluster = options.parse_cluster(args)
     if not cluster:
         choose_device(args.device, args.fp16)
     checkpoints = parse_checkpoints(args.models)
@@ -99,12 +99,14 @@ def run(args: argparse.Namespace) -> int:
         say(f"{len(stream):,} tokens of {text}, {scored}")
         if args.windows and args.windows < LEAST_SEEDS:
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
-        how = args.device, args.fp16, args.bf16
+        computing = (args.device, args.fp16, args.bf16)
         scorings = [
             Scoring(
                 args.out / named.name,
                 _collect_inputs(named, args),
-                partial(_open, named, args.text or args.data, args.split, how, args.lengths[-1]),
+                partial(
+                    _open, named, args.text or args.data, args.split, computing, args.lengths[-1]
+                ),
                 args.lengths,
                 strides,
                 args.max_tokens,
@@ -190,7 +192,7 @@ def _open(
     named: NamedCheckpoint,
     text: Path,
     split: str,
-    how: tuple[str | None, bool, bool],
+    computing: tuple[str | None, bool, bool],
     longest: int,
 ) -> tuple[LoadedModel, Stream]:
     """Open a model and its text.
@@ -199,14 +201,14 @@ def _open(
         named: the model.
         text: the text of a folder, or the data-bin of a checkpoint, with the model's dictionary.
         split: split of the data-bin.
-        how: ``--device``, ``--fp16`` and ``--bf16``.
+        computing: ``--device``, ``--fp16`` and ``--bf16``, for the machine that runs the job.
         longest: most tokens that the model will have to read.
 
     Raises:
-        UserError: no causal language model, a dictionary that is not the model's, or positions
-            that it was not trained with.
+        UserError: the model is not a causal language model, has another dictionary than the text,
+            or was not trained with the requested positions.
     """
-    compute = ComputeOptions.choose(*how)
+    compute = ComputeOptions.choose(*computing)
     if named.is_folder:  # either host may be absent
         from fairseq_posenc.workbench.experiments.length import hf_model
 

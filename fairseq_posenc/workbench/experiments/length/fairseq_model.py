@@ -16,9 +16,10 @@ from fairseq_posenc.checkpoints.dictionary import DICTIONARY
 from fairseq_posenc.encodings.softmax import Temperature
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.causal_lm import PositionalLM
-from fairseq_posenc.registry import get
-from fairseq_posenc.specs import Spec, parse
-from fairseq_posenc.transformer.options import resolve
+from fairseq_posenc.registry import get as get_encoding
+from fairseq_posenc.specs import Spec
+from fairseq_posenc.specs import parse as parse_spec
+from fairseq_posenc.transformer.options import resolve as resolve_positions
 from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel, NamedCheckpoint
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.loading.checkpoints import load_state, read_updates
@@ -26,33 +27,36 @@ from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 
 TASK = "language_modeling"
-_OTHER_TARGETS = ("add_bos_token", "self_target", "past_target")  # fairseq's options for them
-_ROWS = 1024  # number of tokens whose probabilities over the vocabulary are computed at a time
+# Options with which a model does not predict just the next token of a stream of tokens.
+_UNSUPPORTED_OPTIONS = ("add_bos_token", "self_target", "past_target")
+_TOKENS_AT_A_TIME = 1024  # whose probabilities over the whole vocabulary are computed together
 
 
-def load(named: NamedCheckpoint, data: Path, how: ComputeOptions) -> LoadedModel:
+def load(named: NamedCheckpoint, data: Path, computing: ComputeOptions) -> LoadedModel:
     """Open the model of a checkpoint, for a data-bin with the model's dictionary.
 
     Raises:
         UserError: the file is not a causal language model, the dictionary is another one, or the
-            model was not trained with these positions.
+            spec of ``named`` has other encodings than the model was trained with.
     """
-    option = f"{named.name}:"
-    state = load_state(named.path, option)
+    label = f"{named.name}:"  # begins the messages
+    state = load_state(named.path, label)
     task = state["cfg"].task
     _refuse_other_tasks(named, task)
-    override = None if named.spec_override is None else parse(named.spec_override)
+    override = None if named.spec_override is None else parse_spec(named.spec_override)
     if override is not None:
         _refuse_other_encodings(named, override, state["cfg"].model)
-    model = open_model(named.path, data, option=option, state=state, spec=override).model
-    ours = isinstance(model, PositionalLM)
+    opened = open_model(named.path, data, option=label, state=state, spec=override)
+    model = computing.place(opened.model)
+    is_ours = isinstance(model, PositionalLM)
+    encoding = model.decoder.assembly.spec if is_ours else f"fairseq's {type(model).__name__}"
     return LoadedModel(
-        model=how.place(model),
+        model=model,
         predict=partial(predict, model),
-        encoding=str(model.decoder.assembly.spec if ours else f"fairseq's {type(model).__name__}"),
+        encoding=str(encoding),
         trained_length=int(task.tokens_per_sample),
         updates=read_updates(state) or None,
-        limit=None if ours else int(model.max_positions()),
+        limit=None if is_ours else int(model.max_positions()),
     )
 
 
@@ -63,43 +67,48 @@ def _refuse_other_tasks(named: NamedCheckpoint, task: Any) -> None:
             f"{named.name}: {named.path} was trained for the task {name}; give a causal language "
             f"model (task {TASK})"
         )
-    for option in _OTHER_TARGETS:
+    for option in _UNSUPPORTED_OPTIONS:
         if task.get(option):
             raise UserError(
                 f"{named.name}: {named.path} was trained with --{option.replace('_', '-')}: only "
-                "models that predict the next token alone are supported"
+                "models that read a stream of tokens and predict the next one are supported"
             )
 
 
 def _refuse_other_encodings(named: NamedCheckpoint, override: Spec, model: Any) -> None:
-    """Refuse other encodings than the trained ones; only their options may change."""
+    """Refuse other encodings than the trained ones.
+
+    Their options may change, so only names are compared. A temperature may be added or left out, as
+    it needs no training.
+    """
     if "position_encoding" not in model:
         raise UserError(f"{named.name}: {named.path} is fairseq's own model, which takes no @SPEC")
-    trained = resolve(model).decoder
-    if _list_encodings_with_weights(override) != _list_encodings_with_weights(trained):
+    trained = resolve_positions(model).decoder
+    if _name_encodings(override) != _name_encodings(trained):
         raise UserError(
             f"{named.name}: {named.path} was trained with {trained}; {override} is another "
             "encoding; @SPEC can change only options of the trained one, and temperatures"
         )
 
 
-def _list_encodings_with_weights(spec: Spec) -> list[str]:
-    """List the encodings of a spec without temperatures, which need no training."""
-    names = [item.name for item in spec.items]
-    return [name for name in names if name != "none" and not issubclass(get(name), Temperature)]
+def _name_encodings(spec: Spec) -> list[str]:
+    """List the names of a spec's encodings except temperatures and ``none``."""
+    names = [item.name for item in spec.items if item.name != "none"]
+    return [name for name in names if not issubclass(get_encoding(name), Temperature)]
 
 
 def predict(model: FairseqLanguageModel, tokens: Tensor, targets: Tensor) -> Tensor:
-    """Compute the log probabilities of the last tokens; see :class:`LoadedModel`."""
+    """Compute the log probabilities of targets, ``(B, n)``, which follow the last n tokens."""
     # fairseq's own decoder has no default for encoder_out.
     features = model.extract_features(tokens, encoder_out=None)[0]  # [B, T, C]
     features = features[:, tokens.size(1) - targets.size(1) :].flatten(0, 1)  # [B * n, C]
     log_probs = []
-    for rows, wanted in zip(features.split(_ROWS), targets.flatten().split(_ROWS)):
-        wanted = wanted[None]
-        output = (model.output_layer(rows[None]), None)
-        logs = model.get_normalized_probs(output, log_probs=True, sample={"target": wanted})
-        log_probs.append(logs.gather(2, wanted[..., None]).flatten())
+    parts = zip(features.split(_TOKENS_AT_A_TIME), targets.flatten().split(_TOKENS_AT_A_TIME))
+    for part, part_targets in parts:
+        output = (model.output_layer(part[None]), None)
+        sample = {"target": part_targets[None]}  # an adaptive softmax reads the targets
+        logs = model.get_normalized_probs(output, log_probs=True, sample=sample)
+        log_probs.append(logs.gather(2, part_targets[None, :, None]).flatten())
     return torch.cat(log_probs).view_as(targets)
 
 
@@ -120,7 +129,7 @@ def read_stream(data: Path, split: str) -> Stream:
     dataset = load_indexed_dataset(str(data / split), dictionary)
     if dataset is None or not sum(dataset.sizes):
         splits = ", ".join(sorted(path.stem for path in data.glob("*.idx"))) or "none"
-        raise UserError(f"--split {split}: {data} has no tokens of it; its splits: {splits}")
+        raise UserError(f"--split {split}: {data} has no such tokens; it has the splits {splits}")
     tokens = torch.cat([dataset[index] for index in range(len(dataset))]).long()
     for token in (int(tokens.min()), int(tokens.max())):
         if not 0 <= token < len(dictionary):

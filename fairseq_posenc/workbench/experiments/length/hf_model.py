@@ -21,10 +21,10 @@ from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel, 
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 
-_ROWS = 1024  # number of tokens whose probabilities over the vocabulary are computed at a time
+_TOKENS_AT_A_TIME = 1024  # whose losses are computed together
 
 
-def load(named: NamedCheckpoint, how: ComputeOptions, longest: int) -> LoadedModel:
+def load(named: NamedCheckpoint, computing: ComputeOptions, longest: int) -> LoadedModel:
     """Open the model of a folder, without running code of the folder.
 
     Raises:
@@ -40,27 +40,29 @@ def load(named: NamedCheckpoint, how: ComputeOptions, longest: int) -> LoadedMod
     if named.spec_override is not None:
         set_positions(model, named.spec_override, max_positions=max(longest, trained))
         encoding = read_positions(model)
-    stock_table = any(item.name == "learned" for item in parse(encoding).items)
+    has_table = any(item.name == "learned" for item in parse(encoding).items)
     return LoadedModel(
-        model=how.place(model),
+        model=computing.place(model),
         predict=partial(predict, model),
         encoding=encoding,
         trained_length=trained,
         updates=None,
-        limit=count_positions(model) if stock_table else None,
+        limit=count_positions(model) if has_table else None,
     )
 
 
 def predict(model: PreTrainedModel, tokens: Tensor, targets: Tensor) -> Tensor:
     """Compute the log probabilities of the last tokens; see :class:`LoadedModel`."""
     count = targets.size(1)
-    kept: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
-        kept["logits_to_keep"] = count
-    logits = model(input_ids=tokens, use_cache=False, **kept).logits[:, -count:]  # [B, n, V]
+        options["logits_to_keep"] = count
+    logits = model(input_ids=tokens, use_cache=False, **options).logits[:, -count:]  # [B, n, V]
+    logit_parts = logits.flatten(0, 1).split(_TOKENS_AT_A_TIME)
+    target_parts = targets.flatten().split(_TOKENS_AT_A_TIME)
     losses = [
-        F.cross_entropy(rows.float(), wanted, reduction="none")
-        for rows, wanted in zip(logits.flatten(0, 1).split(_ROWS), targets.flatten().split(_ROWS))
+        F.cross_entropy(part.float(), part_targets, reduction="none")
+        for part, part_targets in zip(logit_parts, target_parts)
     ]
     return -torch.cat(losses).view_as(targets)
 
@@ -82,8 +84,9 @@ def read_text(path: Path, folder: Path) -> Stream:
     tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if not tokens:
         raise UserError(f"--text {path}: is empty")
-    start = tokenizer.bos_token_id
-    start = tokenizer.eos_token_id if start is None else start
-    if start is None:
+    first_token = tokenizer.bos_token_id
+    if first_token is None:
+        first_token = tokenizer.eos_token_id
+    if first_token is None:
         raise UserError(f"{folder}: its tokenizer has no token with which a text begins")
-    return Stream.from_tokens(torch.tensor(tokens), start)
+    return Stream.from_tokens(torch.tensor(tokens), first_token)

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_count(parser, "--trained", "tokens of the longest question of the training", 40)
     options.add_lengths(parser, "lengths of the test questions", "10,20,40,60,80,120,160,200")
     options.add_jobs(parser, "one per core, or one on the GPU")
-    options.add_place(parser)
+    options.add_cluster(parser)
     options.add_json(parser)
 
 

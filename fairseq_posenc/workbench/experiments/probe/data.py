@@ -12,7 +12,7 @@ from fairseq.data.indexed_dataset import data_file_path, index_file_path, make_b
 
 from fairseq_posenc.tasks.answers import ASKS, BLANK
 from fairseq_posenc.workbench.experiments.probe.tasks.base import Example, Task
-from fairseq_posenc.workbench.experiments.variants import BOTH, MASKED
+from fairseq_posenc.workbench.experiments.variants import ENCODER_DECODER, MASKED
 from fairseq_posenc.workbench.running.jobs import Outputs
 
 QUESTION, ANSWER = "question", "answer"  # the two languages of encoder-decoders
@@ -61,7 +61,7 @@ def _write(examples: Iterable[Example], task: Task, family: str, folder: Path, s
     for symbol in (ASKS, *([BLANK] if family == MASKED else []), *task.symbols):
         dictionary.add_symbol(symbol)
     names = {"": split}
-    if family == BOTH:
+    if family == ENCODER_DECODER:
         names = {symbol: f"{split}.{QUESTION}-{ANSWER}.{symbol}" for symbol in (QUESTION, ANSWER)}
     builders = {}
     for language, name in names.items():

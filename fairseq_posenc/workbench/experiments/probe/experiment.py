@@ -14,7 +14,7 @@ from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.experiment import Experiment, Results
-from fairseq_posenc.workbench.experiments.probe import data, tasks
+from fairseq_posenc.workbench.experiments.probe import data as probe_data
 from fairseq_posenc.workbench.experiments.probe.data import (
     ANSWER,
     DATA_SEED,
@@ -22,40 +22,45 @@ from fairseq_posenc.workbench.experiments.probe.data import (
     QUESTION,
     TEST_EXAMPLES,
 )
+from fairseq_posenc.workbench.experiments.probe.tasks import get as get_task
 from fairseq_posenc.workbench.experiments.probe.tasks.base import Task
 from fairseq_posenc.workbench.experiments.trainings import Measurement
-from fairseq_posenc.workbench.experiments.variants import BOTH, CAUSAL, MASKED, Run
+from fairseq_posenc.workbench.experiments.variants import CAUSAL, ENCODER_DECODER, MASKED, Run
 from fairseq_posenc.workbench.running.jobs import Job, Outputs, RunContext, Step
 from fairseq_posenc.workbench.running.progress import say
 
-LONGEST = 500  # most words of a question
+_MAX_WORDS = 500  # of a question
 POSITIONS = 1024  # rows of learned tables: an answer may be as long as its question
 
 # By default fairseq cuts the last batch to a multiple of 8 and drops the rest, in validation too.
 KEEP_ALL = "--max-tokens 4096 --required-batch-size-multiple 1"
 # Small enough that a training takes at most two minutes on a core, large enough to learn the tasks
-# at the lengths trained on.
-# A resumed training draws other batches without --update-epoch-batch-itr.
+# at the lengths trained on. Without the last option, a resumed training draws other batches.
 _COMMON = f"""
 --criterion answers {KEEP_ALL} --dropout 0 --attention-dropout 0
 --max-target-positions {POSITIONS} --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0
 --lr 0.003 --lr-scheduler inverse_sqrt --warmup-updates 100 --update-epoch-batch-itr True
 """
-TASKS = {
+# fairseq's options by family. An encoder is not trained with random masks: its targets are its own
+# inputs (--self-target), in which the criterion ``answers`` replaces each word of an answer by a
+# blank.
+_TASK_OPTIONS = {
     MASKED: "--task language_modeling --self-target",
     CAUSAL: "--task language_modeling",
-    BOTH: f"--task translation --source-lang {QUESTION} --target-lang {ANSWER}",
+    ENCODER_DECODER: f"--task translation --source-lang {QUESTION} --target-lang {ANSWER}",
 }
 _SAMPLES = f"--sample-break-mode eos --tokens-per-sample {POSITIONS}"
-_MODELS = {
+_MODELS = {  # without positions; each variant adds its own by --position-encoding
     MASKED: f"--arch roberta_none_tiny {_SAMPLES} --encoder-ffn-embed-dim 256",
     CAUSAL: f"--arch transformer_lm_none_tiny {_SAMPLES} --decoder-ffn-embed-dim 256",
-    BOTH: f"--arch transformer_none_tiny --max-source-positions {POSITIONS} "
+    ENCODER_DECODER: f"--arch transformer_none_tiny --max-source-positions {POSITIONS} "
     "--encoder-ffn-embed-dim 256 --decoder-ffn-embed-dim 256",
 }
 TRAIN_OPTIONS = {
-    family: shlex.split(f"{TASKS[family]} {model} {_COMMON}") for family, model in _MODELS.items()
+    family: shlex.split(f"{_TASK_OPTIONS[family]} {model} {_COMMON}")
+    for family, model in _MODELS.items()
 }
+# Matches for example "length-40-depth-0.25_exact": "0.97", also without the depth.
 _ACCURACY = re.compile(r'"length-(\d+)(?:-depth-([\d.]+))?_exact": "?([\d.]+)')
 
 
@@ -63,7 +68,7 @@ _ACCURACY = re.compile(r'"length-(\d+)(?:-depth-([\d.]+))?_exact": "?([\d.]+)')
 class TaskExperiment(Experiment):
     """Models that each learn one task with known answers, and are tested at many lengths."""
 
-    case: ClassVar[str] = "task"
+    case: ClassVar[str] = "task"  # what `Run.case` means
     tasks: tuple[Task, ...]  # the tasks; each model is trained on one
     trained: int  # longest question in training, in words
     lengths: tuple[int, ...]  # lengths of the test questions, in words
@@ -71,8 +76,8 @@ class TaskExperiment(Experiment):
     def __post_init__(self) -> None:
         super().__post_init__()
         for option, value in (("--trained", self.trained), ("--lengths", max(self.lengths))):
-            if value > LONGEST:
-                raise UserError(f"{option} {value}: must be at most {LONGEST:,}")
+            if value > _MAX_WORDS:
+                raise UserError(f"{option} {value}: must be at most {_MAX_WORDS:,}")
 
     @property
     def runs(self) -> list[Run]:
@@ -117,33 +122,39 @@ class TaskExperiment(Experiment):
 
     def job(self, run: Run) -> Job:
         """Build a training on one task, and its test at all lengths."""
-        task = tasks.get(run.case)
+        task = get_task(run.case)
         train, test = self._build_steps(task)
-        splits = ",".join(data.name_test_splits(task, self.lengths))
+        splits = ",".join(probe_data.name_test_splits(task, self.lengths))
         options = (
-            f"{TASKS[self.family]} --valid-subset {splits} {KEEP_ALL} --log-format json "
+            f"{_TASK_OPTIONS[self.family]} --valid-subset {splits} {KEEP_ALL} --log-format json "
             "--num-workers 0 --distributed-world-size 1"
         )
         model = str(self.folder(run) / LAST)
-        measure = ["fairseq-validate", str(test.folder), "--path", model, *options.split()]
+        measure = ["fairseq-validate", str(test.folder), "--path", model, *shlex.split(options)]
+        # New test data needs no new training: its lengths are in the command of the measurement.
         return self._build_job(run, train.inputs, Measurement(measure, parse_accuracies))
 
     def _build_steps(self, task: Task) -> tuple[Step, Step]:
         """Build the steps that write the data of training and of test."""
         folder = self.task_data(task.name)
         family, longest, lengths = self.family, self.trained, self.lengths
-        inputs = {"task": task.name, "family": family, "seed": DATA_SEED}
-        inputs |= {"version": __version__}
+        inputs = {
+            "task": task.name,
+            "family": family,
+            "seed": DATA_SEED,
+            "version": __version__,
+        }
+        # The stamps of experiments to resume name these folders.
         return (
             Step(
                 folder / "train",
                 {**inputs, "longest": longest, "examples": EXAMPLES},
-                lambda _: data.write_train_splits(task, family, longest, folder / "train"),
+                lambda _: probe_data.write_train_splits(task, family, longest, folder / "train"),
             ),
             Step(
                 folder / "read",
                 {**inputs, "lengths": lengths, "examples": TEST_EXAMPLES},
-                lambda _: data.write_test_splits(task, family, lengths, folder / "read"),
+                lambda _: probe_data.write_test_splits(task, family, lengths, folder / "read"),
             ),
         )
 

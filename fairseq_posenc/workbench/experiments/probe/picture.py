@@ -92,7 +92,8 @@ def _draw_tasks(
     results: TaskResults, collect_points: Callable[[str, Variant], list[Points]], label: str
 ) -> Figure:
     """Draw a panel for each task and a line for each model, from the points of each seed."""
-    tasks, styles = results.experiment.tasks, pictures.assign_styles(results.experiment.names)
+    tasks = results.experiment.tasks
+    styles = pictures.assign_styles(results.experiment.names)
     figure, panels = pictures.new_panels(len(tasks), _COLUMNS, (4.2, 3.0), (1.5, 0.5), sharex=True)
     for axes, task in zip(panels, tasks):
         axes.set_title(task.name, loc="left", fontsize=12)

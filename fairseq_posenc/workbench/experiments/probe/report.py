@@ -116,7 +116,8 @@ def _introduce(results: TaskResults) -> str:
 
 def format_tables(results: TaskResults) -> str:
     """Format all tables and sentences."""
-    experiment, parts = results.experiment, []
+    experiment = results.experiment
+    parts = []
     if experiment.within:
         parts += ["Lengths as in training:", _format_shares(results, experiment.within)]
     if experiment.beyond:

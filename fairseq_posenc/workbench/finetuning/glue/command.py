@@ -25,17 +25,17 @@ from fairseq_posenc.workbench.running.devices import hydra_overrides, visible_gp
 from fairseq_posenc.workbench.running.executor import LocalMachine, run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import (
+    add_cluster,
     add_computing,
     add_data,
     add_jobs,
     add_json,
     add_out,
-    add_place,
     add_seeds,
     add_set,
     build_settings,
     finite_number,
-    parse_place,
+    parse_cluster,
 )
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.training import recipes
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--name", help=text)
     add_out(parser, computed_default="glue-NAME-PROTOCOL")
     add_jobs(parser, "one per GPU")
-    add_place(parser)
+    add_cluster(parser)
     text = "folder of the YAML configurations (default: the project's)"
     add("--configs", type=Path, default=CONFIGS, help=text)
     add("--dry-run", action="store_true", help="print the commands and stop")
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: runs failed.
     """
-    cluster = parse_place(args)
+    cluster = parse_cluster(args)
     pretrained = read_pretrained(args.checkpoint, "--checkpoint", for_fairseq=True)
     pretrained = pretrained._replace(path=pretrained.path.resolve())
     name = args.name or _name_model(pretrained.path)

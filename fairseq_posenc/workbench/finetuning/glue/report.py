@@ -47,7 +47,8 @@ def write_results(runs: Sequence[GlueRun], out: Path, pretrained: Pretrained, na
     tasks = {}
     for task in TASKS:
         if done := [run for run in finished if run.task == task]:
-            metric, results = done[0].reported_metric, [read_result(run, out) for run in done]
+            metric = done[0].reported_metric
+            results = [read_result(run, out) for run in done]
             tasks[task] = (metric, results)
             best = Path(find_best(results, metric)["folder"])
             for path in sorted(best.glob("submission/*.tsv")):
@@ -140,7 +141,8 @@ def _summarise_seeds(results: Sequence[Result], metric: str, best: Result) -> Ro
 
 def format_report(record: Record) -> str:
     """Format the report in Markdown."""
-    data, tasks = record.data, Tasks()
+    data = record.data
+    tasks = Tasks()
     for row in record.figures["tasks"]:
         tasks.setdefault(row["task"], {})[row["metric"]] = row
     spread = [row for task in tasks for row in _build_spread_rows(record, task)]
@@ -173,14 +175,16 @@ def format_report(record: Record) -> str:
 
 
 def _compare_with_paper(data: Row, tasks: Tasks) -> Iterator[str]:
-    statistic, columns = _REPORTED[data["protocol"]], _select_columns(tasks)
+    statistic = _REPORTED[data["protocol"]]
+    columns = _select_columns(tasks)
     ours = [f"**{data['name']}** ({_describe_selection(statistic, columns)})"]
     ours += [f"{row[statistic]:.2f}" for row in columns.values()]
     head = [
         "",
         *(f"{name} ({_format_metric(row['metric']).split()[0]})" for name, row in columns.items()),
     ]
-    rows, notes = [ours], []
+    rows = [ours]
+    notes = []
     for paper in reported().values():
         splits = {split for _, _, split in paper.columns.values()}
         is_of_protocol = paper.source == data["protocol"] and splits == {"dev"}

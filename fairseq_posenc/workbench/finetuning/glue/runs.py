@@ -156,7 +156,8 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
     """
     runs = []
     for task in request.tasks:
-        data, pretrained = find_data(request.data, task), request.pretrained
+        data = find_data(request.data, task)
+        pretrained = request.pretrained
         pretrained.check_dictionary(data.dictionary)
         data.check_lengths(pretrained.max_positions, pretrained.path)
         examples = data.splits["train"]["examples"]
@@ -182,7 +183,8 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
 
 
 def _build_command(run: GlueRun, settings: TaskConfig, request: GlueRequest) -> list[str]:
-    model, folder = request.pretrained, run.folder(request.out)
+    model = request.pretrained
+    folder = run.folder(request.out)
     chosen = {word.lstrip("+").partition("=")[0] for word in request.overrides}
     values: dict[str, Any] = {
         "hydra.run.dir": folder,

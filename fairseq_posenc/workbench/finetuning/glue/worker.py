@@ -84,7 +84,8 @@ def _train(run: GlueRun, folder: Path, context: RunContext) -> None:
     def report_line(text: str) -> None:
         """Report validations, and the number of updates every few seconds."""
         nonlocal last
-        line, score = parse_line(text), ""
+        line = parse_line(text)
+        score = ""
         if line is None:
             return
         if line.kind == "valid" and run.metric in line.figures:
@@ -134,7 +135,8 @@ def predict(model: Any, task: Any, split: str) -> tuple[Tensor, Tensor]:
     batches = task.get_batch_iterator(
         dataset, max_sentences=_BATCH, max_positions=task.max_positions()
     ).next_epoch_itr(shuffle=False)
-    outputs, labels = [torch.empty(0)] * len(dataset), torch.zeros(len(dataset)).double()
+    outputs = [torch.empty(0)] * len(dataset)
+    labels = torch.zeros(len(dataset)).double()
     on_gpu = next(model.parameters()).is_cuda
     for sample in batches:
         batch = utils.move_to_cuda(sample) if on_gpu else sample

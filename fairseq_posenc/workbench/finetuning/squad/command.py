@@ -26,16 +26,16 @@ from fairseq_posenc.workbench.running.devices import ComputeOptions, hydra_overr
 from fairseq_posenc.workbench.running.executor import LocalMachine, run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import (
+    add_cluster,
     add_computing,
     add_count,
     add_data,
     add_examples,
     add_json,
     add_out,
-    add_place,
     add_set,
     finite_number,
-    parse_place,
+    parse_cluster,
 )
 from fairseq_posenc.workbench.running.progress import say
 
@@ -69,7 +69,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     text = "recipe (default: finetune_configs/squadNN.yaml)"
     add("--config", type=Path, metavar="YAML", help=text)
     add_computing(parser)
-    add_place(parser)
+    add_cluster(parser)
     parser.set_defaults(jobs=None)  # there is a single job
     add_set(parser, "optimization.lr=[2e-5]")
 
@@ -97,7 +97,7 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    cluster = parse_place(args)
+    cluster = parse_cluster(args)
     overrides = [*hydra_overrides(args, is_local=cluster is None), *args.changes]
     with signals_as_keyboard_interrupt():
         training = FineTuning(args.checkpoint, args.data, args.out, args.config, overrides)

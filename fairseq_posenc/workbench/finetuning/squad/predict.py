@@ -21,7 +21,7 @@ from fairseq_posenc.workbench.running.progress import bar
 from fairseq_posenc.workbench.tokens.tokenizer import Tokens
 
 NBEST = 20
-LONGEST = 30  # maximum length of an answer in tokens
+MAX_ANSWER = 30  # tokens
 
 
 class Candidate(NamedTuple):
@@ -96,11 +96,11 @@ def find_best_spans(window: Window, start: np.ndarray, end: np.ndarray) -> Windo
     if not size:
         return WindowSpans([], null)
     part = slice(window.offset, window.offset + size)
-    padded = np.concatenate([end[part], np.full(LONGEST - 1, -np.inf, dtype=end.dtype)])
-    lasts = np.lib.stride_tricks.sliding_window_view(padded, LONGEST)  # [S, LONGEST]
+    padded = np.concatenate([end[part], np.full(MAX_ANSWER - 1, -np.inf, dtype=end.dtype)])
+    lasts = np.lib.stride_tricks.sliding_window_view(padded, MAX_ANSWER)  # [S, MAX_ANSWER]
     sums = np.where(window.best, start[part], -np.inf)[:, None] + lasts
     order = np.argsort(-sums, axis=None, kind="stable")[:NBEST]
-    best = [(int(index) // LONGEST, int(index) % LONGEST) for index in order]
+    best = [(int(index) // MAX_ANSWER, int(index) % MAX_ANSWER) for index in order]
     spans = [
         Span(window.first + first, window.first + first + extra, float(sums[first, extra]))
         for first, extra in best

@@ -175,7 +175,8 @@ def _find_best_threshold(
             continue
         score += scores[name] if has_answer[name] else -bool(predictions[name])
         if score > best:
-            best, threshold = score, odds[name]
+            best = score
+            threshold = odds[name]
     return 100.0 * best / len(scores), threshold
 
 

@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     with signals_as_keyboard_interrupt("the probe was deleted, except its log"):
         plan = run_probe(training, args.updates, args.log)
     if args.json:
-        spec, data = training.position_encoding, {"training": shlex.join(training.command)}
+        spec = training.position_encoding
+        data = {"training": shlex.join(training.command)}
         record = Record("plan", {"plan": [plan]}, data, spec, training.seed, own_command())
         print(record.text())
     else:
@@ -159,7 +160,8 @@ def format_plan(plan: dict[str, Any]) -> str:
 def _format_time(plan: dict[str, Any]) -> str:
     if plan["end"] is None:
         return "unknown: the command has neither --max-update nor --max-epoch"
-    hours, epochs = plan["hours"], plan["end"] / plan["updates_per_epoch"]
+    hours = plan["hours"]
+    epochs = plan["end"] / plan["updates_per_epoch"]
     return (
         f"{_format_number(hours)} hours ({_format_number(hours / 24)} days) for {plan['end']:,} "
         f"updates, or {_format_number(epochs)} epochs, plus validation and checkpoints"

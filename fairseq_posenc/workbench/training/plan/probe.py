@@ -142,7 +142,8 @@ class ProbeLog:
                 f"the probe's log has {len(self.updates)} updates, and the first {left_out} do "
                 "not count; does --log-file or --quiet hide the rest?"
             )
-        previous, figures = self.updates[left_out - 1 : -1], [entry.figures for _, entry in counted]
+        previous = self.updates[left_out - 1 : -1]
+        figures = [entry.figures for _, entry in counted]
         seconds = [now - then for (then, _), (now, _) in zip(previous, counted)]
         tokens = [float(update["wpb"]) for update in figures]
         free = [float(x.figures["gb_free"]) for _, x in self.updates if "gb_free" in x.figures]

@@ -1,4 +1,7 @@
-"""Composes the YAML files of ``finetune_configs`` and ``train_scripts/configs`` as fairseq does."""
+"""Names, composes and reads the YAML files of ``finetune_configs`` and ``train_scripts/configs``.
+
+They are composed with hydra as by ``fairseq-hydra-train``, which is a program and not a function.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,18 @@ from fairseq_posenc.tasks.glue.definitions import Task
 try:
     from hydra import compose, initialize_config_dir
 
-    _HYDRA_VERSION = {"version_base": "1.1"}
+    _VERSION_ARGUMENT = {"version_base": "1.1"}
 except ImportError:  # hydra 1.0, which the official fairseq requires
     from hydra.experimental import compose, initialize_config_dir  # type: ignore[assignment]
 
-    _HYDRA_VERSION = {}
+    _VERSION_ARGUMENT = {}
 
 
 def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
     """Compose the configuration of a file and of its defaults.
 
-    After fairseq's ``hydra_init`` with the file's name, fairseq's defaults are merged in, and
-    overrides of unknown options are refused.
+    Call fairseq's ``hydra_init(path.stem)`` first to also merge in fairseq's own defaults and to
+    refuse overrides of unknown options. An earlier initialisation of hydra in this process ends.
 
     Raises:
         HydraException: the file does not exist, or an override cannot be read.
@@ -36,17 +39,21 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
     GlobalHydra.instance().clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of hydra, about fairseq's use of it
-        with initialize_config_dir(str(path.parent.resolve()), **_HYDRA_VERSION):
+        with initialize_config_dir(str(path.parent.resolve()), **_VERSION_ARGUMENT):
             return compose(path.stem, list(overrides))
 
 
 def count_updates(config: Any, examples: int) -> int:
-    """Count the updates of all epochs of a fine-tuning; an epoch reads every example once."""
+    """Count the updates of all epochs of a fine-tuning; an epoch reads every example once.
+
+    The first ``update_freq`` is taken for all epochs: the files have only one.
+    """
     batches = math.ceil(examples / config.dataset.batch_size)
-    steps = config.distributed_training.distributed_world_size * config.optimization.update_freq[0]
-    return math.ceil(batches / steps) * config.optimization.max_epoch
+    devices = config.distributed_training.distributed_world_size
+    batches_per_update = devices * config.optimization.update_freq[0]
+    return math.ceil(batches / batches_per_update) * config.optimization.max_epoch
 
 
 def config_name(protocol: str, task: Task) -> str:
-    """Build the name of a GLUE task's configuration, such as ``decbert_cola``."""
+    """Build the name of a GLUE task's file by a paper's protocol, such as ``decbert_cola``."""
     return f"{protocol}_{task.name.lower().replace('-', '')}"

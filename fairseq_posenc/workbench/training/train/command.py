@@ -15,12 +15,12 @@ from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_inte
 from fairseq_posenc.workbench.running.jobs import Job, RunContext
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, bits_to_nats
 from fairseq_posenc.workbench.running.options import (
+    add_cluster,
     add_computing,
     add_count,
     add_out,
-    add_place,
     add_seeds,
-    parse_place,
+    parse_cluster,
 )
 from fairseq_posenc.workbench.running.programs import run_logged, run_watched
 from fairseq_posenc.workbench.training import recipes
@@ -78,7 +78,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     text = "sequences per GPU (translation: tokens); the global batch stays the same"
     add_count(parser, "--per-gpu", text)
     add_computing(parser)
-    add_place(parser, one_by_one=True)
+    add_cluster(parser, one_by_one=True)
     add("--dry-run", action="store_true", help="print the command and stop")
 
 
@@ -110,7 +110,8 @@ def _print_best(folder: Path) -> None:
     if not losses:
         raise UserError(f"{folder}: its folders have no checkpoint_best.pt; train first")
     for number, path in enumerate(sorted(losses, key=losses.__getitem__)):
-        mark, bits = "    " if number else "best", losses[path]
+        mark = "    " if number else "best"
+        bits = losses[path]
         print(f"{mark}  validation loss {bits:.4f} bits, {bits_to_nats(bits):.4f} nats  {path}")
 
 
@@ -133,7 +134,7 @@ def _run_all(runs: list[TrainingRun], args: argparse.Namespace) -> None:
     Raises:
         SystemExit: a training on this machine failed, with its exit code.
     """
-    cluster = parse_place(args)
+    cluster = parse_cluster(args)
     if args.dry_run:
         for training in runs:
             print(shlex.join(training.command()))

@@ -40,10 +40,23 @@ _IN_FILE_NAMES = str.maketrans({**dict.fromkeys("(:,/", "-"), "*": "x", ")": Non
 # Beginnings of options that a run may be continued with, so they are not a part of its identity: an
 # update computes the same whatever the start, the length, the output and the speed of the run.
 _SAME_RESULT = (
-    *("--restore-file", "--finetune-from-model", "--reset-", "--max-update", "--max-epoch"),
-    *("--stop-time-hours", "--save-interval", "--keep-", "--no-epoch-checkpoints"),
-    *("--validate-interval", "--disable-validation", "--log-", "--no-progress-bar"),
-    *("--tensorboard-", "--wandb-", "--num-workers", "--position-backend"),
+    "--restore-file",
+    "--finetune-from-model",
+    "--reset-",
+    "--max-update",
+    "--max-epoch",
+    "--stop-time-hours",
+    "--save-interval",
+    "--keep-",
+    "--no-epoch-checkpoints",
+    "--validate-interval",
+    "--disable-validation",
+    "--log-",
+    "--no-progress-bar",
+    "--tensorboard-",
+    "--wandb-",
+    "--num-workers",
+    "--position-backend",
 )
 
 
@@ -244,7 +257,8 @@ class TrainingRun(NamedTuple):
     def command(self) -> list[str]:
         """Build the whole command, and print what the weights start from."""
         say(self.choose_start())
-        words, args = [*self.training.words, "--save-dir", str(self.folder)], self.training.args
+        words = [*self.training.words, "--save-dir", str(self.folder)]
+        args = self.training.args
         if self.seed is not None:
             words += ["--seed", str(self.seed)]
         start = ["--finetune-from-model", str(args.init)] if args.init else []
@@ -257,7 +271,8 @@ class TrainingRun(NamedTuple):
             UserError: the folder has another run, or a recipe that starts from a released model has
                 no checkpoint to start from.
         """
-        last, init = self.folder / LAST, self.training.args.init
+        last = self.folder / LAST
+        init = self.training.args.init
         requested = self.training.passed.keys()
         self.step().refuse_others()
         if last.exists():

@@ -20,7 +20,12 @@ from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
     create_folder,
     write_card,
 )
-from fairseq_posenc.workbench.convert.random_comparison import ALLOWED, LONGEST, compute_scores
+from fairseq_posenc.workbench.convert.random_comparison import (
+    MAX_TOKENS,
+    TOLERANCE,
+    compute_scores,
+    is_rounding,
+)
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 
@@ -103,11 +108,11 @@ def export_to_ctranslate2(
         vocabularies = [side.symbols for side in sides]
         with TemporaryDirectory() as place:
             exact = _write(trained, vocabularies, "float32", Path(place))
-        if exact.largest > ALLOWED:
+        if not is_rounding(exact.largest):
             raise UserError(
-                f"--to ctranslate2: log probabilities differ from the model's by "
-                f"{exact.largest:.1e} of the largest one, and {ALLOWED:g} is rounding: nothing was "
-                "written"
+                "--to ctranslate2: log probabilities differ from the model's by "
+                f"{exact.largest:.1e} of the largest one, and {TOLERANCE:g} is rounding: nothing "
+                "was written"
             )
         written = _write(trained, vocabularies, quantization, folder)
         notes = [f"log probabilities in float32 equal to {exact.largest:.1e} of the largest one"]
@@ -149,7 +154,8 @@ def _compare_log_probs(
         [[symbols[number] for number in sentence] for sentence in sentences]
         for symbols, sentences in zip((vocabularies[0], vocabularies[-1]), sides)
     ]
-    place, end = str(folder), trained.stacks["decoder"].eos_idx
+    place = str(folder)
+    end = trained.stacks["decoder"].eos_idx
     if trained.family.name == "translation":
         translator = ctranslate2.Translator(place, inter_threads=1, intra_threads=1)
         scored = translator.score_batch(*written, max_input_length=0)
@@ -166,9 +172,10 @@ def _compare_log_probs(
 
 def _draw_sentences(stack: Any) -> list[list[int]]:
     """Draw three sentences without ``</s>``; the longest fills the positions of the stack."""
-    dims, generator = stack.assembly.dims, torch.Generator().manual_seed(1)
+    dims = stack.assembly.dims
+    generator = torch.Generator().manual_seed(1)
     symbols: int = stack.embed_tokens.num_embeddings
-    longest = min(LONGEST, dims.max_positions) - 1
+    longest = min(MAX_TOKENS, dims.max_positions) - 1
     return [
         torch.randint(4, symbols, (length,), generator=generator).tolist()
         for length in (longest, longest // 2 + 1, 2)

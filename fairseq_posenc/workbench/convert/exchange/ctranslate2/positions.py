@@ -50,7 +50,7 @@ class PlacedPositions(NamedTuple):
     # layer's attention has positions
     table: Tensor
     attention: list[MultiHeadAttentionSpec]  # for each layer, with only its positions set
-    alibi: bool  # whether the scores of all layers have ALiBi's bias
+    alibi: bool  # whether the scores of all layers have ALiBi's bias; only in causal stacks
 
 
 @torch.no_grad()
@@ -59,7 +59,8 @@ def place_positions(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
 
     Args:
         stack: encoder or decoder of one of our models.
-        reads_prompts: whether it is a causal LM, which reads a prompt of many tokens at once.
+        reads_prompts: whether it is a causal LM, which reads a prompt of many tokens at once; there
+            CTranslate2 computes distances of a bias wrongly, except those of ALiBi.
 
     Raises:
         UserError: an encoding computes something that CTranslate2 does not support.
@@ -78,7 +79,8 @@ def place_positions(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
     alibi = bias is not None and all(_is_alibi(layer.bias, dims) for layer in terms)
     if bias is not None and not alibi and reads_prompts:
         _refuse(stack, "a bias", "and CTranslate2 reads prompts with its distances wrong")
-    attention, rotates = [], False
+    attention: list[MultiHeadAttentionSpec] = []
+    rotates = False
     for layer, state, layer_terms in zip(stack.layers, states, terms):
         placed = layer_terms._replace(bias=None) if alibi else layer_terms
         encodings = stack.encodings.select(layer.self_attn.kind).as_list()
@@ -187,7 +189,8 @@ def _build_attention(stack: Any, terms: Terms, rope: Optional[Rope]) -> MultiHea
         **rotary,
     )
     if factors is not None:  # "Su" has a factor for each pair, so it can express any scaling
-        spec.rotary_scaling_long_factor = spec.rotary_scaling_short_factor = factors.numpy()
+        spec.rotary_scaling_long_factor = factors.numpy()
+        spec.rotary_scaling_short_factor = factors.numpy()
     if has_tables:
         _set_tables(spec, *tables)
     if terms.bias is not None:

@@ -47,11 +47,11 @@ _HAS_PLACE = re.compile(rf"(encoder|decoder)\.{_STACK}\.(weight|bias)")
 
 @torch.no_grad()
 def build_specification(trained: OpenModel, vocabularies: list[list[str]]) -> ModelSpec:
-    """Build the specification of a model, checked and in float32.
+    """Build the specification of a model, with its float32 weights, and check it.
 
     Args:
         trained: the model.
-        vocabularies: symbols of each dictionary, in order.
+        vocabularies: symbols of each dictionary, the source's first.
 
     Raises:
         UserError: the model has something that CTranslate2 does not support.
@@ -61,7 +61,8 @@ def build_specification(trained: OpenModel, vocabularies: list[list[str]]) -> Mo
     if trained.family.name == "translation":
         spec: Any = TransformerSpec(_build_encoder(trained.stacks["encoder"]), decoder)
         spec.register_source_vocabulary(vocabularies[0])
-        spec.register_target_vocabulary(vocabularies[-1])
+        spec.register_target_vocabulary(vocabularies[-1])  # the same one if they are joined
+        # fairseq's decoders begin with </s>, as do its causal LMs without the option below.
         spec.config.decoder_start_token = spec.config.eos_token
         spec.config.add_source_eos = True
     else:
@@ -69,7 +70,8 @@ def build_specification(trained: OpenModel, vocabularies: list[list[str]]) -> Mo
         spec.register_vocabulary(vocabularies[0])
         if not trained.settings.task.get("add_bos_token"):
             spec.config.bos_token = spec.config.eos_token
-    spec = copy.deepcopy(spec)  # quantization changes it in place, not the model's weights
+    # Quantization changes a specification in place, and this one shares the model's weights.
+    spec = copy.deepcopy(spec)
     spec.validate()
     return spec
 
@@ -94,7 +96,8 @@ def _build_encoder(stack: Any) -> TransformerEncoderSpec:
 
 
 def _build_decoder(trained: OpenModel) -> TransformerDecoderSpec:
-    stack, translates = trained.stacks["decoder"], trained.family.name == "translation"
+    stack = trained.stacks["decoder"]
+    translates = trained.family.name == "translation"
     placed = place_positions(stack, reads_prompts=not translates)
     spec = TransformerDecoderSpec(
         len(stack.layers),
@@ -112,7 +115,7 @@ def _build_decoder(trained: OpenModel) -> TransformerDecoderSpec:
 
 
 def _read_layer_style(stack: Any) -> dict[str, Any]:
-    """Build the arguments of CTranslate2's stack: heads, norms and activation of the layers."""
+    """Read heads, norms and activation of the layers, as arguments of CTranslate2's stacks."""
     activation = str(stack.cfg.activation_fn)
     if activation not in _ACTIVATIONS:
         raise UserError(
@@ -129,7 +132,11 @@ def _read_layer_style(stack: Any) -> dict[str, Any]:
 
 
 def _set_stack(stack: Any, spec: Any, embeddings: LayerSpec, placed: PlacedPositions) -> None:
-    """Set the parts of a specification that encoder and decoder have in common."""
+    """Set the parts of a specification that encoder and decoder have in common.
+
+    The weights of the layers must be set afterwards: here each layer gets another specification of
+    its attention, which has fields for the layer's positions.
+    """
     set_embeddings(embeddings, stack.embed_tokens)
     spec.scale_embeddings = float(stack.embed_scale)
     if stack.layer_norm is not None:

@@ -1,4 +1,7 @@
-"""Computes self-attention of a layer, and attention to an encoder's output."""
+"""Computes self-attention of a layer, and attention to an encoder's output.
+
+Exported folders hold a copy of this module (see the package).
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,8 @@ class LayerCache:
 
     def past_decay(self, key: Tensor) -> Optional[Tensor]:
         """See :class:`~fairseq_posenc.modules.cache.KeyValueCache`."""
-        layers, width = getattr(self.cache, "layers", ()), key.size(-1)
+        layers = getattr(self.cache, "layers", ())
+        width = key.size(-1)
         keys = layers[self.layer].keys if self.layer < len(layers) else None
         if keys is None or not keys.numel() or keys.size(-1) == width:
             return None
@@ -76,7 +80,8 @@ class Attention(AttentionCore, nn.Module):
         self, config: StackConfig, layer: int, encodings: Encodings, kv_dim: Optional[int] = None
     ) -> None:
         super().__init__()
-        self.layer, self.num_heads = layer, config.num_heads
+        self.layer = layer
+        self.num_heads = config.num_heads
         self.head_dim = config.embed_dim // config.num_heads
         self.direction = config.directions[layer]
         self.rotates = any(
@@ -84,7 +89,8 @@ class Attention(AttentionCore, nn.Module):
         )
         self.dropout = config.attention_dropout
         self.encodings = encodings
-        width, kv_dim = config.embed_dim, kv_dim or config.embed_dim
+        width = config.embed_dim
+        kv_dim = kv_dim or config.embed_dim
         self.q_proj, self.out_proj = nn.Linear(width, width), nn.Linear(width, width)
         self.k_proj, self.v_proj = (nn.Linear(kv_dim, width) for _ in range(2))
 

@@ -1,4 +1,7 @@
-"""Defines the base class of the models: stacks, and the methods that transformers calls."""
+"""Defines the base class of the models: stacks, and the methods that transformers calls.
+
+Exported folders hold a copy of this module (see the package).
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ class PosencModel(PreTrainedModel):
         input_ids: Optional[Tensor],
         attention_mask: Optional[Tensor],
         inputs_embeds: Optional[Tensor],
-        others: dict[str, Any],
+        kwargs: dict[str, Any],
     ) -> tuple[ReturnOptions, Any]:
         """Run the encoder; also return the options of the call.
 
@@ -70,11 +73,11 @@ class PosencModel(PreTrainedModel):
             input_ids: see :meth:`Stack.forward`.
             attention_mask: see :meth:`Stack.forward`.
             inputs_embeds: see :meth:`Stack.forward`.
-            others: ``output_attentions``, ``output_hidden_states``, ``num_items_in_batch``, and
+            kwargs: ``output_attentions``, ``output_hidden_states``, ``num_items_in_batch``, and
                 ``prefix_ids``, the symbols of ``inputs_embeds``.
         """
-        prefix_ids = others.pop("prefix_ids", None)
-        options = ReturnOptions.read(self.config, others)
+        prefix_ids = kwargs.pop("prefix_ids", None)
+        options = ReturnOptions.read(self.config, kwargs)
         output = self.encoder(
             input_ids,
             attention_mask,
@@ -124,7 +127,8 @@ class PosencModel(PreTrainedModel):
             table = self._get_resized_embeddings(
                 stack.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing
             )
-            stack.embed_tokens, size = table, table.num_embeddings
+            stack.embed_tokens = table
+            size = table.num_embeddings
             stack.config = stack.config._replace(vocab_size=size)
             setattr(self.config, f"{name}_stack", stack.config._asdict())
         self.resize_head(size)

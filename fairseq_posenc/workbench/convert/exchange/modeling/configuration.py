@@ -1,4 +1,7 @@
-"""Defines the configuration of an exported model and of its stacks."""
+"""Defines the configuration of an exported model and of its stacks.
+
+Exported folders hold a copy of this module (see the package).
+"""
 
 from __future__ import annotations
 

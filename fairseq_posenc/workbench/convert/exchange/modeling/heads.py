@@ -1,4 +1,7 @@
-"""Computes the scores of the models' heads, and their losses."""
+"""Computes the scores of the models' heads, and their losses.
+
+Exported folders hold a copy of this module (see the package).
+"""
 
 from __future__ import annotations
 

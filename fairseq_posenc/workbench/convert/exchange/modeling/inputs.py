@@ -1,4 +1,8 @@
-"""Checks a model's inputs: each mistake raises an error of one line that says what to do."""
+"""Checks a model's inputs: each mistake raises an error of one line that says what to do.
+
+Symbols are token ids, as in fairseq's dictionaries. Exported folders hold a copy of this module
+(see the package).
+"""
 
 from __future__ import annotations
 
@@ -36,16 +40,17 @@ class ReturnOptions(NamedTuple):
 
     attentions: bool  # whether to return the attention weights of each layer
     hidden_states: bool  # whether to return the output of each layer
-    num_items: Any  # number of labels by which the loss is divided; None for those of the batch
+    # number of labels by which the loss is divided, int or tensor; None for those of the batch
+    num_items: Any
 
     @classmethod
-    def read(cls, config: PretrainedConfig, others: dict[str, Any]) -> ReturnOptions:
+    def read(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> ReturnOptions:
         """Read the options of a call, by default those of the configuration.
 
         Raises:
             ValueError: there are other arguments, which would have no effect.
         """
-        others = dict(others)
+        others = dict(arguments)
         others.pop("use_cache", None)  # models with caches have read it
         names = ("output_attentions", "output_hidden_states")
         passed = {name: others.pop(name, None) for name in names}
@@ -65,20 +70,26 @@ class ReturnOptions(NamedTuple):
         }
 
 
-def refuse_arguments(others: dict[str, Any]) -> None:
+def refuse_arguments(arguments: dict[str, Any]) -> None:
     """Refuse arguments by name, unless they are None or token types of zero."""
-    for name, value in others.items():
+    for name, value in arguments.items():
         zeros = name == "token_type_ids" and isinstance(value, Tensor) and not value.any()
         if value is not None and not zeros:
             raise ValueError(f"{name} cannot be given: {_REFUSED.get(name, 'no such argument')}")
 
 
-def check_one_input(ids: Any, embeds: Any, start: str = "") -> None:
-    """Refuse both symbols and vectors, and neither."""
+def check_one_input(ids: Any, embeds: Any, prefix: str = "") -> None:
+    """Check that there is exactly one input: symbols, or vectors in their place.
+
+    Args:
+        ids: the symbols, or None.
+        embeds: the vectors, or None.
+        prefix: begins the names of the two arguments in messages.
+    """
     if ids is None and embeds is None:
-        raise ValueError(f"no tokens: give {start}input_ids, or {start}inputs_embeds")
+        raise ValueError(f"no tokens: give {prefix}input_ids, or {prefix}inputs_embeds")
     if ids is not None and embeds is not None:
-        raise ValueError(f"give {start}input_ids or {start}inputs_embeds, not both")
+        raise ValueError(f"give {prefix}input_ids or {prefix}inputs_embeds, not both")
 
 
 def check_ids(name: str, ids: Any) -> None:
@@ -89,7 +100,10 @@ def check_ids(name: str, ids: Any) -> None:
 
 
 def check_not_negative(name: str, ids: Tensor) -> None:
-    """Refuse symbols below 0; reading them waits for a GPU."""
+    """Refuse symbols below 0.
+
+    This reads their values and so waits for a GPU: callers decide whether it is worth it.
+    """
     if bool((ids < 0).any()):
         raise ValueError(
             f"{name} hold {int(ids.min())}: symbols are numbers from 0 on; -100 is for labels alone"
@@ -111,7 +125,10 @@ def check_embeds(name: str, embeds: Any, width: int) -> None:
 
 
 def check_mask(name: str, mask: Any, batch: int, length: int, inspect: bool) -> None:
-    """Check a mask ``(B, S)`` of ones, and zeros for padding; ``inspect`` allows to read it."""
+    """Check a mask ``(B, S)``: 1 for tokens and 0 for padding.
+
+    With ``inspect`` also its values are read, which waits for a GPU.
+    """
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.is_floating_point():
         raise ValueError(
             f"{name} must be bool or whole numbers (sentences, tokens), 0 for padding, not "
@@ -159,10 +176,11 @@ def check_cache(cache: Any, batch: int, windows: list[Optional[int]]) -> None:
         check_cache(cache.self_attention_cache, batch, windows)
         check_cache(cache.cross_attention_cache, batch, [None] * len(windows))
         return
-    kinds = {type(layer).__name__ for layer in getattr(cache, "layers", ())}
+    # Not their subclasses, which may round keys to fewer bits.
+    supported = (DynamicLayer, DynamicSlidingWindowLayer)
     if (
         not isinstance(cache, DynamicCache)
-        or kinds - {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__}
+        or any(type(layer) not in supported for layer in cache.layers)
         or getattr(cache, "offloading", False)
     ):
         raise ValueError(
@@ -184,15 +202,16 @@ def check_cache(cache: Any, batch: int, windows: list[Optional[int]]) -> None:
             )
 
 
-def check_decoder_cache(cache: Any, both: bool) -> None:
-    """Refuse the class of cache of another kind of model.
+def check_cache_class(cache: Any, has_encoder: bool) -> None:
+    """Check that a cache is of the class that a decoder beside an encoder, or a causal LM, needs.
 
     Args:
         cache: the cache.
-        both: whether the model also attends to an encoder.
+        has_encoder: whether the model also attends to an encoder.
     """
-    if isinstance(cache, EncoderDecoderCache) != both:
-        wanted = "EncoderDecoderCache(DynamicCache(), DynamicCache())" if both else "DynamicCache()"
+    if isinstance(cache, EncoderDecoderCache) != has_encoder:
+        pair = "EncoderDecoderCache(DynamicCache(), DynamicCache())"
+        wanted = pair if has_encoder else "DynamicCache()"
         raise ValueError(f"{type(cache).__name__} cannot be used: this model needs {wanted}")
 
 

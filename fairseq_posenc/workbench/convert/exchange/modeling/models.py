@@ -1,4 +1,7 @@
-"""Defines the models that ``AutoModelFor...`` loads; those with a decoder have ``generate``."""
+"""Defines the models that ``AutoModelFor...`` loads; those with a decoder have ``generate``.
+
+Exported folders hold a copy of this module (see the package).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from fairseq_posenc.workbench.convert.exchange.modeling.heads import (
 )
 from fairseq_posenc.workbench.convert.exchange.modeling.inputs import (
     ReturnOptions,
-    check_decoder_cache,
+    check_cache_class,
     check_embeds,
     check_ids,
     check_labels,
@@ -146,7 +149,8 @@ class DecoderModel(PosencModel, GenerationMixin):
         """See :meth:`PosencModel.resize_head`."""
         if not self.config.tied_output:
             head = self.output_projection
-            head.weight, head.out_features = nn.Parameter(resize_rows(head.weight, size)), size
+            head.weight = nn.Parameter(resize_rows(head.weight, size))
+            head.out_features = size
 
     def scores(self, x: Tensor) -> Tensor:
         """Score the symbols, ``(B, T, symbols)``, from the decoder's output."""
@@ -183,17 +187,18 @@ class DecoderModel(PosencModel, GenerationMixin):
         """Select the inputs of a step of decoding that began with vectors.
 
         Args:
-            ids: generated symbols; before them those of the vectors, if the caller has them.
+            ids: generated symbols, ``(B, written)``; or, if the caller knows the symbols of the
+                vectors, these and then the generated ones, ``(B, L + written)``.
             embeds: the vectors, ``(B, L, C)``.
             past: number of tokens in the cache.
             mask: mask of vectors and generated symbols.
         """
         length = embeds.size(1)
         if mask is None or mask.size(1) != ids.size(1):
-            ids = torch.cat([self.decoder.stand_in(embeds), ids], 1)  # [B, L + written]
+            ids = torch.cat([self.decoder.make_placeholders(embeds), ids], 1)  # [B, L + written]
         if past >= length:
             return {"input_ids": ids[:, past:], "prefix_ids": ids}
-        written = self.decoder.embed_tokens(self.decoder.to_symbols(ids[:, length:]))
+        written = self.decoder.embed_tokens(self.decoder.replace_unknown(ids[:, length:]))
         embeds = torch.cat([embeds, written.type_as(embeds)], 1)[:, past:]
         return {"inputs_embeds": embeds, "prefix_ids": ids}
 
@@ -207,8 +212,9 @@ class PosencForCausalLM(DecoderModel):
         windows = [self.decoder.window(kind) for kind in self.decoder.kinds]
         sizes = [size for size in windows if size is not None]
         config.sliding_window = max(sizes, default=None)
-        names = ("full_attention", "sliding_attention")
-        config.layer_types = [names[size is not None] for size in windows]
+        config.layer_types = [
+            "full_attention" if size is None else "sliding_attention" for size in windows
+        ]
 
     @can_return_tuple
     def forward(
@@ -239,7 +245,7 @@ class PosencForCausalLM(DecoderModel):
         cache = choose_cache(past_key_values, cache)
         options = ReturnOptions.read(self.config, kwargs)
         if cache is not None:
-            check_decoder_cache(cache, both=False)
+            check_cache_class(cache, has_encoder=False)
         elif use_cache:
             cache = DynamicCache(config=self.config)
         output = self.decoder(
@@ -250,7 +256,8 @@ class PosencForCausalLM(DecoderModel):
             inputs_embeds=inputs_embeds,
             **options.of_stack,
         )
-        logits, loss = self.scores(output.last_hidden_state), None
+        logits = self.scores(output.last_hidden_state)
+        loss = None
         if labels is not None:
             check_labels(labels, logits.shape[:-1])
             targets = self.decoder.to_labels(labels[:, 1:])
@@ -334,7 +341,7 @@ class PosencForSeq2SeqLM(DecoderModel):
         if decoder_input_ids is None and decoder_inputs_embeds is None and labels is not None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if cache is not None:
-            check_decoder_cache(cache, both=True)
+            check_cache_class(cache, has_encoder=True)
         elif use_cache:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         output = self.decoder(

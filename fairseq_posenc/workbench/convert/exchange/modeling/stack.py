@@ -1,4 +1,8 @@
-"""Defines layers and stacks: fairseq's Transformer, with fairseq's names of parameters."""
+"""Defines layers and stacks: fairseq's Transformer, with fairseq's names of parameters.
+
+Layers with equal encodings are of one kind: what depends on positions alone, such as rotations, is
+computed once for each kind. Exported folders hold a copy of this module (see the package).
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,8 @@ class Layer(GradientCheckpointingLayer):
         if config.memory_dim is not None:
             self.encoder_attn = CrossAttention(config, number, Encodings({}), config.memory_dim)
             self.encoder_attn_layer_norm = nn.LayerNorm(width)
-        self.fc1, self.fc2 = nn.Linear(width, config.ffn_dim), nn.Linear(config.ffn_dim, width)
+        self.fc1 = nn.Linear(width, config.ffn_dim)
+        self.fc2 = nn.Linear(config.ffn_dim, width)
         self.final_layer_norm = nn.LayerNorm(width)
         self.activation = ACT2FN[config.activation]
         self.dropout = nn.Dropout(config.dropout)
@@ -60,14 +65,14 @@ class Layer(GradientCheckpointingLayer):
         memory: Optional[Memory],
     ) -> tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
         """Compute ``(B, T, C)``, and the weights of both attentions."""
-        common: tuple[Any, ...] = (shared, cache, need_weights)
-        attended, weights = self.self_attn(self._norm_input(x, self.self_attn_layer_norm), *common)
+        normed = self._norm_input(x, self.self_attn_layer_norm)
+        attended, weights = self.self_attn(normed, shared, cache, need_weights)
         x = self._add_output(x, attended, self.self_attn_layer_norm)
         cross_weights = None
         if memory is not None:
-            norm = self.encoder_attn_layer_norm
-            attended, cross_weights = self.encoder_attn(self._norm_input(x, norm), *common, memory)
-            x = self._add_output(x, attended, norm)
+            normed = self._norm_input(x, self.encoder_attn_layer_norm)
+            attended, cross_weights = self.encoder_attn(normed, shared, cache, need_weights, memory)
+            x = self._add_output(x, attended, self.encoder_attn_layer_norm)
         inner = self.activation(self.fc1(self._norm_input(x, self.final_layer_norm)))
         x = self._add_output(x, self.fc2(self.activation_dropout(inner)), self.final_layer_norm)
         return x, weights, cross_weights
@@ -87,23 +92,29 @@ class Stack(nn.Module):
         config: configuration of the stack.
     """
 
-    main_input_name = "input_ids"
+    main_input_name = "input_ids"  # transformers' `generate` reads it
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
-        self.config, width = config, config.embed_dim
+        self.config = config
+        width = config.embed_dim
         self.embed_tokens = nn.Embedding(config.vocab_size, width, config.padding_idx)
-        self.positions = config.build_encodings("input")
-        self.encodings = config.build_encodings("stack")
+        # Their names are parts of the names of weights in exported folders.
+        self.positions = config.build_encodings("input")  # added to the token embeddings
+        self.encodings = config.build_encodings("stack")  # shared by the attention of all layers
         self.layernorm_embedding = nn.LayerNorm(width) if config.embedding_norm else None
         self.layers = nn.ModuleList(Layer(config, number) for number in range(config.num_layers))
         self.layer_norm = nn.LayerNorm(width) if config.final_norm else None
         self.dropout = nn.Dropout(config.dropout)
         layers = (config.layer(number) for number in range(config.num_layers))
-        self.kinds = [config.kinds.index(layer) for layer in layers]
+        self.kinds = [config.kinds.index(layer) for layer in layers]  # for each layer its kind
 
     def window(self, kind: int) -> Optional[int]:
-        """Find the number of last tokens that a kind of layer sees; None for all."""
+        """Find the number of last tokens that a kind of layer sees; None for all.
+
+        A cache may drop the keys before them, so a window with ``first``, which all later queries
+        see, does not count.
+        """
         encodings: list[Any] = self.encodings.select(kind).as_list()
         sizes = [
             encoding.size
@@ -142,11 +153,10 @@ class Stack(nn.Module):
             **kwargs: other arguments of transformers, which must be None.
         """
         refuse_arguments(kwargs)
-        tokens, new = self._check_tokens(
+        tokens, new, inspect = self._check_tokens(
             input_ids, inputs_embeds, attention_mask, prefix_ids, memory, past_key_values
         )
         pad, eos = self.config.padding_idx, self.config.eos_idx
-        inspect = may_sync(tokens.device, decoding=tokens.size(1) != new)
         positions = Positions.from_tokens(tokens, pad, eos, new, inspect)
         shared = Shared.compute(self.encodings, positions)
         if self.training and any(layer.gradient_checkpointing for layer in self.layers):
@@ -157,57 +167,72 @@ class Stack(nn.Module):
             # in the backward pass.
             shared = shared._replace(cache=None, kinds=bare)
         if input_ids is not None:
-            inputs_embeds = self.embed_tokens(self.to_symbols(input_ids))
+            inputs_embeds = self.embed_tokens(self.replace_unknown(input_ids))
         assert inputs_embeds is not None
-        x = inputs_embeds.type_as(self.embed_tokens.weight) * self.config.embed_scale
-        for encoding in self.positions.as_list():
-            vectors = encoding.embed(shared.positions)
-            if vectors is not None:
-                x = x + vectors.type_as(x)
-        x = self.dropout(x if self.layernorm_embedding is None else self.layernorm_embedding(x))
-        layers: list[Any] = [*self.layers]
-        if memory is not None and any(layer.encoder_attn.rotates for layer in layers):
-            padding = memory.padding
-            if padding is None:
-                padding = memory.states.new_zeros(memory.states.shape[:2], dtype=torch.bool)
-            source = Positions.from_padding(padding, tgt_len=0)
-            shared = shared.with_source(self.encodings, source.ids)
-        states, weights, cross_weights = [x], [], []
-        for layer, kind in zip(layers, self.kinds):
-            common = (past_key_values, bool(output_attentions), memory)
-            x, layer_weights, layer_cross_weights = layer(x, shared.of_kind(kind), *common)
-            states.append(x)
-            weights.append(layer_weights)
-            cross_weights.append(layer_cross_weights)
+        x = self._add_positions(inputs_embeds, shared.positions)
+        if memory is not None:
+            shared = self._add_source(shared, memory)
+        states, weights, cross_weights = [], [], []
+        for layer, kind in zip(self.layers, self.kinds):
+            if output_hidden_states:
+                states.append(x)
+            x, layer_weights, layer_cross_weights = layer(
+                x, shared.of_kind(kind), past_key_values, bool(output_attentions), memory
+            )
+            if output_attentions:
+                weights.append(layer_weights)
+                cross_weights.append(layer_cross_weights)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         output = BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=x,
             past_key_values=past_key_values,
-            hidden_states=(*states[:-1], x) if output_hidden_states else None,
+            hidden_states=(*states, x) if output_hidden_states else None,
             attentions=tuple(weights) if output_attentions else None,
             cross_attentions=tuple(cross_weights) if output_attentions and memory else None,
         )
-        return output if return_dict in (None, True) else output.to_tuple()
+        return output.to_tuple() if return_dict is False else output
 
-    def to_symbols(self, ids: Tensor) -> Tensor:
-        """Replace symbols that are too large, such as unknown pieces of a tokenizer, by unknown."""
+    def _add_positions(self, embeds: Tensor, positions: Positions) -> Tensor:
+        """Add the vectors of positions to embeddings ``(B, T, C)``: the first layer's input."""
+        x = embeds.type_as(self.embed_tokens.weight) * self.config.embed_scale
+        for encoding in self.positions.as_list():
+            vectors = encoding.embed(positions)
+            if vectors is not None:
+                x = x + vectors.type_as(x)
+        return self.dropout(x if self.layernorm_embedding is None else self.layernorm_embedding(x))
+
+    def _add_source(self, shared: Shared, memory: Memory) -> Shared:
+        """Add the positions of the source if the attention to it rotates queries and keys."""
+        layers: list[Any] = [*self.layers]
+        if not any(layer.encoder_attn.rotates for layer in layers):
+            return shared
+        padding = memory.padding
+        if padding is None:
+            padding = memory.states.new_zeros(memory.states.shape[:2], dtype=torch.bool)
+        source = Positions.from_padding(padding, tgt_len=0)
+        return shared.with_source(self.encodings, source.ids)
+
+    def replace_unknown(self, ids: Tensor) -> Tensor:
+        """Replace symbols beyond the vocabulary, as of a tokenizer's unknown pieces, by unknown."""
         return ids.masked_fill(ids.ge(self.config.vocab_size), self.config.unk_idx)
 
     def to_labels(self, labels: Optional[Tensor]) -> Optional[Tensor]:
-        """Replace labels as :meth:`to_symbols` does; None stays None."""
-        return None if labels is None else self.to_symbols(labels)
+        """Replace labels as :meth:`replace_unknown` does: -100 and None stay."""
+        return None if labels is None else self.replace_unknown(labels)
 
-    def stand_in(self, embeds: Tensor) -> Tensor:
-        """Make symbols for vectors ``(B, T, C)``; none is padding or ends a sentence.
+    def make_placeholders(self, embeds: Tensor) -> Tensor:
+        """Make symbols for vectors ``(B, T, C)``, as positions are counted from symbols.
+
+        They are all unknown: no vector is padding or ends a sentence.
 
         Raises:
             ValueError: positions depend on the ends of sentences.
         """
-        reading = {name for layer in self.config.positions for name in layer if name in _READ_ENDS}
-        if reading:
+        names = {name for layer in self.config.positions for name in layer if name in _READ_ENDS}
+        if names:
             raise ValueError(
-                f"{min(reading)} counts from the ends of sentences, which inputs_embeds do not "
+                f"{min(names)} counts from the ends of sentences, which inputs_embeds do not "
                 "show: give input_ids, or all symbols up to now as prefix_ids beside inputs_embeds"
             )
         return embeds.new_full(embeds.shape[:2], self.config.unk_idx, dtype=torch.long)
@@ -220,35 +245,38 @@ class Stack(nn.Module):
         prefix_ids: Optional[Tensor],
         memory: Optional[Memory],
         cache: Optional[Cache],
-    ) -> tuple[Tensor, int]:
-        """Check the inputs of a call; return the symbols of all tokens, ``(B, S)``, and T.
+    ) -> tuple[Tensor, int, bool]:
+        """Check the inputs of a call.
 
-        Symbols that the mask hides are replaced by that of padding.
+        Returns:
+            The symbols of all tokens, ``(B, S)``, where those that the mask hides are padding; the
+            number T of new tokens; and whether values may be read, which waits for a GPU.
         """
-        start = "" if self.config.memory_dim is None else "decoder_"
-        check_one_input(input_ids, inputs_embeds, start)
+        # transformers' names of a decoder's inputs, beside those of an encoder
+        prefix = "" if self.config.memory_dim is None else "decoder_"
+        check_one_input(input_ids, inputs_embeds, prefix)
         inputs: Any = input_ids if inputs_embeds is None else inputs_embeds
         if inputs_embeds is None:
-            check_ids(f"{start}input_ids", input_ids)
+            check_ids(f"{prefix}input_ids", input_ids)
         else:
-            check_embeds(f"{start}inputs_embeds", inputs_embeds, self.config.embed_dim)
+            check_embeds(f"{prefix}inputs_embeds", inputs_embeds, self.config.embed_dim)
         batch, new = inputs.shape[:2]
         if cache is not None:
             check_cache(cache, batch, [self.window(kind) for kind in self.kinds])
         past = 0 if cache is None else cache.get_seq_length()
         inspect = may_sync(inputs.device, decoding=past > 0)
         if inspect and input_ids is not None:
-            check_not_negative(f"{start}input_ids", input_ids)
+            check_not_negative(f"{prefix}input_ids", input_ids)
         tokens = input_ids if prefix_ids is None else prefix_ids
         if tokens is None:
             assert inputs_embeds is not None
-            tokens = self.stand_in(inputs_embeds)
+            tokens = self.make_placeholders(inputs_embeds)
         elif prefix_ids is not None:
             check_ids("prefix_ids", prefix_ids)
         if tokens.size(1) != past + new or tokens.size(0) != batch:
             raise ValueError(
                 f"{past} tokens are in the cache and {new} are new: give all {past + new} of "
-                f"{batch} sentences as prefix_ids, whose positions depend on each other"
+                f"{batch} sentences as prefix_ids, because positions are counted from the first"
             )
         if memory is not None and memory.states.size(0) != batch:
             raise ValueError(
@@ -256,6 +284,6 @@ class Stack(nn.Module):
                 f"is given {batch}"
             )
         if attention_mask is not None:
-            check_mask(f"{start}attention_mask", attention_mask, batch, past + new, inspect)
+            check_mask(f"{prefix}attention_mask", attention_mask, batch, past + new, inspect)
             tokens = tokens.masked_fill(attention_mask.eq(0), self.config.padding_idx)
-        return tokens, new
+        return tokens, new, inspect

@@ -37,7 +37,8 @@ def register(symbols: Sequence[str]) -> Callable[[ExampleMaker], ExampleMaker]:
     """
 
     def add(make: ExampleMaker) -> ExampleMaker:
-        name, has_depth = make.__name__, "depth" in inspect.signature(make).parameters
+        name = make.__name__
+        has_depth = "depth" in inspect.signature(make).parameters
         TASKS[name] = Task(name, tuple(symbols), make, has_depth)
         return make
 

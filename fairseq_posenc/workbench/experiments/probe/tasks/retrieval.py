@@ -24,7 +24,8 @@ _NEEDLE = 3  # words of a needle
 _HOPS = 4  # assignments in a chain of variables
 _MANY_KEYS = [f"k{number}" for number in range(256)]
 _QUERIES = 4
-_POWER, _PLACE = 0.01, 4  # mqar's exponent of the power law, and words a place
+_POWER = 0.01  # mqar's exponent of the power law
+_PLACE = 4  # words of a place in mqar
 
 
 @register([*_MANY_KEYS, *LETTERS, _ASK])
@@ -51,7 +52,8 @@ def mqar(rng: random.Random, length: int) -> Example:
     Source: Arora et al. (2023), arXiv:2312.04927.
     """
     pairs = min(max(1, length // 8), len(_KEYS))
-    keys, values = rng.sample(_KEYS, pairs), rng.choices(_VALUES, k=pairs)
+    keys = rng.sample(_KEYS, pairs)
+    values = rng.choices(_VALUES, k=pairs)
     count = max(pairs, (length - 2 * pairs) // _PLACE)
     # Sorted by u^(1/w), u uniform, items are a sample without replacement of weights w.
     order = sorted(range(count), key=lambda place: -(rng.random() ** ((place + 1) ** (1 - _POWER))))
@@ -87,7 +89,8 @@ def needle_multi_key(rng: random.Random, length: int) -> Example:
 def needle_multi_value(rng: random.Random, length: int) -> Example:
     """Say all values of a key in the noise, in their order (RULER's multi-value)."""
     count = _count_needles(length)
-    key, values = rng.choice(_KEYS), rng.sample(_VALUES, count)
+    key = rng.choice(_KEYS)
+    values = rng.sample(_VALUES, count)
     needles = [(key, _IS, value) for value in values]
     return [*_hide_needles(rng, needles, length), _ASK, key], values
 
