@@ -272,7 +272,7 @@ def test_what_backends_and_parts_cannot_do_is_one_line():
         check("sdpa", Terms(bias=torch.ones(1, 1), log_visible=torch.ones(2)), 8)
     with pytest.raises(UserError, match="triton cannot compute this"):
         check("triton", Terms(sink=torch.ones(2)), 8)
-    assert "no temperature, cap or sink" in triton.refuses(Terms(softcap=50.0), CallFeatures("cuda"))
+    assert "no temperature, cap" in triton.refuses(Terms(softcap=50.0), CallFeatures("cuda"))
     with pytest.raises(UserError, match="sdpa cannot compute this: torch's attention does not cap"):
         check("sdpa", Terms(softcap=50.0), 8)
     with pytest.raises(UserError, match="use SelfAttention"):
