@@ -3,7 +3,7 @@
 #
 # Safe to call at any time: it does nothing when nothing changed, and it repairs what an
 # interrupted call left behind. PYTHON=... chooses the interpreter. HASHES=1 takes no file from
-# the package index but those whose hashes are in hashes.txt, in an environment made anew.
+# the package index but those whose hashes are in hashes.txt, in a new environment.
 set -eu
 cd -P "$(dirname "$0")"
 
@@ -129,7 +129,7 @@ if venv_is_usable && [ -z "${HASHES:-}" ]; then
 else
     find_python
     check_build_tools
-    [ ! -e "$venv" ] || say "the environment in .venv is incomplete, unverified, was moved, or has another Python; making it anew"
+    [ ! -e "$venv" ] || say "the environment in .venv is incomplete, unverified, was moved, or has another Python; replacing it"
     rm -f "$stamp" "$venv/bin/pip" # first, so that an interrupted removal is seen as one
     rm -rf "$venv"
     mkdir "$venv"

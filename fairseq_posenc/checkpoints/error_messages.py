@@ -23,7 +23,7 @@ UNBUILDABLE = (
     ArithmeticError,
     SyntaxError,  # fairseq evaluates some settings
     NameError,
-    NotImplementedError,  # no such method
+    NotImplementedError,  # settings that name what fairseq does not implement
     RecursionError,  # settings that contain each other
 )
 _MISSING = "Model file not found: "

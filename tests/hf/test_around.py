@@ -11,7 +11,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from fairseq_posenc.backends import flex
+from fairseq_posenc.backends import flex, planner
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
 from tests.helpers.hf_models import (
@@ -190,7 +190,10 @@ def test_quantized_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(flex.unavailable()), reason=flex.unavailable())
-def test_a_model_with_flex_attention_keeps_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_with_flex_attention_keeps_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "_logged", set())  # each choice is logged once in a process
     cell = Cell.build("llama", "own+window(size=4)")
     model = MODELS["llama"].build()
     model.set_attn_implementation("flex_attention")
