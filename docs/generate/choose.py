@@ -47,8 +47,8 @@ def format_evidence() -> str:
         content[family] = {**evidence._asdict(), "figures": figures}
     content[KEY] = {
         family: [
-            (models, kept, measurement._asdict())
-            for models, kept, measurement in measured.list_changes(family)
+            (change.models, change.kept, change.measurement._asdict())
+            for change in measured.list_changes(family)
         ]
         for family in FAMILIES
     }

@@ -22,6 +22,7 @@ from fairseq_posenc.workbench.experiments.choose.answer import (
     Measurement,
     compare_with_best,
 )
+from fairseq_posenc.workbench.experiments.choose.from_trained import Change
 from fairseq_posenc.workbench.experiments.text_experiment import STACKS, option_value
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, ENCODER_DECODER, MASKED
 from fairseq_posenc.workbench.results import markdown
@@ -177,13 +178,8 @@ def collect_evidence(family: str) -> Evidence:
     )
 
 
-def list_changes(family: str) -> list[tuple[str, str, Measurement]]:
-    """List what a change of positions does to trained models, as `choose --from-trained` reads it.
-
-    Returns:
-        for each measurement a description of the models, the encoding that they had, and the
-        figures of all encodings.
-    """
+def list_changes(family: str) -> list[Change]:
+    """List what a change of positions does to trained models, for ``choose --from-trained``."""
     changes = []
     if family == CAUSAL and (record := _read_record(REAL_RECORD)):
         longest = max(row["length"] for row in record.rows)
@@ -199,13 +195,13 @@ def list_changes(family: str) -> list[tuple[str, str, Measurement]]:
             "change, on eight windows of WikiText-2's test set"
         )
         title = f"perplexity at {longest:,} tokens, with its 95 % interval over the windows"
-        changes.append((models, "own", Measurement(title, REAL_RECORD, False, values)))
+        changes.append(Change(models, "own", Measurement(title, REAL_RECORD, False, values)))
     column = after_switch(family)
     if column.by_seed:
         kept = "sinusoidal" if family == ENCODER_DECODER else "rope"
         models = f"{family} models of 2 layers of width 128 that had `{kept}`, three seeds"
         title = column.title.partition(": ")[2]
-        changes.append((models, kept, _decide(column)._replace(title=title)))
+        changes.append(Change(models, kept, _decide(column)._replace(title=title)))
     return changes
 
 

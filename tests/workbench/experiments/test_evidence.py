@@ -370,7 +370,7 @@ def test_what_a_trained_model_can_be_given(capsys):
 def test_a_better_encoding_than_the_kept_one_is_named(monkeypatch):
     values = {"rope": [10.0, 10.1, 10.2], "alibi": [5.0, 5.1, 5.2]}
     measurement = answer.Measurement("perplexity", "", False, values)
-    changes = [("small models", "rope", measurement)]
+    changes = [from_trained.Change("small models", "rope", measurement)]
     monkeypatch.setattr(from_trained, "read_changes", lambda family: changes)
     text = from_trained.answer_from_trained(ChooseQuestion("causal-lm", 8, 8))
     assert text.startswith("Try the first encoding of each table")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.choose.answer import (
@@ -24,15 +25,18 @@ _READ = (
 _SWAP = "fairseq-posenc swap --checkpoint FILE --position-encoding SPEC --out NEW"
 
 
-def read_changes(family: str) -> list[tuple[str, str, Measurement]]:
-    """Read what a change of positions does to trained models of a family.
+class Change(NamedTuple):
+    """A measurement of trained models that were given other positions."""
 
-    Returns:
-        for each measurement a description of the models, the encoding that they had, and the
-        figures of all encodings.
-    """
+    models: str  # description of the models
+    kept: str  # the encoding that they had
+    measurement: Measurement  # of all encodings, the kept one included
+
+
+def read_changes(family: str) -> list[Change]:
+    """Read what a change of positions does to trained models of a family."""
     content = json.loads(EVIDENCE.read_text(encoding="utf-8"))[KEY][family]
-    return [(models, kept, Measurement(**figures)) for models, kept, figures in content]
+    return [Change(models, kept, Measurement(**figures)) for models, kept, figures in content]
 
 
 def answer_from_trained(question: ChooseQuestion) -> str:
