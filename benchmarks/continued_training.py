@@ -65,7 +65,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     options.add_count(parser, "--blocks", "of the validation text", 8)
     add("--lr", type=float, default=2e-4, help="learning rate (default: %(default)s)")
     add("--seed", type=int, default=1, help="of the order and new parameters (default: 1)")
-    add("--bf16", action="store_true", help="autocast to bfloat16; weights stay float32")
+    add("--bf16", action="store_true", help="train in autocast to bfloat16; all else in float32")
     add("--out", type=Path, required=True, metavar="FILE", help="the record; models lie beside it")
     return parser.parse_args(words)
 
@@ -102,8 +102,7 @@ def train(
         losses = {}
         for number, window in enumerate(windows, start=1):
             read, predicted = (x[None, window.start : window.end] for x in stream)
-            with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
-                losses[f"loss_{number}"] = -float(hf_model.predict(model, read, predicted).mean())
+            losses[f"loss_{number}"] = -float(hf_model.predict(model, read, predicted).mean())
         return losses
 
     training = Training(model, args.lr, folder)
@@ -148,7 +147,7 @@ def build_record(args: argparse.Namespace, outputs: Mapping[str, Outputs]) -> Re
         "valid": str(args.valid),
         "tokens_per_update": args.length,
         "lr": args.lr,
-        "precision": "autocast to bfloat16" if args.bf16 else "float32",
+        "training_in": "autocast to bfloat16" if args.bf16 else "float32",
         "fairseq_posenc": __version__,
         "torch": str(torch.__version__),
         "transformers": transformers.__version__,
