@@ -1,18 +1,31 @@
-"""Fits the position parameters of a state dict to a model whose encodings or lengths differ.
+"""Fits trained position parameters to a model whose encodings or lengths differ.
 
-Loading first extends the tables that can be extended without loss (:func:`extend_tables`), then
-replaces what still does not fit (:func:`fit_positions`).
+Loading a state dict first extends the tables that can be extended without loss
+(:func:`extend_tables`), then replaces what still does not fit (:func:`fit_positions`). A model that
+is given other positions keeps the parameters whose meaning stays (:func:`list_changed_options`),
+extended to its length (:func:`extend_parameter`).
 """
 
 import logging
-from typing import Any
+from collections.abc import Collection
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import Encoding
+from fairseq_posenc.specs import Spec
 
 logger = logging.getLogger(__name__)
 KEY_MARK = ".encodings."  # marks the name of every position parameter, and of no other
+LengthRule = Literal["copy", "interpolate"]
+LENGTH_RULES: dict[str, str] = {
+    "copy": "repeats the table from its first row",
+    "interpolate": "stretches it, so that the positions between come from their neighbours",
+}
+# Options that do not change the meaning of a parameter.
+_FREE_OPTIONS = ("max_distance", "extent", "scale_factor")
 
 
 def is_position_parameter(name: str) -> bool:
@@ -50,6 +63,63 @@ def extend_tables(model: nn.Module, state_dict: dict[str, Any], prefix: str) -> 
     return changes
 
 
+def list_changed_options(encoding: str, old: Spec, new: Spec) -> str:
+    """List the options that change the meaning of an encoding's parameters, as ``name=value``.
+
+    Args:
+        encoding: name of the encoding, which both specs have.
+        old: the spec that the parameters were trained with.
+        new: the spec of the model that takes them.
+    """
+    # An option that is off (False) equals one that an encoding no longer has.
+    old_options, new_options = (
+        {
+            (key, value)
+            for item in spec.items
+            for key, value in item.options
+            if item.name == encoding and key not in _FREE_OPTIONS and value is not False
+        }
+        for spec in (old, new)
+    )
+    return ", ".join(sorted({f"{key}={value}" for key, value in old_options ^ new_options}))
+
+
+def extend_parameter(
+    encoding: Encoding,
+    name: str,
+    trained: Tensor,
+    lengths: Collection[int],
+    rule: LengthRule | None,
+) -> Tensor | None:
+    """Fit a trained parameter to an encoding whose tables may be longer or shorter.
+
+    A table by distance is extended without loss. One by position loses its last rows, or gets more
+    by a rule.
+
+    Args:
+        encoding: the new module.
+        name: of the parameter in the module.
+        trained: the trained values.
+        lengths: numbers of positions that the trained table may have.
+        rule: how a table by position becomes longer; None leaves it as short as it is.
+
+    Returns:
+        Values of the parameter's shape, those of a shorter table, or None if nothing fits.
+    """
+    parameter = encoding.get_parameter(name)
+    extended = encoding.extend(name, trained)
+    if extended.shape == parameter.shape:
+        return extended
+    rows = parameter.size(0)
+    # A table by position may begin with rows of no position, such as that of padding.
+    before = rows - encoding.dims.max_positions
+    if trained.size(0) - before not in lengths or trained.shape[1:] != parameter.shape[1:]:
+        return None
+    if trained.size(0) >= rows:
+        return trained[:rows]
+    return trained if rule is None else _lengthen_table(trained, before, rows, rule)
+
+
 def fit_positions(state_dict: dict[str, Any], ours: dict[str, Tensor]) -> list[str]:
     """Replace position parameters that do not fit a model by the model's.
 
@@ -73,6 +143,23 @@ def fit_positions(state_dict: dict[str, Any], ours: dict[str, Tensor]) -> list[s
         + [f"{key} {tuple(theirs[key].shape)} is not in the model" for key in dropped]
         + [_describe_resized(key, theirs[key], ours[key]) for key in resized]
     )
+
+
+def _lengthen_table(table: Tensor, before: int, rows: int, rule: LengthRule) -> Tensor:
+    """Lengthen a table by position, ``(n, C)``, to ``(rows, C)``.
+
+    Its first rows, of which ``before`` belong to no position, are kept.
+    """
+    numbered = table[before:]
+    wanted = rows - before
+    if rule == "copy":
+        longer = numbered[torch.arange(wanted, device=table.device) % numbered.size(0)]
+    else:
+        stretched = F.interpolate(
+            numbered.float().t()[None], size=wanted, mode="linear", align_corners=True
+        )  # [1, C, wanted]
+        longer = stretched[0].t().to(numbered.dtype)
+    return torch.cat([table[:before], longer])
 
 
 def _select_position_parameters(weights: dict[str, Any]) -> dict[str, Any]:

@@ -12,12 +12,18 @@ from fairseq_posenc.hf.own_positions import read_positions
 from fairseq_posenc.hf.record import mark_unsaved
 from fairseq_posenc.hf.replacing import find_family, replace_positions
 from fairseq_posenc.hf.saving import make_saveable
+from fairseq_posenc.position_parameters import LengthRule
 
 __all__ = ["read_positions", "set_positions"]
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 
-def set_positions(model: Model, spec: str, max_positions: int | None = None) -> Model:
+def set_positions(
+    model: Model,
+    spec: str,
+    max_positions: int | None = None,
+    extend: LengthRule | None = None,
+) -> Model:
     """Give a model other positions, in place.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -28,13 +34,17 @@ def set_positions(model: Model, spec: str, max_positions: int | None = None) -> 
 
     Call it before PEFT, DDP, FSDP or ``torch.compile`` wraps the model, and before an optimizer is
     created. The model's own positions are removed. Weights of positions in both the old and the new
-    spec (a table of ``learned``, T5's buckets, sinks) are kept; all others are initialized.
+    spec (a table of ``learned`` or ``shaw``, T5's buckets, sinks) are kept; all others are
+    initialized. A table by distance that grows repeats its ends, so that no distance changes.
 
     Args:
         model: a model of a supported family, with any head.
         spec: encodings, such as ``alibi`` or ``3*own+window(size=512),none``; ``own`` stands for
             the model's current positions.
         max_positions: longest sequence, and the size of tables; by default the model's.
+        extend: how a trained table by position (``learned``, ``tupe``) becomes longer: ``copy``
+            repeats it from its first row, ``interpolate`` stretches it. By default the rows beyond
+            it are new and untrained, and a warning says so.
 
     Returns:
         The model. ``save_pretrained`` saves its positions, too.
@@ -46,7 +56,7 @@ def set_positions(model: Model, spec: str, max_positions: int | None = None) -> 
     find_family(model)
     refuse_wrapped_parts(model)
     before = list_parameters(model)
-    make_saveable(replace_positions(model, spec, max_positions))
+    make_saveable(replace_positions(model, spec, max_positions, extend))
     mark_unsaved(model, True)
     stop_old_holders(model, before)
     return model

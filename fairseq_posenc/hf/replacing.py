@@ -10,6 +10,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
+from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.encodings.rope_scaling import LongRope
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.attention import ATTRIBUTE, NAME, AttentionPositions
@@ -23,6 +24,12 @@ from fairseq_posenc.hf.own_positions import (
 )
 from fairseq_posenc.hf.record import add_adapter_records, check_adapter_records
 from fairseq_posenc.hf.stack_hook import HookedPositions, prepare_pass
+from fairseq_posenc.position_parameters import (
+    LENGTH_RULES,
+    LengthRule,
+    extend_parameter,
+    list_changed_options,
+)
 from fairseq_posenc.registry import options
 from fairseq_posenc.specs import Spec, parse
 
@@ -66,7 +73,12 @@ def find_family(model: PreTrainedModel) -> Family:
     return family
 
 
-def replace_positions(model: Model, spec: str, max_positions: int | None = None) -> Model:
+def replace_positions(
+    model: Model,
+    spec: str,
+    max_positions: int | None = None,
+    extend: LengthRule | None = None,
+) -> Model:
     """Replace the positions of a model: see :func:`fairseq_posenc.hf.set_positions`."""
     if not isinstance(spec, str):
         raise UserError(f"a spec is text, such as 'alibi', not {shortened(repr(spec))}")
@@ -74,6 +86,8 @@ def replace_positions(model: Model, spec: str, max_positions: int | None = None)
         raise UserError(
             f"max_positions must be a whole number of at least 1, not {max_positions!r}"
         )
+    if extend not in (None, *LENGTH_RULES):
+        raise UserError(f"extend must be {' or '.join(LENGTH_RULES)}, not {extend!r}")
     family = find_family(model)
     stacks = family.find_stacks(model)
     length = max_positions or count_positions(model)
@@ -82,6 +96,10 @@ def replace_positions(model: Model, spec: str, max_positions: int | None = None)
     parsed = parse(spec)
     _warn_of_long_numbers(parsed, length)
     plans = [Plan.make(parsed, stack, length) for stack in stacks]
+    before = Trained.read(model)
+    notes = [note for plan in plans for note in plan.carry_over(before, extend)]
+    for note in dict.fromkeys(notes):  # once for all layers
+        logger.warning(note)
     for plan in plans:  # the model's own attention is used in all stacks or in none
         plan.positions.is_native = all(other.positions.is_native for other in plans)
     _choose_attention(model, plans)
@@ -95,6 +113,21 @@ def replace_positions(model: Model, spec: str, max_positions: int | None = None)
     return model
 
 
+class Trained(NamedTuple):
+    """What the weights of a model's positions were trained with."""
+
+    spec: Spec | None  # None: positions that no spec describes
+    lengths: tuple[int, ...]  # the number of positions; none if the model has no limit
+
+    @classmethod
+    def read(cls, model: PreTrainedModel) -> Trained:
+        """Read the current positions of a model."""
+        try:
+            return cls(parse(read_positions(model)), (count_positions(model),))
+        except UserError:
+            return cls(None, ())
+
+
 class Plan(NamedTuple):
     """The modules of a stack's new positions, built before the model is changed."""
 
@@ -104,7 +137,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def make(cls, spec: Spec, stack: Stack, max_positions: int) -> Plan:
-        """Build the modules, with the weights that the model already has."""
+        """Build the modules, with new weights."""
         attentions = stack.attentions
         spec.check_length(len(attentions))
         if spec.rotates_source:
@@ -138,9 +171,7 @@ class Plan(NamedTuple):
                 layers.append(layer)
         for module in (positions, *layers):
             module.to(stack.module.dtype)
-        plan = cls(stack, positions, layers)
-        plan._carry_over()
-        return plan
+        return cls(stack, positions, layers)
 
     def install(self) -> None:
         """Replace the positions of the stack."""
@@ -163,19 +194,29 @@ class Plan(NamedTuple):
         for part in (self.positions, *self.layers):
             part.train(module.training)
 
-    def _carry_over(self) -> None:
-        """Copy the model's weights of encodings with the same names and shapes."""
-        before = getattr(self.stack.module, ATTRIBUTE, None)
-        weights = self.stack.trained_weights() if before is None else before.named_parameters()
-        _copy(self.positions, dict(weights))
+    def carry_over(self, before: Trained, extend: LengthRule | None) -> list[str]:
+        """Copy the weights of the model's positions that keep their meaning in the new ones.
+
+        Args:
+            before: what the model's weights were trained with.
+            extend: how tables by position become longer; None leaves the rows beyond untrained.
+
+        Returns:
+            A note about each weight that is not copied, or not as a whole.
+        """
+        old = getattr(self.stack.module, ATTRIBUTE, None)
+        weights = self.stack.trained_weights() if old is None else old.named_parameters()
+        spec = self.positions.assembly.spec
+        notes = _copy(self.positions, dict(weights), spec, before, extend)
         for attention, layer in zip(self.stack.attentions, self.layers):
-            before = getattr(attention, ATTRIBUTE, None)
-            trained = {} if before is None else dict(before.named_parameters())
+            old = getattr(attention, ATTRIBUTE, None)
+            trained = {} if old is None else dict(old.named_parameters())
             if self.stack.family.sinks:
                 sinks = getattr(attention, self.stack.family.sinks, None)
                 if isinstance(sinks, nn.Parameter):
                     trained["encodings.sink.score"] = sinks
-            _copy(layer, trained)
+            notes += _copy(layer, trained, spec, before, extend)
+        return notes
 
 
 def _choose_attention(model: PreTrainedModel, plans: list[Plan]) -> None:
@@ -195,19 +236,41 @@ def _choose_attention(model: PreTrainedModel, plans: list[Plan]) -> None:
         )
 
 
-def _copy(module: nn.Module, trained: dict[str, Tensor]) -> None:
-    """Copy trained weights to the parameters of the same names, as many rows as both have."""
-    for name, parameter in module.named_parameters():
-        weight = trained.get(name)
-        if weight is None or weight.is_meta or weight.shape[1:] != parameter.shape[1:]:
+def _copy(
+    part: HookedPositions | AttentionPositions,
+    trained: dict[str, Tensor],
+    spec: Spec,
+    before: Trained,
+    extend: LengthRule | None,
+) -> list[str]:
+    """Copy trained weights to a part of the positions of ``spec``; see :meth:`Plan.carry_over`."""
+    notes = []
+    for place, encoding in part.named_modules():
+        if not isinstance(encoding, Encoding):
             continue
-        rows = min(len(weight), len(parameter))
-        if len(parameter) > rows:
-            logger.warning(
-                f"{name}: {len(parameter) - rows} of {len(parameter)} rows are new and untrained"
-            )
-        with torch.no_grad():
-            parameter[:rows].copy_(weight[:rows])
+        for name, parameter in encoding.named_parameters():
+            weight = trained.get(f"{place}.{name}")
+            if weight is None or weight.is_meta:
+                continue
+            changed = before.spec and list_changed_options(encoding.name, before.spec, spec)
+            if changed:
+                notes.append(
+                    f"{place}.{name}: untrained, as the model's has other options: {changed}"
+                )
+                continue
+            fitted = extend_parameter(encoding, name, weight, before.lengths, extend)
+            if fitted is None:
+                notes.append(f"{place}.{name}: untrained, as the model's is {tuple(weight.shape)}")
+                continue
+            with torch.no_grad():
+                parameter[: len(fitted)].copy_(fitted)
+            if fresh := len(parameter) - len(fitted):
+                rules = "; ".join(f"extend={rule!r} {does}" for rule, does in LENGTH_RULES.items())
+                notes.append(
+                    f"{place}.{name}: {fresh} of {len(parameter)} rows are new and untrained "
+                    f"({rules})"
+                )
+    return notes
 
 
 def _refuse_other_width(spec: Spec, positions: HookedPositions, stack: Stack) -> None:

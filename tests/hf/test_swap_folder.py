@@ -44,13 +44,22 @@ def test_a_folder_gets_other_positions(
         assert torch.equal(model.get_parameter(name), weight), name
     printed = capsys.readouterr().out
     assert "LlamaForCausalLM, positions: rope(layout=half)\n" in printed
-    assert "new: model.positions.shared.t5.table (4, 32)" in printed
+    assert "in the new model alone: model.positions.shared.t5.table (4, 32)" in printed
     assert "positions: rope(layout=half)+t5,rope(layout=half) (max_positions 128)" in printed
     assert (tmp_path / "swapped" / "vocab.json").read_text(encoding="utf-8") == "{}"
     inputs = make_inputs(MODELS["llama"])
     again = set_positions(stock, read_positions(model), 128)
     again.load_state_dict(model.state_dict())
     assert torch.equal(compute_logits(again, inputs), compute_logits(model, inputs))
+
+
+def test_a_trained_table_becomes_longer(stock: PreTrainedModel, tmp_path: Path) -> None:
+    set_positions(stock, "learned").save_pretrained(tmp_path / "stock")
+    name = "model.positions.input.learned.table.weight"
+    table = stock.get_parameter(name)
+    model = swap(tmp_path, "--max-positions", 2 * len(table), "--extend", "copy")
+    assert model is not None
+    assert torch.equal(model.get_parameter(name), torch.cat([table, table]))
 
 
 def test_own_positions_are_the_same_model(stock: PreTrainedModel, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ _CHANGES = (
     "arch",
 )
 CONFIG = "config.json"
-_FAIRSEQ_ONLY = ("arch", "position_encoding_decoder", "attention_directions", "extend")
+_FAIRSEQ_ONLY = ("arch", "position_encoding_decoder", "attention_directions")
 # Files that describe the old model, and ends of names of files with weights; all other files of a
 # folder, such as a tokenizer, are copied.
 _OF_MODEL = ("config.json", "generation_config.json", "README.md", "training_args.bin")
@@ -95,7 +95,8 @@ def swap_folder(options: argparse.Namespace) -> list[str]:
     model = load_model(source)
     before = read_positions(model)
     parameters = dict(model.named_parameters())
-    set_positions(model, options.position_encoding or "own", options.max_positions)
+    spec = options.position_encoding or "own"
+    set_positions(model, spec, options.max_positions, options.extend)
     after = dict(model.named_parameters())
     fresh = [name for name in after if name not in parameters]
     gone = [name for name in parameters if name not in after]
@@ -111,8 +112,8 @@ def swap_folder(options: argparse.Namespace) -> list[str]:
     return [
         f"source: {source}: {type(model).__name__}, positions: {before}",
         f"kept bit for bit: the {len(after) - len(fresh)} tensors that are not positions",
-        *(f"new: {name} {tuple(after[name].shape)}" for name in fresh),
-        *(f"no longer a part: {name} {tuple(parameters[name].shape)}" for name in gone),
+        *(f"in the new model alone: {name} {tuple(after[name].shape)}" for name in fresh),
+        *(f"in the old model alone: {name} {tuple(parameters[name].shape)}" for name in gone),
         f"wrote {out}: positions: {read_positions(model)} "
         f"(max_positions {model.config.position_encoding_max_positions:,})",
         "load it: import fairseq_posenc.hf; transformers.AutoModel... .from_pretrained"

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
-from typing import Any, Literal, NamedTuple, Optional, cast
+from typing import Any, NamedTuple, Optional, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fairseq_posenc import registry
 from fairseq_posenc.assembly import build_encodings
@@ -24,18 +23,17 @@ from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import KEY, Identity, is_identity
-from fairseq_posenc.position_parameters import KEY_MARK, is_position_parameter
+from fairseq_posenc.position_parameters import (
+    KEY_MARK,
+    LENGTH_RULES,
+    LengthRule,
+    extend_parameter,
+    is_position_parameter,
+    list_changed_options,
+)
 from fairseq_posenc.specs import Item, Layer, Spec
 from fairseq_posenc.workbench.loading.families import list_stacks
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
-
-LengthRule = Literal["copy", "interpolate"]  # values of --extend
-RULES: dict[str, str] = {
-    "copy": "repeats the table from its first row",
-    "interpolate": "stretches it, so that the positions between come from their neighbours",
-}
-# Options that do not change the meaning of a parameter.
-_FREE_OPTIONS = ("max_distance", "scale_factor")
 
 
 class StackPair(NamedTuple):
@@ -192,7 +190,8 @@ def find_source_values(
     """
     if name not in source_weights:
         return None, ""
-    if changed := _changed_options(name, stack.spec, stack.module.assembly.spec):
+    encoding = name.rpartition(KEY_MARK)[2].split(".")[0]
+    if changed := list_changed_options(encoding, stack.spec, stack.module.assembly.spec):
         return None, f", as the source has other options: {changed}"
     old = source_weights[name]
     origin = name_in_source(name, source)
@@ -200,46 +199,32 @@ def find_source_values(
         origin += f"[{STOCK_OFFSET}:]"
     if old.shape == initial.shape:
         return old, f" from {origin}"
-    longer = _repeat_ends(name, old, stack)
-    if longer.shape == initial.shape:
-        return longer.clone(), f" from {origin}, {old.size(1)} rows: its ends are repeated"
-    # A table by position may begin with rows of no position, such as that of padding.
-    before = initial.size(0) - stack.module.assembly.dims.max_positions
-    if old.size(0) - before not in stack.table_lengths or old.shape[1:] != initial.shape[1:]:
+    module, path = _find_encoding(name, stack)
+    longer = extend_parameter(module, path, old, stack.table_lengths, extend)
+    if longer is None:
         return None, f", as the source's is {tuple(old.shape)}"
-    if extend is None:
-        rules = "; ".join(f"--extend {rule} {effect}" for rule, effect in RULES.items())
+    if longer.shape != initial.shape:
+        rules = "; ".join(f"--extend {rule} {effect}" for rule, effect in LENGTH_RULES.items())
         raise UserError(
             f"{name} has {old.size(0)} rows in the source and would have {initial.size(0)}: say "
             f"how a longer table is made ({rules}), or leave --max-positions out"
         )
-    longer = lengthen_table(old, before, initial.size(0), extend)
-    return longer, f" from {origin}, {old.size(0)} rows: --extend {extend} {RULES[extend]}"
+    if old.shape[1:] != initial.shape[1:]:  # rows by distance are in the second dimension
+        return longer.clone(), f" from {origin}, {old.size(1)} rows: its ends are repeated"
+    if old.size(0) > initial.size(0):
+        return longer.clone(), f" from {origin}, the first of {old.size(0)} rows"
+    note = f"--extend {extend} {LENGTH_RULES[extend]}" if extend else "its ends are repeated"
+    return longer, f" from {origin}, {old.size(0)} rows: {note}"
 
 
-def _repeat_ends(name: str, old: Tensor, stack: StackPair) -> Tensor:
-    """Lengthen a table by distance by repeating its ends; return any other parameter as it is."""
+def _find_encoding(name: str, stack: StackPair) -> tuple[Encoding, str]:
+    """Find the encoding of a parameter, and the parameter's name in it."""
     path = name.removeprefix(stack.prefix)
-    for place, module in stack.module.named_modules():
-        if isinstance(module, Encoding) and path.startswith(f"{place}."):
-            return module.extend(path.removeprefix(f"{place}."), old)
-    return old
-
-
-def _changed_options(name: str, old: Spec, new: Spec) -> str:
-    """List the options of a parameter's encoding that differ between source and new model."""
-    encoding = name.rpartition(KEY_MARK)[2].split(".")[0]
-    # An option that is off (False) equals one that an encoding no longer has.
-    old_options, new_options = (
-        {
-            (key, value)
-            for item in spec.items
-            for key, value in item.options
-            if item.name == encoding and key not in _FREE_OPTIONS and value is not False
-        }
-        for spec in (old, new)
+    return next(
+        (module, path.removeprefix(f"{place}."))
+        for place, module in stack.module.named_modules()
+        if isinstance(module, Encoding) and path.startswith(f"{place}.")
     )
-    return ", ".join(sorted({f"{key}={value}" for key, value in old_options ^ new_options}))
 
 
 def name_in_source(name: str, source: Pretrained) -> str:
@@ -248,27 +233,6 @@ def name_in_source(name: str, source: Pretrained) -> str:
     # fairseq's first RoBERTas called their encoder decoder; one of these names is in the file.
     oldest = [f"decoder.{candidate.partition('.')[2]}" for candidate in (name, stock)]
     return next(candidate for candidate in (name, stock, *oldest) if candidate in source.weights)
-
-
-def lengthen_table(table: Tensor, before: int, rows: int, rule: LengthRule) -> Tensor:
-    """Lengthen a table by position.
-
-    Args:
-        table: the table, ``(n, C)``.
-        before: number of its first rows that belong to no position, and are kept.
-        rows: number of rows of the result, ``(rows, C)``.
-        rule: how to lengthen it; see ``RULES``.
-    """
-    numbered = table[before:]
-    wanted = rows - before
-    if rule == "copy":
-        longer = numbered[torch.arange(wanted) % numbered.size(0)]
-    else:
-        stretched = F.interpolate(
-            numbered.float().t()[None], size=wanted, mode="linear", align_corners=True
-        )  # [1, C, wanted]
-        longer = stretched[0].t().to(numbered.dtype)
-    return torch.cat([table[:before], longer])
 
 
 def permute_queries_and_keys(

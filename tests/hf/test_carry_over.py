@@ -1,0 +1,113 @@
+"""Trained weights of positions that a model keeps when its positions or its length change."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf import set_positions
+from fairseq_posenc.position_parameters import LengthRule
+from tests.helpers.hf_models import MODELS, POSITIONS, compute_logits, make_inputs
+
+LENGTH = 8
+
+
+def build(name: str, spec: str) -> PreTrainedModel:
+    """Build a small model whose position parameters look trained."""
+    torch.manual_seed(0)
+    model = set_positions(MODELS[name].build(), spec, LENGTH)
+    for _, parameter in position_parameters(model):
+        nn.init.normal_(parameter)
+    return model
+
+
+def position_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return ((name, x) for name, x in model.named_parameters() if "positions" in name)
+
+
+def read(model: PreTrainedModel) -> Tensor:
+    inputs = make_inputs(MODELS["llama"])
+    logits: Tensor = compute_logits(model, {key: x[:, :LENGTH] for key, x in inputs.items()})
+    return logits
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("shaw", "shaw"),
+        ("m4m", "m4m"),
+        ("deberta", "deberta"),
+        ("raffel", "raffel"),
+        ("shaw(max_distance=2)", "shaw(max_distance=5)"),
+        ("inkling(extent=4)", "inkling(extent=7)"),
+    ],
+)
+def test_tables_by_distance_grow_without_changing_the_model(
+    change: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = change
+    model = build("llama", old)
+    logits = read(model)
+    set_positions(model, new, 4 * LENGTH)
+    assert torch.allclose(read(model), logits, atol=1e-5)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("rule", ["copy", "interpolate"])
+def test_tables_by_position_grow_by_a_rule(
+    rule: LengthRule, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = build("llama", "learned")
+    old = model.get_parameter("model.positions.input.learned.table.weight").clone()
+    set_positions(model, "own", 2 * LENGTH, extend=rule)
+    new = model.get_parameter("model.positions.input.learned.table.weight")
+    for row in range(2 * LENGTH):
+        if rule == "copy":
+            expected = old[row % LENGTH]
+        else:
+            place = row * (LENGTH - 1) / (2 * LENGTH - 1)
+            share = place - int(place)
+            expected = (1 - share) * old[int(place)] + share * old[min(int(place) + 1, LENGTH - 1)]
+        assert torch.allclose(new[row], expected, atol=1e-5), row
+    assert not caplog.text
+
+
+def test_rows_without_a_rule_are_new_and_reported(caplog: pytest.LogCaptureFixture) -> None:
+    model = build("llama", "tupe")
+    name = "model.layers.1.self_attn.positions.encodings.tupe.positions"
+    old = model.get_parameter(name).clone()
+    set_positions(model, "tupe", 2 * LENGTH)
+    assert torch.equal(model.get_parameter(name)[:LENGTH], old)
+    assert "tupe.positions: 8 of 16 rows are new and untrained (extend='copy'" in caplog.text
+    set_positions(model, "tupe", LENGTH // 2)
+    assert torch.equal(model.get_parameter(name), old[: LENGTH // 2])
+
+
+def test_the_models_own_table_grows() -> None:
+    tiny = MODELS["gpt2"]
+    model = tiny.build()
+    inputs = make_inputs(tiny)
+    logits = compute_logits(model, inputs)
+    set_positions(model, "own", 2 * POSITIONS, extend="copy")
+    assert torch.allclose(compute_logits(model, inputs), logits, atol=1e-5)
+    table = model.get_parameter("transformer.positions.input.learned.table.weight")
+    assert torch.equal(table[:POSITIONS], table[POSITIONS:])
+
+
+def test_weights_of_other_meaning_are_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+    model = build("llama", "learned(axes=2)")
+    name = "model.positions.input.learned.table.weight"
+    old = model.get_parameter(name).clone()
+    set_positions(model, "learned", 2 * LENGTH)
+    new = model.get_parameter(name)
+    assert new.shape == old.shape
+    assert not torch.equal(new, old)
+    assert "learned.table.weight: untrained, as the model's has other options: axes" in caplog.text
+
+
+def test_unknown_rules_are_refused() -> None:
+    with pytest.raises(UserError, match="extend must be copy or interpolate, not 'twice'"):
+        set_positions(MODELS["llama"].build(), "learned", extend="twice")  # type: ignore[arg-type]
