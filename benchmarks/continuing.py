@@ -42,9 +42,7 @@ class Training:
         self.losses: list[float] = []  # of the batch of each update, before it
         self.evaluations: list[Row] = []
         self.seconds = 0.0  # processor time of all updates
-        self._optimizer = torch.optim.AdamW(
-            model.parameters(), lr=lr, weight_decay=0.0, fused=True
-        )
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0, fused=True)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda update: min(1.0, (update + 1) / WARM_UP)
         )
