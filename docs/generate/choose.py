@@ -47,7 +47,7 @@ def format_evidence() -> str:
         content[family] = {**evidence._asdict(), "figures": figures}
     content[KEY] = {
         family: [
-            (change.models, change.kept, change.measurement._asdict())
+            (change.models, change.kept, change.length, change.measurement._asdict())
             for change in measured.list_changes(family)
         ]
         for family in FAMILIES

@@ -58,7 +58,10 @@ SWITCH_RECORD = {
     CAUSAL: "causal_lm_start.json",
     ENCODER_DECODER: "translation_swap.json",
 }
-REAL_RECORD = "smollm2_length.json"  # of a model that people use, read with other positions
+# Of a model that people use: read with other positions, and trained on with other positions.
+_REAL_MODEL = "SmolLM2-135M-Instruct, its weights expanded from 4 bits"
+REAL_RECORD = "smollm2_length.json"
+CONTINUED_RECORD = "smollm2_continued.json"
 GLUE_RECORDS = {MASKED: ("glue.json", "glue_small.json")}
 EARLY_RECORD = "trainability.json"  # one seed
 COST_RECORD = "benchmark_layer_one_thread_cpu.json"
@@ -181,28 +184,64 @@ def collect_evidence(family: str) -> Evidence:
 def list_changes(family: str) -> list[Change]:
     """List what a change of positions does to trained models, for ``choose --from-trained``."""
     changes = []
-    if family == CAUSAL and (record := _read_record(REAL_RECORD)):
-        longest = max(row["length"] for row in record.rows)
-        values = {
-            str(row["override"] or "own"): [
-                round(value, 6) for name, value in row.items() if name.startswith("window_")
-            ]
-            for row in record.rows
-            if row["length"] == longest
-        }
-        models = (
-            "SmolLM2-135M-Instruct, weights expanded from 4 bits, without training after the "
-            "change, on eight windows of WikiText-2's test set"
-        )
-        title = f"perplexity at {longest:,} tokens, with its 95 % interval over the windows"
-        changes.append(Change(models, "own", Measurement(title, REAL_RECORD, False, values)))
+    if family == CAUSAL:
+        changes += _list_changes_by_length() + _list_continued()
     column = after_switch(family)
     if column.by_seed:
         kept = "sinusoidal" if family == ENCODER_DECODER else "rope"
         models = f"{family} models of 2 layers of width 128 that had `{kept}`, three seeds"
         title = column.title.partition(": ")[2]
-        changes.append(Change(models, kept, _decide(column)._replace(title=title)))
+        changes.append(Change(models, kept, None, _decide(column)._replace(title=title)))
     return changes
+
+
+def _list_changes_by_length() -> list[Change]:
+    """List what a change does to a real model at each length, without training."""
+    record = _read_record(REAL_RECORD)
+    rows = [] if record is None else record.rows
+    models = (
+        f"{_REAL_MODEL}, without training after the change, on eight windows of WikiText-2's test "
+        "set"
+    )
+    changes = []
+    for length in dict.fromkeys(row["length"] for row in rows):
+        values: dict[str, list[Optional[float]]] = {
+            str(row["override"] or "own"): [
+                round(value, 6) for name, value in row.items() if name.startswith("window_")
+            ]
+            for row in rows
+            if row["length"] == length
+        }
+        title = f"perplexity at {length:,} tokens, with its 95 % interval over the windows"
+        measurement = Measurement(title, REAL_RECORD, False, values)
+        changes.append(Change(models, "own", length, measurement))
+    return changes
+
+
+def _list_continued() -> list[Change]:
+    """List what a change does to a real model that is trained a little after it."""
+    record = _read_record(CONTINUED_RECORD)
+    if record is None:
+        return []
+    (updates,) = {row["updates"] for row in record.rows}
+    values: dict[str, list[Optional[float]]] = {
+        row["model"]: [
+            round(math.exp(loss), 6) for name, loss in row.items() if name.startswith("loss_")
+        ]
+        for row in record.figures["curves"]
+        if row["updates"] == updates
+    }
+    length = record.data["tokens_per_update"]
+    models = (
+        f"{_REAL_MODEL}, after {updates} updates of {length:,} tokens of WikiText-2's training "
+        "set, one seed"
+    )
+    blocks = len(next(iter(values.values())))
+    title = (
+        f"perplexity at {length:,} tokens, with its 95 % interval over {blocks} blocks of the "
+        "validation set"
+    )
+    return [Change(models, "own", None, Measurement(title, CONTINUED_RECORD, False, values))]
 
 
 def _decide(column: Column) -> Measurement:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.choose.answer import (
@@ -30,13 +31,27 @@ class Change(NamedTuple):
 
     models: str  # description of the models
     kept: str  # the encoding that they had
+    length: Optional[int]  # of the texts, in tokens; None if it decides for texts of any length
     measurement: Measurement  # of all encodings, the kept one included
 
 
 def read_changes(family: str) -> list[Change]:
     """Read what a change of positions does to trained models of a family."""
     content = json.loads(EVIDENCE.read_text(encoding="utf-8"))[KEY][family]
-    return [Change(models, kept, Measurement(**figures)) for models, kept, figures in content]
+    return [Change(*facts, Measurement(**figures)) for *facts, figures in content]
+
+
+def select_for_length(changes: Iterable[Change], length: int) -> Iterator[Change]:
+    """Select of each measurement at several lengths the one for texts of a length.
+
+    That is the shortest that is as long, or else the longest.
+    """
+    by_models: dict[str, list[Change]] = {}
+    for change in changes:
+        by_models.setdefault(change.models, []).append(change)
+    for alike in by_models.values():
+        alike.sort(key=lambda change: change.length or 0)
+        yield next((c for c in alike if c.length is None or c.length >= length), alike[-1])
 
 
 def answer_from_trained(question: ChooseQuestion) -> str:
@@ -46,7 +61,8 @@ def answer_from_trained(question: ChooseQuestion) -> str:
         UserError: none of the requested encodings was measured.
     """
     parts, is_kept = [], True
-    for models, kept, measurement in read_changes(question.family):
+    changes = select_for_length(read_changes(question.family), question.length)
+    for models, kept, _, measurement in changes:
         names = [name for name in measurement.values if name in (*question.names, kept)]
         if question.names and len(names) == 1:
             continue
