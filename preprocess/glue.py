@@ -35,7 +35,7 @@ from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import Folder
 from fairseq_posenc.workbench.running.options import Parser
 from fairseq_posenc.workbench.running.progress import format_counts, say
-from fairseq_posenc.workbench.tokens.tokenizer import Encoder, Symbols
+from fairseq_posenc.workbench.tokens.tokenizer import Encoder, SpecialSymbols
 from glue_tasks.binary import Writer
 from glue_tasks.rows import find_file, read_examples
 
@@ -132,7 +132,7 @@ def _write_task(
     if folder.is_done():
         return
     with folder.create():
-        symbols = Symbols.from_dictionary(dictionary)
+        symbols = SpecialSymbols.from_dictionary(dictionary)
         writer = Writer(folder.partial, encoder, symbols, settings.max_tokens)
         writer.write_dictionaries(task, settings.vocabulary, dictionary, folder.plan["files"])
         splits = {}

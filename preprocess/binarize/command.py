@@ -24,7 +24,7 @@ from fairseq_posenc.workbench.running.folders import MANIFEST, Folder, saved_pro
 from fairseq_posenc.workbench.running.jobs import Job, Step
 from fairseq_posenc.workbench.running.progress import format_counts, say
 from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder, warn_of_unknown
-from fairseq_posenc.workbench.tokens.tokenizer import Symbols
+from fairseq_posenc.workbench.tokens.tokenizer import SpecialSymbols
 
 from .formats import LineFormat, check_format, describe_format
 from .items import TextRules, check_invalid, count_symbols, make_items
@@ -181,7 +181,7 @@ class Binarizer:
                 done[DICTIONARY] = checksum(path)
                 folder.save(done)
             dictionary = loaded or load_dictionary(path, mask=False)
-            symbols = Symbols.from_dictionary(dictionary)
+            symbols = SpecialSymbols.from_dictionary(dictionary)
             tokenizer = vocabulary.load_encoder(dictionary)
             encoder = tokenizer or SymbolEncoder(settings.splitter, dictionary)
             with Pool(
@@ -197,7 +197,7 @@ class Binarizer:
         name: str,
         inputs: list[Input],
         folder: Folder,
-        symbols: Symbols,
+        symbols: SpecialSymbols,
         opened: Pool,
         done: dict[str, Any],
     ) -> None:

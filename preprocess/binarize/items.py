@@ -15,7 +15,7 @@ import numpy as np
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.tokens.symbols import Splitter
-from fairseq_posenc.workbench.tokens.tokenizer import Encoder, Symbols
+from fairseq_posenc.workbench.tokens.tokenizer import Encoder, SpecialSymbols
 
 from .formats import LineFormat, split_lines
 from .options import BinarizeSettings
@@ -88,7 +88,11 @@ def read_lines(data: bytes, text: TextRules) -> Lines:
 
 
 def make_items(
-    data: bytes, text: TextRules, encoder: Encoder, symbols: Symbols, settings: BinarizeSettings
+    data: bytes,
+    text: TextRules,
+    encoder: Encoder,
+    symbols: SpecialSymbols,
+    settings: BinarizeSettings,
 ) -> Items:
     """Encode a chunk of a file as items."""
     lines, counts, invalid = read_lines(data, text)
@@ -115,7 +119,9 @@ def make_items(
     return Items(tokens.tobytes(), sizes.tobytes(), begins, ends, counts, invalid)
 
 
-def _count_symbols(tokens: np.ndarray, sizes: np.ndarray, symbols: Symbols) -> dict[str, int]:
+def _count_symbols(
+    tokens: np.ndarray, sizes: np.ndarray, symbols: SpecialSymbols
+) -> dict[str, int]:
     ends = int((tokens == symbols.eos).sum()) - len(sizes)
     special = int(((tokens == symbols.bos) | (tokens == symbols.pad)).sum())
     return {"unknown_tokens": int((tokens == symbols.unk).sum()), "special_tokens": special + ends}

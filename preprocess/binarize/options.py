@@ -20,7 +20,12 @@ from fairseq_posenc.workbench.running.options import (
     positive_int,
 )
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.tokens.symbols import SPACE, Splitter, characters, words
+from fairseq_posenc.workbench.tokens.symbols import (
+    SPACE,
+    Splitter,
+    split_characters,
+    split_words,
+)
 
 from .vocabulary import Vocabulary, add_vocabulary
 
@@ -83,8 +88,8 @@ class BinarizeSettings:
     def splitter(self) -> Splitter:
         """The function that splits lines into words or characters."""
         if self.characters:
-            return partial(characters, between=SPACE if self.keep_spaces else "")
-        return words
+            return partial(split_characters, between=SPACE if self.keep_spaces else "")
+        return split_words
 
     @property
     def folder(self) -> Path:

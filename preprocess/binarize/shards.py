@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import MANIFEST, list_differences, read_object
-from fairseq_posenc.workbench.tokens.files import WHOLE
+from fairseq_posenc.workbench.tokens.files import SEQUENTIAL
 
 _BLOCK_BYTES = 1 << 20
 _AGAIN = "and start the same command again, which makes only this shard"
@@ -81,7 +81,7 @@ def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Pa
     Raises:
         UserError: the shard would be empty.
     """
-    compressed = {path for path in files if Path(path).suffix in WHOLE}
+    compressed = {path for path in files if Path(path).suffix in SEQUENTIAL}
     by_bytes = len(compressed) < len(set(files))
     sizes = [os.path.getsize(path) if by_bytes else 1 for path in files]
     low, high = (sum(sizes) * number // num_shards for number in (shard, shard + 1))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.tokens.files import DAMAGED, decompress
+from fairseq_posenc.workbench.tokens.files import DAMAGE_ERRORS, decompress
 
 from .shards import Input, Part
 
@@ -122,7 +122,7 @@ class Reader:
                     yield chunk
                 while raw.read(CHUNK_BYTES):  # the checksum includes bytes after the content
                     continue
-        except (*DAMAGED, OSError) as error:
+        except (*DAMAGE_ERRORS, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # an error of the disk, not of the compressed data
             raise UserError(f"{self.part.path} is damaged: {error}; fetch it again") from error

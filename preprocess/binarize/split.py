@@ -16,7 +16,7 @@ import numpy as np
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.tokens.tokenizer import Symbols
+from fairseq_posenc.workbench.tokens.tokenizer import SpecialSymbols
 
 from .items import Items, check_invalid
 from .options import BinarizeSettings
@@ -64,7 +64,7 @@ class Split:
         self,
         prefix: Path,
         inputs: Sequence[Input],
-        symbols: Symbols,
+        symbols: SpecialSymbols,
         settings: BinarizeSettings,
         state: SplitState,
         save: Callable[[SplitState], None],

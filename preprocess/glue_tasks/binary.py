@@ -14,7 +14,7 @@ from binarize.vocabulary import Vocabulary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
 from fairseq_posenc.workbench.tokens.symbols import warn_of_unknown
-from fairseq_posenc.workbench.tokens.tokenizer import Encoder, Symbols
+from fairseq_posenc.workbench.tokens.tokenizer import Encoder, SpecialSymbols
 
 from .rows import Examples
 
@@ -26,7 +26,7 @@ class Writer(NamedTuple):
 
     folder: Path
     encoder: Encoder
-    symbols: Symbols
+    symbols: SpecialSymbols
     max_tokens: int  # maximum of an example, <s> and </s> included
 
     def write(self, task: Task, split: str, examples: Examples) -> dict[str, int]:
@@ -72,7 +72,7 @@ class Writer(NamedTuple):
     def _write_classes(self, task: Task, split: str, labels: list[str]) -> None:
         dictionary = build_label_dictionary(task)
         numbers = [[dictionary.index(label), dictionary.eos()] for label in labels]
-        dtype = Symbols.from_dictionary(dictionary).dtype
+        dtype = SpecialSymbols.from_dictionary(dictionary).dtype
         store = self._open_store("label", split, dtype)
         store.append(np.array(numbers, dtype).tobytes(), np.full(len(labels), 2, SIZE).tobytes())
         _finish(store)

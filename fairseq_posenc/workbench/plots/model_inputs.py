@@ -20,7 +20,7 @@ from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.loading.dictionaries import load_tokenizer
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
-from fairseq_posenc.workbench.tokens.symbols import SPACE, SymbolEncoder, words
+from fairseq_posenc.workbench.tokens.symbols import SPACE, SymbolEncoder, split_words
 from fairseq_posenc.workbench.tokens.tokenizer import ENCODER_JSON, PIECES, Tokenizer, Tokens
 
 _BEAM = 5
@@ -138,7 +138,7 @@ class _WhiteSpaceTokenizer(SymbolEncoder):
     """Tokenizer that splits at white space, as fairseq does with text that is already tokenized."""
 
     def __init__(self, dictionary: Dictionary) -> None:
-        super().__init__(words, dictionary)
+        super().__init__(split_words, dictionary)
 
     def tokens(self, text: str) -> Tokens:
         matches = list(re.finditer(r"\S+", text))

@@ -15,22 +15,22 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, Union, cast
+from types import MappingProxyType
+from typing import Any, BinaryIO, Union, cast
 
 import zstandard
 
 from fairseq_posenc.errors import UserError
 
 PARQUET = ".parquet"
-_BLOCK = 1 << 16  # bytes; about a thousand sentences
-_NOTHING: Mapping[bytes, str] = {}
-_ROWS = 1000  # rows of a Parquet file in memory at a time
-_LARGEST_WINDOW = 1 << 31  # bytes of earlier text that zstd may refer to
+_BLOCK_BYTES = 1 << 16  # about a thousand sentences
+_ROWS_AT_A_TIME = 1000  # of a Parquet file in memory
+_MAX_WINDOW_BYTES = 1 << 31  # of earlier text to which zstd may refer
 
 
 def _decompress_zstd(file: BinaryIO) -> Iterator[bytes]:
     """Decompress frames of zstd; unlike zstandard's reader, refuse an incomplete last frame."""
-    decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
     data = file.read(zstandard.DECOMPRESSION_RECOMMENDED_INPUT_SIZE)
     while data:
         frame = decompressor.decompressobj()
@@ -48,31 +48,30 @@ _OPENERS: dict[str, Callable[..., object]] = {
     ".xz": lzma.open,
     ".zst": lambda file: _Stream(_decompress_zstd(file)),
 }
-WHOLE = (*_OPENERS, PARQUET)  # suffixes of files that must be read from the beginning
+SEQUENTIAL = (*_OPENERS, PARQUET)  # suffixes of files that must be read from the beginning
 # Errors that a damaged compressed file raises while it is read.
-DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
+DAMAGE_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
 
 
 class _Stream(io.RawIOBase):
-    """A file made of blocks of bytes."""
+    """Presents an iterator of blocks of bytes as a file."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = blocks
-        self._left = b""
+        self._rest = b""  # bytes of the last block that were not read yet
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: object) -> int:
-        while not self._left:
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
             block = next(self._blocks, None)
             if block is None:
                 return 0
-            self._left = block
-        view = memoryview(buffer)  # type: ignore[arg-type]
-        size = min(len(view), len(self._left))
-        view[:size] = self._left[:size]
-        self._left = self._left[size:]
+            self._rest = block
+        size = min(len(buffer), len(self._rest))
+        buffer[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
         return size
 
 
@@ -102,7 +101,7 @@ def read_bytes(path: Path, name: str = "") -> bytes:
     try:
         with open(path, "rb") as file:
             return decompress(path, file).read()
-    except (OSError, *DAMAGED) as error:
+    except (OSError, *DAMAGE_ERRORS) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(
             f"{name or path}: cannot be read ({reason}); name a file that can be read"
@@ -116,7 +115,7 @@ def _read_rows(path: Union[str, Path]) -> Iterator[bytes]:
     except ImportError:
         raise UserError(f"{path}: Parquet needs the package pyarrow: pip install pyarrow") from None
     try:
-        for batch in parquet.ParquetFile(path).iter_batches(_ROWS):
+        for batch in parquet.ParquetFile(path).iter_batches(_ROWS_AT_A_TIME):
             lines = (json.dumps(row, ensure_ascii=False, default=str) for row in batch.to_pylist())
             yield "".join(f"{line}\n" for line in lines).encode()
     except ArrowInvalid as error:
@@ -124,7 +123,10 @@ def _read_rows(path: Union[str, Path]) -> Iterator[bytes]:
 
 
 def decode_text(
-    content: bytes, name: str, refused: Mapping[bytes, str] = _NOTHING, first_line: int = 1
+    content: bytes,
+    name: str,
+    refused: Mapping[bytes, str] = MappingProxyType({}),
+    first_line: int = 1,
 ) -> str:
     """Decode UTF-8, and drop a byte-order mark.
 
@@ -139,17 +141,18 @@ def decode_text(
     """
     content = content.removeprefix(codecs.BOM_UTF8)
     text = ""
-    places = {content.find(byte): label for byte, label in refused.items()}
+    # Index of the first such byte -> what is wrong with it; -1 for bytes that do not occur.
+    problems = {content.find(byte): label for byte, label in refused.items()}
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        places[error.start] = f"byte 0x{content[error.start]:02x} is not UTF-8"
-    places.pop(-1, None)  # bytes that do not occur
-    if not places:
+        problems[error.start] = f"byte 0x{content[error.start]:02x} is not UTF-8"
+    problems.pop(-1, None)
+    if not problems:
         return text
-    first = min(places)
+    first = min(problems)
     line = first_line + content.count(b"\n", 0, first)
-    raise UserError(f"{name}, line {line}: {places[first]}; save it as UTF-8 plain text")
+    raise UserError(f"{name}, line {line}: {problems[first]}; save it as UTF-8 plain text")
 
 
 def read_lines(path: Path, option: str) -> list[str]:
@@ -166,31 +169,31 @@ def read_lines(path: Path, option: str) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def arriving_lines(file: int, name: str) -> Iterator[list[str]]:
+def read_arriving_lines(descriptor: int, name: str) -> Iterator[list[str]]:
     """Yield lists of lines as soon as they can be read from an open file.
 
     So a program that writes to the file may wait for an answer before it writes the next line.
 
     Args:
-        file: descriptor of the file.
+        descriptor: the operating system's number of the open file.
         name: name of the file, for messages.
 
     Raises:
         UserError: a line is not UTF-8 text.
     """
-    number, rest = 1, b""
-    while block := _read_block(file, name):
-        whole, newline, rest = (rest + block).rpartition(b"\n")
+    line_number, rest = 1, b""
+    while block := _read_block(descriptor, name):
+        complete, newline, rest = (rest + block).rpartition(b"\n")
         if newline:
-            lines = decode_text(whole, name, first_line=number).split("\n")
-            number += len(lines)
+            lines = decode_text(complete, name, first_line=line_number).split("\n")
+            line_number += len(lines)
             yield [line.rstrip() for line in lines]
     if rest:
-        yield [decode_text(rest, name, first_line=number).rstrip()]
+        yield [decode_text(rest, name, first_line=line_number).rstrip()]
 
 
-def _read_block(file: int, name: str) -> bytes:
+def _read_block(descriptor: int, name: str) -> bytes:
     try:
-        return os.read(file, _BLOCK)
+        return os.read(descriptor, _BLOCK_BYTES)
     except OSError as error:  # for example, the file is a folder
         raise UserError(f"{name}: {error.strerror}; name a UTF-8 text file") from None

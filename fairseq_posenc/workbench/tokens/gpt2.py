@@ -1,8 +1,8 @@
-"""Encodes with GPT-2's byte-level BPE: fairseq's token ids, by tiktoken about 7 times as fast.
+"""Encodes with GPT-2's byte-level BPE: tiktoken computes fairseq's token ids, 7 times as fast.
 
 tiktoken and fairseq split text with different regular-expression engines, whose Unicode tables may
-differ. The characters that the two classify differently are found at start-up; lines with such an
-*odd* character go through fairseq's encoder.
+differ. The characters that the two classify differently are found at start-up; fairseq's encoder
+encodes lines with such an *odd* character.
 """
 
 from __future__ import annotations
@@ -19,11 +19,17 @@ from fairseq.data import Dictionary
 from fairseq.data.encoders import gpt2_bpe_utils
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.tokens.tokenizer import Encoded, Symbols, Tokens, spans_of_bytes
+from fairseq_posenc.workbench.tokens.tokenizer import (
+    Encoded,
+    SpecialSymbols,
+    Tokens,
+    spans_of_bytes,
+)
 
-_BYTES = 256
+_BYTES = 256  # the first ranks: the rank of a byte is its value
 _CLASSES = (r"\p{L}", r"\p{N}", r"\s")  # character classes of the pattern of GPT-2
 _NEWLINE = ord("\n")
+_CODE_POINTS = 0x110000  # of Unicode
 # tiktoken needs a special token: without any, it would search for an empty string everywhere. If
 # this name occurs in a text, it is encoded as plain text.
 _SPECIAL = "<|endoftext|>"
@@ -50,14 +56,15 @@ class GPT2:
         numbers = [self._fairseq.encoder[piece] for piece in pieces]
         self._rank = {number: rank for rank, number in enumerate(numbers)}
         symbols = [dictionary.index(str(number)) for number in numbers]
-        self._table = np.array(symbols, dtype=Symbols.from_dictionary(dictionary).dtype)
+        self._table = np.array(symbols, dtype=SpecialSymbols.from_dictionary(dictionary).dtype)
 
     def encode(self, lines: Sequence[str]) -> Encoded:
         """Encode lines that neither begin nor end with white space."""
         if lines and "" not in lines and not self._is_odd("\n".join(lines)):
             return self._encode_run(lines)
+        # An empty part, as there may be no lines; then runs of ordinary lines, which are encoded
+        # together, and other lines, one by one.
         parts = [Encoded(self._table[:0], np.zeros(0, np.int32))]
-        # Encode runs of ordinary lines together, and the other lines one by one.
         for is_odd, group in groupby(lines, lambda line: not line or self._is_odd(line)):
             run = list(group)
             parts += map(self._encode_slowly, run) if is_odd else [self._encode_run(run)]
@@ -67,7 +74,7 @@ class GPT2:
         """Tokenize a text; see :class:`Tokenizer`."""
         try:
             ranks = self._slow_ranks(text) if self._is_odd(text) else self._fast_ranks(text)
-        except ValueError:
+        except ValueError:  # of tiktoken alone
             ranks = self._slow_ranks(text)
         spans = spans_of_bytes(text, self._sizes[ranks])
         return Tokens.from_spans(text, self._table[ranks].tolist(), spans)
@@ -78,7 +85,7 @@ class GPT2:
         # itself and does not change its neighbours.
         try:
             ranks = self._fast_ranks("\n".join(lines) + "\n")
-        except ValueError:  # tiktoken refuses a long run of equal characters
+        except ValueError:  # a run is too long; halve the lines until the line with it is alone
             if len(lines) == 1:
                 return self._encode_slowly(lines[0])
             half = len(lines) // 2
@@ -94,11 +101,7 @@ class GPT2:
         return Encoded(tokens, np.array([len(tokens)], dtype=np.int32))
 
     def _fast_ranks(self, text: str) -> np.ndarray:
-        """Compute ranks with tiktoken.
-
-        Raises:
-            ValueError: a run of equal characters is too long.
-        """
+        """Compute ranks with tiktoken, which raises ValueError for a long run of a character."""
         return self._fast.encode_to_numpy(text, disallowed_special=())
 
     def _slow_ranks(self, text: str) -> np.ndarray:
@@ -129,7 +132,7 @@ def _load(encoder_json: Path, vocab_bpe: Path) -> tuple[gpt2_bpe_utils.Encoder, 
         "gpt2",
         pat_str=fairseq.pat.pattern,
         mergeable_ranks=ranks,
-        special_tokens={_SPECIAL: _BYTES + len(ranks)},
+        special_tokens={_SPECIAL: len(ranks)},
     )
     return fairseq, fast
 
@@ -164,16 +167,17 @@ def _check_merges(fairseq: gpt2_bpe_utils.Encoder, encoder_json: Path, vocab_bpe
 
 @lru_cache(maxsize=1)
 def _find_odd_characters() -> np.ndarray:
-    """Mark the code points that tiktoken and fairseq classify differently, ``[0x110000]``."""
-    characters = "".join(chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000)
+    """Mark the code points that tiktoken and fairseq classify differently, ``[_CODE_POINTS]``."""
+    surrogates = range(0xD800, 0xE000)  # halves of characters in UTF-16
+    characters = "".join(chr(c) for c in range(_CODE_POINTS) if c not in surrogates)
     single = {bytes([byte]): byte for byte in range(_BYTES)}
-    odd = np.zeros(0x110000, dtype=bool)
+    odd = np.zeros(_CODE_POINTS, dtype=bool)
     for pattern in _CLASSES:
         probe = tiktoken.Encoding(
             "probe", pat_str=pattern, mergeable_ranks=single, special_tokens={_SPECIAL: _BYTES}
         )
         # With single bytes as tokens, its tokens are the bytes of the characters that match.
-        theirs = bytes(probe.encode_ordinary(characters)).decode()
-        ours = "".join(regex.findall(pattern, characters))
-        odd[[ord(c) for c in set(theirs) ^ set(ours)]] = True
+        by_tiktoken = bytes(probe.encode_ordinary(characters)).decode()
+        by_fairseq = "".join(regex.findall(pattern, characters))
+        odd[[ord(c) for c in set(by_tiktoken) ^ set(by_fairseq)]] = True
     return odd

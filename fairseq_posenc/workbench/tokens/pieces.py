@@ -1,4 +1,7 @@
-"""Trains and loads sentencepiece models, and tokenizes with them."""
+"""Trains and loads sentencepiece models, and tokenizes with them.
+
+A piece's number in the model is not its token id: that is its index in fairseq's dictionary.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +71,7 @@ class Pieces:
         except (OSError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"{path}: not a sentencepiece model ({reason})") from None
+        # The pieces as text, by number.
         self.names = [self.model.id_to_piece(i) for i in range(self.model.get_piece_size())]
         broken = [name for name in self.names if len(name.split()) != 1]
         if broken:
@@ -77,12 +81,9 @@ class Pieces:
             )
 
     def __call__(self, lines: Sequence[str]) -> Iterable[Sequence[str]]:
-        """Split each line into pieces; unknown text becomes ``<unk>``.
-
-        The pieces of the lines are an iterator: they can be read only once.
-        """
-        ids_by_line = self.model.encode(list(lines), num_threads=1)
-        return ([self.names[number] for number in ids] for ids in ids_by_line)
+        """Split each line into pieces, as a ``Splitter``; unknown text becomes ``<unk>``."""
+        numbers_by_line = self.model.encode(list(lines), num_threads=1)
+        return ([self.names[number] for number in numbers] for numbers in numbers_by_line)
 
     def build_dictionary(self) -> Dictionary:
         """Build a dictionary of all pieces that can occur in a text, in the model's order."""
@@ -104,7 +105,7 @@ class PieceEncoder(SymbolEncoder):
 
     def tokens(self, text: str) -> Tokens:
         """Tokenize a text; see :class:`Tokenizer`."""
-        # Added together with the return type below.
+        # sentencepiece 0.2.3 added this method, and with it the return type below.
         if not hasattr(self._pieces.model, "EncodeAsOffsetMapping"):
             raise UserError("sentencepiece is too old to give offsets; update it to 0.2.3 or newer")
         encoded = self._pieces.model.encode(text, return_type="offset_mapping")

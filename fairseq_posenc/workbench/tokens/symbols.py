@@ -1,29 +1,33 @@
-"""Encodes words or characters as the symbols of a dictionary, as fairseq does."""
+"""Encodes text by a dictionary of words, characters or pieces: its *symbols*, in fairseq's words.
+
+A splitter turns lines into symbols ("a bee" into "a", "bee"), a dictionary these into token ids.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.tokens.tokenizer import Encoded, Symbols
+from fairseq_posenc.workbench.tokens.tokenizer import Encoded, SpecialSymbols
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
 SPACE = "▁"  # sentencepiece's symbol of a space
-Splitter = Callable[[Sequence[str]], Iterable[Sequence[str]]]  # splits lines into symbols
+# Splits lines into symbols, which the caller reads once: they may be an iterator.
+Splitter = Callable[[Sequence[str]], Iterable[Sequence[str]]]
 
 
-def words(lines: Sequence[str]) -> Iterable[Sequence[str]]:
+def split_words(lines: Sequence[str]) -> Iterable[Sequence[str]]:
     """Split each line at white space, as fairseq does."""
     return (line.split() for line in lines)
 
 
-def characters(lines: Sequence[str], between: str) -> Iterable[Sequence[str]]:
+def split_characters(lines: Sequence[str], between: str) -> Iterable[Sequence[str]]:
     """Split each line into characters; white space becomes ``between``, a character or nothing."""
     return (between.join(line.split()) for line in lines)
 
@@ -33,20 +37,19 @@ class SymbolEncoder:
 
     def __init__(self, split: Splitter, dictionary: Dictionary) -> None:
         self._split = split
-        self._symbols = Symbols.from_dictionary(dictionary)
+        self._special = SpecialSymbols.from_dictionary(dictionary)
         self._indices = dict(dictionary.indices)
 
     def index(self, symbol: str) -> int:
         """Look up the id of a symbol; that of ``<unk>`` if the dictionary lacks it."""
-        return self._indices.get(symbol, self._symbols.unk)
+        return self._indices.get(symbol, self._special.unk)
 
     def encode(self, lines: Sequence[str]) -> Encoded:
         """Encode lines that neither begin nor end with white space."""
-        find, unk, eos = self._indices.get, self._symbols.unk, self._symbols.eos
-        encoded = [[*(find(s, unk) for s in line), eos] for line in self._split(lines)]
+        find, unk, eos = self._indices.get, self._special.unk, self._special.eos
+        encoded = [[*map(find, symbols, repeat(unk)), eos] for symbols in self._split(lines)]
         sizes = np.fromiter(map(len, encoded), np.int32, len(encoded))
-        total = int(sizes.sum())
-        tokens = np.fromiter(chain.from_iterable(encoded), self._symbols.dtype, total)
+        tokens = np.fromiter(chain.from_iterable(encoded), self._special.dtype, int(sizes.sum()))
         return Encoded(tokens, sizes)
 
 
@@ -55,8 +58,8 @@ def warn_of_unknown(text: str, unknown: int, tokens: int) -> None:
 
     Args:
         text: name of the text.
-        unknown: number of its ``<unk>``; also those in lines that were left out, if there are any.
-        tokens: number of its tokens that are written, without special symbols.
+        unknown: number of its ``<unk>``, also in parts that were left out, so perhaps the larger.
+        tokens: number of its tokens that were written, without special symbols.
     """
     if 2 * unknown > tokens:
         say(

@@ -21,7 +21,7 @@ class Encoded(NamedTuple):
     """Encoded lines, each of which ends with ``</s>``."""
 
     tokens: np.ndarray  # token ids of all lines, one after the other, `[T]`
-    sizes: np.ndarray  # number of tokens of each line, with `</s>`, `[N]`, int32
+    sizes: np.ndarray  # number of tokens of each of N lines, with `</s>`, `[N]`, int32
 
 
 class Encoder(Protocol):
@@ -32,7 +32,7 @@ class Encoder(Protocol):
         ...
 
 
-class Symbols(NamedTuple):
+class SpecialSymbols(NamedTuple):
     """The special symbols of a dictionary, and its size."""
 
     bos: int
@@ -42,7 +42,7 @@ class Symbols(NamedTuple):
     size: int
 
     @classmethod
-    def from_dictionary(cls, dictionary: Dictionary) -> Symbols:
+    def from_dictionary(cls, dictionary: Dictionary) -> SpecialSymbols:
         """Read the special symbols of a fairseq dictionary."""
         return cls(
             dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk(), len(dictionary)
@@ -57,7 +57,7 @@ class Symbols(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """The tokens of a text and their characters.
+    """The tokens of a text and their characters, which are ``text[start:end]``.
 
     Tokens that share a character, such as the bytes of a letter, overlap.
     """
@@ -69,10 +69,12 @@ class Tokens(NamedTuple):
     @classmethod
     def from_spans(cls, text: str, ids: Sequence[int], spans: Iterable[tuple[int, int]]) -> Tokens:
         """Build tokens from their spans, which include leading white space."""
-        spans = list(spans)
-        starts = [end - (len(text[start:end].lstrip()) or end - start) for start, end in spans]
-        ends = [end for _, end in spans]
-        return cls(*(np.array(values, dtype=np.int64) for values in (ids, starts, ends)))
+        starts, ends = [], []
+        for start, end in spans:
+            visible = len(text[start:end].lstrip())
+            starts.append(end - visible if visible else start)  # white space alone is kept
+            ends.append(end)
+        return cls(np.array(ids, np.int64), np.array(starts, np.int64), np.array(ends, np.int64))
 
     def covering(self, start: int, end: int) -> Optional[tuple[int, int]]:
         """Find the first and the last token that overlap a span of characters; None without any."""
@@ -84,6 +86,7 @@ class Tokens(NamedTuple):
 def spans_of_bytes(text: str, sizes: np.ndarray) -> list[tuple[int, int]]:
     """Compute the character spans of tokens from their sizes in UTF-8 bytes, ``[T]``."""
     codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    # UTF-8 needs a second, third and fourth byte from these code points on.
     widths = 1 + sum((codes >= limit).astype(np.int64) for limit in (0x80, 0x800, 0x10000))
     character = np.repeat(np.arange(len(text)), widths)  # index of the character of each byte
     ends = np.cumsum(sizes)

@@ -15,7 +15,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.options import add_computing, add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.standard_streams import has_reader
-from fairseq_posenc.workbench.tokens.files import arriving_lines
+from fairseq_posenc.workbench.tokens.files import read_arriving_lines
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.translation.translator import Hypothesis, Translator
 
@@ -76,14 +76,14 @@ def _open_sentences(args: argparse.Namespace) -> Iterator[Iterator[Sequence[str]
     elif args.input is None:
         if sys.stdin.isatty():
             say("one sentence per line; Ctrl-D ends")
-        yield arriving_lines(sys.stdin.fileno(), "standard input")
+        yield read_arriving_lines(sys.stdin.fileno(), "standard input")
     else:
         try:
             file = os.open(args.input, os.O_RDONLY)
         except OSError as error:
             raise UserError(f"--input {args.input}: {error.strerror}") from None
         try:
-            yield arriving_lines(file, f"--input {args.input}")
+            yield read_arriving_lines(file, f"--input {args.input}")
         finally:
             os.close(file)
 

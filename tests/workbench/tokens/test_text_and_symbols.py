@@ -14,7 +14,7 @@ from fairseq.data import Dictionary
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.tokens import files, symbols
-from fairseq_posenc.workbench.tokens.tokenizer import Symbols, Tokens, spans_of_bytes
+from fairseq_posenc.workbench.tokens.tokenizer import SpecialSymbols, Tokens, spans_of_bytes
 
 TEXT = "Zwölf Boxkämpfer \n\n  jagen\x0bVik\u2028tor 🥊\t\r\n".encode()
 LINES = ["Zwölf Boxkämpfer", "", "  jagen\x0bVik\u2028tor 🥊"]  # only a line feed ends a line
@@ -77,7 +77,7 @@ def test_a_mark_of_utf_8_is_no_text_and_refused_bytes_have_names():
 
 def test_lines_that_arrive_come_at_once(tmp_path):
     reads, writes = os.pipe()
-    arriving = files.arriving_lines(reads, "stdin")
+    arriving = files.read_arriving_lines(reads, "stdin")
     os.write(writes, b"one \ntwo\nthr")
     assert next(arriving) == ["one", "two"]
     os.write(writes, b"ee\n")
@@ -91,7 +91,7 @@ def test_lines_that_arrive_come_at_once(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"a\nb\n\xff\n")
     with open(path) as file, pytest.raises(UserError, match="stdin, line 3: byte 0xff"):
-        list(files.arriving_lines(file.fileno(), "stdin"))
+        list(files.read_arriving_lines(file.fileno(), "stdin"))
 
 
 @pytest.fixture
@@ -105,7 +105,10 @@ def dictionary():
 @pytest.mark.parametrize("kind", ["words", "characters"])
 def test_symbols_are_numbered_as_fairseq_does(kind, dictionary):
     lines = ["a b  b", "", "c a", "ab"]
-    between = {"words": symbols.words, "characters": lambda x: symbols.characters(x, "▁")}
+    between = {
+        "words": symbols.split_words,
+        "characters": lambda x: symbols.split_characters(x, "▁"),
+    }
     encoder = symbols.SymbolEncoder(between[kind], dictionary)
     found = encoder.encode(lines)
     cut = {"words": str.split, "characters": lambda line: list("▁".join(line.split()))}[kind]
@@ -120,7 +123,7 @@ def test_symbols_are_numbered_as_fairseq_does(kind, dictionary):
 
 
 def test_large_dictionaries_have_larger_numbers(dictionary):
-    known = Symbols.from_dictionary(dictionary)
+    known = SpecialSymbols.from_dictionary(dictionary)
     assert known == (0, 1, 2, 3, 7)
     assert [known._replace(size=size).dtype for size in (65_499, 65_500)] == [np.uint16, np.uint32]
 

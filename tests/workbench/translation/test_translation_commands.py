@@ -25,7 +25,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.dictionaries import infer_languages
 from fairseq_posenc.workbench.results.record import read
-from fairseq_posenc.workbench.tokens.files import arriving_lines
+from fairseq_posenc.workbench.tokens.files import read_arriving_lines
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.translation import Translator
 from fairseq_posenc.workbench.translation import checkpoint as checkpoints
@@ -301,7 +301,7 @@ def test_lines_arrive_whole_whatever_the_blocks(tmp_path):
     text = [f"{number} é{'x' * (number % 97)}" for number in range(5000)]
     path.write_text("\n".join(text), encoding="utf-8")
     with open(path, "rb") as file:
-        some = list(arriving_lines(file.fileno(), "text"))
+        some = list(read_arriving_lines(file.fileno(), "text"))
     assert len(some) > 2
     assert [line for part in some for line in part] == text
     path.write_bytes("\n".join(text).encode() + b"\n\xff")
@@ -309,7 +309,7 @@ def test_lines_arrive_whole_whatever_the_blocks(tmp_path):
         open(path, "rb") as file,
         pytest.raises(UserError, match="text, line 5001: byte 0xff is not UTF-8"),
     ):
-        list(arriving_lines(file.fileno(), "text"))
+        list(read_arriving_lines(file.fileno(), "text"))
 
 
 # ------------------------------------------------------------------------------------------- bleu
