@@ -1,4 +1,7 @@
-"""Compares two models on random sentences, by which exports and ``swap`` check their results."""
+"""Compares two models on random sentences, by which exports and ``swap`` check their results.
+
+The difference of two models is relative: 1e-6 is a millionth of the largest number.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torch import Tensor
 from fairseq_posenc.workbench.loading.families import list_stacks
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
-TOLERANCE = 1e-5  # largest difference by rounding in float32, relative to the largest number
+TOLERANCE = 1e-5  # largest difference that rounding in float32 explains
 MAX_TOKENS = 512  # of a sentence
 _BOS = Dictionary().bos()  # `<s>`
 _SPECIAL_SYMBOLS = Dictionary().nspecial  # symbols of every dictionary before those of the text
@@ -34,8 +37,9 @@ def draw_sentences(model: Any, side: str) -> list[Tensor]:
         tokens = torch.randint(_SPECIAL_SYMBOLS, symbols, (3, longest), generator=generator)
         tokens[:, 0] = _BOS
         tokens[:, -1] = stack.eos_idx
-        tokens[:, longest // 2] = stack.eos_idx  # the end of a sentence in a block
-        for row, length in enumerate((longest, longest // 2 + 1, min(3, longest))):
+        middle = longest // 2
+        tokens[:, middle] = stack.eos_idx  # a row may hold several sentences
+        for row, length in enumerate((longest, middle + 1, min(3, longest))):
             padded = slice(length, None) if side == "right" else slice(None, longest - length)
             tokens[row, padded] = stack.padding_idx
         drawn.append(tokens)
@@ -63,7 +67,7 @@ def compute_head_scores(trained: OpenModel, *tokens: Tensor) -> Tensor:
 
 
 def is_rounding(difference: float) -> bool:
-    """Check whether rounding explains a difference; NaN is a larger one."""
+    """Check whether rounding explains a difference; it does not explain NaN."""
     return difference <= TOLERANCE
 
 
@@ -75,9 +79,7 @@ def largest_difference(
     of_classes: bool = False,
     graph: bool = False,
 ) -> float:
-    """Compute the largest difference of two models, relative to the largest number.
-
-    It is NaN if a number is.
+    """Compute the largest difference of two models; NaN if one of their numbers is NaN.
 
     Args:
         model: the fairseq model for which sentences are drawn, padded on the right and on the left.
@@ -93,9 +95,9 @@ def largest_difference(
     for side in ("right",) if of_classes else ("right", "left"):
         batches = [draw_sentences(model, side)]
         if graph:
-            whole, *_ = batches[0]
-            half = whole.size(1) // 2
-            batches = [[whole], [whole[:2, :half] if side == "right" else whole[:2, -half:]]]
+            first, *_ = batches[0]
+            half = first.size(1) // 2
+            batches = [[first], [first[:2, :half] if side == "right" else first[:2, -half:]]]
         for tokens in batches:
             our_numbers, their_numbers = ours(*tokens), theirs(*tokens)
             if not of_classes:

@@ -1,4 +1,9 @@
-"""Exports a trained model to a folder that transformers or onnxruntime reads."""
+"""Exports a trained model to a folder that transformers or onnxruntime reads.
+
+If a class of transformers computes the same, the folder holds its configuration and weights. Else
+it also holds code: a file with the package's own classes. The exported model is always read back
+and compared with the trained one.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +31,8 @@ from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
     CODE,
     FAIRSEQ,
     TARGET,
+    TRAINED_LENGTHS,
+    WEIGHT_SETTINGS,
     Labels,
     create_folder,
     format_graph_usage,
@@ -71,7 +78,7 @@ def export(
             "positions and cannot read the model back: pip install 'transformers<5', or --to hf"
         )
     with create_folder(out) as folder:
-        unknown, notes = _write_tokenizers(trained, tokens, folder)
+        unknown_pieces, notes = _write_tokenizers(trained, tokens, folder)
         if target == "onnx":
             # Imported here, as its libraries are an extra.
             from fairseq_posenc.workbench.convert.exchange.onnx_graph import GRAPH, write_graph
@@ -79,11 +86,11 @@ def export(
             names, difference = write_graph(trained, folder)
             notes.append(f"equal to {difference:.1e} of the largest number, on padded sentences")
             usage = format_graph_usage(names)
-            encodes = trained.family.name == "translation"
-            model = "the encoder of a translation model" if encodes else GRAPH
+            is_part = trained.family.name == "translation"
+            model = "the encoder of a translation model" if is_part else GRAPH
             contents = f"{model}, with {' and '.join(names)}"
         else:
-            config = _write_model(trained, target, unknown, folder, notes)
+            config = _write_model(trained, target, unknown_pieces, folder, notes)
             if trained.family.name != "masked_lm":
                 write_json(folder / "generation_config.json", build_generation_config(trained))
             for name in trained.dictionaries:
@@ -96,14 +103,14 @@ def export(
 
 
 def _write_model(
-    trained: OpenModel, target: str, unknown: int, folder: Path, notes: list[str]
+    trained: OpenModel, target: str, unknown_pieces: int, folder: Path, notes: list[str]
 ) -> dict[str, Any]:
     """Write config.json and weights, and code if no class of transformers fits.
 
     Args:
         trained: the model.
         target: ``hf`` or ``hf4``.
-        unknown: number of pieces of the tokenizer that the dictionary lacks.
+        unknown_pieces: number of pieces of the tokenizer that the dictionary lacks.
         folder: the folder to write to.
         notes: notes for the user; extended.
 
@@ -114,30 +121,35 @@ def _write_model(
     config[FAIRSEQ] = _collect_fairseq_options(trained)
     version = 4 if target == "hf4" else None
     hf_export, why_not = to_hf_class(trained, config, weights, version)
-    if unknown:
+    if unknown_pieces:
         hf_export, why_not = None, "no class of transformers has <unk> for such pieces"
     if hf_export is not None:
-        write_model(folder, *hf_export)
+        write_model(folder, hf_export.config, hf_export.weights)
         why_not = _compare(trained, folder, hf_export.config, notes)
         if not why_not:
             return hf_export.config
     notes.append(f"code of its own: {why_not}")
     write_model(folder, config, weights)
     (folder / CODE).write_text(generate_code(config), encoding="utf-8")
-    if wrong := _compare(trained, folder, config, notes):
-        raise UserError(f"{wrong}: nothing was written")
+    if problem := _compare(trained, folder, config, notes):
+        raise UserError(f"{problem}: nothing was written")
     return config
 
 
 def _compare(trained: OpenModel, folder: Path, config: dict[str, Any], notes: list[str]) -> str:
-    """Compare a written model with the trained one; note the result, or return what is wrong."""
+    """Compare a written model with the trained one.
+
+    Returns:
+        An empty text, and a further note in ``notes``; or why the models are not equal.
+    """
     (name,) = config["architectures"]
     model = _read_back(folder, name)
 
     def compute_theirs(*tokens: Tensor) -> Tensor:
-        names = ("input_ids", "decoder_input_ids")
-        masks = {} if trained.head == "translation" else {"attention_mask": tokens[0].ne(1).long()}
-        output = model(**dict(zip(names, tokens)), **masks)
+        inputs = dict(zip(("input_ids", "decoder_input_ids"), tokens))
+        if trained.head != "translation":  # our code needs no mask, classes of transformers do
+            inputs["attention_mask"] = tokens[0].ne(config["pad_token_id"]).long()
+        output = model(**inputs)
         if trained.head == "spans":
             return torch.stack([output.start_logits, output.end_logits], -1)
         return output.logits
@@ -194,7 +206,7 @@ def _write_tokenizers(
     Equal dictionaries share one tokenizer.
     """
     notes = []
-    unknown = 0
+    unknown_pieces = 0
     template = trained.family.name
     if template == "causal_lm" and trained.settings.task.get("add_bos_token"):
         template = "causal_lm with <s>"
@@ -208,16 +220,16 @@ def _write_tokenizers(
         tokenization = hf_tokenizer.find_tokenization(tokens, trained.data, language)
         if tokenization == "none":
             return 0, ["no tokenizer"]
-        tokenizer, lacking = hf_tokenizer.build_tokenizer(tokenization, dictionary, template)
+        tokenizer, unknown = hf_tokenizer.build_tokenizer(tokenization, dictionary, template)
         tokenizer_folder = folder if dictionary is source else folder / TARGET
         write_tokenizer(tokenizer_folder, tokenizer, longest, padding_side)
-        unknown += lacking
-        if lacking:
+        unknown_pieces += unknown
+        if unknown:
             notes.append(
-                f"{lacking:,} pieces are not in {name}: the tokenizer gives them numbers "
+                f"{unknown:,} pieces are not in {name}: the tokenizer gives them numbers "
                 "behind its symbols, and the model reads them as <unk>, as fairseq does"
             )
-    return unknown, notes
+    return unknown_pieces, notes
 
 
 def _collect_fairseq_options(trained: OpenModel) -> dict[str, Any]:
@@ -226,7 +238,7 @@ def _collect_fairseq_options(trained: OpenModel) -> dict[str, Any]:
     They are stored in config.json, because transformers keeps its entries when it saves a model.
     """
     kept: dict[str, Any] = {}
-    specs = vars(PositionConfig())  # these may have slashes, in the lists of a scaling
+    specs = vars(PositionConfig())  # a spec may have slashes, in the lists of a scaling
     for section in ("model", "task"):
         options = trained.settings[section]
         if OmegaConf.is_config(options):
@@ -242,8 +254,8 @@ def _collect_fairseq_options(trained: OpenModel) -> dict[str, Any]:
         known = {"_name", *(option.dest for option in model_options(kept["model"]["_name"]))}
         kept["model"] = {name: x for name, x in kept["model"].items() if name in known}
     stacks = trained.stacks.items()
-    kept["meanings"] = {side: stack.weight_settings._asdict() for side, stack in stacks}
-    kept["trained_lengths"] = {side: stack.identity.trained_length for side, stack in stacks}
+    kept[WEIGHT_SETTINGS] = {side: stack.weight_settings._asdict() for side, stack in stacks}
+    kept[TRAINED_LENGTHS] = {side: stack.identity.trained_length for side, stack in stacks}
     if trained.head == "classes":
         (kept["head_name"],) = trained.model.classification_heads
     return kept

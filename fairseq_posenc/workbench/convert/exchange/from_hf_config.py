@@ -1,6 +1,8 @@
-"""Finds fairseq options for a Hugging Face folder.
+"""Finds fairseq's options for a Hugging Face folder.
 
-The folder holds a class of transformers, or one of our exports that was perhaps trained further.
+:func:`options_from_config` reads them from the config.json of a class of transformers.
+:func:`update_options` corrects those in an export of ours, which was perhaps changed since. An
+activation is that of the layers, or that of the head, such as RoBERTa's ``tanh`` for classes.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import HFFolder
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import EXPORTED_AS
 from fairseq_posenc.workbench.convert.exchange.param_names import EPSILON, GPT_NEOX, LAYOUTS
 
-_OPTIONS = {
+_SIZES = {  # fairseq's options without `encoder_` -> fields of config.json
     "layers": "num_hidden_layers",
     "embed_dim": "hidden_size",
     "ffn_embed_dim": "intermediate_size",
     "attention_heads": "num_attention_heads",
 }
 _TASKS = {"masked_lm": "masked_lm", "classes": "glue", "spans": "squad"}  # head -> fairseq's task
-_ROWS = "classifier.out_proj.weight"  # has a row for each class
+_CLASSIFIER = "classifier.out_proj.weight"  # has a row for each class
 
 
 def options_from_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -38,10 +40,10 @@ def options_from_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
         UserError: the class is unknown, or fairseq's RoBERTa has no such settings.
     """
     model = str((config.get("architectures") or [None])[0])
-    if model not in (known := list_imported()):
+    if model not in list_imported():
         raise UserError(
-            f"{path}: a {shortened(model)}; fairseq-posenc imports {', '.join(known)}, and its "
-            "own exports. For other positions, a model may stay one of transformers: "
+            f"{path}: a {shortened(model)}; fairseq-posenc imports {', '.join(list_imported())}, "
+            "and its own exports. For other positions, a model may stay one of transformers: "
             "fairseq-posenc swap"
         )
     layout = LAYOUTS[model]
@@ -51,16 +53,17 @@ def options_from_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
             f"{path}: layer_norm_eps is {epsilon}, and fairseq's layer norms have {EPSILON:g}: the "
             "model would compute something else"
         )
-    head = layout.activations.get("masked_lm")
-    if head not in (None, activation):
+    head_activation = layout.activations.get("masked_lm")
+    if head_activation not in (None, activation):
         raise UserError(
-            f"{path}: a {model} has {head} in its head and {shortened(str(activation))} in its "
-            "layers, and a RoBERTa of fairseq has one activation"
+            f"{path}: a {model} has {head_activation} in its head and "
+            f"{shortened(str(activation))} in its layers, and a RoBERTa of fairseq has one "
+            "activation"
         )
-    functions = _name_activations()
-    if activation not in functions:
+    fairseq_names = _name_activations()
+    if activation not in fairseq_names:
         raise UserError(f"{path}: fairseq has no activation {shortened(str(activation))}")
-    options = {f"encoder_{ours}": config.get(theirs) for ours, theirs in _OPTIONS.items()}
+    options = {f"encoder_{ours}": config.get(theirs) for ours, theirs in _SIZES.items()}
     sizes = (*options.values(), config.get("max_position_embeddings"), config.get("vocab_size"))
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         raise UserError(f"{path}: its config.json has sizes that are not numbers of 1 or more")
@@ -74,7 +77,7 @@ def options_from_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
             "_name": f"roberta_{item.name}",
             "position_encoding": str(Spec.uniform((item,))),
             "max_positions": max_positions,
-            "activation_fn": functions[activation],
+            "activation_fn": fairseq_names[activation],
         },
         "task": {"_name": "masked_lm"},
     }
@@ -95,31 +98,32 @@ def update_options(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]
     Raises:
         UserError: no model of fairseq has such a head.
     """
-    head, activation = _find_head(folder)
+    head, head_activation = _find_head(folder)
     model = {**settings["model"], **_find_untied(settings["model"], folder)}
     if head == "causal_lm":
         model |= _find_changed_rotation(settings, folder)
     if head not in _TASKS:
         return {**settings, "model": model, "head": head}
-    if activation is not None:
+    if head_activation is not None:
+        # fairseq's head for masked tokens has the activation of the layers.
         name = "pooler_activation_fn" if head == "classes" else "activation_fn"
         trained_with = str(model.get(name))
-        if ACTIVATIONS.get(trained_with, trained_with) != activation:
-            known = _name_activations()
-            if head == "masked_lm" or activation not in known:
+        if ACTIVATIONS.get(trained_with, trained_with) != head_activation:
+            fairseq_names = _name_activations()
+            if head == "masked_lm" or head_activation not in fairseq_names:
                 raise UserError(
-                    f"{folder.path}: {shortened(str(activation))} in its head, where a model of "
-                    f"fairseq with such layers has {shortened(trained_with)}"
+                    f"{folder.path}: {shortened(str(head_activation))} in its head, where a model "
+                    f"of fairseq with such layers has {shortened(trained_with)}"
                 )
-            model[name] = known[activation]
-    rows = folder.weights.get(_ROWS)
+            model[name] = fairseq_names[head_activation]
+    classifier = folder.weights.get(_CLASSIFIER)
     return {
         **settings,
         "model": model,
         "task": {**settings["task"], "_name": _TASKS[head]},
         "head": head,
         "head_name": settings.get("head_name", HEAD),
-        "classes": 0 if rows is None else rows.size(0),
+        "classes": 0 if classifier is None else classifier.size(0),
     }
 
 
@@ -148,19 +152,18 @@ def _find_untied(model: dict[str, Any], folder: HFFolder) -> dict[str, bool]:
     """Return the options that untie embeddings whose two tensors now differ."""
     weights = folder.weights
     if model.get("share_all_embeddings"):
-        pair = [weights.get(f"{side}.embed_tokens.weight") for side in ("encoder", "decoder")]
+        first = weights.get("encoder.embed_tokens.weight")
+        second = weights.get("decoder.embed_tokens.weight")
         untied = {"share_all_embeddings": False, "share_decoder_input_output_embed": True}
-    elif layout := next(
-        (layout for layout in LAYOUTS.values() if layout.scaled_embeddings in weights), None
-    ):
-        output = next(theirs for ours, theirs in layout.names if ours == "decoder.embed_tokens.")
-        pair = [weights.get(f"{output}weight"), weights[layout.scaled_embeddings]]
-        if pair[0] is not None and not model.get("no_scale_embedding"):
-            pair[0] = pair[0] * math.sqrt(pair[0].size(1))
+    else:  # a causal LM of transformers; our own code stores tied embeddings once
+        layouts = [layout for layout in LAYOUTS.values() if layout.scaled_embeddings in weights]
+        if not layouts:
+            return {}
+        output = dict(layouts[0].names)["decoder.embed_tokens."]
+        first, second = weights.get(f"{output}weight"), weights[layouts[0].scaled_embeddings]
+        if first is not None and not model.get("no_scale_embedding"):
+            first = first * math.sqrt(first.size(1))
         untied = {"share_decoder_input_output_embed": False}
-    else:
-        return {}
-    first, second = pair
     tied = first is None or second is None or torch.equal(first, second)
     return {} if tied else untied
 
@@ -170,8 +173,8 @@ def _find_head(folder: HFFolder) -> tuple[str, Any]:
     name = str((folder.config.get("architectures") or [None])[0])
     for head, our_class in ARCHITECTURES.items():
         if our_class == name:
-            activates = head in ("masked_lm", "classes")
-            return head, folder.config.get("head_activation") if activates else None
+            has_activation = head in ("masked_lm", "classes")
+            return head, folder.config.get("head_activation") if has_activation else None
     for layout in LAYOUTS.values():
         for head, hf_class in layout.heads.items():
             if hf_class == name:

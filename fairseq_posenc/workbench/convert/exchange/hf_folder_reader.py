@@ -1,4 +1,7 @@
-"""Reads a Hugging Face folder without trusting it: no code is run, and sizes are checked."""
+"""Reads a Hugging Face folder without trusting it: no code is run, and sizes are checked.
+
+The folder has a config.json and a single model.safetensors; nothing else in it is read here.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,12 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import CONFIG, FAIRSEQ, WEIGHTS
 
-_MOST_TENSORS = 50_000
-_LARGEST_HEADER = 20_000_000  # bytes
-_LARGEST_SETTINGS = 10_000_000
+# Far more than any model has.
+_MAX_TENSORS = 50_000
+_MAX_HEADER_BYTES = 20_000_000
+_MAX_CONFIG_BYTES = 10_000_000
 # Errors of building a model from settings of wrong types; ImportError if they select xformers.
-_ODD = (
+_ODD_VALUE_ERRORS = (
     TypeError,
     ValueError,
     LookupError,
@@ -27,7 +31,7 @@ _ODD = (
     RuntimeError,
     ImportError,
 )
-_TEXTS = ("model_type", "hidden_act", "head_activation", "transformers_version")  # of config.json
+_TEXT_FIELDS = ("model_type", "hidden_act", "head_activation", "transformers_version")
 
 
 class HFFolder(NamedTuple):
@@ -48,22 +52,22 @@ def read_folder(path: Path) -> HFFolder:
     if not path.is_dir():
         raise UserError(f"--from {path}: no such folder")
     config = _read_json(path / CONFIG)
-    _check_kinds(path / CONFIG, config)
+    _check_types(path / CONFIG, config)
     return HFFolder(path, config, config.get(FAIRSEQ) or None, _read_weights(path / WEIGHTS))
 
 
 @contextmanager
 def refuse_odd_values(folder: HFFolder) -> Iterator[None]:
-    """Convert errors that values of wrong types in a configuration cause to one line.
+    """Report an error in the block as one line that blames a value of a wrong type in config.json.
 
     Raises:
-        UserError: names the file.
+        UserError: instead of the error; names the file.
     """
     try:
         yield
     except UserError:
         raise
-    except _ODD as e:
+    except _ODD_VALUE_ERRORS as e:
         reason = shortened(f"{type(e).__name__}: {' '.join(str(e).split())}")
         raise UserError(
             f"{folder.path / CONFIG}: has a value of another kind than transformers writes "
@@ -71,9 +75,9 @@ def refuse_odd_values(folder: HFFolder) -> Iterator[None]:
         ) from e
 
 
-def _check_kinds(path: Path, config: dict[str, Any]) -> None:
-    """Check the types of the values that nearly everything else depends on."""
-    for name in _TEXTS:
+def _check_types(path: Path, config: dict[str, Any]) -> None:
+    """Check the types of the values on which nearly everything else depends."""
+    for name in _TEXT_FIELDS:
         if not isinstance(config.get(name, ""), (str, type(None))):
             value = shortened(json.dumps(config[name]))
             raise UserError(f"{path}: {name} is {value}, which is not a text")
@@ -86,7 +90,7 @@ def _check_kinds(path: Path, config: dict[str, Any]) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         _refuse_pipe(path)
-        if path.stat().st_size > _LARGEST_SETTINGS:
+        if path.stat().st_size > _MAX_CONFIG_BYTES:
             raise ValueError("far too large")
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
@@ -109,12 +113,14 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     try:
         _refuse_pipe(path)
         with open(path, "rb") as file:
-            header = int.from_bytes(file.read(8), "little")
-        if header > _LARGEST_HEADER:
-            raise UserError(f"{path}: its header says that it has {header:,} bytes: no model has")
+            header_bytes = int.from_bytes(file.read(8), "little")
+        if header_bytes > _MAX_HEADER_BYTES:
+            raise UserError(
+                f"{path}: its header says that it has {header_bytes:,} bytes, more than any model's"
+            )
         with safe_open(path, "pt") as tensors:
             names = list(tensors.keys())
-            if len(names) > _MOST_TENSORS:
+            if len(names) > _MAX_TENSORS:
                 raise UserError(f"{path}: holds {len(names):,} tensors: no model has so many")
             return {name: tensors.get_tensor(name) for name in names}
     except FileNotFoundError:

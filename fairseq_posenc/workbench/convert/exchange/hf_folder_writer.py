@@ -1,4 +1,7 @@
-"""Writes the folder of an exported model, complete or not at all, with its card (README.md)."""
+"""Writes the folder of an exported model, complete or not at all, with its card (README.md).
+
+Its names of files and of entries in config.json are also those by which the folder is imported.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +33,18 @@ from fairseq_posenc.workbench.running.folders import Folder
 
 WEIGHTS, CONFIG, CODE = "model.safetensors", "config.json", "modeling_fairseq_posenc.py"
 FAIRSEQ = "fairseq"  # key of config.json: fairseq's options, needed to import the model again
-EXPORTED_AS = "hf_positions"  # entry of FAIRSEQ: the spec that importing config.json gives
+# Entries of FAIRSEQ: the spec that importing config.json gives, and by stack the settings and the
+# length that the weights were trained with.
+EXPORTED_AS = "hf_positions"
+WEIGHT_SETTINGS = "meanings"
+TRAINED_LENGTHS = "trained_lengths"
 TARGET = "target"  # folder of the target's tokenizer, if its dictionary is not the source's
+# Docstring of CODE. Two versions that differ in its second line alone write equal code.
 _TITLE = """A Transformer built from position encodings: {spec}.
 
 Written by fairseq-posenc {version} from its own modules; needs torch and transformers alone.
 """
-VERSION_LINE = re.compile(r"^Written by fairseq-posenc [\w.+-]+ from", re.MULTILINE)  # of _TITLE
+VERSION_LINE = re.compile(r"^Written by fairseq-posenc [\w.+-]+ from", re.MULTILINE)
 _CARD = """---
 license: {license}
 language: [{languages}]
@@ -115,6 +123,7 @@ def write_model(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]
 
 def generate_code(config: dict[str, Any]) -> str:
     """Generate the source of a model: its classes, its encodings, and their dependencies."""
+    # Of values such as `modeling_fairseq_posenc.PosencForMaskedLM`.
     classes = {name.rpartition(".")[2] for name in config["auto_map"].values()}
     # transformers writes a missing stack as null when it saves a trained model.
     stacks = [config[key] for key in ("encoder_stack", "decoder_stack") if config.get(key)]
@@ -122,14 +131,14 @@ def generate_code(config: dict[str, Any]) -> str:
     layers = [[sorted(layer) for layer in stack["positions"]] for stack in stacks]
     names = sorted({name for stack in layers for layer in stack for name in layer})
     encodings = map(registry.get, names)
-    wanted = [Symbol(encoding.__module__, encoding.__name__) for encoding in encodings]
+    symbols = [Symbol(encoding.__module__, encoding.__name__) for encoding in encodings]
     for source in ("configuration", "models"):
         module = f"fairseq_posenc.workbench.convert.exchange.modeling.{source}"
         definitions = load_module(module).definitions
-        wanted += [Symbol(module, name) for name in definitions if name in classes]
+        symbols += [Symbol(module, name) for name in definitions if name in classes]
     specs = [",".join("+".join(layer) or "none" for layer in stack) for stack in layers]
     spec = " and ".join(dict.fromkeys(specs))
-    return build_standalone(_TITLE.format(spec=spec, version=__version__), wanted)
+    return build_standalone(_TITLE.format(spec=spec, version=__version__), symbols)
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int, padding_side: str) -> None:
@@ -199,7 +208,7 @@ def write_card(
     task = trained.settings.task
     translates = trained.family.name == "translation"
     languages = labels.languages or ((task.source_lang, task.target_lang) if translates else ())
-    encodes = target == "onnx" and translates
+    encodes = target == "onnx" and translates  # the graph is only the encoder
     rows = [
         (f"positions, {side}", code(s.identity.describe())) for side, s in trained.stacks.items()
     ]

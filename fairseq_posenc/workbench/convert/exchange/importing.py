@@ -1,7 +1,9 @@
 """Builds a fairseq model with the weights of a Hugging Face folder, for ``import``.
 
-An export of ours has fairseq's options in its config.json, and its model may have been changed or
-trained further in transformers since. For other folders the options are found from config.json.
+The folder is perhaps not trustworthy, so all of it is checked: first its code and settings, then
+the sizes, before a model is built, then all tensors. An export of ours has fairseq's options in its
+config.json, and its model may have been changed or trained further in transformers since. For
+other folders the options are found from config.json.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from argparse import Namespace
 from typing import Any, NamedTuple
 
 import torch
+from fairseq.data import Dictionary
 
 from fairseq_posenc.checkpoints.safe_loading import readable_errors
 from fairseq_posenc.checkpoints.trusted_settings import check_settings, refuse_files
@@ -26,7 +29,9 @@ from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
     CODE,
     CONFIG,
     FAIRSEQ,
+    TRAINED_LENGTHS,
     VERSION_LINE,
+    WEIGHT_SETTINGS,
     WEIGHTS,
     generate_code,
 )
@@ -46,10 +51,10 @@ from fairseq_posenc.workbench.loading.families import defaults as build_default_
 
 _FINE_TUNING = {"masked_lm": ("glue", "squad")}  # family -> tasks beside its pre-training
 _PRETRAINING_HEAD = "encoder.lm_head."  # fine-tuned models do not use it, and exports leave it out
-# No size of a model may exceed this many times the folder's number of weights, or this number if
-# they are few. Else a config.json could allocate all memory before model and weights are compared.
-_MOST_TIMES = 2
-_FEW = 10_000
+# No size in config.json may exceed this many times the number of weights, except small sizes. Else
+# a model could fill all memory before it is compared with the weights.
+_MAX_SIZE_PER_WEIGHT = 2
+_SMALL_SIZE = 10_000
 
 
 class Built(NamedTuple):
@@ -69,17 +74,15 @@ def build_model(folder: HFFolder) -> Built:
         UserError: the settings are wrong, or describe a model of another size.
     """
     _refuse_other_code(folder)
-    exported = folder.settings or options_from_config(folder.config, folder.path)
-    arch, family = _check_family(exported, folder)
+    stored = folder.settings or options_from_config(folder.config, folder.path)
+    arch, family = _check_family(stored, folder)
     # Of the checked settings, only values that are computed here are replaced.
-    settings = update_options(exported, folder) if folder.settings else exported
+    settings = update_options(stored, folder) if folder.settings else stored
     options: dict[str, Any] = settings["model"]
     task: dict[str, Any] = settings["task"]
-    changed = {
-        name: value for name, value in options.items() if exported["model"].get(name) != value
-    }
+    changed = {name: value for name, value in options.items() if stored["model"].get(name) != value}
     config = build_default_settings(arch, task["_name"])
-    in_namespace = isinstance(config["model"], Namespace)
+    in_namespace = isinstance(config["model"], Namespace)  # fairseq's causal LMs use dictionaries
     all_options = {**(vars(config["model"]) if in_namespace else config["model"]), **options}
     _refuse_other_sizes({**all_options, "classes": settings.get("classes")}, folder)
     symbols = _read_vocabulary_sizes(folder)
@@ -88,8 +91,8 @@ def build_model(folder: HFFolder) -> Built:
         if settings.get("head") == "spans":
             model.register_span_head()
         elif settings.get("head") == "classes":
-            name, number = str(settings["head_name"]), int(settings["classes"])
-            model.register_classification_head(name, num_classes=number)
+            name = str(settings["head_name"])
+            model.register_classification_head(name, num_classes=int(settings["classes"]))
     config["model"] = Namespace(**all_options) if in_namespace else all_options
     config["task"] = {**config["task"], **task, "data": str(folder.path)}
     head = str(settings.get("head") or family.name)
@@ -123,15 +126,15 @@ def load_weights(folder: HFFolder, built: Built) -> dict[str, Any]:
                 f"{folder.path / WEIGHTS}: {len(names):,} {problem}, such as {shortened(names[0])}"
             )
     converted |= {name: torch.zeros_like(model_state[name]) for name in absent_head}
-    # Strict, with the checks of PositionCheckpoints.
+    # Strict, and with our models' checks of positions.
     built.model.load_state_dict({**model_state, **converted})
     _adopt_trained_settings(folder, built)
     loaded: dict[str, Any] = built.model.state_dict()
     # Of two tensors of the folder that are one parameter in fairseq, the last one is loaded.
-    if torn := [name for name in converted if not torch.equal(loaded[name], converted[name])]:
+    if unequal := [name for name in converted if not torch.equal(loaded[name], converted[name])]:
         raise UserError(
-            f"{folder.path / WEIGHTS}: {shortened(torn[0])} is tied to another tensor in fairseq, "
-            "but the two differ"
+            f"{folder.path / WEIGHTS}: {shortened(unequal[0])} is tied to another tensor in "
+            "fairseq, but the two differ"
         )
     return loaded
 
@@ -183,10 +186,12 @@ def _check_family(settings: dict[str, Any], folder: HFFolder) -> tuple[str, Fami
 def _read_vocabulary_sizes(folder: HFFolder) -> list[int]:
     """Read the number of symbols of each stack in config.json."""
     stacks = [folder.config.get(key) for key in ("encoder_stack", "decoder_stack")]
+    # Only our exports with code have stacks.
     holders = [stack for stack in stacks if isinstance(stack, dict)] or [folder.config]
     sizes: list[Any] = [holder.get("vocab_size") for holder in holders]
-    if not all(isinstance(size, int) and size > 4 for size in sizes):
-        raise UserError(f"{folder.path / CONFIG}: has no vocab_size of more than 4")
+    least = Dictionary().nspecial  # every dictionary begins with special symbols
+    if not all(isinstance(size, int) and size > least for size in sizes):
+        raise UserError(f"{folder.path / CONFIG}: has no vocab_size of more than {least}")
     return sizes
 
 
@@ -203,8 +208,8 @@ def _refuse_other_sizes(options: dict[str, Any], folder: HFFolder) -> None:
             sizes.append(layers * width * (4 * width + 2 * inner))
     lengths = ("max_positions", "max_source_positions", "max_target_positions", "classes")
     sizes += [options.get(name) or 0 for name in lengths]
-    most = max(_MOST_TIMES * count, _FEW)
-    if not all(isinstance(size, int) and 0 <= size <= most for size in sizes):
+    largest = max(_MAX_SIZE_PER_WEIGHT * count, _SMALL_SIZE)
+    if not all(isinstance(size, int) and 0 <= size <= largest for size in sizes):
         raise UserError(
             f"{folder.path}: its {count:,} weights do not fit the model of its settings"
         )
@@ -218,9 +223,9 @@ def _list_pretraining_head(built: Built, model_state: dict[str, Any]) -> list[st
     if built.head not in ("classes", "spans"):
         return []
     head = built.model.encoder.lm_head
-    tied = head.weight is built.model.encoder.sentence_encoder.embed_tokens.weight
-    kept = f"{_PRETRAINING_HEAD}weight" if tied else ""
-    return [name for name in model_state if name.startswith(_PRETRAINING_HEAD) and name != kept]
+    is_tied = head.weight is built.model.encoder.sentence_encoder.embed_tokens.weight
+    names = [name for name in model_state if name.startswith(_PRETRAINING_HEAD)]
+    return [name for name in names if not (is_tied and name == f"{_PRETRAINING_HEAD}weight")]
 
 
 def _adopt_trained_settings(folder: HFFolder, built: Built) -> None:
@@ -233,10 +238,10 @@ def _adopt_trained_settings(folder: HFFolder, built: Built) -> None:
     for side, stack in list_stacks(built.model):
         stack_config = folder.config.get(f"{side}_stack") or {}
         try:
-            by_side = fairseq_settings.get("meanings") or {}
-            trained = WeightSettings.parse(by_side.get(side) or {})
-            trained_lengths = fairseq_settings.get("trained_lengths") or {}
-            length = int(trained_lengths.get(side, stack_config.get("trained_on")) or 0)
+            weight_settings = fairseq_settings.get(WEIGHT_SETTINGS) or {}
+            trained = WeightSettings.parse(weight_settings.get(side) or {})
+            lengths = fairseq_settings.get(TRAINED_LENGTHS) or {}
+            length = int(lengths.get(side, stack_config.get("trained_on")) or 0)
         except (AttributeError, TypeError, ValueError) as error:
             raise UserError(f"{folder.path / CONFIG}: cannot be read: {error}") from None
         if differences := trained.differences(stack.weight_settings):
@@ -249,7 +254,7 @@ def _adopt_trained_settings(folder: HFFolder, built: Built) -> None:
 
 
 def _refuse_other_positions(stack: Any, config: dict[str, Any], side: str) -> None:
-    """Refuse a ``StackConfig`` of other positions or directions than the options of fairseq."""
+    """Refuse a stack of config.json with other positions or directions than fairseq's options."""
     pairs = (
         ("positions", config["positions"], list_layer_options(stack.assembly.spec)),
         ("directions", config["directions"], list(stack.directions)),

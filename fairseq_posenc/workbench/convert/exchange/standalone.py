@@ -1,7 +1,8 @@
 """Bundles definitions of the package into one source file that does not import the package.
 
-Exports with code contain such a file. Each definition that another one uses is copied, with the
-comments above it. A name changes only if two modules define it.
+Exports with code contain such a file. It has the wanted definitions (functions, classes and
+assignments at the top level of a module), all definitions that these use, with the comments above
+them, and imports of other packages. A name changes only if two modules define it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PACKAGE = __name__.partition(".")[0]
 _SCOPES = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 # A reference in a docstring, such as :class:`~fairseq_posenc.positions.Span`; its last name stays.
 _REFERENCE = re.compile(rf"~?\b{PACKAGE}\.[\w.]*\b(\w+)")
-_RULE = f"# {'-' * 96}"
+_RULE = f"# {'-' * 96}"  # a line of the comment that begins the definitions of a module
 
 
 class Symbol(NamedTuple):
@@ -40,8 +41,8 @@ class Use(NamedTuple):
     """A use of a symbol in a definition."""
 
     symbol: Symbol
-    written: str  # the name by which it is used
-    node: ast.Name | ast.Attribute
+    written: str  # the name by which it is used, perhaps that of an `import ... as ...`
+    node: ast.Name | ast.Attribute  # is replaced as a whole if the name changes
 
 
 class Module:
@@ -104,7 +105,7 @@ class Module:
             if owner is not None and owner.is_ours and not owner.name:
                 symbol = load_module(owner.module).find(node.attr)
                 assert symbol is not None
-                yield Use(symbol, node.attr, node)  # `module.name` as a whole becomes `name`
+                yield Use(symbol, node.attr, node)  # `module.name` becomes `name`
                 return
         if isinstance(node, ast.Name) and node.id not in local:
             symbol = self.find(node.id)
@@ -113,34 +114,35 @@ class Module:
         for child in ast.iter_child_nodes(node):
             yield from self._find_uses(child, local)
 
-    def write_definitions(self, wanted: Iterable[str], names: dict[Symbol, str]) -> list[str]:
+    def format_definitions(self, names: Iterable[str], renamed: dict[Symbol, str]) -> list[str]:
         """Format definitions in their order; successive assignments become one text."""
-        lines = {self.definitions[name].lineno: name for name in wanted}
-        ordered = [lines[line] for line in sorted(lines)]
-        written = []
-        for is_block, group in groupby(ordered, self.is_block):
-            texts = [self.write_definition(name, names) for name in group]
-            written += texts if is_block else ["\n".join(texts)]
-        return written
+        # By line, as an assignment to several names is a single definition.
+        by_line = {self.definitions[name].lineno: name for name in names}
+        ordered = [by_line[line] for line in sorted(by_line)]
+        texts = []
+        for is_block, group in groupby(ordered, self._is_block):
+            definitions = [self._format_definition(name, renamed) for name in group]
+            texts += definitions if is_block else ["\n".join(definitions)]
+        return texts
 
-    def is_block(self, name: str) -> bool:
+    def _is_block(self, name: str) -> bool:
         """Whether the definition of a name is a function or a class."""
         return isinstance(self.definitions[name], (ast.FunctionDef, ast.ClassDef))
 
-    def write_definition(self, name: str, names: dict[Symbol, str]) -> str:
-        """Format a definition and the comments above it, with other names for some symbols."""
+    def _format_definition(self, name: str, renamed: dict[Symbol, str]) -> str:
+        """Format a definition and the comments above it, with new names for some symbols."""
         node = self.definitions[name]
         lines = list(self.lines)
         uses = [use for use in self.list_uses(name) if use.symbol.is_ours]
         # From last to first, so that a replacement does not move the columns of the next.
         uses.sort(key=lambda use: (use.node.lineno, use.node.col_offset), reverse=True)
-        for symbol, _, place in uses:
-            line = lines[place.lineno - 1].encode()  # columns count bytes
-            new = names.get(symbol, symbol.name).encode()
-            changed = line[: place.col_offset] + new + line[place.end_col_offset :]
-            lines[place.lineno - 1] = changed.decode()
-        new_name = names.get(Symbol(self.name, name), name)
-        if self.is_block(name):
+        for use in uses:
+            line = lines[use.node.lineno - 1].encode()  # columns count bytes
+            new = renamed.get(use.symbol, use.symbol.name).encode()
+            changed = line[: use.node.col_offset] + new + line[use.node.end_col_offset :]
+            lines[use.node.lineno - 1] = changed.decode()
+        new_name = renamed.get(Symbol(self.name, name), name)
+        if self._is_block(name):
             heading = rf"(def|class) {name}\b"
             lines[node.lineno - 1] = re.sub(heading, rf"\1 {new_name}", lines[node.lineno - 1])
         first = min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
@@ -186,49 +188,55 @@ def build_standalone(title: str, wanted: Iterable[Symbol]) -> str:
     """
     needed, imports = _collect_needed(list(wanted))
     counts = Counter([symbol.name for symbol in needed])
-    names = {}  # new names, with that of their module, of definitions that share a name
+    renamed = {}  # definitions that share a name get that of their module before it
     for symbol in needed:
         if counts[symbol.name] > 1:
-            module = symbol.module.rpartition(".")[2]
-            names[symbol] = f"{module}_{symbol.name.lstrip('_')}"
+            module_name = symbol.module.rpartition(".")[2]
+            renamed[symbol] = f"{module_name}_{symbol.name.lstrip('_')}"
     parts = ["\n".join([f'"""{title}"""\n', "from __future__ import annotations\n", *imports])]
-    for source in _sort_modules(needed):
-        parts.append(f"{_RULE}\n# {source.title}\n{_RULE}")
-        in_module = [symbol.name for symbol in needed if symbol.module == source.name]
-        parts += source.write_definitions(in_module, names)
+    for module in _sort_modules(needed):
+        parts.append(f"{_RULE}\n# {module.title}\n{_RULE}")
+        in_module = [symbol.name for symbol in needed if symbol.module == module.name]
+        parts += module.format_definitions(in_module, renamed)
     return "\n\n\n".join(parts) + "\n"
 
 
-def _collect_needed(first: list[Symbol]) -> tuple[dict[Symbol, list[Symbol]], list[str]]:
-    """Collect the needed definitions with the symbols that they use, and all other imports."""
+def _collect_needed(wanted: list[Symbol]) -> tuple[dict[Symbol, list[Symbol]], list[str]]:
+    """Collect the definitions of the package with the symbols that they use, and all imports."""
     needed: dict[Symbol, list[Symbol]] = {}
-    outside: dict[str, set[str]] = {}
-    to_visit = first[::-1]
+    imported: dict[str, set[str]] = {}  # module of another package -> names
+    to_visit = wanted[::-1]
     while to_visit:
         symbol = to_visit.pop()
         if symbol in needed:
             continue
-        uses = load_module(symbol.module).list_uses(symbol.name)
-        needed[symbol] = [use.symbol for use in uses if use.symbol.is_ours and use.symbol != symbol]
-        for (module, name), written, _ in (use for use in uses if not use.symbol.is_ours):
-            alias = name if written == (name or module) else f"{name} as {written}"
-            outside.setdefault(module, set()).add(alias)
+        needed[symbol] = []
+        for use in load_module(symbol.module).list_uses(symbol.name):
+            module, name = use.symbol
+            if use.symbol.is_ours:
+                if use.symbol != symbol:
+                    needed[symbol].append(use.symbol)
+            elif use.written == (name or module):
+                imported.setdefault(module, set()).add(name)
+            else:
+                imported.setdefault(module, set()).add(f"{name} as {use.written}")
         to_visit += needed[symbol][::-1]
-    return needed, [_format_import(module, outside[module]) for module in sorted(outside)]
+    return needed, [_format_import(module, imported[module]) for module in sorted(imported)]
 
 
-def _sort_modules(symbols: dict[Symbol, list[Symbol]]) -> list[Module]:
-    """Sort the modules of symbols so that each follows the modules that it needs."""
-    needs: dict[str, list[str]] = {symbol.module: [] for symbol in symbols}
-    for user, used in symbols.items():
-        needs[user.module] += [symbol.module for symbol in used if symbol.module != user.module]
-    return [load_module(name) for name in TopologicalSorter(needs).static_order()]
+def _sort_modules(needed: dict[Symbol, list[Symbol]]) -> list[Module]:
+    """Sort the modules of symbols so that each follows the modules that it uses."""
+    used_modules: dict[str, list[str]] = {symbol.module: [] for symbol in needed}
+    for symbol, used in needed.items():
+        others = [other.module for other in used if other.module != symbol.module]
+        used_modules[symbol.module] += others
+    return [load_module(name) for name in TopologicalSorter(used_modules).static_order()]
 
 
-def _format_import(source: str, names: set[str]) -> str:
+def _format_import(module: str, names: set[str]) -> str:
     """Format the import of names from a module; the name "" is the module itself."""
-    lines = [f"import {source}"] if "" in names else []
+    lines = [f"import {module}"] if "" in names else []
     if listed := ", ".join(sorted(names - {""})):
-        line = f"from {source} import {listed}"
-        lines.append(line if len(line) <= 100 else f"from {source} import (\n    {listed},\n)")
+        line = f"from {module} import {listed}"
+        lines.append(line if len(line) <= 100 else f"from {module} import (\n    {listed},\n)")
     return "\n".join(lines)

@@ -1,5 +1,5 @@
 """Gives a trained model other positions: ``fairseq-posenc swap``.
 
-``command`` writes a new folder if the model is one of transformers, ``checkpoint`` a start
-checkpoint if it is one of fairseq, to which ``weights`` transfers the old weights.
+``command`` writes a new folder for a model of transformers. For a model of fairseq, ``checkpoint``
+writes a start checkpoint, to which ``weights`` transfers the old weights.
 """

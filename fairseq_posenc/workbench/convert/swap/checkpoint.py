@@ -1,6 +1,7 @@
 """Gives a fairseq checkpoint other positions, by spec or by architecture, for ``swap``.
 
-The new model has the size and the options of the trained one (the *source*).
+The new model has the size and the options of the trained one (the *source*). The result is a *start
+checkpoint*: weights and configuration for ``fairseq-train --finetune-from-model``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import SIZES as SUFFIXES
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.specs import parse
-from fairseq_posenc.transformer.options import PositionConfig, resolve
+from fairseq_posenc.transformer.options import PositionConfig
+from fairseq_posenc.transformer.options import resolve as resolve_positions
 from fairseq_posenc.workbench.convert.random_comparison import (
     compute_scores,
     is_rounding,
@@ -35,12 +37,9 @@ from fairseq_posenc.workbench.loading.checkpoints import (
     refuse_unusable_settings,
     write_start_checkpoint,
 )
-from fairseq_posenc.workbench.loading.families import (
-    build,
-    defaults,
-    list_stacks,
-    model_options,
-)
+from fairseq_posenc.workbench.loading.families import build as build_fairseq_model
+from fairseq_posenc.workbench.loading.families import defaults as build_default_settings
+from fairseq_posenc.workbench.loading.families import list_stacks, model_options
 from fairseq_posenc.workbench.loading.pretrained import (
     NOT_THE_MODEL,
     Pretrained,
@@ -49,7 +48,7 @@ from fairseq_posenc.workbench.loading.pretrained import (
 from fairseq_posenc.workbench.running.options import build_settings
 
 
-class Choice(NamedTuple):
+class UserOptions(NamedTuple):
     """The user's options for the new model; None if an option is not set."""
 
     position_encoding: Optional[str] = None  # spec; default: the architecture's
@@ -58,26 +57,24 @@ class Choice(NamedTuple):
     max_positions: Optional[int] = None  # default: the source's
     arch: Optional[str] = None  # default: the architecture that needs the fewest options
 
-    def fill_from(self, source: Pretrained) -> Choice:
+    def fill_from(self, source: Pretrained) -> UserOptions:
         """Fill in the source's positions and directions for options that are not set."""
-        encoding, decoder = self.position_encoding, self.position_encoding_decoder
-        if encoding is None:
-            sides = {side: str(spec) for side, spec in source.specs.items()}
-            encoding = str(source.spec)
-            decoder = decoder or sides.get("decoder")
-        directions = self.attention_directions
-        return self._replace(
-            position_encoding=encoding,
-            position_encoding_decoder=decoder,
-            attention_directions=source.directions if directions is None else directions,
-        )
+        filled = self
+        if filled.position_encoding is None:
+            filled = filled._replace(position_encoding=str(source.spec))
+            if filled.position_encoding_decoder is None and "decoder" in source.specs:
+                decoder = str(source.specs["decoder"])
+                filled = filled._replace(position_encoding_decoder=decoder)
+        if filled.attention_directions is None:
+            filled = filled._replace(attention_directions=source.directions)
+        return filled
 
 
 class NewModel(NamedTuple):
-    """The new model, and the options with which fairseq-train builds it."""
+    """The new model and its options."""
 
-    values: dict[str, Any]  # all options of the model
-    training: list[str]  # options with which fairseq-train builds the same model
+    options: dict[str, Any]  # all of them
+    command_line: list[str]  # the options with which fairseq-train builds the same model
     model: Any  # with new parameters
 
 
@@ -87,7 +84,7 @@ def swap_checkpoint(options: Namespace) -> list[str]:
     Raises:
         UserError: the model cannot have such positions.
     """
-    choice = build_settings(Choice, options)
+    user_options = build_settings(UserOptions, options)
     if not (options.out or options.arch):
         raise UserError("--out: name the file of the start checkpoint")
     out = options.out or Path(f"{options.arch}.pt")
@@ -96,86 +93,89 @@ def swap_checkpoint(options: Namespace) -> list[str]:
         options.checkpoint, "--checkpoint", with_weights=True, any_family=not options.arch
     )
     with refuse_unusable_settings(f"--checkpoint {options.checkpoint}"):
-        choice = choice if options.arch else choice.fill_from(source)
-        new = build_new_model(choice, source, options.seed)
+        if not options.arch:
+            user_options = user_options.fill_from(source)
+        new = build_new_model(user_options, source, options.seed)
         start = transfer_weights(source, new.model, options.extend)
         equality = _check_equality(source, new) if start.permuted else ""
         settings: Any = OmegaConf.to_container(source.settings, resolve=True, enum_to_str=True)
         # fairseq's language models are configured by a dataclass, the others by a Namespace.
         has_dataclass = source.family.name == "causal_lm"
-        settings["model"] = new.values if has_dataclass else Namespace(**new.values)
+        settings["model"] = new.options if has_dataclass else Namespace(**new.options)
         write_start_checkpoint(settings, start.weights, out)
     return [*_describe_parameters(source, start, equality), *_describe_training(source, new, out)]
 
 
-def build_new_model(choice: Choice, source: Pretrained, seed: int) -> NewModel:
+def build_new_model(user_options: UserOptions, source: Pretrained, seed: int) -> NewModel:
     """Build the new model, with parameters initialised from a seed.
 
     Raises:
         UserError: the architecture is unknown or of another size, or the model cannot have such
             positions or fewer of them.
     """
-    if choice.arch is not None:
-        _refuse_other_arch(choice.arch, source)
-        architectures = [choice.arch]
-    else:  # the architectures that are named after the positions, or after `none`
-        name = parse(str(choice.position_encoding)).items[0].name
+    if user_options.arch is not None:
+        _refuse_other_arch(user_options.arch, source)
+        architectures = [user_options.arch]
+    else:  # those named after the positions, else those named after `none`: base, large, tiny
+        name = parse(str(user_options.position_encoding)).items[0].name
         stems = (f"{source.family.stem}{encoding}" for encoding in (name, "none"))
         stem = next(stem for stem in stems if stem in ARCH_MODEL_REGISTRY)
         architectures = [f"{stem}{s}" for s in SUFFIXES if f"{stem}{s}" in ARCH_MODEL_REGISTRY]
     candidates = []
     for arch in architectures:
-        options = _collect_options(arch, choice, source)
-        candidates.append((options, _list_training_options(arch, options, source)))
+        options = _collect_options(arch, user_options, source)
+        candidates.append((options, _format_command_line(arch, options, source)))
     # The architecture that needs the fewest options beside it.
-    values, training = min(candidates, key=lambda candidate: len(candidate[1]))
+    options, command_line = min(candidates, key=lambda candidate: len(candidate[1]))
     torch.manual_seed(seed)
-    return NewModel(values, training, build(values, source.sizes))
+    return NewModel(options, command_line, build_fairseq_model(options, source.sizes))
 
 
-def _collect_options(arch: str, choice: Choice, source: Pretrained) -> dict[str, Any]:
+def _collect_options(arch: str, user_options: UserOptions, source: Pretrained) -> dict[str, Any]:
     """Collect a model's options: the user's override the source's, which override defaults."""
+    # Not the source's positions, nor its files of initial embeddings, as its weights are loaded.
     left_out = {*PositionConfig.__dataclass_fields__, "encoder_embed_path", "decoder_embed_path"}
-    sources = {name: value for name, value in vars(source.args).items() if name not in left_out}
-    users = {name: value for name, value in choice._asdict().items() if value is not None}
-    max_positions = users.pop("max_positions", 0)
+    options = _find_model_defaults(arch, source)
+    options |= {name: value for name, value in vars(source.args).items() if name not in left_out}
+    chosen = {name: value for name, value in user_options._asdict().items() if value is not None}
+    max_positions = chosen.pop("max_positions", 0)  # not the option's name in every family
+    options |= chosen
     for side, option in source.family.positions.items():
-        sources[option] = max_positions or source.positions[side]
-        if sources[option] < source.positions[side]:
+        options[option] = max_positions or source.positions[side]
+        if options[option] < source.positions[side]:
             raise UserError(
                 f"--max-positions {max_positions}: {source.path} has {source.positions[side]}, and "
                 "tables are extended, never cut; shorter samples need no shorter table"
             )
     # The last one is fairseq's option for no positions; ours is the spec `none`.
-    names = {"arch": arch, "_name": arch, "no_token_positional_embeddings": False}
-    return {**_find_model_defaults(arch, source), **sources, **users, **names}
+    return {**options, "arch": arch, "_name": arch, "no_token_positional_embeddings": False}
 
 
 def _find_model_defaults(arch: str, source: Pretrained) -> dict[str, Any]:
     """Look up the options of an architecture's model, with their defaults."""
-    model = defaults(arch, source.family.task)["model"]
+    model = build_default_settings(arch, source.family.task)["model"]
     positions = vars(PositionConfig())  # fairseq does not fill in these defaults
     if isinstance(model, dict):
         return {**positions, **model}
-    values = {**positions, **vars(model)}  # also contains the options of the training
-    names = [option.dest for option in model_options(arch)]
-    return {name: values[name] for name in names if name in values}
+    options = {**positions, **vars(model)}  # also contains the options of the training
+    names = [action.dest for action in model_options(arch)]
+    return {name: options[name] for name in names if name in options}
 
 
-def _list_training_options(arch: str, values: dict[str, Any], source: Pretrained) -> list[str]:
-    """List the options that differ from the defaults of an architecture, as on a command line."""
-    arch_sets = _find_model_defaults(arch, source)
+def _format_command_line(arch: str, options: dict[str, Any], source: Pretrained) -> list[str]:
+    """Format the options that differ from the defaults of an architecture."""
+    defaults = _find_model_defaults(arch, source)
     words = ["--arch", arch]
-    for option in model_options(arch):
-        value = values.get(option.dest)
-        if value in (None, arch_sets.get(option.dest)) or option.dest in NOT_THE_MODEL:
+    for action in model_options(arch):
+        value = options.get(action.dest)
+        if value in (None, defaults.get(action.dest)) or action.dest in NOT_THE_MODEL:
             continue
-        # The first flag that turns the option off, and the first that turns it on.
-        flags = {flag.startswith("--no-"): flag for flag in option.option_strings[::-1]}
-        if isinstance(value, bool):
-            words.append(flags.get(not value, option.option_strings[0]))
+        flags = action.option_strings
+        if isinstance(value, bool):  # --X turns it on; if there is a --no-X, this turns it off
+            fitting = [flag for flag in flags if flag.startswith("--no-") is not value]
+            words.append((fitting or flags)[0])
         else:
-            words += [option.option_strings[0], str(value)]
+            words += [flags[0], str(value)]
     return words
 
 
@@ -190,16 +190,18 @@ def _refuse_other_arch(arch: str, source: Pretrained) -> None:
             "name that fairseq-posenc list prints, or decbert_same or decbert_diff; for another "
             "size than base, followed by _large or _tiny"
         )
-    by_suffix = {suffix: Namespace() for suffix in SUFFIXES}
-    for suffix, args in by_suffix.items():
-        SUFFIXES[suffix](args)
-    wanted = next((suffix for suffix in SUFFIXES if suffix and arch.endswith(suffix)), "")
+    sizes = {}
+    for suffix, set_size in SUFFIXES.items():
+        args = Namespace()
+        set_size(args)
+        sizes[suffix] = _describe_size(args)
+    suffix = next((suffix for suffix in SUFFIXES if suffix and arch.endswith(suffix)), "")
     size = _describe_size(source.args)
-    fitting = next((s for s, args in by_suffix.items() if _describe_size(args) == size), "")
-    if wanted != fitting:
+    fitting = next((suffix for suffix in SUFFIXES if sizes[suffix] == size), "")
+    if suffix != fitting:
         raise UserError(
-            f"--arch {arch} has {_describe_size(by_suffix[wanted])}, but {source.path} has "
-            f"{size}: write --arch {arch.removesuffix(wanted)}{fitting}"
+            f"--arch {arch} has {sizes[suffix]}, but {source.path} has "
+            f"{size}: write --arch {arch.removesuffix(suffix)}{fitting}"
         )
 
 
@@ -219,17 +221,9 @@ def _check_equality(source: Pretrained, new: NewModel) -> str:
     Raises:
         UserError: the scores differ by more than rounding explains.
     """
-    old = build_new_model(Choice().fill_from(source), source, seed=1)
+    old = build_new_model(UserOptions().fill_from(source), source, seed=1)
     transfer_weights(source, old.model, None)
-    # The identities of the stacks, except for the layouts of rotations.
-    identities = [
-        [
-            str(stack.identity._replace(positions=str(with_default_layouts(stack.assembly.spec))))
-            for _, stack in list_stacks(built.model)
-        ]
-        for built in (old, new)
-    ]
-    if identities[0] != identities[1]:
+    if _list_identities(old.model) != _list_identities(new.model):
         return ""
     compute_before = partial(compute_scores, old.model.float().eval())
     compute_after = partial(compute_scores, new.model.float().eval())
@@ -240,6 +234,14 @@ def _check_equality(source: Pretrained, new: NewModel) -> str:
             "largest one, more than rounding explains: nothing was written"
         )
     return f"; on random sentences all scores are equal to {difference:.0e} of the largest one"
+
+
+def _list_identities(model: Any) -> list[str]:
+    """List the identities of the stacks, except for the layouts of rotations."""
+    return [
+        str(stack.identity._replace(positions=str(with_default_layouts(stack.assembly.spec))))
+        for _, stack in list_stacks(model)
+    ]
 
 
 def _describe_parameters(source: Pretrained, start: StartWeights, equality: str) -> list[str]:
@@ -268,17 +270,17 @@ def _describe_parameters(source: Pretrained, start: StartWeights, equality: str)
 
 def _describe_training(source: Pretrained, new: NewModel, out: Path) -> list[str]:
     """Describe the new model, and the command that trains from it."""
-    positions = resolve(Namespace(**new.values))
+    positions = resolve_positions(Namespace(**new.options))
     family, settings = source.family, source.settings
     words = ["--task", family.task]
     if family.name == "masked_lm":
-        length = ["--tokens-per-sample", str(new.values["max_positions"])]
+        length = ["--tokens-per-sample", str(new.options["max_positions"])]
         words += ["--criterion", "masked_lm", *length]
     if family.name == "translation":
         pair = settings.task.source_lang, settings.task.target_lang
         if all(pair):  # else fairseq infers them from the names of the data
             words += ["--source-lang", pair[0], "--target-lang", pair[1]]
-    words += ["--user-dir", "fairseq_posenc", *new.training, "--finetune-from-model", str(out)]
+    words += ["--user-dir", "fairseq_posenc", *new.command_line, "--finetune-from-model", str(out)]
     decoder = positions.decoder if "decoder" in source.specs else positions.encoder
     both = f" and {decoder}" if decoder != positions.encoder else ""
     directions = ",".join(positions.directions) or "both"

@@ -1,4 +1,7 @@
-"""Defines ``fairseq-posenc swap``, which gives a trained model other positions."""
+"""Defines ``fairseq-posenc swap``, which gives a trained model other positions.
+
+A model of transformers is a folder, which becomes a new folder; all else is a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +24,18 @@ _CHANGES = (
     "max_positions",
     "arch",
 )
-CONFIG = "config.json"
 _FAIRSEQ_ONLY = ("arch", "position_encoding_decoder", "attention_directions")
-# Files that describe the old model, and ends of names of files with weights; all other files of a
-# folder, such as a tokenizer, are copied.
-_OF_MODEL = ("config.json", "generation_config.json", "README.md", "training_args.bin")
-_WEIGHTS = (".safetensors", ".bin", ".index.json", ".pt", ".pth")
+_CONFIG = "config.json"
+# Files of the old model, and suffixes of its weights. A folder's other files, such as those of a
+# tokenizer, are copied.
+_MODEL_FILES = (_CONFIG, "generation_config.json", "README.md", "training_args.bin")
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".index.json", ".pt", ".pth")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    text = "a trained RoBERTa, causal language model or translation model, fairseq's or ours; or a "
-    text += "folder of a model of transformers"
+    text = "a trained RoBERTa, causal LM or translation model; or a folder of transformers"
     add("--checkpoint", type=Path, required=True, metavar="FILE", help=text)
     text = "architecture of the new model, for RoBERTa, as in roberta_m4m"
     add("--arch", metavar="NAME", help=text)
@@ -59,9 +61,9 @@ def run(options: argparse.Namespace) -> int:
     if all(getattr(options, name) is None for name in _CHANGES):
         raise UserError("nothing to swap: give --position-encoding, --arch or --max-positions")
     options.checkpoint = find_model(options.checkpoint)
-    if (options.checkpoint / CONFIG).is_file():
-        lines = swap_folder(options)
-    else:  # imported only here: folders of transformers need no fairseq
+    if (options.checkpoint / _CONFIG).is_file():
+        lines = _swap_folder(options)
+    else:  # imported only here, as folders of transformers need no fairseq
         from fairseq_posenc.workbench.convert.swap.checkpoint import swap_checkpoint
 
         lines = swap_checkpoint(options)
@@ -69,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def swap_folder(options: argparse.Namespace) -> list[str]:
+def _swap_folder(options: argparse.Namespace) -> list[str]:
     """Write a folder whose model has other positions; return lines that describe it.
 
     Raises:
@@ -93,27 +95,29 @@ def swap_folder(options: argparse.Namespace) -> list[str]:
     _refuse_output(out, options.overwrite)
     torch.manual_seed(options.seed)
     model = load_model(source)
-    before = read_positions(model)
-    parameters = dict(model.named_parameters())
+    old_positions = read_positions(model)
+    old_parameters = dict(model.named_parameters())
+    # `own` stands for the positions that the model has.
     spec = options.position_encoding or "own"
     set_positions(model, spec, options.max_positions, options.extend)
-    after = dict(model.named_parameters())
-    fresh = [name for name in after if name not in parameters]
-    gone = [name for name in parameters if name not in after]
+    new_parameters = dict(model.named_parameters())
+    added = [name for name in new_parameters if name not in old_parameters]
+    removed = [name for name in old_parameters if name not in new_parameters]
     output = Folder(out, {})
     with output.create():
         model.save_pretrained(output.partial)
         for file in source.iterdir():
-            if file.is_file() and file.name not in _OF_MODEL and not file.name.endswith(_WEIGHTS):
+            of_model = file.name in _MODEL_FILES or file.name.endswith(_WEIGHT_SUFFIXES)
+            if file.is_file() and not of_model:
                 shutil.copy2(file, output.partial / file.name)
         if out.exists():
             shutil.rmtree(out)
         output.publish()
     return [
-        f"source: {source}: {type(model).__name__}, positions: {before}",
-        f"kept bit for bit: the {len(after) - len(fresh)} tensors that are not positions",
-        *(f"in the new model alone: {name} {tuple(after[name].shape)}" for name in fresh),
-        *(f"in the old model alone: {name} {tuple(parameters[name].shape)}" for name in gone),
+        f"source: {source}: {type(model).__name__}, positions: {old_positions}",
+        f"kept bit for bit: the {len(new_parameters) - len(added)} tensors that are not positions",
+        *(f"in the new model alone: {name} {tuple(new_parameters[name].shape)}" for name in added),
+        *(f"in the old model alone: {name} {tuple(old_parameters[name].shape)}" for name in removed),
         f"wrote {out}: positions: {read_positions(model)} "
         f"(max_positions {model.config.position_encoding_max_positions:,})",
         "load it: import fairseq_posenc.hf; transformers.AutoModel... .from_pretrained"
@@ -125,7 +129,7 @@ def _refuse_output(out: Path | None, overwrite: bool) -> None:
     """Refuse a folder that exists, unless it contains a model and may be overwritten."""
     if out is None:
         raise UserError("--out: name the new folder")
-    if out.exists() and not (overwrite and (out / CONFIG).is_file()):
+    if out.exists() and not (overwrite and (out / _CONFIG).is_file()):
         raise UserError(
             f"--out {out} exists: name another folder, or replace that of a model with --overwrite"
         )

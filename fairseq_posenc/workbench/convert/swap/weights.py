@@ -1,6 +1,7 @@
 """Transfers the weights of the source to the new model, and describes where each comes from.
 
-Position parameters that both have keep their values; tables may become longer.
+Position parameters that both have keep their values; tables may become longer. *Rows by position*
+belong to position 0, 1, 2 and so on, rows *by distance* to the distance of a key from its query.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class StackPair(NamedTuple):
     prefix: str  # beginning of the names of its parameters
     module: Any  # the new stack
     spec: Spec  # position encodings of the source
-    table_lengths: tuple[int, ...]  # positions that the source's tables may have; first its own
+    # numbers of positions for which the source's tables may have rows: that of its options, and
+    # for a causal LM that was trained with `<s>` before its samples, one more
+    table_lengths: tuple[int, int]
 
 
 class StartWeights(NamedTuple):
@@ -102,16 +105,13 @@ def transfer_weights(source: Pretrained, model: Any, extend: Optional[LengthRule
 def _pair_stacks(source: Pretrained, model: Any) -> list[StackPair]:
     """Pair the stacks of the new model with the positions of the source."""
     names = {id(module): name for name, module in model.named_modules()}
-    for_bos = getattr(model, "positions_for_bos", 0)  # tables with and without its row are read
-    return [
-        StackPair(
-            f"{names[id(stack)]}.",
-            stack,
-            source.specs[side],
-            (source.positions[side], source.positions[side] + for_bos),
-        )
-        for side, stack in list_stacks(model)
-    ]
+    for_bos = getattr(model, "positions_for_bos", 0)
+    pairs = []
+    for side, stack in list_stacks(model):
+        length = source.positions[side]
+        lengths = (length, length + for_bos)
+        pairs.append(StackPair(f"{names[id(stack)]}.", stack, source.specs[side], lengths))
+    return pairs
 
 
 def _is_position(name: str) -> bool:
@@ -190,6 +190,7 @@ def find_source_values(
     """
     if name not in source_weights:
         return None, ""
+    # Of `encoder.layers.0.self_attn.encodings.shaw.table.weight` it is `shaw`.
     encoding = name.rpartition(KEY_MARK)[2].split(".")[0]
     if changed := list_changed_options(encoding, stack.spec, stack.module.assembly.spec):
         return None, f", as the source has other options: {changed}"
@@ -221,9 +222,9 @@ def _find_encoding(name: str, stack: StackPair) -> tuple[Encoding, str]:
     """Find the encoding of a parameter, and the parameter's name in it."""
     path = name.removeprefix(stack.prefix)
     return next(
-        (module, path.removeprefix(f"{place}."))
-        for place, module in stack.module.named_modules()
-        if isinstance(module, Encoding) and path.startswith(f"{place}.")
+        (module, path.removeprefix(f"{module_path}."))
+        for module_path, module in stack.module.named_modules()
+        if isinstance(module, Encoding) and path.startswith(f"{module_path}.")
     )
 
 
@@ -231,7 +232,7 @@ def name_in_source(name: str, source: Pretrained) -> str:
     """Look up the name of a position parameter in the source's file, perhaps one of fairseq."""
     stock = name.replace(".encodings.learned.table.weight", ".weight")
     # fairseq's first RoBERTas called their encoder decoder; one of these names is in the file.
-    oldest = [f"decoder.{candidate.partition('.')[2]}" for candidate in (name, stock)]
+    oldest = [f"decoder.{newer.partition('.')[2]}" for newer in (name, stock)]
     return next(candidate for candidate in (name, stock, *oldest) if candidate in source.weights)
 
 
@@ -293,7 +294,7 @@ def with_default_layouts(spec: Spec) -> Spec:
         )
 
     layers = tuple(map(plain, spec.layers))
-    # Layers that have become equal are written once.
+    # Writes layers that have become equal once.
     return Spec(plain(spec.whole_stack), layers).select_layers(range(len(layers)))
 
 
