@@ -18,7 +18,7 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel
 TOLERANCE = 1e-5  # largest difference that rounding in float32 explains
 MAX_TOKENS = 512  # of a sentence
 _BOS = Dictionary().bos()  # `<s>`
-_SPECIAL_SYMBOLS = Dictionary().nspecial  # symbols of every dictionary before those of the text
+SPECIAL_SYMBOLS = Dictionary().nspecial  # symbols of every dictionary before those of the text
 ComputeScores = Callable[..., Tensor]  # computes scores from the tokens of each stack, source first
 
 
@@ -34,7 +34,7 @@ def draw_sentences(model: Any, side: str) -> list[Tensor]:
     for _, stack in list_stacks(model):
         longest = min(MAX_TOKENS, stack.assembly.dims.max_positions)
         symbols = stack.embed_tokens.num_embeddings
-        tokens = torch.randint(_SPECIAL_SYMBOLS, symbols, (3, longest), generator=generator)
+        tokens = torch.randint(SPECIAL_SYMBOLS, symbols, (3, longest), generator=generator)
         tokens[:, 0] = _BOS
         tokens[:, -1] = stack.eos_idx
         middle = longest // 2

@@ -104,8 +104,7 @@ def build_generation_config(trained: OpenModel) -> dict[str, Any]:
             "early_stopping": True,
             "length_penalty": 1.0,
             "min_new_tokens": 1,
-            # With </s>.
-            "max_new_tokens": min(_LONGEST_TRANSLATION, decoder.max_positions() - 1) + 1,
+            "max_new_tokens": min(_LONGEST_TRANSLATION, decoder.max_positions() - 1) + 1,  # </s>
             "suppress_tokens": [decoder.padding_idx],
         }
     return config
@@ -174,6 +173,7 @@ def _name_classes(trained: OpenModel, classes: int) -> dict[str, str]:
     """Name the classes, by the dictionary of the labels if there is one."""
     path = trained.data / "label" / "dict.txt"
     names = [line.split()[0] for line in path.read_text().splitlines()] if path.is_file() else []
+    # fairseq fills dictionaries up with `madeupword0000` and so on.
     names = [name for name in names if not name.startswith("madeupword")]
     if len(names) != classes:
         names = [f"LABEL_{number}" for number in range(classes)]

@@ -1,6 +1,7 @@
 """Maps position encodings to model classes of transformers: tensors, shapes and configurations.
 
-Export and import use the maps.
+An export finds the classes of a model's encoding; an import finds the encoding in a config.json,
+then the map of its class. The maps of all other weights stand in ``param_names``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import Encoding
-from fairseq_posenc.encodings.deberta import EPSILON, DebertaV2
+from fairseq_posenc.encodings.deberta import EPSILON as TABLE_EPSILON
+from fairseq_posenc.encodings.deberta import DebertaV2
 from fairseq_posenc.encodings.distance_table import DistanceEncoding, repeat_row
 from fairseq_posenc.encodings.learned import Learned
 from fairseq_posenc.encodings.rope import Rope
@@ -39,7 +41,7 @@ class HFClass(NamedTuple):
     config: Mapping[str, Any]  # fields of its configuration that describe the positions
     weights: Mapping[str, ParamMap] = {}  # the encoding's parameter -> its tensor
     fixed: Mapping[str, Tensor] = {}  # further tensors for positions, with constant values
-    # permutation of the coordinates of a head: theirs[i] = ours[order[i]]
+    # permutation of the coordinates of a head in queries and keys: theirs[i] = ours[order[i]]
     order: Optional[Tensor] = None
     until: Optional[int] = None  # last major version of transformers with it; None for all
 
@@ -61,11 +63,11 @@ def parse_positions(model: str, config: dict[str, Any]) -> tuple[Item, int] | No
     if model == _GPT_NEOX:
         rope = _parse_rope(config, size)
         return None if rope is None else (rope, size)
-    kind = config.get("position_embedding_type", "absolute")
-    if model in _LEARNED and kind == "absolute":
+    embedding_type = config.get("position_embedding_type", "absolute")
+    if model in _LEARNED and embedding_type == "absolute":
         return Item.canonical("learned", {}), size - _OFFSET
-    if model == _ROBERTA and kind in _RELATIVE:
-        return Item.canonical(_RELATIVE[kind], {}), size
+    if model == _ROBERTA and embedding_type in _RELATIVE:
+        return Item.canonical(_RELATIVE[embedding_type], {}), size
     buckets = config.get("position_buckets", -1)
     if model == _DEBERTA and _is_plain_deberta(config) and isinstance(buckets, int) and buckets > 1:
         return Item.canonical("deberta_v2", {"buckets": buckets}), size
@@ -85,31 +87,27 @@ _LEARNED = {
 
 def _find_learned(encoding: Learned) -> list[HFClass]:
     """List RoBERTa, and OPT: the one causal class whose positions ignore padding."""
-    rows = encoding.table.num_embeddings
-    sizes = {"OPTForCausalLM": rows}  # it does not count the rows before
-    return [
-        HFClass(
-            model,
-            {"max_position_embeddings": sizes.get(model, rows + _OFFSET)},
-            {
-                "table.weight": ParamMap(
-                    name,
-                    lambda weight: F.pad(weight, (0, 0, _OFFSET, 0)),
-                    lambda weight: weight[_OFFSET:],
-                )
-            },
+    classes = []
+    for model, name in _LEARNED.items():
+        size = encoding.table.num_embeddings
+        if model != "OPTForCausalLM":  # it does not count the rows before position 0
+            size += _OFFSET
+        table = ParamMap(
+            name,
+            to_hf=lambda weight: F.pad(weight, (0, 0, _OFFSET, 0)),
+            from_hf=lambda weight: weight[_OFFSET:],
         )
-        for model, name in _LEARNED.items()
-    ]
+        classes.append(HFClass(model, {"max_position_embeddings": size}, {"table.weight": table}))
+    return classes
 
 
 def _find_relative(encoding: DistanceEncoding) -> list[HFClass]:
     """List RoBERTa with relative positions, whose rows are in the order of i - j."""
     table = encoding.table
-    plain = encoding.scale_factor == 1.0
-    size, width = encoding.dims.max_positions, encoding.dims.embed_dim
+    size = encoding.dims.max_positions
     clipped = size - 1 - table.max_distance  # distances on each side that use our end row
-    if table.reset is not None or table.weight.size(0) > 1 or not plain or clipped < 0:
+    has_head_tables = table.weight.size(0) > 1
+    if table.reset is not None or has_head_tables or encoding.scale_factor != 1 or clipped < 0:
         return []
 
     def to_hf(weight: Tensor) -> Tensor:
@@ -121,9 +119,10 @@ def _find_relative(encoding: DistanceEncoding) -> list[HFClass]:
         return weight.flip(0)[None, clipped : weight.size(0) - clipped]  # [1, 2K+1, D]
 
     name = "roberta.encoder.layer.{}.attention.self.distance_embedding.weight"
-    kind = next(kind for kind, ours in _RELATIVE.items() if ours == encoding.name)
-    absolute = {_LEARNED[_ROBERTA]: torch.zeros(size, width)}
-    config = {"position_embedding_type": kind, "max_position_embeddings": size}
+    embedding_type = next(key for key, ours in _RELATIVE.items() if ours == encoding.name)
+    # The class also adds a table of absolute positions to its input.
+    absolute = {_LEARNED[_ROBERTA]: torch.zeros(size, encoding.dims.embed_dim)}
+    config = {"position_embedding_type": embedding_type, "max_position_embeddings": size}
     weights = {"table.weight": ParamMap(name, to_hf, from_hf)}
     return [HFClass(_ROBERTA, config, weights, absolute, until=4)]
 
@@ -147,28 +146,28 @@ def _find_deberta_v2(encoding: DebertaV2) -> list[HFClass]:
     """
     if encoding.scale_factor != 3.0:  # the class always divides scores by sqrt(3 * head_dim)
         return []
-    factor = (1e-5 / EPSILON) ** 0.5
+    factor = (1e-5 / TABLE_EPSILON) ** 0.5
     config = {
         **_DEBERTA_CONFIG,
         "position_buckets": encoding.buckets,
         "max_position_embeddings": encoding.dims.trained_length,
     }
-    stem = "deberta.encoder."
+    name = "deberta.encoder.rel_embeddings.weight"
+    norm = "deberta.encoder.LayerNorm"
     weights = {
-        "table": ParamMap(
-            f"{stem}rel_embeddings.weight", lambda x: x * factor, lambda x: x / factor
-        ),
-        "norm_weight": ParamMap(f"{stem}LayerNorm.weight", torch.clone, torch.clone),
-        "norm_bias": ParamMap(f"{stem}LayerNorm.bias", torch.clone, torch.clone),
+        "table": ParamMap(name, lambda table: table * factor, lambda table: table / factor),
+        "norm_weight": ParamMap(f"{norm}.weight", torch.clone, torch.clone),
+        "norm_bias": ParamMap(f"{norm}.bias", torch.clone, torch.clone),
     }
     return [HFClass(_DEBERTA, config, weights)]
 
 
 def _is_plain_deberta(config: dict[str, Any]) -> bool:
     """Check that a DeBERTa V2 has only the positions of ``deberta_v2``."""
-    in_order = {**config, "pos_att_type": sorted(config.get("pos_att_type") or ())}
+    # The two terms may be written in either order.
+    config = {**config, "pos_att_type": sorted(config.get("pos_att_type") or ())}
     return (
-        all(in_order.get(name) == value for name, value in _DEBERTA_CONFIG.items())
+        all(config.get(name) == value for name, value in _DEBERTA_CONFIG.items())
         and config.get("max_relative_positions", -1) < 1
         and config.get("legacy", True) is True
     )
@@ -176,7 +175,7 @@ def _is_plain_deberta(config: dict[str, Any]) -> bool:
 
 def _find_rope(encoding: Rope) -> list[HFClass]:
     """List GPT-NeoX; for the paper's rotation also RoFormer, which has a table of all angles."""
-    classes = [_gpt_neox(encoding)] if encoding.frequencies.any() else []
+    classes = [_describe_gpt_neox(encoding)] if encoding.frequencies.any() else []
     is_papers = encoding.layout == "interleaved" and encoding.scaling == Scaling()
     if not is_papers or encoding.base != 10000.0 or encoding.rotated != encoding.dims.head_dim:
         return classes
@@ -188,7 +187,7 @@ def _find_rope(encoding: Rope) -> list[HFClass]:
     return [*classes, HFClass("RoFormerForMaskedLM", config, fixed=fixed)]
 
 
-def _gpt_neox(encoding: Rope) -> HFClass:
+def _describe_gpt_neox(encoding: Rope) -> HFClass:
     """Describe GPT-NeoX, which rotates the first coordinates of a head, in the layout ``half``.
 
     Pairs with frequency 0 (of the scaling ``proportional``) become coordinates that GPT-NeoX does
@@ -202,7 +201,7 @@ def _gpt_neox(encoding: Rope) -> HFClass:
     scaled = scaling.to_hf(dims)
     config = {
         "max_position_embeddings": dims.max_positions,
-        "rotary_emb_base": base,  # up to transformers 4, as the next two
+        "rotary_emb_base": base,  # this and the next two are read up to transformers 4
         "rotary_pct": part,
         "rope_scaling": scaled or None,
         "rope_parameters": {
@@ -221,9 +220,11 @@ def _parse_rope(config: dict[str, Any], size: int) -> Item | None:
     """Read the rotations of a GPT-NeoX; None for a scaling that is unknown here."""
     rotation = config.get("rope_parameters")
     if rotation is None or str(config.get("transformers_version")).startswith("4."):
-        names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
-        old = {name: config[theirs] for name, theirs in names.items() if theirs in config}
-        rotation = {**old, **(config.get("rope_scaling") or {})}
+        rotation = dict(config.get("rope_scaling") or {})
+        if "rotary_emb_base" in config:
+            rotation.setdefault("rope_theta", config["rotary_emb_base"])
+        if "rotary_pct" in config:
+            rotation.setdefault("partial_rotary_factor", config["rotary_pct"])
     rotation = {"partial_rotary_factor": 0.25, **rotation}  # transformers' default
     if config.get(TRAINED_LENGTH):
         rotation[TRAINED_LENGTH] = config[TRAINED_LENGTH]

@@ -21,27 +21,12 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.options import PositionConfig
+from fairseq_posenc.workbench.convert.exchange import hf_folder_writer as writer
 from fairseq_posenc.workbench.convert.exchange import hf_tokenizer
 from fairseq_posenc.workbench.convert.exchange.config_json import (
     build_config,
     build_generation_config,
     collect_weights,
-)
-from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
-    CODE,
-    FAIRSEQ,
-    TARGET,
-    TRAINED_LENGTHS,
-    WEIGHT_SETTINGS,
-    Labels,
-    create_folder,
-    format_graph_usage,
-    format_model_usage,
-    generate_code,
-    write_card,
-    write_json,
-    write_model,
-    write_tokenizer,
 )
 from fairseq_posenc.workbench.convert.exchange.hf_mapping import to_hf_class
 from fairseq_posenc.workbench.convert.random_comparison import (
@@ -55,7 +40,7 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 
 def export(
-    trained: OpenModel, target: str, tokens: str | None, out: Path, labels: Labels
+    trained: OpenModel, target: str, tokens: str | None, out: Path, labels: writer.Labels
 ) -> list[str]:
     """Write a folder that transformers or onnxruntime reads, and compare the two models.
 
@@ -77,7 +62,7 @@ def export(
             f"--to hf4: transformers {transformers.__version__}, of this machine, has no such "
             "positions and cannot read the model back: pip install 'transformers<5', or --to hf"
         )
-    with create_folder(out) as folder:
+    with writer.create_folder(out) as folder:
         unknown_pieces, notes = _write_tokenizers(trained, tokens, folder)
         if target == "onnx":
             # Imported here, as its libraries are an extra.
@@ -85,20 +70,21 @@ def export(
 
             names, difference = write_graph(trained, folder)
             notes.append(f"equal to {difference:.1e} of the largest number, on padded sentences")
-            usage = format_graph_usage(names)
+            usage = writer.format_graph_usage(names)
             is_part = trained.family.name == "translation"
             model = "the encoder of a translation model" if is_part else GRAPH
             contents = f"{model}, with {' and '.join(names)}"
         else:
             config = _write_model(trained, target, unknown_pieces, folder, notes)
             if trained.family.name != "masked_lm":
-                write_json(folder / "generation_config.json", build_generation_config(trained))
+                generation_config = build_generation_config(trained)
+                writer.write_json(folder / "generation_config.json", generation_config)
             for name in trained.dictionaries:
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(trained.data / name, folder / name)
-            usage = format_model_usage(config)
+            usage = writer.format_model_usage(config)
             contents = str(config["architectures"][0])
-        write_card(folder, trained, target, usage, notes, labels)
+        writer.write_card(folder, trained, target, usage, notes, labels)
     return [f"wrote {out}: {contents}", *notes]
 
 
@@ -118,19 +104,19 @@ def _write_model(
         The content of config.json.
     """
     config, weights = build_config(trained), collect_weights(trained)
-    config[FAIRSEQ] = _collect_fairseq_options(trained)
+    config[writer.FAIRSEQ] = _collect_fairseq_options(trained)
     version = 4 if target == "hf4" else None
     hf_export, why_not = to_hf_class(trained, config, weights, version)
     if unknown_pieces:
         hf_export, why_not = None, "no class of transformers has <unk> for such pieces"
     if hf_export is not None:
-        write_model(folder, hf_export.config, hf_export.weights)
+        writer.write_model(folder, hf_export.config, hf_export.weights)
         why_not = _compare(trained, folder, hf_export.config, notes)
         if not why_not:
             return hf_export.config
     notes.append(f"code of its own: {why_not}")
-    write_model(folder, config, weights)
-    (folder / CODE).write_text(generate_code(config), encoding="utf-8")
+    writer.write_model(folder, config, weights)
+    (folder / writer.CODE).write_text(writer.generate_code(config), encoding="utf-8")
     if problem := _compare(trained, folder, config, notes):
         raise UserError(f"{problem}: nothing was written")
     return config
@@ -173,10 +159,10 @@ def _read_back(folder: Path, architecture: str) -> Any:
         UserError: a tensor is missing, unexpected, or of another shape.
     """
     module: Any = transformers
-    if (folder / CODE).is_file():
+    if (folder / writer.CODE).is_file():
         # A new module for each folder, registered because transformers looks it up.
-        name = f"_{folder.resolve().name}_{CODE.removesuffix('.py')}"
-        spec = importlib.util.spec_from_file_location(name, folder / CODE)
+        name = f"_{folder.resolve().name}_{writer.CODE.removesuffix('.py')}"
+        spec = importlib.util.spec_from_file_location(name, folder / writer.CODE)
         assert spec is not None
         assert spec.loader is not None
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -221,8 +207,8 @@ def _write_tokenizers(
         if tokenization == "none":
             return 0, ["no tokenizer"]
         tokenizer, unknown = hf_tokenizer.build_tokenizer(tokenization, dictionary, template)
-        tokenizer_folder = folder if dictionary is source else folder / TARGET
-        write_tokenizer(tokenizer_folder, tokenizer, longest, padding_side)
+        tokenizer_folder = folder if dictionary is source else folder / writer.TARGET
+        writer.write_tokenizer(tokenizer_folder, tokenizer, longest, padding_side)
         unknown_pieces += unknown
         if unknown:
             notes.append(
@@ -253,9 +239,10 @@ def _collect_fairseq_options(trained: OpenModel) -> dict[str, Any]:
     if trained.family.name != "causal_lm":  # its configuration has only the model's options
         known = {"_name", *(option.dest for option in model_options(kept["model"]["_name"]))}
         kept["model"] = {name: x for name, x in kept["model"].items() if name in known}
-    stacks = trained.stacks.items()
-    kept[WEIGHT_SETTINGS] = {side: stack.weight_settings._asdict() for side, stack in stacks}
-    kept[TRAINED_LENGTHS] = {side: stack.identity.trained_length for side, stack in stacks}
+    kept[writer.WEIGHT_SETTINGS], kept[writer.TRAINED_LENGTHS] = {}, {}
+    for side, stack in trained.stacks.items():
+        kept[writer.WEIGHT_SETTINGS][side] = stack.weight_settings._asdict()
+        kept[writer.TRAINED_LENGTHS][side] = stack.identity.trained_length
     if trained.head == "classes":
         (kept["head_name"],) = trained.model.classification_heads
     return kept

@@ -89,11 +89,7 @@ def _name_activations() -> dict[str, str]:
 
 
 def update_options(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]:
-    """Update the options of an export to the folder's model, which may have been changed since.
-
-    Args:
-        settings: fairseq's options in the folder.
-        folder: the folder.
+    """Update an export's options of fairseq to its model, which may have been changed since.
 
     Raises:
         UserError: no model of fairseq has such a head.

@@ -1,4 +1,9 @@
-"""Converts configurations and weights of models to and from model classes of transformers."""
+"""Converts configurations and weights of models to and from model classes of transformers.
+
+Each class names and shapes the same weights otherwise. Here the queries' projection goes from our
+exports' ``encoder.layers.0.self_attn.q_proj.weight`` to RoBERTa's
+``roberta.encoder.layer.0.attention.self.query.weight``, and back.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +37,16 @@ _POSITION_PARAMETER = (
 _QUERY_OR_KEY = r"\.self_attn\.[qk]_proj\."
 _OUTPUT_EMBEDDINGS = ("lm_head.weight", "output_projection.weight")
 _POSITION_TABLE = "embed_positions.encodings.learned.table.weight"
-_TIED_PAIRS = (
+_TIED_PAIRS = (  # a copy that transformers may save, and the weight
     ("lm_head.decoder.weight", "roberta.embeddings.word_embeddings.weight"),
     ("lm_head.decoder.bias", "lm_head.bias"),
 )
 _BUFFERS = ("roberta.embeddings.position_ids", "roberta.embeddings.token_type_ids")
-_QKV = "qkv"
+# GPT-NeoX has one tensor for three of our projections, which the maps of names call
+# `attention.query_key_value.q`, `.k` and `.v`.
 _JOINED = "query_key_value"
-_QKV_PART = re.compile(rf"(.+\.{_JOINED})\.([{_QKV}])\.(\w+)")
+_PROJECTIONS = ("q", "k", "v")
+_PROJECTION = re.compile(rf"(.+\.{_JOINED})\.([qkv])\.(\w+)")
 
 
 class Export(NamedTuple):
@@ -66,9 +73,9 @@ def to_hf_class(
     if len(trained.stacks) > 1:
         return None, "transformers has no class for two stacks of this kind"
     (stack,) = trained.stacks.values()
-    encodings = list_encodings(stack)
-    uniform = len(stack.assembly.spec.layer_kinds) == 1
-    classes = list_hf_classes(encodings[0]) if len(encodings) == 1 and uniform else []
+    encodings = _list_encodings(stack)
+    layers_equal = len(stack.assembly.spec.layer_kinds) == 1
+    classes = list_hf_classes(encodings[0]) if len(encodings) == 1 and layers_equal else []
     for hf_class in classes:
         layout = LAYOUTS.get(hf_class.model)
         if layout is None or trained.head not in layout.heads:
@@ -79,17 +86,17 @@ def to_hf_class(
         if why_not:
             return None, f"{layout.heads[trained.head]} {why_not}"
         scale = config[layout.style.stack]["embed_scale"]
-        mapped = _convert_weights(weights, hf_class, layout, scale)
-        joined = join_query_key_value(mapped, config[layout.style.stack]["num_heads"])
+        converted = _convert_weights(weights, hf_class, layout, scale)
+        joined = join_query_key_value(converted, config[layout.style.stack]["num_heads"])
         return Export(_convert_config(config, hf_class, layout), joined), ""
     return None, f"transformers has no class with {stack.identity.positions} in such a model"
 
 
-def list_encodings(stack: Any) -> list[Encoding]:
+def _list_encodings(stack: Any) -> list[Encoding]:
     """List the encodings of a stack: at the input, shared, and of the first layer."""
     at_input = [] if stack.embed_positions is None else [stack.embed_positions.encodings]
-    places = [*at_input, stack.encodings, stack.layers[0].self_attn.encodings]
-    return [encoding for place in places for encoding in place.as_list()]
+    groups = [*at_input, stack.encodings, stack.layers[0].self_attn.encodings]
+    return [encoding for group in groups for encoding in group.as_list()]
 
 
 def _describe_misfit(trained: OpenModel, config: dict[str, Any], layout: Layout) -> str:
@@ -102,8 +109,10 @@ def _describe_misfit(trained: OpenModel, config: dict[str, Any], layout: Layout)
         return "has no attention directions"
     if trained.head in ("masked_lm", "causal_lm") and not trained.tied:
         return "has output embeddings that are those of the input"
-    other = [name for name, value in layout.style.fields.items() if stack[name] != value]
-    return f"is built with other {other[0].replace('_', ' ')}" if other else ""
+    for name, value in layout.style.fields.items():
+        if stack[name] != value:
+            return f"is built with other {name.replace('_', ' ')}"
+    return ""
 
 
 def _convert_config(config: dict[str, Any], hf_class: HFClass, layout: Layout) -> dict[str, Any]:
@@ -121,12 +130,12 @@ def _convert_config(config: dict[str, Any], hf_class: HFClass, layout: Layout) -
         **hf_class.config,
         **{name: config[name] for name in copied if name in config},
     }
+    fairseq_options = dict(config[FAIRSEQ])
     parsed = parse_positions(hf_class.model, converted)
-    exported_as = {}
     if parsed is not None:
         item, _ = parsed
-        exported_as[EXPORTED_AS] = str(Spec.uniform((item,)))
-    return {**converted, FAIRSEQ: {**config[FAIRSEQ], **exported_as}}
+        fairseq_options[EXPORTED_AS] = str(Spec.uniform((item,)))
+    return {**converted, FAIRSEQ: fairseq_options}
 
 
 def _convert_weights(
@@ -135,8 +144,8 @@ def _convert_weights(
     """Convert weights of an export with code; ``scale`` is the factor of the embeddings."""
     converted = dict(hf_class.fixed)
     for name, weight in weights.items():
-        place = _map_param(name, layout, hf_class)
-        converted[place.name] = place.to_hf(weight).contiguous().clone()
+        param_map = _map_param(name, layout, hf_class)
+        converted[param_map.name] = param_map.to_hf(weight).contiguous().clone()
     if layout.token_types:
         width = weights["encoder.embed_tokens.weight"].size(1)
         converted[layout.token_types] = torch.zeros(1, width)
@@ -166,18 +175,18 @@ def from_hf_weights(
     converted: dict[str, Tensor] = {}
     used = {*hf_class.fixed, layout.token_types, layout.scaled_embeddings, *_list_copies(weights)}
     for name in wanted:
-        place = _map_param(to_exported_name(name), layout, hf_class)
-        if name.endswith(_OUTPUT_EMBEDDINGS) and place.name not in weights:
+        param_map = _map_param(to_exported_name(name), layout, hf_class)
+        if name.endswith(_OUTPUT_EMBEDDINGS) and param_map.name not in weights:  # tied
             stack = "encoder" if name.startswith("encoder.") else "decoder"
-            place = _map_param(f"{stack}.embed_tokens.weight", layout, hf_class)
-        if place.name in weights:
-            converted[name] = place.from_hf(weights[place.name])
-            used.add(place.name)
+            param_map = _map_param(f"{stack}.embed_tokens.weight", layout, hf_class)
+        if param_map.name in weights:
+            converted[name] = param_map.from_hf(weights[param_map.name])
+            used.add(param_map.name)
     scaled = weights.get(layout.scaled_embeddings)
     if scaled is not None and not model.decoder.share_input_output_embed:
         converted["decoder.embed_tokens.weight"] = scaled / model.decoder.embed_scale
     types = weights.get(layout.token_types)
-    if types is not None and types[0].any():  # a vector that is added to every token
+    if types is not None and types[0].any():  # added to every token: move it to the positions
         table = next((name for name in converted if name.endswith(_POSITION_TABLE)), None)
         if table is None:
             raise UserError("its token types are vectors, but the model has no table for them")
@@ -187,20 +196,22 @@ def from_hf_weights(
 
 def _list_copies(weights: dict[str, Tensor]) -> list[str]:
     """List the tensors that are copies of weights, and buffers; refuse copies that differ."""
-    pairs = [pair for pair in _TIED_PAIRS if weights.keys() >= set(pair)]
-    for second, first in pairs:
-        if not torch.equal(weights[second], weights[first]):
-            raise UserError(f"{second} is not {first}: a RoBERTa of fairseq ties them")
-    return [*(second for second, _ in pairs), *_BUFFERS]
+    copies = []
+    for second, first in _TIED_PAIRS:
+        if second in weights and first in weights:
+            if not torch.equal(weights[second], weights[first]):
+                raise UserError(f"{second} is not {first}: a RoBERTa of fairseq ties them")
+            copies.append(second)
+    return [*copies, *_BUFFERS]
 
 
 def _find_class(config: dict[str, Any], model: Any) -> tuple[Layout, HFClass]:
     """Find the class that a config.json names, and the layout of its parameters."""
-    if config.get("model_type") == "fairseq_posenc":
+    if config.get("model_type") == "fairseq_posenc":  # an export with code: nothing is mapped
         return Layout("fairseq_posenc", {}, ()), HFClass("", {})
     name = str((config.get("architectures") or [None])[0])
     ((_, stack),) = list_stacks(model)
-    encoding, *_ = list_encodings(stack)
+    encoding, *_ = _list_encodings(stack)
     for hf_class in list_hf_classes(encoding):
         if name in LAYOUTS[hf_class.model].heads.values():
             return LAYOUTS[hf_class.model], hf_class
@@ -208,7 +219,7 @@ def _find_class(config: dict[str, Any], model: Any) -> tuple[Layout, HFClass]:
 
 
 def _map_param(name: str, layout: Layout, hf_class: HFClass) -> ParamMap:
-    """Find the tensor of a class of transformers for a parameter of ours."""
+    """Find the tensor of a class of transformers for a parameter of an export with code."""
     match = re.match(_POSITION_PARAMETER, name)
     if match and hf_class.weights:
         mapped = hf_class.weights[name[match.end() :]]
@@ -221,8 +232,8 @@ def _map_param(name: str, layout: Layout, hf_class: HFClass) -> ParamMap:
     for ours, theirs in layout.names:
         match = re.match(re.escape(ours).replace(r"\{\}", r"(\d+)"), name)
         if match:
-            name = theirs.format(*match.groups()) + name[match.end() :]
-            break
+            hf_name = theirs.format(*match.groups()) + name[match.end() :]
+            return ParamMap(hf_name, to_hf, from_hf)
     return ParamMap(name, to_hf, from_hf)
 
 
@@ -238,13 +249,15 @@ def join_query_key_value(weights: dict[str, Tensor], heads: int) -> dict[str, Te
     """
     joined: dict[str, Tensor] = {}
     for name, weight in weights.items():
-        match = _QKV_PART.fullmatch(name)
+        match = _PROJECTION.fullmatch(name)
         if match is None:
             joined[name] = weight
-        elif match[2] == _QKV[0]:
-            parts = [weights[f"{match[1]}.{part}.{match[3]}"] for part in _QKV]
+            continue
+        stem, projection, kind = match.groups()  # kind: `weight` or `bias`
+        if projection == "q":  # "k" and "v" are joined with it
+            parts = [weights[f"{stem}.{part}.{kind}"] for part in _PROJECTIONS]
             rows = torch.stack([part.unflatten(0, (heads, -1)) for part in parts], dim=1)
-            joined[f"{match[1]}.{match[3]}"] = rows.flatten(0, 2)
+            joined[f"{stem}.{kind}"] = rows.flatten(0, 2)  # from [H, 3, D, C]
     return joined
 
 
@@ -256,6 +269,7 @@ def split_query_key_value(weights: dict[str, Tensor], heads: int) -> dict[str, T
         if not stem.endswith(f".{_JOINED}") or weight.size(0) % (3 * heads):
             separate[name] = weight
             continue
-        parts = weight.unflatten(0, (heads, 3, -1)).unbind(1)
-        separate |= {f"{stem}.{part}.{kind}": rows.flatten(0, 1) for part, rows in zip(_QKV, parts)}
+        parts = weight.unflatten(0, (heads, 3, -1)).unbind(1)  # 3 of [H, D, C]
+        for projection, rows in zip(_PROJECTIONS, parts):
+            separate[f"{stem}.{projection}.{kind}"] = rows.flatten(0, 1)
     return separate

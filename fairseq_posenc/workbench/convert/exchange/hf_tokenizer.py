@@ -1,4 +1,9 @@
-"""Builds fast tokenizers (of the library tokenizers) with the ids of a fairseq dictionary."""
+"""Builds fast tokenizers (of the library tokenizers) with the ids of a fairseq dictionary.
+
+A tokenizer here runs a normalizer, a pre-tokenizer that splits text, a model that splits on into
+pieces with ids, and a post-processor that adds special tokens. Ids are those of the dictionary;
+pieces that it lacks have the ids after them.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,7 @@ from typing import Optional
 from fairseq.data import Dictionary
 from sentencepiece import SentencePieceProcessor
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
-from tokenizers import pre_tokenizers as splits
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from fairseq_posenc.errors import UserError
@@ -45,19 +49,18 @@ def find_tokenization(tokens: Optional[str], folder: Path, language: str) -> Pat
     """
     if tokens in NAMED_TOKENIZATIONS:
         return tokens
-    place = folder if tokens is None else Path(tokens)
-    names = (f"sentencepiece.{language}.model", PIECES)
-    for name in names:
-        if (place / name).is_file():
-            return place / name
-    if (place / ENCODER_JSON).is_file() or place.is_file():
-        return place
-    options = (read_plan(place) or {}).get("options", {})
+    path = folder if tokens is None else Path(tokens)
+    for name in (f"sentencepiece.{language}.model", PIECES):
+        if (path / name).is_file():
+            return path / name
+    if (path / ENCODER_JSON).is_file() or path.is_file():
+        return path
+    options = (read_plan(path) or {}).get("options", {})  # of the command that wrote the data
     for name in ("words", "characters"):
         if options.get(name):
             return name
     raise UserError(
-        f"{place}: holds no {PIECES}, and no {ENCODER_JSON} and {MERGES}: say with --tokens "
+        f"{path}: holds no {PIECES}, and no {ENCODER_JSON} and {MERGES}: say with --tokens "
         "the tokenizer: a sentencepiece model, the folder of those two files, words, "
         "characters, or none for an export without a tokenizer"
     )
@@ -74,8 +77,8 @@ def build_tokenizer(
         template: key of :data:`TEMPLATES`.
 
     Returns:
-        The tokenizer, and the number of its pieces that the dictionary lacks. Their ids follow
-        those of the dictionary; an exported model reads them as ``<unk>``, as fairseq does.
+        The tokenizer, and the number of its pieces that the dictionary lacks. An exported model
+        reads them as ``<unk>``, as fairseq does.
 
     Raises:
         UserError: a file cannot be read.
@@ -91,9 +94,9 @@ def build_tokenizer(
         raise UserError(f"{tokenization}: {' '.join(str(error).split())}") from None
     unknown = tokenizer.get_vocab_size() - len(dictionary)
     single, pair = TEMPLATES[template]
-    numbers = [(name, dictionary.index(name)) for name in ("<s>", "</s>")]
-    tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=numbers)
-    names = ["<s>", "<pad>", "</s>", "<unk>"]
+    ids = [(name, dictionary.index(name)) for name in ("<s>", "</s>")]
+    tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=ids)
+    names = ("<s>", "<pad>", "</s>", "<unk>")
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
     if "<mask>" in dictionary.indices:
         # lstrip: as in fairseq's fill_mask, it includes the space before it.
@@ -103,13 +106,13 @@ def build_tokenizer(
 
 def _build_gpt2(folder: Path, dictionary: Dictionary) -> Tokenizer:
     """Build GPT-2's byte-level BPE; the symbols of the dictionary are ids of encoder.json."""
-    numbers = json.loads((folder / ENCODER_JSON).read_text(encoding="utf-8"))
-    names = {str(number): piece for piece, number in numbers.items()}
-    indices = {names.get(symbol, symbol): number for symbol, number in dictionary.indices.items()}
-    lines = (folder / MERGES).read_text(encoding="utf-8").splitlines()[1:]
+    gpt2_ids = json.loads((folder / ENCODER_JSON).read_text(encoding="utf-8"))
+    pieces = {str(gpt2_id): piece for piece, gpt2_id in gpt2_ids.items()}
+    indices = {pieces.get(symbol, symbol): index for symbol, index in dictionary.indices.items()}
+    lines = (folder / MERGES).read_text(encoding="utf-8").splitlines()[1:]  # the first: a version
     merges = [(first, second) for first, second in (line.split() for line in lines if line)]
-    tokenizer = _build_bpe(_extend_vocabulary(indices, numbers), merges, fuse_unk=False)
-    tokenizer.pre_tokenizer = splits.ByteLevel(add_prefix_space=False)
+    tokenizer = _build_bpe(_extend_vocabulary(indices, gpt2_ids), merges, fuse_unk=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -119,7 +122,6 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
     model = SentencePieceProcessor(model_file=str(path))
     proto = ModelProto.FromString(model.serialized_model_proto())
     trainer = proto.trainer_spec
-    charsmap = proto.normalizer_spec.precompiled_charsmap
     if trainer.model_type not in (trainer.UNIGRAM, trainer.BPE) or trainer.byte_fallback:
         raise ValueError("neither unigram nor BPE pieces, or single bytes for unknown characters")
     scores = {
@@ -129,17 +131,20 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
     }
     vocabulary = _extend_vocabulary(dictionary.indices, scores)
     if trainer.model_type == trainer.BPE:
+        # sentencepiece has scores of pieces in place of merges: it merges any two pieces into one
+        # that it knows, the one of the highest score first.
         ranked = sorted(scores, key=lambda piece: -scores[piece])
         merges = [(piece[:i], piece[i:]) for piece in ranked for i in range(1, len(piece))]
         tokenizer = _build_bpe(vocabulary, merges, fuse_unk=True)
     else:
-        lowest = min(scores.values()) - 100.0  # score of symbols that are no pieces
+        lowest = min(scores.values()) - 100.0  # for symbols that are no pieces, so are never chosen
         pieces = [(symbol, scores.get(symbol, lowest)) for symbol in vocabulary]
         tokenizer = Tokenizer(models.Unigram(pieces, dictionary.unk(), False))
-    steps = [normalizers.Precompiled(charsmap)] if charsmap else []
-    strip = [normalizers.Strip(), normalizers.Replace(Regex(r"\s+"), " ")]
-    tokenizer.normalizer = normalizers.Sequence([*steps, *strip])
-    tokenizer.pre_tokenizer = splits.Metaspace(SPACE, "always")
+    steps = [normalizers.Strip(), normalizers.Replace(Regex(r"\s+"), " ")]
+    if charsmap := proto.normalizer_spec.precompiled_charsmap:  # the model's own normalization
+        steps.insert(0, normalizers.Precompiled(charsmap))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "always")
     tokenizer.decoder = decoders.Metaspace(SPACE, "always")
     return tokenizer
 
@@ -148,26 +153,30 @@ def _build_simple(unit: str, dictionary: Dictionary) -> Tokenizer:
     """Build a tokenizer of ``words`` or ``characters``."""
     tokenizer = Tokenizer(models.WordLevel(dict(dictionary.indices), "<unk>"))
     if unit == "words":
-        tokenizer.pre_tokenizer = splits.WhitespaceSplit()
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return tokenizer
     between = SPACE if SPACE in dictionary.indices else ""
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Strip(), normalizers.Replace(Regex(r"\s+"), between)]
     )
-    tokenizer.pre_tokenizer = splits.Split(Regex("."), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()])
     return tokenizer
 
 
 def _extend_vocabulary(indices: dict[str, int], pieces: Iterable[str]) -> dict[str, int]:
-    """Build a vocabulary: the dictionary's symbols by id, then the pieces that it lacks."""
+    """Build a vocabulary, in the order of ids: the dictionary's symbols, then pieces it lacks."""
     symbols = dict.fromkeys([*sorted(indices, key=indices.__getitem__), *pieces])
-    return {symbol: number for number, symbol in enumerate(symbols)}
+    return {symbol: index for index, symbol in enumerate(symbols)}
 
 
 def _build_bpe(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], fuse_unk: bool
 ) -> Tokenizer:
     """Build a BPE model, without merges of pieces that the vocabulary lacks."""
-    known = [m for m in merges if vocabulary.keys() >= {m[0], m[1], m[0] + m[1]}]
+    known = [
+        (first, second)
+        for first, second in merges
+        if vocabulary.keys() >= {first, second, first + second}
+    ]
     return Tokenizer(models.BPE(vocabulary, known, unk_token="<unk>", fuse_unk=fuse_unk))

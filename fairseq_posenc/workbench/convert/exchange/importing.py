@@ -13,7 +13,6 @@ from argparse import Namespace
 from typing import Any, NamedTuple
 
 import torch
-from fairseq.data import Dictionary
 
 from fairseq_posenc.checkpoints.safe_loading import readable_errors
 from fairseq_posenc.checkpoints.trusted_settings import check_settings, refuse_files
@@ -39,6 +38,7 @@ from fairseq_posenc.workbench.convert.exchange.hf_mapping import (
     from_hf_weights,
     split_query_key_value,
 )
+from fairseq_posenc.workbench.convert.random_comparison import SPECIAL_SYMBOLS
 from fairseq_posenc.workbench.loading.checkpoints import refuse_unusable_settings
 from fairseq_posenc.workbench.loading.families import (
     NO_WEIGHTS,
@@ -57,7 +57,7 @@ _MAX_SIZE_PER_WEIGHT = 2
 _SMALL_SIZE = 10_000
 
 
-class Built(NamedTuple):
+class BuiltModel(NamedTuple):
     """A model of fairseq whose weights are still to be loaded."""
 
     model: Any  # with initial parameters, all of which must be replaced
@@ -67,7 +67,7 @@ class Built(NamedTuple):
     changed: dict[str, Any]  # options that transformers' users changed since the export
 
 
-def build_model(folder: HFFolder) -> Built:
+def build_model(folder: HFFolder) -> BuiltModel:
     """Build the fairseq model for a folder's weights.
 
     Raises:
@@ -76,7 +76,7 @@ def build_model(folder: HFFolder) -> Built:
     _refuse_other_code(folder)
     stored = folder.settings or options_from_config(folder.config, folder.path)
     arch, family = _check_family(stored, folder)
-    # Of the checked settings, only values that are computed here are replaced.
+    # Need no further check: only values that are computed here differ from the checked ones.
     settings = update_options(stored, folder) if folder.settings else stored
     options: dict[str, Any] = settings["model"]
     task: dict[str, Any] = settings["task"]
@@ -96,10 +96,10 @@ def build_model(folder: HFFolder) -> Built:
     config["model"] = Namespace(**all_options) if in_namespace else all_options
     config["task"] = {**config["task"], **task, "data": str(folder.path)}
     head = str(settings.get("head") or family.name)
-    return Built(model.eval(), family.name, config, head, changed)
+    return BuiltModel(model.eval(), family.name, config, head, changed)
 
 
-def load_weights(folder: HFFolder, built: Built) -> dict[str, Any]:
+def load_weights(folder: HFFolder, built: BuiltModel) -> dict[str, Any]:
     """Load a folder's weights into its model; return the state dict.
 
     Raises:
@@ -189,9 +189,8 @@ def _read_vocabulary_sizes(folder: HFFolder) -> list[int]:
     # Only our exports with code have stacks.
     holders = [stack for stack in stacks if isinstance(stack, dict)] or [folder.config]
     sizes: list[Any] = [holder.get("vocab_size") for holder in holders]
-    least = Dictionary().nspecial  # every dictionary begins with special symbols
-    if not all(isinstance(size, int) and size > least for size in sizes):
-        raise UserError(f"{folder.path / CONFIG}: has no vocab_size of more than {least}")
+    if not all(isinstance(size, int) and size > SPECIAL_SYMBOLS for size in sizes):
+        raise UserError(f"{folder.path / CONFIG}: has no vocab_size of more than {SPECIAL_SYMBOLS}")
     return sizes
 
 
@@ -203,7 +202,7 @@ def _refuse_other_sizes(options: dict[str, Any], folder: HFFolder) -> None:
         layers = options.get(f"{side}_layers") or 0
         width = options.get(f"{side}_embed_dim") or 0
         inner = options.get(f"{side}_ffn_embed_dim") or 0
-        if all(isinstance(size, int) for size in (layers, width, inner)):
+        if all(isinstance(size, int) for size in (layers, width, inner)):  # else not buildable
             # The weights of self-attention and of the feed-forward network.
             sizes.append(layers * width * (4 * width + 2 * inner))
     lengths = ("max_positions", "max_source_positions", "max_target_positions", "classes")
@@ -215,7 +214,7 @@ def _refuse_other_sizes(options: dict[str, Any], folder: HFFolder) -> None:
         )
 
 
-def _list_pretraining_head(built: Built, model_state: dict[str, Any]) -> list[str]:
+def _list_pretraining_head(built: BuiltModel, model_state: dict[str, Any]) -> list[str]:
     """List the parameters of a fine-tuned model's pre-training head, except tied embeddings.
 
     An export leaves them out. They become zeros, as random values might be taken for trained ones.
@@ -228,11 +227,11 @@ def _list_pretraining_head(built: Built, model_state: dict[str, Any]) -> list[st
     return [name for name in names if not (is_tied and name == f"{_PRETRAINING_HEAD}weight")]
 
 
-def _adopt_trained_settings(folder: HFFolder, built: Built) -> None:
-    """Take over the trained length, the dictionary's hash and the language from the folder.
+def _adopt_trained_settings(folder: HFFolder, built: BuiltModel) -> None:
+    """Take over the settings and the length that the folder's weights were trained with.
 
-    Refuse a folder whose config.json has other positions, directions or settings of the weights
-    than the options of fairseq in it.
+    Refuse them if they do not fit the model, and a config.json whose stacks have other positions or
+    directions than fairseq's options in it.
     """
     fairseq_settings = folder.settings or {}
     for side, stack in list_stacks(built.model):
@@ -259,9 +258,9 @@ def _refuse_other_positions(stack: Any, config: dict[str, Any], side: str) -> No
         ("positions", config["positions"], list_layer_options(stack.assembly.spec)),
         ("directions", config["directions"], list(stack.directions)),
     )
-    for name, in_config, by_options in pairs:
-        if in_config != by_options:
+    for name, in_config, in_model in pairs:
+        if in_config != in_model:
             raise UserError(
                 f"{CONFIG}: {side}_stack has the {name} {shortened(json.dumps(in_config))}, and by "
-                f"the options under {FAIRSEQ!r} they are {shortened(json.dumps(by_options))}"
+                f"the options under {FAIRSEQ!r} they are {shortened(json.dumps(in_model))}"
             )

@@ -1,12 +1,16 @@
-"""Lists parameter names and layer settings of transformers' model classes, without positions."""
+"""Lists parameter names and layer settings of transformers' model classes, without positions.
+
+Names are mapped by their beginnings: ``("decoder.layers.{}.fc1.", "gpt_neox.layers.{}.mlp.")`` with
+the index of a layer in both places. The maps of position parameters stand in ``encoding_maps``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-Names = tuple[tuple[str, str], ...]  # pairs of our and transformers' beginnings of names
+Names = tuple[tuple[str, str], ...]  # beginnings of names, of our exports and of transformers
 
 
 class LayerStyle(NamedTuple):
@@ -19,20 +23,12 @@ class LayerStyle(NamedTuple):
 
 
 EPSILON = 1e-5  # epsilon of fairseq's layer norms
-_COMMON = {
+_COMMON_SIZES = {
     "vocab_size": "vocab_size",
     "embed_dim": "hidden_size",
     "num_heads": "num_attention_heads",
     "num_layers": "num_hidden_layers",
 }
-
-
-def _name_sizes(ffn_dim: str, activation: str, dropout: str, attention_dropout: str) -> Any:
-    """Map fields of a ``StackConfig`` to their names in config.json."""
-    names = {"ffn_dim": ffn_dim, "activation": activation, "dropout": dropout}
-    return {**_COMMON, **names, "attention_dropout": attention_dropout}
-
-
 _PRE_NORM = {
     "embedding_norm": False,
     "norm_before": True,
@@ -40,30 +36,50 @@ _PRE_NORM = {
     "activation_dropout": 0.0,
 }
 BERT = LayerStyle(
-    "encoder_stack",
-    _name_sizes(
-        "intermediate_size", "hidden_act", "hidden_dropout_prob", "attention_probs_dropout_prob"
-    ),
-    {
+    stack="encoder_stack",
+    sizes={
+        **_COMMON_SIZES,
+        "ffn_dim": "intermediate_size",
+        "activation": "hidden_act",
+        "dropout": "hidden_dropout_prob",
+        "attention_dropout": "attention_probs_dropout_prob",
+    },
+    fields={
         "embedding_norm": True,
         "norm_before": False,
         "final_norm": False,
         "embed_scale": 1.0,
         "activation_dropout": 0.0,
     },
-    {"layer_norm_eps": EPSILON},
+    config={"layer_norm_eps": EPSILON},
 )
 OPT = LayerStyle(
-    "decoder_stack",
-    _name_sizes("ffn_dim", "activation_function", "dropout", "attention_dropout"),
-    _PRE_NORM,
-    {"do_layer_norm_before": True, "tie_word_embeddings": False},
+    stack="decoder_stack",
+    sizes={
+        **_COMMON_SIZES,
+        "ffn_dim": "ffn_dim",
+        "activation": "activation_function",
+        "dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+    },
+    fields=_PRE_NORM,
+    config={"do_layer_norm_before": True, "tie_word_embeddings": False},
 )
 GPT_NEOX = LayerStyle(
-    "decoder_stack",
-    _name_sizes("intermediate_size", "hidden_act", "hidden_dropout", "attention_dropout"),
-    _PRE_NORM,
-    {"layer_norm_eps": EPSILON, "use_parallel_residual": False, "tie_word_embeddings": False},
+    stack="decoder_stack",
+    sizes={
+        **_COMMON_SIZES,
+        "ffn_dim": "intermediate_size",
+        "activation": "hidden_act",
+        "dropout": "hidden_dropout",
+        "attention_dropout": "attention_dropout",
+    },
+    fields=_PRE_NORM,
+    config={
+        "layer_norm_eps": EPSILON,
+        "use_parallel_residual": False,
+        "tie_word_embeddings": False,
+    },
 )
 
 
@@ -81,28 +97,38 @@ class Layout(NamedTuple):
     scaled_embeddings: str = ""
 
 
-def _name_bert_layers(prefix: str, projections: str, out: str, norm: str) -> Names:
-    """Name embeddings and layers of a class that is derived from BERT."""
-    layer = "encoder.layers.{}."
-    theirs = f"{prefix}.encoder.layer.{{}}."
-    pairs = [
-        ("encoder.embed_tokens.", f"{prefix}.embeddings.word_embeddings."),
-        ("encoder.layernorm_embedding.", f"{prefix}.embeddings.LayerNorm."),
-        *(
-            (f"{layer}self_attn.{name[0]}_proj.", f"{theirs}attention.{projections.format(name)}.")
-            for name in ("query", "key", "value")
-        ),
-        (f"{layer}self_attn.out_proj.", f"{theirs}attention.{out}."),
-        (f"{layer}self_attn_layer_norm.", f"{theirs}attention.{norm}."),
-        (f"{layer}fc1.", f"{theirs}intermediate.dense."),
-        (f"{layer}fc2.", f"{theirs}output.dense."),
-        (f"{layer}final_layer_norm.", f"{theirs}output.LayerNorm."),
-    ]
-    return tuple(pairs)
+def _name_bert_layers(
+    model: str,
+    projections: Sequence[str] = ("self.query", "self.key", "self.value"),
+    out: str = "output.dense",
+    norm: str = "output.LayerNorm",
+) -> Names:
+    """Name embeddings and layers of a class that is derived from BERT.
+
+    Args:
+        model: attribute of the class that holds them.
+        projections: modules of its attention for queries, keys and values.
+        out: module of its attention for the output.
+        norm: layer norm of its attention.
+    """
+    query, key, value = projections
+    attention = f"{model}.encoder.layer.{{}}.attention"
+    return (
+        ("encoder.embed_tokens.", f"{model}.embeddings.word_embeddings."),
+        ("encoder.layernorm_embedding.", f"{model}.embeddings.LayerNorm."),
+        ("encoder.layers.{}.self_attn.q_proj.", f"{attention}.{query}."),
+        ("encoder.layers.{}.self_attn.k_proj.", f"{attention}.{key}."),
+        ("encoder.layers.{}.self_attn.v_proj.", f"{attention}.{value}."),
+        ("encoder.layers.{}.self_attn.out_proj.", f"{attention}.{out}."),
+        ("encoder.layers.{}.self_attn_layer_norm.", f"{attention}.{norm}."),
+        ("encoder.layers.{}.fc1.", f"{model}.encoder.layer.{{}}.intermediate.dense."),
+        ("encoder.layers.{}.fc2.", f"{model}.encoder.layer.{{}}.output.dense."),
+        ("encoder.layers.{}.final_layer_norm.", f"{model}.encoder.layer.{{}}.output.LayerNorm."),
+    )
 
 
 _ROBERTA = (
-    *_name_bert_layers("roberta", "self.{}", "output.dense", "output.LayerNorm"),
+    *_name_bert_layers("roberta"),
     ("lm_head.", "lm_head."),
     ("classifier.", "classifier."),
     ("span_head.scores.", "qa_outputs."),
@@ -111,44 +137,43 @@ _TYPES = "{}.embeddings.token_type_embeddings.weight"
 
 
 def _build_roberta(model_type: str, name: str) -> Layout:
-    tasks = {"masked_lm": "MaskedLM", "classes": "SequenceClassification"}
-    tasks["spans"] = "QuestionAnswering"
-    heads = {head: f"{name}For{task}" for head, task in tasks.items()}
+    """Build the layout of RoBERTa or a class derived from it."""
+    heads = {
+        "masked_lm": f"{name}ForMaskedLM",
+        "classes": f"{name}ForSequenceClassification",
+        "spans": f"{name}ForQuestionAnswering",
+    }
     activations = {"masked_lm": "gelu", "classes": "tanh"}
     return Layout(model_type, heads, _ROBERTA, activations, token_types=_TYPES.format("roberta"))
 
 
-def _build_bert(model_type: str, name: str, layers: Names, token_types: str = "") -> Layout:
-    """Build the layout of a class with BERT's head for masked tokens."""
-    head = "cls.predictions."
-    names = (
-        *layers,
-        ("lm_head.dense.", f"{head}transform.dense."),
-        ("lm_head.layer_norm.", f"{head}transform.LayerNorm."),
-        ("lm_head.bias", f"{head}bias"),
-    )
-    return Layout(model_type, {"masked_lm": name}, names, token_types=token_types)
-
-
+_BERT_HEAD = (
+    ("lm_head.dense.", "cls.predictions.transform.dense."),
+    ("lm_head.layer_norm.", "cls.predictions.transform.LayerNorm."),
+    ("lm_head.bias", "cls.predictions.bias"),
+)
+_ROFORMER = (*_name_bert_layers("roformer"), *_BERT_HEAD)
+_DEBERTA = (
+    *_name_bert_layers("deberta", ("self.query_proj", "self.key_proj", "self.value_proj")),
+    *_BERT_HEAD,
+)
 _MPNET = (
-    # attn.q, attn.k, attn.v: the first letter of our projections' names
-    *_name_bert_layers("mpnet", "attn.{0[0]}", "attn.o", "LayerNorm"),
+    *_name_bert_layers("mpnet", ("attn.q", "attn.k", "attn.v"), "attn.o", "LayerNorm"),
     ("lm_head.", "lm_head."),
 )
+_NEOX_ATTENTION = "gpt_neox.layers.{}.attention"
 _GPT_NEOX = (
     ("decoder.embed_tokens.", "embed_out."),
     ("decoder.layer_norm.", "gpt_neox.final_layer_norm."),
-    *(
-        (f"decoder.layers.{{}}.{ours}.", f"gpt_neox.layers.{{}}.{theirs}.")
-        for ours, theirs in (
-            *((f"self_attn.{part}_proj", f"attention.query_key_value.{part}") for part in "qkv"),
-            ("self_attn.out_proj", "attention.dense"),
-            ("self_attn_layer_norm", "input_layernorm"),
-            ("final_layer_norm", "post_attention_layernorm"),
-            ("fc1", "mlp.dense_h_to_4h"),
-            ("fc2", "mlp.dense_4h_to_h"),
-        )
-    ),
+    # Parts of a tensor: see `hf_mapping.join_query_key_value`.
+    ("decoder.layers.{}.self_attn.q_proj.", f"{_NEOX_ATTENTION}.query_key_value.q."),
+    ("decoder.layers.{}.self_attn.k_proj.", f"{_NEOX_ATTENTION}.query_key_value.k."),
+    ("decoder.layers.{}.self_attn.v_proj.", f"{_NEOX_ATTENTION}.query_key_value.v."),
+    ("decoder.layers.{}.self_attn.out_proj.", f"{_NEOX_ATTENTION}.dense."),
+    ("decoder.layers.{}.self_attn_layer_norm.", "gpt_neox.layers.{}.input_layernorm."),
+    ("decoder.layers.{}.final_layer_norm.", "gpt_neox.layers.{}.post_attention_layernorm."),
+    ("decoder.layers.{}.fc1.", "gpt_neox.layers.{}.mlp.dense_h_to_4h."),
+    ("decoder.layers.{}.fc2.", "gpt_neox.layers.{}.mlp.dense_4h_to_h."),
 )
 _OPT = (
     ("decoder.embed_tokens.", "lm_head."),
@@ -160,17 +185,13 @@ _OPT = (
 LAYOUTS = {
     "RobertaForMaskedLM": _build_roberta("roberta", "Roberta"),
     "XLMRobertaForMaskedLM": _build_roberta("xlm-roberta", "XLMRoberta"),
-    "RoFormerForMaskedLM": _build_bert(
+    "RoFormerForMaskedLM": Layout(
         "roformer",
-        "RoFormerForMaskedLM",
-        _name_bert_layers("roformer", "self.{}", "output.dense", "output.LayerNorm"),
-        _TYPES.format("roformer"),
+        {"masked_lm": "RoFormerForMaskedLM"},
+        _ROFORMER,
+        token_types=_TYPES.format("roformer"),
     ),
-    "DebertaV2ForMaskedLM": _build_bert(
-        "deberta-v2",
-        "DebertaV2ForMaskedLM",
-        _name_bert_layers("deberta", "self.{}_proj", "output.dense", "output.LayerNorm"),
-    ),
+    "DebertaV2ForMaskedLM": Layout("deberta-v2", {"masked_lm": "DebertaV2ForMaskedLM"}, _DEBERTA),
     "OPTForCausalLM": Layout(
         "opt",
         {"causal_lm": "OPTForCausalLM"},

@@ -1,4 +1,7 @@
-"""Exports a trained model to a folder that CTranslate2 reads, and compares the two."""
+"""Exports a trained model to a folder that CTranslate2 reads, and compares the two.
+
+CTranslate2 reads and writes text as lists of pieces, so it gets vocabularies and no ids.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
 )
 from fairseq_posenc.workbench.convert.random_comparison import (
     MAX_TOKENS,
+    SPECIAL_SYMBOLS,
     TOLERANCE,
     compute_scores,
     is_rounding,
@@ -30,7 +34,7 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 
 class Usage(NamedTuple):
-    """Python that uses a tokenizer, with fields to fill in."""
+    """Python of the model card that uses a tokenizer, with fields to fill in."""
 
     tokenize: str  # expression that splits {text} into pieces
     join: str  # expression that joins {pieces}
@@ -106,8 +110,8 @@ def export_to_ctranslate2(
     with create_folder(out) as folder:
         sides = _write_tokenizers(trained, tokens, folder)
         vocabularies = [side.symbols for side in sides]
-        with TemporaryDirectory() as place:
-            exact = _write(trained, vocabularies, "float32", Path(place))
+        with TemporaryDirectory() as temporary:
+            exact = _write(trained, vocabularies, "float32", Path(temporary))
         if not is_rounding(exact.largest):
             raise UserError(
                 "--to ctranslate2: log probabilities differ from the model's by "
@@ -130,14 +134,7 @@ def export_to_ctranslate2(
 def _write(
     trained: OpenModel, vocabularies: list[list[str]], quantization: str, folder: Path
 ) -> LogProbDifference:
-    """Write a model for CTranslate2, and compare it.
-
-    Args:
-        trained: the model.
-        vocabularies: symbols of each dictionary, in order.
-        quantization: type of the weights.
-        folder: the folder to write to.
-    """
+    """Write a model for CTranslate2 with the symbols of each dictionary, and compare it."""
     spec = build_specification(trained, vocabularies)
     spec.optimize(quantization)
     spec.save(str(folder))
@@ -149,25 +146,24 @@ def _compare_log_probs(
     trained: OpenModel, folder: Path, vocabularies: list[list[str]]
 ) -> LogProbDifference:
     """Compare log probabilities of random sentences of three lengths, a batch in CTranslate2."""
-    sides = [_draw_sentences(stack) for stack in trained.stacks.values()]
-    written = [
-        [[symbols[number] for number in sentence] for sentence in sentences]
-        for symbols, sentences in zip((vocabularies[0], vocabularies[-1]), sides)
-    ]
-    place = str(folder)
+    ids_by_side = [_draw_sentences(stack) for stack in trained.stacks.values()]
+    pieces_by_side = []
+    for symbols, sentences in zip((vocabularies[0], vocabularies[-1]), ids_by_side):
+        pieces_by_side.append([[symbols[i] for i in sentence] for sentence in sentences])
     end = trained.stacks["decoder"].eos_idx
     if trained.family.name == "translation":
-        translator = ctranslate2.Translator(place, inter_threads=1, intra_threads=1)
-        scored = translator.score_batch(*written, max_input_length=0)
+        translator = ctranslate2.Translator(str(folder), inter_threads=1, intra_threads=1)
+        results = translator.score_batch(*pieces_by_side, max_input_length=0)  # 0: never cut
     else:
-        generator = ctranslate2.Generator(place, inter_threads=1, intra_threads=1)
+        generator = ctranslate2.Generator(str(folder), inter_threads=1, intra_threads=1)
         symbol = vocabularies[0][end]
-        lines = [[symbol, *sentence, symbol] for sentence in written[0]]
-        scored = generator.score_batch(lines, max_input_length=0)
-    theirs = torch.cat([torch.tensor(hypothesis.log_probs) for hypothesis in scored])
-    ours = torch.cat([_compute_log_probs(trained, end, *sentence) for sentence in zip(*sides)])
-    apart = (ours - theirs).abs()
-    return LogProbDifference(float(apart.max() / ours.abs().max()), float(apart.mean()))
+        lines = [[symbol, *sentence, symbol] for sentence in pieces_by_side[0]]
+        results = generator.score_batch(lines, max_input_length=0)
+    theirs = torch.cat([torch.tensor(result.log_probs) for result in results])
+    ours = torch.cat([_compute_log_probs(trained, end, *ids) for ids in zip(*ids_by_side)])
+    differences = (ours - theirs).abs()
+    largest = float(differences.max() / ours.abs().max())
+    return LogProbDifference(largest, float(differences.mean()))
 
 
 def _draw_sentences(stack: Any) -> list[list[int]]:
@@ -177,30 +173,24 @@ def _draw_sentences(stack: Any) -> list[list[int]]:
     symbols: int = stack.embed_tokens.num_embeddings
     longest = min(MAX_TOKENS, dims.max_positions) - 1
     return [
-        torch.randint(4, symbols, (length,), generator=generator).tolist()
+        torch.randint(SPECIAL_SYMBOLS, symbols, (length,), generator=generator).tolist()
         for length in (longest, longest // 2 + 1, 2)
     ]
 
 
 def _compute_log_probs(trained: OpenModel, end: int, *sentence: list[int]) -> Tensor:
-    """Compute the log probabilities of a sentence's symbols and of its end."""
-    *source, target = sentence
-    inputs = [torch.tensor([[*source[0], end]])] if source else []
+    """Compute the log probabilities ``(T + 1,)`` of a sentence's T symbols and of its end.
+
+    A pair is scored as a source and its translation. fairseq's decoders begin with the end.
+    """
+    *sources, target = sentence
+    inputs = [torch.tensor([[*source, end]]) for source in sources]
     scores = compute_scores(trained.model, *inputs, torch.tensor([[end, *target]]))[0]
     return scores.log_softmax(-1).gather(1, torch.tensor([*target, end])[:, None])[:, 0]
 
 
 def _write_tokenizers(trained: OpenModel, tokens: str | None, folder: Path) -> list[TextSide]:
-    """Write the tokenizer of each dictionary of a model into a folder.
-
-    Args:
-        trained: the model.
-        tokens: value of ``--tokens``; None to find a tokenizer in the folder of the data.
-        folder: the folder to write to.
-
-    Raises:
-        UserError: the tokenizer is missing, or a file cannot be read.
-    """
+    """Write the tokenizer of each dictionary; ``tokens`` is the value of ``--tokens``."""
     translates = trained.family.name == "translation"
     sides: list[TextSide] = []
     for name, dictionary in trained.dictionaries.items():
@@ -227,7 +217,10 @@ def _format_usage(trained: OpenModel, sides: list[TextSide]) -> str:
     source, target = sides[0], sides[-1]
     usage = source.usage
     names = ("source", "source" if source.file == target.file else "target")
-    lines = [*filter(None, ("import ctranslate2", usage.import_line)), ""]
+    lines = ["import ctranslate2"]
+    if usage.import_line:
+        lines.append(usage.import_line)
+    lines.append("")
     if source.file:  # a file that both sides use is opened once
         files = {names[0]: source.file, names[1]: target.file}
         lines += [f"{name} = {usage.open_file.format(file=file)}" for name, file in files.items()]

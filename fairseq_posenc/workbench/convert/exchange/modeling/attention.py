@@ -1,6 +1,7 @@
 """Computes self-attention of a layer, and attention to an encoder's output.
 
-Exported folders hold a copy of this module (see the package).
+B sentences, T queries, S keys, H heads, D head size, C model size. Exported folders hold a copy of
+this module (see the package).
 """
 
 from __future__ import annotations
@@ -35,10 +36,6 @@ class LayerCache:
 
     A cache of transformers has no place for the decay of forget gates. Its float32 bits are stored
     in additional coordinates of the keys, so that it is reordered and cut with them.
-
-    Args:
-        cache: cache of all layers.
-        layer: index of the layer.
     """
 
     def __init__(self, cache: Cache, layer: int) -> None:
@@ -53,7 +50,7 @@ class LayerCache:
         if keys is None or not keys.numel() or keys.size(-1) == width:
             return None
         bits = keys[..., width:].clone(memory_format=torch.contiguous_format)
-        return bits.view(torch.promote_types(keys.dtype, torch.float32))
+        return bits.view(torch.promote_types(keys.dtype, torch.float32))  # [B, H, S, 2]
 
     def extend(
         self, key: Tensor, value: Tensor, decay: Optional[Tensor], needed: NeededKeys
@@ -61,7 +58,8 @@ class LayerCache:
         """See :class:`~fairseq_posenc.modules.cache.KeyValueCache`; ``needed`` is not used."""
         if decay is None:
             return Kept(*self.cache.update(key, value, self.layer))  # [B, H, S, D]
-        bits = decay[:, :, -key.size(2) :].detach().view(key.dtype)  # 2 float32, as key.dtype
+        # Of the new tokens, [B, H, T, 2 or 4]: a float32 has the bits of two float16.
+        bits = decay[:, :, -key.size(2) :].detach().view(key.dtype)
         keys, value = self.cache.update(torch.cat([key, bits], -1), value, self.layer)
         return Kept(keys[..., : key.size(-1)], value, decay)
 
@@ -90,9 +88,10 @@ class Attention(AttentionCore, nn.Module):
         self.dropout = config.attention_dropout
         self.encodings = encodings
         width = config.embed_dim
-        kv_dim = kv_dim or config.embed_dim
-        self.q_proj, self.out_proj = nn.Linear(width, width), nn.Linear(width, width)
-        self.k_proj, self.v_proj = (nn.Linear(kv_dim, width) for _ in range(2))
+        self.q_proj = nn.Linear(width, width)
+        self.out_proj = nn.Linear(width, width)
+        self.k_proj = nn.Linear(kv_dim or width, width)
+        self.v_proj = nn.Linear(kv_dim or width, width)
 
     def forward(
         self, x: Tensor, shared: Shared, cache: Optional[Cache], need_weights: bool

@@ -83,7 +83,7 @@ class PosencModel(PreTrainedModel):
             attention_mask,
             prefix_ids,
             inputs_embeds=inputs_embeds,
-            **options.of_stack,
+            **options.stack_arguments,
         )
         return options, output
 

@@ -26,7 +26,7 @@ class StackConfig(NamedTuple):
     num_layers: int
     max_positions: int  # rows of the position tables
     trained_on: int  # length of the training's samples
-    # for successive layers, name -> options of each encoding; the list is repeated over the stack
+    # for each layer, the name and options of its encodings; a shorter list is repeated
     positions: list[dict[str, dict[str, Any]]]
     directions: list[str]  # for each layer `both`, `lr` (a query sees no later key) or `rl`
     causal: bool  # whether it is a decoder
@@ -46,13 +46,12 @@ class StackConfig(NamedTuple):
 
     @property
     def kinds(self) -> list[dict[str, dict[str, Any]]]:
-        """The different layers' encodings: two entries if every fourth layer has none."""
-        earlier = enumerate(self.positions)
-        return [
-            layer_names
-            for number, layer_names in earlier
-            if layer_names not in self.positions[:number]
-        ]
+        """The encodings of layers that differ: two entries if every fourth layer has none."""
+        kinds: list[dict[str, dict[str, Any]]] = []
+        for layer in self.positions:
+            if layer not in kinds:
+                kinds.append(layer)
+        return kinds
 
     def build_encodings(self, place: str, number: Optional[int] = None) -> Encodings:
         """Build encodings with new parameters.
@@ -65,12 +64,13 @@ class StackConfig(NamedTuple):
             self.embed_dim, self.num_heads, self.max_positions, self.causal, self.trained_on
         )
         layers = self.kinds if number is None else [self.layer(number)]
-        # module name -> name and options of an encoding
+        # Module name -> name and options of an encoding. With other options in another layer, an
+        # encoding has further modules, such as `rope` and `rope_2`.
         items: dict[str, tuple[str, dict[str, Any]]] = {}
         for layer in layers:
             for name, options in layer.items():
                 limit = ENCODINGS[name].drawn_from(options.items())
-                if place == "input" and limit is not None:
+                if place == "input" and limit is not None:  # positions are drawn from so many
                     dims = dims._replace(max_positions=limit)
                 if module_place(ENCODINGS[name]) != place or (name, options) in items.values():
                     continue
@@ -114,14 +114,16 @@ class PosencConfig(PretrainedConfig):
         self.tied_output = tied_output
         self.head_activation = head_activation
         last = decoder_stack or encoder_stack or {}
-        # The names that transformers reads.
-        self.vocab_size = last.get("vocab_size", 0)
-        self.hidden_size = last.get("embed_dim", 0)
-        self.num_attention_heads = last.get("num_heads", 0)
-        self.num_hidden_layers = last.get("num_layers", 0)
-        self.max_position_embeddings = last.get("max_positions", 0)
-        derived = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers")
-        for name in (*derived, "max_position_embeddings"):
+        # The names that transformers reads and saves; they always follow the stacks.
+        derived = {
+            "vocab_size": last.get("vocab_size", 0),
+            "hidden_size": last.get("embed_dim", 0),
+            "num_attention_heads": last.get("num_heads", 0),
+            "num_hidden_layers": last.get("num_layers", 0),
+            "max_position_embeddings": last.get("max_positions", 0),
+        }
+        for name, value in derived.items():
+            setattr(self, name, value)
             kwargs.pop(name, None)
         kwargs["tie_word_embeddings"] = False  # a tied output has no weight of its own here
         super().__init__(**kwargs)

@@ -17,13 +17,16 @@ from fairseq_posenc.workbench.convert.exchange.modeling.configuration import Pos
 from fairseq_posenc.workbench.convert.exchange.modeling.inputs import check_labels
 
 
-def head_loss(logits: Tensor, labels: Optional[Tensor], num_items: Any = None) -> Optional[Tensor]:
+def cross_entropy(
+    logits: Tensor, labels: Optional[Tensor], num_items: Any = None
+) -> Optional[Tensor]:
     """Compute the mean cross entropy where labels are not -100; None without labels.
 
     Args:
         logits: scores, ``(..., symbols)``.
         labels: labels, ``(...)``.
-        num_items: number by which the sum is divided; by default the number of these labels.
+        num_items: number, or tensor of one, by which the sum is divided: ``Trainer`` gives that of
+            several batches of an update. By default the number of these labels.
     """
     if labels is None:
         return None
@@ -34,7 +37,7 @@ def head_loss(logits: Tensor, labels: Optional[Tensor], num_items: Any = None) -
 def squared_error(
     logits: Tensor, labels: Optional[Tensor], num_items: Any = None
 ) -> Optional[Tensor]:
-    """Compute the mean squared error of scores ``(B, 1)``; see :func:`head_loss`."""
+    """Compute the mean squared error of scores ``(B, 1)``; see :func:`cross_entropy`."""
     if labels is None:
         return None
     if labels.numel() != len(logits):

@@ -1,7 +1,7 @@
-"""Checks a model's inputs: each mistake raises an error of one line that says what to do.
+"""Reads and checks a model's inputs: a mistake raises one line that says what to do.
 
 Symbols are token ids, as in fairseq's dictionaries. Exported folders hold a copy of this module
-(see the package).
+(see the package), so errors are ValueErrors, as in transformers.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from transformers.cache_utils import (
     EncoderDecoderCache,
 )
 
-_WHOLE = (torch.int64, torch.int32)
-_PACKED = (
+_INTEGERS = (torch.int64, torch.int32)
+_NO_PACKING = (
     "positions are counted from the mask, and from the ends of sentences with 'documents': give "
     "each sentence a row of its own, padded"
 )
 # Arguments of transformers' models that are not supported -> the reason, or what to do.
 _REFUSED = {
-    **dict.fromkeys(("position_ids", "decoder_position_ids", "cache_position"), _PACKED),
-    **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"), _PACKED),
+    **dict.fromkeys(("position_ids", "decoder_position_ids", "cache_position"), _NO_PACKING),
+    **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), _NO_PACKING),
+    **dict.fromkeys(("max_length_q", "max_length_k"), _NO_PACKING),
     "token_type_ids": "these models have no types of tokens, only zeros are allowed",
     **dict.fromkeys(
         ("head_mask", "decoder_head_mask", "cross_attn_head_mask"), "no head can be masked"
     ),
+    # Models with a decoder read these two before.
     **dict.fromkeys(("past_key_values", "cache"), "an encoder has no cache"),
 }
 
@@ -52,16 +54,18 @@ class ReturnOptions(NamedTuple):
         """
         others = dict(arguments)
         others.pop("use_cache", None)  # models with caches have read it
-        names = ("output_attentions", "output_hidden_states")
-        passed = {name: others.pop(name, None) for name in names}
+        attentions = others.pop("output_attentions", None)
+        hidden_states = others.pop("output_hidden_states", None)
         num_items = others.pop("num_items_in_batch", None)
         refuse_arguments(others)
-        chosen = (getattr(config, name) if x is None else x for name, x in passed.items())
-        attentions, hidden_states = map(bool, chosen)
-        return cls(attentions, hidden_states, num_items)
+        if attentions is None:
+            attentions = config.output_attentions
+        if hidden_states is None:
+            hidden_states = config.output_hidden_states
+        return cls(bool(attentions), bool(hidden_states), num_items)
 
     @property
-    def of_stack(self) -> dict[str, bool]:
+    def stack_arguments(self) -> dict[str, bool]:
         """The options as arguments of a stack."""
         return {
             "output_attentions": self.attentions,
@@ -79,13 +83,7 @@ def refuse_arguments(arguments: dict[str, Any]) -> None:
 
 
 def check_one_input(ids: Any, embeds: Any, prefix: str = "") -> None:
-    """Check that there is exactly one input: symbols, or vectors in their place.
-
-    Args:
-        ids: the symbols, or None.
-        embeds: the vectors, or None.
-        prefix: begins the names of the two arguments in messages.
-    """
+    """Check that either symbols or vectors are given; ``prefix`` begins the arguments' names."""
     if ids is None and embeds is None:
         raise ValueError(f"no tokens: give {prefix}input_ids, or {prefix}inputs_embeds")
     if ids is not None and embeds is not None:
@@ -94,7 +92,7 @@ def check_one_input(ids: Any, embeds: Any, prefix: str = "") -> None:
 
 def check_ids(name: str, ids: Any) -> None:
     """Check that symbols are whole numbers ``(B, T)``."""
-    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.dtype not in _WHOLE:
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.dtype not in _INTEGERS:
         raise ValueError(f"{name} must be int64 or int32 (sentences, tokens), not {_describe(ids)}")
     _refuse_empty(name, ids)
 
@@ -124,23 +122,23 @@ def check_embeds(name: str, embeds: Any, width: int) -> None:
     _refuse_empty(name, embeds)
 
 
-def check_mask(name: str, mask: Any, batch: int, length: int, inspect: bool) -> None:
+def check_mask(name: str, mask: Any, batch: int, length: int, may_read: bool) -> None:
     """Check a mask ``(B, S)``: 1 for tokens and 0 for padding.
 
-    With ``inspect`` also its values are read, which waits for a GPU.
+    Its values are checked only with ``may_read``, as reading them waits for a GPU.
     """
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.is_floating_point():
         raise ValueError(
             f"{name} must be bool or whole numbers (sentences, tokens), 0 for padding, not "
-            f"{_describe(mask)}: what else a query must not see is a part of the model"
+            f"{_describe(mask)}: other limits of what a query sees belong to the model"
         )
     if mask.size(0) != batch or mask.size(1) != length:
         raise ValueError(
             f"{name} is {_describe(mask)}, and must be {(batch, length)}: one number for each "
             "token, those of a cache among them"
         )
-    if inspect and bool(((mask != 0) & (mask != 1)).any()):
-        raise ValueError(f"{name} must hold 0 for padding and 1 elsewhere; {_PACKED}")
+    if may_read and bool(((mask != 0) & (mask != 1)).any()):
+        raise ValueError(f"{name} must hold 0 for padding and 1 elsewhere; {_NO_PACKING}")
 
 
 def find_padding(ids: Optional[Tensor], mask: Optional[Tensor], symbol: int) -> Optional[Tensor]:
@@ -188,7 +186,7 @@ def check_cache(cache: Any, batch: int, windows: list[Optional[int]]) -> None:
             "keys, and positions are counted by the keys. Leave the cache out, or give "
             "DynamicCache(config=model.config)"
         )
-    for layer, window in zip(cache.layers, windows):
+    for layer, window in zip(cache.layers, windows):  # a new cache has no layers yet
         kept = getattr(layer, "sliding_window", None)
         if kept is not None and (window is None or kept < window):
             raise ValueError(
@@ -203,12 +201,7 @@ def check_cache(cache: Any, batch: int, windows: list[Optional[int]]) -> None:
 
 
 def check_cache_class(cache: Any, has_encoder: bool) -> None:
-    """Check that a cache is of the class that a decoder beside an encoder, or a causal LM, needs.
-
-    Args:
-        cache: the cache.
-        has_encoder: whether the model also attends to an encoder.
-    """
+    """Check that a cache is of the class that a causal LM, or a decoder with an encoder, needs."""
     if isinstance(cache, EncoderDecoderCache) != has_encoder:
         pair = "EncoderDecoderCache(DynamicCache(), DynamicCache())"
         wanted = pair if has_encoder else "DynamicCache()"

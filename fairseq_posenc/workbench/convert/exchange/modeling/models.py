@@ -1,6 +1,7 @@
 """Defines the models that ``AutoModelFor...`` loads; those with a decoder have ``generate``.
 
-Exported folders hold a copy of this module (see the package).
+Positions depend on all tokens, so beside the new ones a decoder needs ``prefix_ids``, the symbols
+of all tokens so far. Exported folders hold a copy of this module (see the package).
 """
 
 from __future__ import annotations
@@ -23,26 +24,10 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple
 
 from fairseq_posenc.models.masked_lm import SpanHead
+from fairseq_posenc.workbench.convert.exchange.modeling import heads, inputs
 from fairseq_posenc.workbench.convert.exchange.modeling.attention import Memory
 from fairseq_posenc.workbench.convert.exchange.modeling.base import PosencModel
 from fairseq_posenc.workbench.convert.exchange.modeling.configuration import PosencConfig
-from fairseq_posenc.workbench.convert.exchange.modeling.heads import (
-    ClassificationHead,
-    LMHead,
-    head_loss,
-    resize_rows,
-    squared_error,
-)
-from fairseq_posenc.workbench.convert.exchange.modeling.inputs import (
-    ReturnOptions,
-    check_cache_class,
-    check_embeds,
-    check_ids,
-    check_labels,
-    check_mask,
-    choose_cache,
-    find_padding,
-)
 from fairseq_posenc.workbench.convert.exchange.modeling.stack import Stack
 
 # Arguments that `generate` adds, and that the models do not need.
@@ -54,14 +39,14 @@ class PosencForMaskedLM(PosencModel):
 
     def add_head(self, config: PosencConfig) -> None:
         """Add RoBERTa's head."""
-        self.lm_head = LMHead(config)
+        self.lm_head = heads.LMHead(config)
 
     def resize_head(self, size: int) -> None:
         """See :meth:`PosencModel.resize_head`."""
         head = self.lm_head
-        head.bias = nn.Parameter(resize_rows(head.bias, size))
+        head.bias = nn.Parameter(heads.resize_rows(head.bias, size))
         if hasattr(head, "weight"):
-            head.weight = nn.Parameter(resize_rows(head.weight, size))
+            head.weight = nn.Parameter(heads.resize_rows(head.weight, size))
 
     @can_return_tuple
     def forward(
@@ -75,7 +60,9 @@ class PosencForMaskedLM(PosencModel):
         """Compute scores ``(B, T, symbols)``; see :meth:`PosencModel.encode`."""
         options, output = self.encode(input_ids, attention_mask, inputs_embeds, kwargs)
         logits = self.lm_head(output.last_hidden_state, self.encoder.embed_tokens.weight)
-        loss = head_loss(logits, self.encoder.to_labels(labels), options.num_items)
+        if labels is not None:
+            labels = self.encoder.replace_unknown(labels)
+        loss = heads.cross_entropy(logits, labels, options.num_items)
         return MaskedLMOutput(loss, logits, output.hidden_states, output.attentions)
 
 
@@ -84,7 +71,7 @@ class PosencForSequenceClassification(PosencModel):
 
     def add_head(self, config: PosencConfig) -> None:
         """Add RoBERTa's head."""
-        self.classifier = ClassificationHead(config)
+        self.classifier = heads.ClassificationHead(config)
 
     @can_return_tuple
     def forward(
@@ -98,7 +85,7 @@ class PosencForSequenceClassification(PosencModel):
         """Compute scores ``(B, classes)``; see :meth:`PosencModel.encode`."""
         options, output = self.encode(input_ids, attention_mask, inputs_embeds, kwargs)
         logits = self.classifier(output.last_hidden_state)
-        compute_loss = squared_error if self.config.num_labels == 1 else head_loss
+        compute_loss = heads.squared_error if self.config.num_labels == 1 else heads.cross_entropy
         loss = compute_loss(logits, labels, options.num_items)
         return SequenceClassifierOutput(loss, logits, output.hidden_states, output.attentions)
 
@@ -123,16 +110,18 @@ class PosencForQuestionAnswering(PosencModel):
         """Compute two scores ``(B, T)``, -inf at padding; see :meth:`PosencModel.encode`."""
         options, output = self.encode(input_ids, attention_mask, inputs_embeds, kwargs)
         x = output.last_hidden_state
-        padding = find_padding(input_ids, attention_mask, self.config.pad_token_id)
+        padding = inputs.find_padding(input_ids, attention_mask, self.config.pad_token_id)
         if padding is None:
             padding = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
-        scores = self.span_head(x, padding)
+        starts, ends = self.span_head(x, padding)
         loss = None
         if start_positions is not None and end_positions is not None:
-            targets = (start_positions, end_positions)
-            losses: Any = [head_loss(*pair, options.num_items) for pair in zip(scores, targets)]
-            loss = sum(losses) / 2
-        return QuestionAnsweringModelOutput(loss, *scores, output.hidden_states, output.attentions)
+            start_loss: Any = heads.cross_entropy(starts, start_positions, options.num_items)
+            end_loss: Any = heads.cross_entropy(ends, end_positions, options.num_items)
+            loss = (start_loss + end_loss) / 2
+        return QuestionAnsweringModelOutput(
+            loss, starts, ends, output.hidden_states, output.attentions
+        )
 
 
 class DecoderModel(PosencModel, GenerationMixin):
@@ -149,7 +138,7 @@ class DecoderModel(PosencModel, GenerationMixin):
         """See :meth:`PosencModel.resize_head`."""
         if not self.config.tied_output:
             head = self.output_projection
-            head.weight = nn.Parameter(resize_rows(head.weight, size))
+            head.weight = nn.Parameter(heads.resize_rows(head.weight, size))
             head.out_features = size
 
     def scores(self, x: Tensor) -> Tensor:
@@ -168,7 +157,7 @@ class DecoderModel(PosencModel, GenerationMixin):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Select the inputs of the next step: tokens that are not in the cache, and all tokens."""
-        cache = choose_cache(past_key_values, cache)
+        cache = inputs.choose_cache(past_key_values, cache)
         past = 0 if cache is None else cache.get_seq_length()
         others = {name: value for name, value in kwargs.items() if name not in _OF_GENERATE}
         others |= {"past_key_values": cache, "attention_mask": attention_mask}
@@ -191,7 +180,7 @@ class DecoderModel(PosencModel, GenerationMixin):
                 vectors, these and then the generated ones, ``(B, L + written)``.
             embeds: the vectors, ``(B, L, C)``.
             past: number of tokens in the cache.
-            mask: mask of vectors and generated symbols.
+            mask: mask of vectors and generated symbols, ``(B, L + written)``.
         """
         length = embeds.size(1)
         if mask is None or mask.size(1) != ids.size(1):
@@ -209,7 +198,7 @@ class PosencForCausalLM(DecoderModel):
     def add_head(self, config: PosencConfig) -> None:
         """See :meth:`DecoderModel.add_head`; also set the windows that a cache may use."""
         super().add_head(config)
-        windows = [self.decoder.window(kind) for kind in self.decoder.kinds]
+        windows = [self.decoder.window(kind) for kind in self.decoder.kind_by_layer]
         sizes = [size for size in windows if size is not None]
         config.sliding_window = max(sizes, default=None)
         config.layer_types = [
@@ -242,10 +231,10 @@ class PosencForCausalLM(DecoderModel):
             cache: newer name of ``past_key_values``.
             **kwargs: see :class:`ReturnOptions`.
         """
-        cache = choose_cache(past_key_values, cache)
-        options = ReturnOptions.read(self.config, kwargs)
+        cache = inputs.choose_cache(past_key_values, cache)
+        options = inputs.ReturnOptions.read(self.config, kwargs)
         if cache is not None:
-            check_cache_class(cache, has_encoder=False)
+            inputs.check_cache_class(cache, has_encoder=False)
         elif use_cache:
             cache = DynamicCache(config=self.config)
         output = self.decoder(
@@ -254,14 +243,14 @@ class PosencForCausalLM(DecoderModel):
             prefix_ids,
             past_key_values=cache,
             inputs_embeds=inputs_embeds,
-            **options.of_stack,
+            **options.stack_arguments,
         )
         logits = self.scores(output.last_hidden_state)
         loss = None
         if labels is not None:
-            check_labels(labels, logits.shape[:-1])
-            targets = self.decoder.to_labels(labels[:, 1:])
-            loss = head_loss(logits[:, :-1], targets, options.num_items)
+            inputs.check_labels(labels, logits.shape[:-1])
+            targets = self.decoder.replace_unknown(labels[:, 1:])
+            loss = heads.cross_entropy(logits[:, :-1], targets, options.num_items)
         return CausalLMOutputWithCrossAttentions(
             loss=loss,
             logits=logits,
@@ -283,14 +272,15 @@ class PosencForSeq2SeqLM(DecoderModel):
     def read_memory(self, outputs: Any, ids: Optional[Tensor], mask: Optional[Tensor]) -> Memory:
         """Read the encoder's output; find its padding by the symbols and the mask, if any."""
         states = outputs[0]
-        check_embeds("encoder_outputs[0]", states, self.encoder.config.embed_dim)
+        inputs.check_embeds("encoder_outputs[0]", states, self.encoder.config.embed_dim)
         if mask is not None:
-            check_mask("attention_mask", mask, states.size(0), states.size(1), inspect=False)
-        return Memory(states, find_padding(ids, mask, self.config.pad_token_id))
+            batch, length = states.shape[:2]
+            inputs.check_mask("attention_mask", mask, batch, length, may_read=False)
+        return Memory(states, inputs.find_padding(ids, mask, self.config.pad_token_id))
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shift labels by one token to make the decoder's input: ``a b </s>`` to ``</s> a b``."""
-        check_ids("labels", labels)
+        inputs.check_ids("labels", labels)
         ended = labels.masked_fill(labels.eq(-100), self.config.pad_token_id)
         return F.pad(ended[:, :-1], (1, 0), value=self.config.eos_token_id)
 
@@ -328,20 +318,20 @@ class PosencForSeq2SeqLM(DecoderModel):
             cache: newer name of ``past_key_values``.
             **kwargs: see :class:`ReturnOptions`.
         """
-        cache = choose_cache(past_key_values, cache)
-        options = ReturnOptions.read(self.config, kwargs)
+        cache = inputs.choose_cache(past_key_values, cache)
+        options = inputs.ReturnOptions.read(self.config, kwargs)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids,
                 attention_mask,
                 inputs_embeds=inputs_embeds,
-                **options.of_stack,
+                **options.stack_arguments,
             )
         memory = self.read_memory(encoder_outputs, input_ids, attention_mask)
         if decoder_input_ids is None and decoder_inputs_embeds is None and labels is not None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if cache is not None:
-            check_cache_class(cache, has_encoder=True)
+            inputs.check_cache_class(cache, has_encoder=True)
         elif use_cache:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         output = self.decoder(
@@ -351,11 +341,13 @@ class PosencForSeq2SeqLM(DecoderModel):
             memory,
             cache,
             decoder_inputs_embeds,
-            **options.of_stack,
+            **options.stack_arguments,
         )
         logits = self.scores(output.last_hidden_state)
+        if labels is not None:
+            labels = self.decoder.replace_unknown(labels)
         return Seq2SeqLMOutput(
-            loss=head_loss(logits, self.decoder.to_labels(labels), options.num_items),
+            loss=heads.cross_entropy(logits, labels, options.num_items),
             logits=logits,
             past_key_values=cache,
             decoder_hidden_states=output.hidden_states,

@@ -1,6 +1,7 @@
 """Defines layers and stacks: fairseq's Transformer, with fairseq's names of parameters.
 
-Layers with equal encodings are of one kind: what depends on positions alone, such as rotations, is
+A call is given the last T of S tokens; when decoding, the keys of the others are in a cache. Layers
+with equal encodings are of one kind: what depends on positions alone, such as rotations, is
 computed once for each kind. Exported folders hold a copy of this module (see the package).
 """
 
@@ -18,21 +19,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.positions import Positions, may_sync
 from fairseq_posenc.shared import Shared
+from fairseq_posenc.workbench.convert.exchange.modeling import inputs
 from fairseq_posenc.workbench.convert.exchange.modeling.attention import (
     Attention,
     CrossAttention,
     Memory,
 )
 from fairseq_posenc.workbench.convert.exchange.modeling.configuration import StackConfig
-from fairseq_posenc.workbench.convert.exchange.modeling.inputs import (
-    check_cache,
-    check_embeds,
-    check_ids,
-    check_mask,
-    check_not_negative,
-    check_one_input,
-    refuse_arguments,
-)
 
 _READ_ENDS = ("documents", "sentence_learned")  # encodings that depend on the ends of sentences
 
@@ -86,11 +79,7 @@ class Layer(GradientCheckpointingLayer):
 
 
 class Stack(nn.Module):
-    """An encoder or a decoder, from symbols to the output of its last layer.
-
-    Args:
-        config: configuration of the stack.
-    """
+    """An encoder or a decoder, from symbols to the output of its last layer."""
 
     main_input_name = "input_ids"  # transformers' `generate` reads it
 
@@ -99,7 +88,7 @@ class Stack(nn.Module):
         self.config = config
         width = config.embed_dim
         self.embed_tokens = nn.Embedding(config.vocab_size, width, config.padding_idx)
-        # Their names are parts of the names of weights in exported folders.
+        # The names of these two attributes are parts of weights' names in exported folders.
         self.positions = config.build_encodings("input")  # added to the token embeddings
         self.encodings = config.build_encodings("stack")  # shared by the attention of all layers
         self.layernorm_embedding = nn.LayerNorm(width) if config.embedding_norm else None
@@ -107,14 +96,15 @@ class Stack(nn.Module):
         self.layer_norm = nn.LayerNorm(width) if config.final_norm else None
         self.dropout = nn.Dropout(config.dropout)
         layers = (config.layer(number) for number in range(config.num_layers))
-        self.kinds = [config.kinds.index(layer) for layer in layers]  # for each layer its kind
+        self.kind_by_layer = [config.kinds.index(layer) for layer in layers]
 
     def window(self, kind: int) -> Optional[int]:
         """Find the number of last tokens that a kind of layer sees; None for all.
 
-        A cache may drop the keys before them, so a window with ``first``, which all later queries
-        see, does not count.
+        A cache may drop the keys before them, so a window with ``first`` keys, which all later
+        queries see, does not count.
         """
+        # Recognised without the class of windows, which would then be in every exported folder.
         encodings: list[Any] = self.encodings.select(kind).as_list()
         sizes = [
             encoding.size
@@ -152,20 +142,20 @@ class Stack(nn.Module):
             return_dict: False for a tuple.
             **kwargs: other arguments of transformers, which must be None.
         """
-        refuse_arguments(kwargs)
-        tokens, new, inspect = self._check_tokens(
+        inputs.refuse_arguments(kwargs)
+        tokens, new, may_read = self._check_tokens(
             input_ids, inputs_embeds, attention_mask, prefix_ids, memory, past_key_values
         )
         pad, eos = self.config.padding_idx, self.config.eos_idx
-        positions = Positions.from_tokens(tokens, pad, eos, new, inspect)
+        positions = Positions.from_tokens(tokens, pad, eos, new, may_read)
         shared = Shared.compute(self.encodings, positions)
         if self.training and any(layer.gradient_checkpointing for layer in self.layers):
             if past_key_values is not None:
                 raise ValueError("gradient checkpointing keeps no caches: call eval() to generate")
-            bare = tuple(kind._replace(cache=None) for kind in shared.kinds)
             # Without the cache of values that layers share: each layer computes them, and again
             # in the backward pass.
-            shared = shared._replace(cache=None, kinds=bare)
+            kinds = tuple(kind._replace(cache=None) for kind in shared.kinds)
+            shared = shared._replace(cache=None, kinds=kinds)
         if input_ids is not None:
             inputs_embeds = self.embed_tokens(self.replace_unknown(input_ids))
         assert inputs_embeds is not None
@@ -173,7 +163,7 @@ class Stack(nn.Module):
         if memory is not None:
             shared = self._add_source(shared, memory)
         states, weights, cross_weights = [], [], []
-        for layer, kind in zip(self.layers, self.kinds):
+        for layer, kind in zip(self.layers, self.kind_by_layer):
             if output_hidden_states:
                 states.append(x)
             x, layer_weights, layer_cross_weights = layer(
@@ -210,16 +200,12 @@ class Stack(nn.Module):
         padding = memory.padding
         if padding is None:
             padding = memory.states.new_zeros(memory.states.shape[:2], dtype=torch.bool)
-        source = Positions.from_padding(padding, tgt_len=0)
+        source = Positions.from_padding(padding, tgt_len=0)  # the source has no queries
         return shared.with_source(self.encodings, source.ids)
 
     def replace_unknown(self, ids: Tensor) -> Tensor:
         """Replace symbols beyond the vocabulary, as of a tokenizer's unknown pieces, by unknown."""
         return ids.masked_fill(ids.ge(self.config.vocab_size), self.config.unk_idx)
-
-    def to_labels(self, labels: Optional[Tensor]) -> Optional[Tensor]:
-        """Replace labels as :meth:`replace_unknown` does: -100 and None stay."""
-        return None if labels is None else self.replace_unknown(labels)
 
     def make_placeholders(self, embeds: Tensor) -> Tensor:
         """Make symbols for vectors ``(B, T, C)``, as positions are counted from symbols.
@@ -254,25 +240,26 @@ class Stack(nn.Module):
         """
         # transformers' names of a decoder's inputs, beside those of an encoder
         prefix = "" if self.config.memory_dim is None else "decoder_"
-        check_one_input(input_ids, inputs_embeds, prefix)
-        inputs: Any = input_ids if inputs_embeds is None else inputs_embeds
+        inputs.check_one_input(input_ids, inputs_embeds, prefix)
+        new_tokens: Any = input_ids if inputs_embeds is None else inputs_embeds
         if inputs_embeds is None:
-            check_ids(f"{prefix}input_ids", input_ids)
+            inputs.check_ids(f"{prefix}input_ids", input_ids)
         else:
-            check_embeds(f"{prefix}inputs_embeds", inputs_embeds, self.config.embed_dim)
-        batch, new = inputs.shape[:2]
+            inputs.check_embeds(f"{prefix}inputs_embeds", inputs_embeds, self.config.embed_dim)
+        batch, new = new_tokens.shape[:2]
         if cache is not None:
-            check_cache(cache, batch, [self.window(kind) for kind in self.kinds])
+            windows = [self.window(kind) for kind in self.kind_by_layer]
+            inputs.check_cache(cache, batch, windows)
         past = 0 if cache is None else cache.get_seq_length()
-        inspect = may_sync(inputs.device, decoding=past > 0)
-        if inspect and input_ids is not None:
-            check_not_negative(f"{prefix}input_ids", input_ids)
+        may_read = may_sync(new_tokens.device, decoding=past > 0)
+        if may_read and input_ids is not None:
+            inputs.check_not_negative(f"{prefix}input_ids", input_ids)
         tokens = input_ids if prefix_ids is None else prefix_ids
         if tokens is None:
             assert inputs_embeds is not None
             tokens = self.make_placeholders(inputs_embeds)
         elif prefix_ids is not None:
-            check_ids("prefix_ids", prefix_ids)
+            inputs.check_ids("prefix_ids", prefix_ids)
         if tokens.size(1) != past + new or tokens.size(0) != batch:
             raise ValueError(
                 f"{past} tokens are in the cache and {new} are new: give all {past + new} of "
@@ -284,6 +271,7 @@ class Stack(nn.Module):
                 f"is given {batch}"
             )
         if attention_mask is not None:
-            check_mask(f"{prefix}attention_mask", attention_mask, batch, past + new, inspect)
+            name = f"{prefix}attention_mask"
+            inputs.check_mask(name, attention_mask, batch, past + new, may_read)
             tokens = tokens.masked_fill(attention_mask.eq(0), self.config.padding_idx)
-        return tokens, new, inspect
+        return tokens, new, may_read
