@@ -23,11 +23,9 @@ ComputeScores = Callable[..., Tensor]  # computes scores from the tokens of each
 
 
 def draw_sentences(model: Any, side: str) -> list[Tensor]:
-    """Draw three padded sentences for each stack of a model, ``(3, T)``.
+    """Draw three sentences ``(3, T)`` for each stack of a model, padded ``left`` or ``right``.
 
-    Args:
-        model: the model; T is its number of positions, at most ``MAX_TOKENS``.
-        side: side of the padding, ``left`` or ``right``.
+    T is the stack's number of positions, at most ``MAX_TOKENS``.
     """
     generator = torch.Generator().manual_seed(1)
     drawn = []

@@ -29,7 +29,6 @@ class Encoder(Protocol):
 
     def encode(self, lines: Sequence[str]) -> Encoded:
         """Encode lines as token ids of the dictionary."""
-        ...
 
 
 class SpecialSymbols(NamedTuple):
@@ -98,4 +97,3 @@ class Tokenizer(Encoder, Protocol):
 
     def tokens(self, text: str) -> Tokens:
         """Tokenize a text."""
-        ...

@@ -52,11 +52,6 @@ def list_hf_classes(encoding: Encoding) -> list[HFClass]:
     return [] if find is None or getattr(encoding, "axes", 1) > 1 else find(encoding)
 
 
-def list_imported() -> list[str]:
-    """List the model classes whose folders become a fairseq model, whoever wrote them."""
-    return [_ROBERTA, "XLMRobertaForMaskedLM", _DEBERTA]
-
-
 def parse_positions(model: str, config: dict[str, Any]) -> tuple[Item, int] | None:
     """Read the encoding and the number of positions in a config.json; None if unknown here."""
     size = config.get("max_position_embeddings", 0)
@@ -128,6 +123,8 @@ def _find_relative(encoding: DistanceEncoding) -> list[HFClass]:
 
 
 _DEBERTA = "DebertaV2ForMaskedLM"
+# Model classes whose folders become a fairseq model, whoever wrote them.
+IMPORTED = (_ROBERTA, "XLMRobertaForMaskedLM", _DEBERTA)
 _DEBERTA_CONFIG = {
     "relative_attention": True,
     "pos_att_type": ["c2p", "p2c"],

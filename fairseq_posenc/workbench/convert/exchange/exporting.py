@@ -91,17 +91,10 @@ def export(
 def _write_model(
     trained: OpenModel, target: str, unknown_pieces: int, folder: Path, notes: list[str]
 ) -> dict[str, Any]:
-    """Write config.json and weights, and code if no class of transformers fits.
+    """Write config.json and weights, and code if no class of transformers fits; return config.json.
 
-    Args:
-        trained: the model.
-        target: ``hf`` or ``hf4``.
-        unknown_pieces: number of pieces of the tokenizer that the dictionary lacks.
-        folder: the folder to write to.
-        notes: notes for the user; extended.
-
-    Returns:
-        The content of config.json.
+    ``unknown_pieces`` is the number of pieces of the tokenizer that the dictionary lacks. ``notes``
+    are for the user, and extended.
     """
     config, weights = build_config(trained), collect_weights(trained)
     config[writer.FAIRSEQ] = _collect_fairseq_options(trained)

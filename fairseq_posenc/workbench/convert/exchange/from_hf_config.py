@@ -18,7 +18,7 @@ from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.specs import Spec, parse
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.workbench.convert.exchange.config_json import ACTIVATIONS, ARCHITECTURES
-from fairseq_posenc.workbench.convert.exchange.encoding_maps import list_imported, parse_positions
+from fairseq_posenc.workbench.convert.exchange.encoding_maps import IMPORTED, parse_positions
 from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import HFFolder
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import EXPORTED_AS
 from fairseq_posenc.workbench.convert.exchange.param_names import EPSILON, GPT_NEOX, LAYOUTS
@@ -40,10 +40,10 @@ def options_from_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
         UserError: the class is unknown, or fairseq's RoBERTa has no such settings.
     """
     model = str((config.get("architectures") or [None])[0])
-    if model not in list_imported():
+    if model not in IMPORTED:
         raise UserError(
-            f"{path}: a {shortened(model)}; fairseq-posenc imports {', '.join(list_imported())}, "
-            "and its own exports. For other positions, a model may stay one of transformers: "
+            f"{path}: a {shortened(model)}; fairseq-posenc imports {', '.join(IMPORTED)}, and its "
+            "own exports. For other positions, a model may stay one of transformers: "
             "fairseq-posenc swap"
         )
     layout = LAYOUTS[model]

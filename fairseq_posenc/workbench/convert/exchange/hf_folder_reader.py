@@ -58,11 +58,7 @@ def read_folder(path: Path) -> HFFolder:
 
 @contextmanager
 def refuse_odd_values(folder: HFFolder) -> Iterator[None]:
-    """Report an error in the block as one line that blames a value of a wrong type in config.json.
-
-    Raises:
-        UserError: instead of the error; names the file.
-    """
+    """Report an error in the block as one line that blames a wrong value in config.json."""
     try:
         yield
     except UserError:

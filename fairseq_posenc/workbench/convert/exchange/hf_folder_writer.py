@@ -142,14 +142,7 @@ def generate_code(config: dict[str, Any]) -> str:
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int, padding_side: str) -> None:
-    """Write a tokenizer into a folder, which is created if it is missing.
-
-    Args:
-        folder: the folder.
-        tokenizer: the tokenizer.
-        max_length: number of positions of the model.
-        padding_side: ``left`` or ``right``.
-    """
+    """Write a tokenizer, for a model of ``max_length`` positions, into a new or existing folder."""
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>", "cls": "<s>"}
@@ -195,14 +188,14 @@ def write_card(
     notes: Sequence[str],
     labels: Labels,
 ) -> None:
-    """Write README.md into a folder.
+    """Write README.md into the folder of an exported model.
 
     Args:
-        folder: the exported folder.
-        trained: the exported model.
+        folder: the folder.
+        trained: the model.
         target: value of ``--to``.
         usage: Python lines that load or run the export.
-        notes: what was compared and what is missing, one line each.
+        notes: lines about the comparison and about parts that are missing.
         labels: further labels of the card.
     """
     task = trained.settings.task

@@ -174,9 +174,5 @@ def _build_bpe(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], fuse_unk: bool
 ) -> Tokenizer:
     """Build a BPE model, without merges of pieces that the vocabulary lacks."""
-    known = [
-        (first, second)
-        for first, second in merges
-        if vocabulary.keys() >= {first, second, first + second}
-    ]
+    known = [pair for pair in merges if vocabulary.keys() >= {*pair, "".join(pair)}]
     return Tokenizer(models.BPE(vocabulary, known, unk_token="<unk>", fuse_unk=fuse_unk))

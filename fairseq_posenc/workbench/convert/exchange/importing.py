@@ -84,8 +84,8 @@ def build_model(folder: HFFolder) -> BuiltModel:
     config = build_default_settings(arch, task["_name"])
     in_namespace = isinstance(config["model"], Namespace)  # fairseq's causal LMs use dictionaries
     all_options = {**(vars(config["model"]) if in_namespace else config["model"]), **options}
-    _refuse_other_sizes({**all_options, "classes": settings.get("classes")}, folder)
     symbols = _read_vocabulary_sizes(folder)
+    _refuse_oversized({**all_options, "classes": settings.get("classes")}, symbols, folder)
     with refuse_unusable_settings(str(folder.path)):
         model = build_fairseq_model({**all_options, "_name": arch}, symbols)
         if settings.get("head") == "spans":
@@ -194,10 +194,10 @@ def _read_vocabulary_sizes(folder: HFFolder) -> list[int]:
     return sizes
 
 
-def _refuse_other_sizes(options: dict[str, Any], folder: HFFolder) -> None:
+def _refuse_oversized(options: dict[str, Any], symbols: list[int], folder: HFFolder) -> None:
     """Refuse settings of a model that is far larger than the weights, before it is built."""
     count = sum(weight.numel() for weight in folder.weights.values())
-    sizes = _read_vocabulary_sizes(folder)
+    sizes = list(symbols)
     for side in ("encoder", "decoder"):
         layers = options.get(f"{side}_layers") or 0
         width = options.get(f"{side}_embed_dim") or 0

@@ -1,4 +1,7 @@
-"""Exports an encoder as an ONNX graph, for any number and length of sentences."""
+"""Exports an encoder as an ONNX graph, for any number and length of sentences.
+
+It is the graph of the code that ``--to hf`` exports; its numbers are compared with fairseq's model.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ from fairseq_posenc.workbench.convert.exchange.modeling.configuration import (
 )
 from fairseq_posenc.workbench.convert.exchange.modeling.stack import Stack
 from fairseq_posenc.workbench.convert.random_comparison import (
+    SPECIAL_SYMBOLS,
     TOLERANCE,
     compute_head_scores,
     is_rounding,
@@ -67,7 +71,7 @@ def write_graph(trained: OpenModel, folder: Path) -> tuple[tuple[str, ...], floa
         )
     names = _OUTPUTS.get(trained.head, ("logits",))
     model = _Encoder(_build_model(trained), names).eval()
-    example = torch.full(_EXAMPLE, 4), torch.ones(_EXAMPLE, dtype=torch.long)
+    example = torch.full(_EXAMPLE, SPECIAL_SYMBOLS), torch.ones(_EXAMPLE, dtype=torch.long)
     sizes = {dim: torch.export.Dim.DYNAMIC for dim in (0, 1)}
     with _shorten_errors(trained):
         program: Any = torch.onnx.export(
@@ -94,8 +98,8 @@ def _build_model(trained: OpenModel) -> nn.Module:
     config, weights = build_config(trained), collect_weights(trained)
     if trained.family.name == "translation":
         model: nn.Module = Stack(StackConfig(**config["encoder_stack"]))
-        start = "encoder."
-        weights = {n.removeprefix(start): w for n, w in weights.items() if n.startswith(start)}
+        encoder_weights = [(name, x) for name, x in weights.items() if name.startswith("encoder.")]
+        weights = {name.removeprefix("encoder."): x for name, x in encoder_weights}
     else:
         model = getattr(models, ARCHITECTURES[trained.head])(PosencConfig(**config))
     model.load_state_dict(weights)

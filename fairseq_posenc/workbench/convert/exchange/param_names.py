@@ -35,6 +35,7 @@ _PRE_NORM = {
     "final_norm": True,
     "activation_dropout": 0.0,
 }
+_UNTIED = {"tie_word_embeddings": False}  # see `Layout.scaled_embeddings`
 BERT = LayerStyle(
     stack="encoder_stack",
     sizes={
@@ -63,7 +64,7 @@ OPT = LayerStyle(
         "attention_dropout": "attention_dropout",
     },
     fields=_PRE_NORM,
-    config={"do_layer_norm_before": True, "tie_word_embeddings": False},
+    config={"do_layer_norm_before": True, **_UNTIED},
 )
 GPT_NEOX = LayerStyle(
     stack="decoder_stack",
@@ -75,11 +76,7 @@ GPT_NEOX = LayerStyle(
         "attention_dropout": "attention_dropout",
     },
     fields=_PRE_NORM,
-    config={
-        "layer_norm_eps": EPSILON,
-        "use_parallel_residual": False,
-        "tie_word_embeddings": False,
-    },
+    config={"layer_norm_eps": EPSILON, "use_parallel_residual": False, **_UNTIED},
 )
 
 
@@ -103,13 +100,9 @@ def _name_bert_layers(
     out: str = "output.dense",
     norm: str = "output.LayerNorm",
 ) -> Names:
-    """Name embeddings and layers of a class that is derived from BERT.
+    """Name embeddings and layers of a class derived from BERT, in its attribute ``model``.
 
-    Args:
-        model: attribute of the class that holds them.
-        projections: modules of its attention for queries, keys and values.
-        out: module of its attention for the output.
-        norm: layer norm of its attention.
+    ``projections``, ``out`` and ``norm`` are modules of its attention.
     """
     query, key, value = projections
     attention = f"{model}.encoder.layer.{{}}.attention"

@@ -151,10 +151,7 @@ class Module:
         return _REFERENCE.sub(r"\1", "\n".join(lines[first - 1 : node.end_lineno]))
 
 
-@cache
-def load_module(name: str) -> Module:
-    """Parse a module of the package; cached."""
-    return Module(name)
+load_module = cache(Module)  # parses each module of the package once
 
 
 def _stored(node: ast.AST) -> str:
@@ -179,13 +176,8 @@ def _list_bound(scope: ast.AST) -> set[str]:
     return bound
 
 
-def build_standalone(title: str, wanted: Iterable[Symbol]) -> str:
-    """Build a module from definitions, and all other definitions that they need.
-
-    Args:
-        title: docstring of the module.
-        wanted: the definitions.
-    """
+def build_standalone(docstring: str, wanted: Iterable[Symbol]) -> str:
+    """Build a module with a docstring from definitions, and all others that they use."""
     needed, imports = _collect_needed(list(wanted))
     counts = Counter([symbol.name for symbol in needed])
     renamed = {}  # definitions that share a name get that of their module before it
@@ -193,7 +185,7 @@ def build_standalone(title: str, wanted: Iterable[Symbol]) -> str:
         if counts[symbol.name] > 1:
             module_name = symbol.module.rpartition(".")[2]
             renamed[symbol] = f"{module_name}_{symbol.name.lstrip('_')}"
-    parts = ["\n".join([f'"""{title}"""\n', "from __future__ import annotations\n", *imports])]
+    parts = ["\n".join([f'"""{docstring}"""\n', "from __future__ import annotations\n", *imports])]
     for module in _sort_modules(needed):
         parts.append(f"{_RULE}\n# {module.title}\n{_RULE}")
         in_module = [symbol.name for symbol in needed if symbol.module == module.name]

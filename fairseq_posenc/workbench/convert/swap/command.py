@@ -96,13 +96,13 @@ def _swap_folder(options: argparse.Namespace) -> list[str]:
     torch.manual_seed(options.seed)
     model = load_model(source)
     old_positions = read_positions(model)
-    old_parameters = dict(model.named_parameters())
+    old = dict(model.named_parameters())
     # `own` stands for the positions that the model has.
     spec = options.position_encoding or "own"
     set_positions(model, spec, options.max_positions, options.extend)
-    new_parameters = dict(model.named_parameters())
-    added = [name for name in new_parameters if name not in old_parameters]
-    removed = [name for name in old_parameters if name not in new_parameters]
+    new = dict(model.named_parameters())
+    added = [name for name in new if name not in old]
+    removed = [name for name in old if name not in new]
     output = Folder(out, {})
     with output.create():
         model.save_pretrained(output.partial)
@@ -115,9 +115,9 @@ def _swap_folder(options: argparse.Namespace) -> list[str]:
         output.publish()
     return [
         f"source: {source}: {type(model).__name__}, positions: {old_positions}",
-        f"kept bit for bit: the {len(new_parameters) - len(added)} tensors that are not positions",
-        *(f"in the new model alone: {name} {tuple(new_parameters[name].shape)}" for name in added),
-        *(f"in the old model alone: {name} {tuple(old_parameters[name].shape)}" for name in removed),
+        f"kept bit for bit: the {len(new) - len(added)} tensors that are not positions",
+        *(f"in the new model alone: {name} {tuple(new[name].shape)}" for name in added),
+        *(f"in the old model alone: {name} {tuple(old[name].shape)}" for name in removed),
         f"wrote {out}: positions: {read_positions(model)} "
         f"(max_positions {model.config.position_encoding_max_positions:,})",
         "load it: import fairseq_posenc.hf; transformers.AutoModel... .from_pretrained"

@@ -38,20 +38,20 @@ class Usage(NamedTuple):
 
     tokenize: str  # expression that splits {text} into pieces
     join: str  # expression that joins {pieces}
-    import_line: str = ""
+    imports: str = "import ctranslate2"
     open_file: str = ""
 
 
 _SENTENCEPIECE = Usage(
     tokenize='{source}.encode("{text}", out_type=str)',
     join="{target}.decode({pieces})",
-    import_line="import sentencepiece",
+    imports="import ctranslate2\nimport sentencepiece",
     open_file='sentencepiece.SentencePieceProcessor(model_file="FOLDER/{file}")',
 )
 _TOKENIZERS = Usage(
     tokenize='{source}.encode("{text}", add_special_tokens=False).tokens',
     join="{target}.decode([{target}.token_to_id(piece) for piece in {pieces}])",
-    import_line="from tokenizers import Tokenizer",
+    imports="import ctranslate2\nfrom tokenizers import Tokenizer",
     open_file='Tokenizer.from_file("FOLDER/{file}")',
 )
 _NO_TOKENIZER = Usage(tokenize='"{text}".split()', join='" ".join({pieces})')
@@ -87,7 +87,7 @@ class LogProbDifference(NamedTuple):
 def export_to_ctranslate2(
     trained: OpenModel, quantization: str, tokens: str | None, out: Path, labels: Labels
 ) -> list[str]:
-    """Write a folder that CTranslate2 reads, and compare the two models.
+    """Write a folder that CTranslate2 reads, compare the two models, and return lines for the user.
 
     Args:
         trained: the model.
@@ -95,9 +95,6 @@ def export_to_ctranslate2(
         tokens: value of ``--tokens``; None to find a tokenizer in the folder of the data.
         out: the folder.
         labels: labels of the model card.
-
-    Returns:
-        Lines for the user.
 
     Raises:
         UserError: CTranslate2 cannot compute the model, or its scores differ.
@@ -217,10 +214,7 @@ def _format_usage(trained: OpenModel, sides: list[TextSide]) -> str:
     source, target = sides[0], sides[-1]
     usage = source.usage
     names = ("source", "source" if source.file == target.file else "target")
-    lines = ["import ctranslate2"]
-    if usage.import_line:
-        lines.append(usage.import_line)
-    lines.append("")
+    lines = [usage.imports, ""]
     if source.file:  # a file that both sides use is opened once
         files = {names[0]: source.file, names[1]: target.file}
         lines += [f"{name} = {usage.open_file.format(file=file)}" for name, file in files.items()]

@@ -70,9 +70,9 @@ def place_positions(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
     span = Span.from_lengths(tokens.size(1), tokens.size(1), tokens.device)
     shared = stack.compute_shared(tokens, tokens.size(1))
     states = [shared.of_kind(layer.self_attn.kind) for layer in stack.layers]
-    terms = [
-        layer.self_attn.terms(span, state).expanded() for layer, state in zip(stack.layers, states)
-    ]
+    terms = []  # of each layer
+    for layer, state in zip(stack.layers, states):
+        terms.append(layer.self_attn.terms(span, state).expanded())
     _refuse_unsupported(stack, states, terms)
     table = _compute_input_table(stack, tokens)
     bias = _find_common_bias(stack, terms)
@@ -82,12 +82,13 @@ def place_positions(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
     attention: list[MultiHeadAttentionSpec] = []
     rotates = False
     for layer, state, layer_terms in zip(stack.layers, states, terms):
-        placed = layer_terms._replace(bias=None) if alibi else layer_terms
+        if alibi:  # CTranslate2 computes it
+            layer_terms = layer_terms._replace(bias=None)
         encodings = stack.encodings.select(layer.self_attn.kind).as_list()
         rope = next((encoding for encoding in encodings if isinstance(encoding, Rope)), None)
         assert (rope is None) == (state.rotation is None)
         rotates = rotates or rope is not None
-        attention.append(_build_attention(stack, placed, rope))
+        attention.append(_build_attention(stack, layer_terms, rope))
     if table is not None and (rotates or any(layer.changes for layer in terms)):
         _refuse(stack, "positions both at the input and in the attention", _ONLY_ONE)
     if table is None:

@@ -1,4 +1,4 @@
-"""Builds CTranslate2's specification of a model: layers and weights."""
+"""Builds CTranslate2's specification of a model: a tree of layers, whose leaves are the weights."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _HAS_PLACE = re.compile(rf"(encoder|decoder)\.{_STACK}\.(weight|bias)")
 
 @torch.no_grad()
 def build_specification(trained: OpenModel, vocabularies: list[list[str]]) -> ModelSpec:
-    """Build the specification of a model, with its float32 weights, and check it.
+    """Build and check the specification of a model, whose weights are float32.
 
     Args:
         trained: the model.
@@ -85,6 +85,7 @@ def _refuse_other_weights(trained: OpenModel) -> None:
 
 
 def _build_encoder(stack: Any) -> TransformerEncoderSpec:
+    # Encoders read no prompts, and never have ALiBi's bias as such: `placed.alibi` is False.
     placed = place_positions(stack, reads_prompts=False)
     spec = TransformerEncoderSpec(len(stack.layers), **_read_layer_style(stack))
     (embeddings,) = spec.embeddings

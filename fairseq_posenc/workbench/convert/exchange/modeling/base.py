@@ -44,7 +44,7 @@ class PosencModel(PreTrainedModel):
         """Add the head of the model."""
 
     def _init_weights(self, module: nn.Module) -> None:
-        # Called for a head that is not in the file.
+        # transformers calls this for a head that is not in the file.
         if isinstance(module, (nn.Linear, nn.LayerNorm)):
             module.reset_parameters()
         elif isinstance(module, LMHead):
@@ -67,14 +67,10 @@ class PosencModel(PreTrainedModel):
         inputs_embeds: Optional[Tensor],
         kwargs: dict[str, Any],
     ) -> tuple[ReturnOptions, Any]:
-        """Run the encoder; also return the options of the call.
+        """Run the encoder, see :meth:`Stack.forward`; also return the options of the call.
 
-        Args:
-            input_ids: see :meth:`Stack.forward`.
-            attention_mask: see :meth:`Stack.forward`.
-            inputs_embeds: see :meth:`Stack.forward`.
-            kwargs: ``output_attentions``, ``output_hidden_states``, ``num_items_in_batch``, and
-                ``prefix_ids``, the symbols of ``inputs_embeds``.
+        ``kwargs`` may have ``output_attentions``, ``output_hidden_states``, ``num_items_in_batch``,
+        and ``prefix_ids``, the symbols of ``inputs_embeds``.
         """
         prefix_ids = kwargs.pop("prefix_ids", None)
         options = ReturnOptions.read(self.config, kwargs)
@@ -107,12 +103,7 @@ class PosencModel(PreTrainedModel):
         pad_to_multiple_of: Optional[int] = None,
         mean_resizing: bool = True,
     ) -> nn.Module:
-        """Resize the embeddings of all stacks, and the head that scores their symbols.
-
-        Args:
-            new_num_tokens: number of symbols; new ones are the last.
-            pad_to_multiple_of: as in transformers.
-            mean_resizing: as in transformers.
+        """Resize the embeddings of all stacks, and the head, as in transformers; see there.
 
         Raises:
             ValueError: source and target have different numbers of symbols.

@@ -77,8 +77,8 @@ class ReturnOptions(NamedTuple):
 def refuse_arguments(arguments: dict[str, Any]) -> None:
     """Refuse arguments by name, unless they are None or token types of zero."""
     for name, value in arguments.items():
-        zeros = name == "token_type_ids" and isinstance(value, Tensor) and not value.any()
-        if value is not None and not zeros:
+        is_zeros = name == "token_type_ids" and isinstance(value, Tensor) and not value.any()
+        if value is not None and not is_zeros:
             raise ValueError(f"{name} cannot be given: {_REFUSED.get(name, 'no such argument')}")
 
 
@@ -135,7 +135,7 @@ def check_mask(name: str, mask: Any, batch: int, length: int, may_read: bool) ->
     if mask.size(0) != batch or mask.size(1) != length:
         raise ValueError(
             f"{name} is {_describe(mask)}, and must be {(batch, length)}: one number for each "
-            "token, those of a cache among them"
+            "token, including those in a cache"
         )
     if may_read and bool(((mask != 0) & (mask != 1)).any()):
         raise ValueError(f"{name} must hold 0 for padding and 1 elsewhere; {_NO_PACKING}")
@@ -165,10 +165,7 @@ def choose_cache(past_key_values: Any, cache: Any) -> Any:
 def check_cache(cache: Any, batch: int, windows: list[Optional[int]]) -> None:
     """Refuse a cache that may lack keys that layers need, or is of another batch.
 
-    Args:
-        cache: a cache of self-attention, or of both attentions.
-        batch: number of sentences.
-        windows: for each layer the number of last tokens that it sees; None for all.
+    ``windows`` has the number of last tokens that each layer sees; None for all.
     """
     if isinstance(cache, EncoderDecoderCache):
         check_cache(cache.self_attention_cache, batch, windows)

@@ -218,18 +218,10 @@ class PosencForCausalLM(DecoderModel):
         cache: Optional[Cache] = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithCrossAttentions:
-        """Compute scores ``(B, T, symbols)``; see :meth:`Stack.forward`.
+        """Compute scores ``(B, T, symbols)``; see :meth:`Stack.forward` and :class:`ReturnOptions`.
 
-        Args:
-            input_ids: symbols of the last T of S tokens.
-            attention_mask: 0 for padding, for all S tokens.
-            prefix_ids: symbols of all S tokens; needed if the cache is not empty.
-            past_key_values: the cache.
-            use_cache: whether to make a cache.
-            labels: the symbols, which are shifted here; -100 for padding.
-            inputs_embeds: vectors in place of ``input_ids``.
-            cache: newer name of ``past_key_values``.
-            **kwargs: see :class:`ReturnOptions`.
+        ``labels`` are the symbols, which are shifted here, with -100 for padding; ``use_cache``
+        makes a cache; ``cache`` is the newer name of ``past_key_values``.
         """
         cache = inputs.choose_cache(past_key_values, cache)
         options = inputs.ReturnOptions.read(self.config, kwargs)
