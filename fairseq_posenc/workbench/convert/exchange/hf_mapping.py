@@ -1,8 +1,8 @@
 """Converts configurations and weights of models to and from model classes of transformers.
 
-Each class names and shapes the same weights otherwise. Here the queries' projection goes from our
-exports' ``encoder.layers.0.self_attn.q_proj.weight`` to RoBERTa's
-``roberta.encoder.layer.0.attention.self.query.weight``, and back.
+Classes differ in names and shapes of the same weights. An export with our code has
+``encoder.layers.0.self_attn.q_proj.weight``, a RoBERTa of transformers has
+``roberta.encoder.layer.0.attention.self.query.weight``.
 """
 
 from __future__ import annotations

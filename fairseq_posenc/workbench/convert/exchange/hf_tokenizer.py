@@ -1,8 +1,8 @@
 """Builds fast tokenizers (of the library tokenizers) with the ids of a fairseq dictionary.
 
-A tokenizer here runs a normalizer, a pre-tokenizer that splits text, a model that splits on into
-pieces with ids, and a post-processor that adds special tokens. Ids are those of the dictionary;
-pieces that it lacks have the ids after them.
+Such a tokenizer runs a normalizer, a pre-tokenizer that splits text at spaces, a model that splits
+these parts into pieces with ids, and a post-processor that adds special tokens. Ids are those of
+the dictionary; pieces that it lacks have the ids after them.
 """
 
 from __future__ import annotations

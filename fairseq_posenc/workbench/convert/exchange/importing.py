@@ -1,9 +1,9 @@
 """Builds a fairseq model with the weights of a Hugging Face folder, for ``import``.
 
-The folder is perhaps not trustworthy, so all of it is checked: first its code and settings, then
-the sizes, before a model is built, then all tensors. An export of ours has fairseq's options in its
-config.json, and its model may have been changed or trained further in transformers since. For
-other folders the options are found from config.json.
+A folder may come from a stranger, so code, settings and sizes are checked before a model is built,
+then all tensors. An export of ours has fairseq's options in its config.json, and its model may have
+been changed or trained further in transformers since. For other folders the options are found from
+config.json.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def build_model(folder: HFFolder) -> BuiltModel:
     task: dict[str, Any] = settings["task"]
     changed = {name: value for name, value in options.items() if stored["model"].get(name) != value}
     config = build_default_settings(arch, task["_name"])
-    in_namespace = isinstance(config["model"], Namespace)  # fairseq's causal LMs use dictionaries
+    in_namespace = isinstance(config["model"], Namespace)  # a dictionary for causal LMs
     all_options = {**(vars(config["model"]) if in_namespace else config["model"]), **options}
     symbols = _read_vocabulary_sizes(folder)
     _refuse_oversized({**all_options, "classes": settings.get("classes")}, symbols, folder)

@@ -1,7 +1,8 @@
 """Lists parameter names and layer settings of transformers' model classes, without positions.
 
-Names are mapped by their beginnings: ``("decoder.layers.{}.fc1.", "gpt_neox.layers.{}.mlp.")`` with
-the index of a layer in both places. The maps of position parameters stand in ``encoding_maps``.
+A map has pairs of beginnings of names, such as ``("decoder.layer_norm.",
+"gpt_neox.final_layer_norm.")``, with ``{}`` for the index of a layer; the first that fits is used.
+The maps of position parameters stand in ``encoding_maps``.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Layout(NamedTuple):
 
     model_type: str  # in config.json
     heads: dict[str, str]  # head, such as `masked_lm` -> class
-    names: Names  # with `{}` for the index of a layer
+    names: Names
     activations: Mapping[str, str] = MappingProxyType({})  # head -> activation, if it is fixed
     style: LayerStyle = BERT
     token_types: str = ""  # name of the table of token types, a row of zeros, if there is one
@@ -158,7 +159,7 @@ _NEOX_ATTENTION = "gpt_neox.layers.{}.attention"
 _GPT_NEOX = (
     ("decoder.embed_tokens.", "embed_out."),
     ("decoder.layer_norm.", "gpt_neox.final_layer_norm."),
-    # Parts of a tensor: see `hf_mapping.join_query_key_value`.
+    # `hf_mapping.join_query_key_value` makes one tensor of these three.
     ("decoder.layers.{}.self_attn.q_proj.", f"{_NEOX_ATTENTION}.query_key_value.q."),
     ("decoder.layers.{}.self_attn.k_proj.", f"{_NEOX_ATTENTION}.query_key_value.k."),
     ("decoder.layers.{}.self_attn.v_proj.", f"{_NEOX_ATTENTION}.query_key_value.v."),

@@ -103,7 +103,7 @@ class PosencModel(PreTrainedModel):
         pad_to_multiple_of: Optional[int] = None,
         mean_resizing: bool = True,
     ) -> nn.Module:
-        """Resize the embeddings of all stacks, and the head, as in transformers; see there.
+        """Resize the embeddings of all stacks, and the head, with transformers' arguments.
 
         Raises:
             ValueError: source and target have different numbers of symbols.
