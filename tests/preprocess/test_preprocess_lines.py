@@ -168,7 +168,7 @@ def test_the_pile_is_read_as_it_is_published(tmp_path):
 
 def test_parquet_is_read_as_objects(tmp_path, monkeypatch):
     path = tmp_path / "00.parquet"
-    monkeypatch.setattr("fairseq_posenc.workbench.tokens.files._ROWS", 2)
+    monkeypatch.setattr("fairseq_posenc.workbench.tokens.files._ROWS_AT_A_TIME", 2)
     table = pyarrow.Table.from_pylist([*PILE, {"text": "f\ng"}])
     pyarrow.parquet.write_table(table, path)
     given = [str(part) for part in ("--train", path, "--words", "--out", tmp_path / "bin")]
