@@ -39,7 +39,7 @@ class Swaps(TextExperiment):
 
     def folder(self, run: Run) -> Path:
         """Return the folder of a training."""
-        return self.models / run.variant.folder / f"lr-{run.case}-seed-{run.seed}"
+        return self.models / run.variant.folder / f"lr-{run.condition}-seed-{run.seed}"
 
     def start(self, run: Run) -> Path:
         """Return the start checkpoint of a training."""

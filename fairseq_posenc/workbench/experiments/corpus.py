@@ -1,6 +1,7 @@
 """Prepares the text of an experiment: checks it, splits it by document, cuts it into pieces.
 
-The text is the user's, or one that every machine has: the documentation in Python's library.
+The text is the user's, or one that every machine has: the documentation in Python's library. In the
+files, a line is a paragraph.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from fairseq_posenc.workbench.tokens.pieces import Pieces, learn_pieces
 LEAST_WORDS = 5_000
 VALIDATION_SHARE = 0.05
 SPLIT_SEED = 1  # fixed, so that all models and seeds are validated on the same text
-_DOCUMENT_WORDS = 500  # length of a document in a file without structure
-_PARAGRAPH_WORDS = 200
+_DOCUMENT_WORDS = 500  # a document ends with the paragraph that reaches this length
+_PARAGRAPH_WORDS = 200  # longest paragraph
 # Installed packages differ between machines, and tests have hardly any documentation.
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
-_TOPICS = Path("pydoc_data", "topics.py")
+_TOPICS = Path("pydoc_data", "topics.py")  # the language reference, as a dictionary for ``help()``
 # Names of fairseq's symbols; as control symbols they are never pieces of the text.
 _FAIRSEQ_SYMBOLS = ["<pad>", "<mask>"]
 
@@ -88,24 +89,24 @@ def drop_repeats(documents: Iterable[Document]) -> list[Document]:
 
 
 def split_documents(documents: list[Document]) -> tuple[list[Document], list[Document]]:
-    """Split documents into those for training and those for validation, in a fixed random order."""
+    """Shuffle documents from a fixed seed, and split them for training and for validation."""
     shuffled = random.Random(SPLIT_SEED).sample(documents, len(documents))
     least = VALIDATION_SHARE * sum(document.words for document in documents)
     words = 0
     count = 0
-    while words < least and count < len(shuffled) - 1:
+    while words < least and count < len(shuffled) - 1:  # at least one document is for training
         words += shuffled[count].words
         count += 1
     return shuffled[count:], shuffled[:count]
 
 
 def write_corpus(text: Optional[str], origin: str, folder: Path) -> dict[str, Any]:
-    """Write ``train.txt`` and ``valid.txt``, and count their documents and words.
+    """Write ``train.txt`` and ``valid.txt`` into a folder, and count their documents and words.
 
     Args:
         text: the text; None for Python's documentation.
         origin: name of the text in messages.
-        folder: folder of the files.
+        folder: the folder.
 
     Raises:
         UserError: the text has too few words.
@@ -191,7 +192,6 @@ def _read_docstrings(path: Path) -> list[str]:
 
 
 def _read_topics(path: Path) -> Iterator[Document]:
-    """Yield the entries of the dictionary of texts for ``help()``."""
     for node in ast.walk(_parse(path)):
         if isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values):
@@ -215,7 +215,7 @@ def write_pieces(model: Path, text: Path, pieces: Path) -> int:
     tokenize = Pieces(model)
     count = 0
     with open(text, encoding="utf-8") as lines, open(pieces, "w", encoding="utf-8") as output:
-        for line in lines:
+        for line in lines:  # one by one, so that memory does not grow with the text
             (symbols,) = tokenize([line.strip()])
             output.write(" ".join(symbols) + "\n")
             count += len(symbols)

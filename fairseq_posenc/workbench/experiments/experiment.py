@@ -1,4 +1,8 @@
-"""The base class of experiments with many small trainings, and the class of their results."""
+"""The base class of experiments with many small trainings, and the class of their results.
+
+A command builds an experiment from the user's options and calls :meth:`Experiment.run`, which
+trains a model for each of ``runs``, in a folder of its own, and returns the :class:`Results`.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,21 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Optional, TypeVar
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments import trainings
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate, aggregate
-from fairseq_posenc.workbench.experiments.trainings import Measurement, Training
+from fairseq_posenc.workbench.experiments.trainings import Evaluation, Training
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, Run, Variant, refuse_directions
 from fairseq_posenc.workbench.running.executor import LocalMachine, Slurm, run_jobs
 from fairseq_posenc.workbench.running.jobs import Inputs, Job, Outputs, RunContext
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, Curve, read_curve_file
 from fairseq_posenc.workbench.running.options import build_settings, parse_cluster
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _NEVER = "1000000000"  # epochs between validations or checkpoints, which go by updates instead
 # Options of fairseq-train that the user cannot set, with the alternative or the reason.
@@ -39,9 +46,9 @@ RESERVED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(ABC):
-    """Trainings that share their data and differ in variant, seed and case, as the user chose."""
+    """Trainings that differ in variant, seed, and learning rate or task, as the user chose."""
 
-    case: ClassVar[str]  # meaning of `Run.case` in messages, such as `task`
+    condition_name: ClassVar[str]  # the meaning of `Run.condition`: `learning rate` or `task`
     reserved: ClassVar[Mapping[str, str]] = RESERVED
     out: Path  # folder of all results
     variants: tuple[Variant, ...]  # models to compare
@@ -65,12 +72,8 @@ class Experiment(ABC):
                 raise UserError(f"-- {argument}: {option} cannot be set here; {advice}")
 
     @classmethod
-    def from_args(cls: type[AnyExperiment], args: Namespace, **computed: Any) -> AnyExperiment:
-        """Build the experiment from the options that have the names of its fields.
-
-        Args:
-            args: the parsed options.
-            **computed: fields that are not options.
+    def from_args(cls, args: Namespace, **computed: Any) -> Self:
+        """Build the experiment from options with the names of its fields, and ``computed`` fields.
 
         Raises:
             UserError: an option has a wrong value.
@@ -117,7 +120,7 @@ class Experiment(ABC):
 
     def label(self, run: Run) -> str:
         """Name a training in messages."""
-        return f"{run.variant.name}, {self.case} {run.case}, seed {run.seed}"
+        return f"{run.variant.name}, {self.condition_name} {run.condition}, seed {run.seed}"
 
     @property
     def names(self) -> list[str]:
@@ -130,13 +133,13 @@ class Experiment(ABC):
 
     @abstractmethod
     def job(self, run: Run) -> Job:
-        """Build the job of a training and its measurement; called after :meth:`prepare`."""
+        """Build the job of a training and its evaluation; called after :meth:`prepare`."""
 
     def run(
-        self: AnyExperiment,
+        self,
         lock: int,
-        watch: Optional[Callable[[Callable[[], Results[AnyExperiment]]], None]] = None,
-    ) -> Results[AnyExperiment]:
+        watch: Optional[Callable[[Callable[[], Results[Self]]], None]] = None,
+    ) -> Results[Self]:
         """Do all steps that are not done, and return the results.
 
         Args:
@@ -150,7 +153,7 @@ class Experiment(ABC):
         data = self.prepare(RunContext(lock))
         jobs = {run: self.job(run) for run in self.runs}
 
-        def read_results() -> Results[AnyExperiment]:
+        def read_results() -> Results[Self]:
             outcomes, begun = _read_outcomes(jobs)
             return Results(self, outcomes, data, begun)
 
@@ -161,7 +164,7 @@ class Experiment(ABC):
         run_jobs([*jobs.values()], self.out, machine, follow)
         return read_results()
 
-    def _build_job(self, run: Run, data: Inputs, measurement: Optional[Measurement] = None) -> Job:
+    def _build_job(self, run: Run, data: Inputs, evaluation: Optional[Evaluation] = None) -> Job:
         """Build the job of a run; ``data`` are the inputs that its data were made from."""
         inputs = {
             "data": data,
@@ -175,11 +178,10 @@ class Experiment(ABC):
             inputs,
             self.updates,
             self.train_command(run),
-            measurement,
+            evaluation,
         ).build_job()
 
 
-AnyExperiment = TypeVar("AnyExperiment", bound=Experiment)
 ExperimentT_co = TypeVar("ExperimentT_co", bound=Experiment, covariant=True)
 
 
@@ -203,12 +205,12 @@ class Results(Generic[ExperimentT_co]):
         finished = {outcome.run for outcome in self.outcomes}
         return [run for run in self.experiment.runs if run not in finished]
 
-    def by_seed(self, figure: str, variant: Variant, case: str) -> dict[int, float]:
-        """Collect a figure of a model in a case by seed; 0 where the training diverged."""
+    def by_seed(self, figure: str, variant: Variant, condition: str) -> dict[int, float]:
+        """Collect a figure of a model by seed; 0 where the training diverged."""
         return {
             outcome.run.seed: outcome.figures.get(figure, 0.0)
             for outcome in self.outcomes
-            if (outcome.run.variant, outcome.run.case) == (variant, case)
+            if (outcome.run.variant, outcome.run.condition) == (variant, condition)
         }
 
 
@@ -222,6 +224,6 @@ def _read_outcomes(jobs: Mapping[Run, Job]) -> tuple[list[Outcome], dict[Run, Cu
             seconds = figures.pop("seconds", math.nan)
             diverged = figures.pop("diverged", 0)
             outcomes.append(Outcome(run, figures, read_curve_file(log), seconds, diverged))
-        elif job.steps[0].can_continue and log.is_file():
+        elif job.steps[0].can_continue and log.is_file():  # not the log of another training
             begun[run] = read_curve_file(log)
     return outcomes, begun

@@ -20,8 +20,9 @@ class Outcome(NamedTuple):
     """The results of a training."""
 
     run: Run  # the training
-    # figures by name: `perplexity` at another length than in training (infinite if the model cannot
-    # read it), shares by length, `position_parameters`; empty if the training diverged
+    # Figures by name: `position_parameters`; from an evaluation the `perplexity` at another length
+    # than in training (infinite if the model cannot read it), or shares of right answers by length.
+    # Empty if the training diverged.
     figures: Outputs
     curve: Curve = Curve([], 0.0)  # learning curve and speed
     seconds: float = math.nan  # duration of the training; NaN if it diverged
@@ -29,10 +30,10 @@ class Outcome(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """Perplexity on the validation text; NaN if the training diverged."""
-        if self.diverged or not self.curve.entries:
-            return self.figures.get("perplexity", math.nan)
-        return self.figures.get("perplexity", self.curve.entries[-1].perplexity)
+        """Perplexity of the evaluation, else of the last validation; NaN if it diverged."""
+        if self.diverged:
+            return math.nan
+        return self.figures.get("perplexity") or self.curve.entries[-1].perplexity
 
 
 class SeedAggregate(NamedTuple):
@@ -47,8 +48,8 @@ class SeedAggregate(NamedTuple):
 
     @property
     def lr(self) -> str:
-        """The learning rate."""
-        return self.outcomes[0].run.case
+        """The learning rate, which is the condition of a text experiment."""
+        return self.outcomes[0].run.condition
 
     @property
     def perplexity(self) -> Interval:
@@ -98,7 +99,8 @@ def aggregate(outcomes: Sequence[Outcome]) -> list[SeedAggregate]:
     """Aggregate each model over its seeds, at the learning rate with the lowest mean loss."""
     groups: dict[Variant, dict[str, list[Outcome]]] = {}
     for outcome in outcomes:
-        groups.setdefault(outcome.run.variant, {}).setdefault(outcome.run.case, []).append(outcome)
+        rates = groups.setdefault(outcome.run.variant, {})
+        rates.setdefault(outcome.run.condition, []).append(outcome)
     return [
         min(map(SeedAggregate, rates.values()), key=lambda model: model.sort_key)
         for rates in groups.values()

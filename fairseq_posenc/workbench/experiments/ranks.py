@@ -1,8 +1,8 @@
 """Decides from which perplexity on the ranks of models mean something.
 
-A model that knows only the frequencies of pieces has the unigram perplexity. A model that has not
-reached half of it has learned nothing about the order of the text, which is the purpose of position
-encodings, so its rank says nothing about them.
+A model that knows only the frequencies of pieces has the unigram perplexity. A model above half of
+it has hardly learned anything from the order of the text, so its rank says nothing about its
+position encoding.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Optional
 from fairseq_posenc.workbench.results.markdown import code
 
 _SHARE = 0.5  # share of the unigram perplexity at which ranks begin to mean something
-_RECENT = 0.7  # share of a curve after which its slope is measured
-_STEP = 50  # estimates are rounded up to a multiple of this number of updates
+_RECENT = 0.7  # the fall of a loss is measured after this share of its updates
+_ROUNDING = 50  # estimates are rounded up to a multiple of this number of updates
 
 
 def meaningful_perplexity(unigram: float) -> float:
@@ -55,11 +55,10 @@ def estimate_updates(curve: Sequence[tuple[int, float]], unigram: float) -> Opti
     if len(points) < 2:
         return None
     last, loss = points[-1]
-    first, first_loss = ([point for point in points if point[0] <= _RECENT * last] or points)[-1]
-    if first == last:
-        first, first_loss = points[-2]
-    slope = (first_loss - loss) / (last - first)
-    if slope <= 0:
+    earlier = [point for point in points if point[0] <= _RECENT * last] or points[:-1]
+    first, first_loss = earlier[-1]
+    fall = (first_loss - loss) / (last - first)  # nats per update
+    if fall <= 0:
         return None
     distance = max(0.0, loss - math.log(meaningful_perplexity(unigram)))
-    return math.ceil((last + distance / slope) / _STEP) * _STEP
+    return math.ceil((last + distance / fall) / _ROUNDING) * _ROUNDING

@@ -1,4 +1,8 @@
-"""Experiments on language models that learn a text, for the commands ``compare`` and ``choose``."""
+"""Experiments on language models that learn a text, for the commands ``compare`` and ``choose``.
+
+The folder ``--out`` gets ``text`` (a training and a validation text), ``data`` (both as pieces and
+as a data-bin) and ``models`` (a folder for each run).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from fairseq_posenc.specs import parse
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments import corpus
 from fairseq_posenc.workbench.experiments.experiment import RESERVED, Experiment, Results
-from fairseq_posenc.workbench.experiments.trainings import Measurement
+from fairseq_posenc.workbench.experiments.trainings import Evaluation
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED, Run
 from fairseq_posenc.workbench.running.jobs import Job, Outputs, RunContext, Step
 from fairseq_posenc.workbench.running.programs import run_logged
@@ -54,7 +58,7 @@ TRAIN_OPTIONS = {
 class TextExperiment(Experiment):
     """Language models that learn a text: every variant with every learning rate and seed."""
 
-    case: ClassVar[str] = "learning rate"
+    condition_name: ClassVar[str] = "learning rate"
     reserved: ClassVar[Mapping[str, str]] = {**RESERVED, "--lr": "use --lrs"}
     family: str = MASKED
     text: Optional[Path] = None  # the user's text file; None for Python's documentation
@@ -70,8 +74,9 @@ class TextExperiment(Experiment):
             if not _is_rate(lr):
                 raise UserError(f"--lrs {','.join(self.lrs)}: write numbers, as in 0.001,0.003")
         layers = self.size("layers")
-        for variant in self.variants if layers.isdigit() else ():
-            parse(variant.position_encoding).check_length(int(layers))
+        if layers.isdigit():  # fairseq refuses anything else
+            for variant in self.variants:
+                parse(variant.position_encoding).check_length(int(layers))
 
     @property
     def runs(self) -> list[Run]:
@@ -81,7 +86,7 @@ class TextExperiment(Experiment):
 
     def folder(self, run: Run) -> Path:
         """Return the folder of a run's checkpoints and log."""
-        return self.out / "models" / run.variant.folder / f"lr-{run.case}-seed-{run.seed}"
+        return self.out / "models" / run.variant.folder / f"lr-{run.condition}-seed-{run.seed}"
 
     def data(self, run: Optional[Run] = None) -> Path:
         """Return the data-bin, the same for all runs."""
@@ -89,8 +94,8 @@ class TextExperiment(Experiment):
 
     def options(self, run: Run) -> list[str]:
         """List the options of ``fairseq-train`` that define the model and what it learns."""
-        ours = (*TRAIN_OPTIONS[self.family], *run.variant.options)
-        return [*ours, *self.train_args, "--lr", run.case]
+        defaults = (*TRAIN_OPTIONS[self.family], *run.variant.options)
+        return [*defaults, *self.train_args, "--lr", run.condition]
 
     def option(self, name: str) -> str:
         """Look up the value of an option of ``fairseq-train``."""
@@ -108,19 +113,19 @@ class TextExperiment(Experiment):
     def prepare(self, context: RunContext) -> Outputs:
         """Write the text, split it into sentencepieces and binarize it; return its figures."""
         facts = self._write_text()
-        self._data.do(context)
-        pieces = [self._data.folder / f"{part}.pieces" for part in ("train", "valid")]
+        self._data_step.do(context)
+        pieces = [self._data_step.folder / f"{part}.pieces" for part in ("train", "valid")]
         return {**facts, "unigram_perplexity": corpus.unigram_perplexity(*pieces)}
 
     def job(self, run: Run) -> Job:
-        """Build the job of a training, with a measurement if another length is evaluated."""
-        # The last validation of a training measures its own length.
+        """Build the job of a training, with an evaluation if it is at another length."""
+        # The last validation of a training has the length of the training.
         if self.eval_length in (0, self.trained):
-            return self._build_job(run, self._data.inputs)
+            return self._build_job(run, self._data_step.inputs)
         folder = self.folder(run) / f"read-{self.eval_length}"
-        options = f"--lengths {self.eval_length} --mode non-overlapping".split()
-        measure = ["fairseq-posenc", "lm-length", "--data", str(self.data()), *options]
-        measure += ["--out", str(folder), f"read={self.folder(run) / LAST}"]
+        command = ["fairseq-posenc", "lm-length", "--data", str(self.data())]
+        command += f"--lengths {self.eval_length} --mode non-overlapping".split()
+        command += ["--out", str(folder), f"read={self.folder(run) / LAST}"]
 
         def read_perplexity(_: list[str]) -> Outputs:
             """Read the perplexity; infinite if the model cannot read this length."""
@@ -128,10 +133,10 @@ class TextExperiment(Experiment):
             (row,) = record["figures"]["perplexity"]
             return {"perplexity": math.inf if row["perplexity"] is None else row["perplexity"]}
 
-        return self._build_job(run, self._data.inputs, Measurement(measure, read_perplexity))
+        return self._build_job(run, self._data_step.inputs, Evaluation(command, read_perplexity))
 
     @property
-    def _text(self) -> Path:
+    def _text_folder(self) -> Path:
         return self.out / "text"
 
     def _write_text(self) -> Outputs:
@@ -146,9 +151,8 @@ class TextExperiment(Experiment):
             source = hashlib.sha256(text.encode("utf-8")).hexdigest()
         rules = [corpus.LEAST_WORDS, corpus.VALIDATION_SHARE, corpus.SPLIT_SEED]
         inputs = {"source": source, "rules": rules, "version": __version__}
-        facts = Step(
-            self._text, inputs, lambda _: corpus.write_corpus(text, origin, self._text)
-        ).do()
+        folder = self._text_folder
+        facts = Step(folder, inputs, lambda _: corpus.write_corpus(text, origin, folder)).do()
         say(
             f"text: {facts['words']:,} words in {facts['documents']:,} documents, of which "
             f"{facts['valid_words']:,} words are kept for validation"
@@ -156,8 +160,8 @@ class TextExperiment(Experiment):
         return facts
 
     @cached_property
-    def _data(self) -> Step:
-        texts = [(self._text / f"{part}.txt").read_bytes() for part in ("train", "valid")]
+    def _data_step(self) -> Step:
+        texts = [(self._text_folder / f"{part}.txt").read_bytes() for part in ("train", "valid")]
         inputs = {
             "text": [hashlib.sha256(text).hexdigest() for text in texts],
             "vocab_size": self.vocab_size,
@@ -166,22 +170,21 @@ class TextExperiment(Experiment):
         return Step(self.out / "data", inputs, self._make_data)
 
     def _make_data(self, context: RunContext) -> Outputs:
-        vocab_size = self.vocab_size
         binary = self.data()
-        folder = self._data.folder
-        say(f"text: learning {vocab_size:,} sentencepieces, then fairseq-preprocess")
+        folder = self._data_step.folder
+        say(f"text: learning {self.vocab_size:,} sentencepieces, then fairseq-preprocess")
         binary.mkdir()
         # All commands look for the tokenizer of a model beside its dictionary.
-        corpus.train_pieces(self._text / "train.txt", binary / "sentencepiece", vocab_size)
-        model = binary / "sentencepiece.model"
+        tokenizer = binary / "sentencepiece.model"
+        train = self._text_folder / "train.txt"
+        corpus.train_pieces(train, tokenizer.with_suffix(""), self.vocab_size)
+        command = ["fairseq-preprocess", "--only-source", "--destdir", str(binary)]
         tokens = {}
         for part in ("train", "valid"):
-            text = self._text / f"{part}.txt"
-            encoded = folder / f"{part}.pieces"
-            tokens[f"{part}_tokens"] = corpus.write_pieces(model, text, encoded)
-        command = ["fairseq-preprocess", "--only-source", "--destdir", str(binary)]
-        for part in ("train", "valid"):
-            command += [f"--{part}pref", str(folder / f"{part}.pieces")]
+            text = self._text_folder / f"{part}.txt"
+            pieces = folder / f"{part}.pieces"
+            tokens[f"{part}_tokens"] = corpus.write_pieces(tokenizer, text, pieces)
+            command += [f"--{part}pref", str(pieces)]
         run_logged(command, folder / "preprocess.log", context.lock)
         return tokens
 
@@ -192,7 +195,8 @@ TextResults = Results[TextExperiment]
 def option_value(family: str, train_args: Sequence[str], name: str) -> str:
     """Look up the value of an option of ``fairseq-train``, the last one if it is repeated."""
     words = [word for option in (*TRAIN_OPTIONS[family], *train_args) for word in option.split("=")]
-    return words[len(words) - words[::-1].index(name)]
+    last = max(index for index, word in enumerate(words) if word == name)
+    return words[last + 1]
 
 
 def _is_rate(text: str) -> bool:

@@ -1,4 +1,7 @@
-"""Trains and measures small models, many of them in parallel."""
+"""The job of a run: trains a small model by ``fairseq-train``, then evaluates it by a command.
+
+An interrupted training resumes from its last checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ from fairseq_posenc.workbench.running.progress import say
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-class Measurement(NamedTuple):
-    """A command that measures a trained model."""
+class Evaluation(NamedTuple):
+    """A command that evaluates a trained model."""
 
     command: Sequence[str]
     parse: Callable[[list[str]], Outputs]  # parses the lines that it prints into figures by name
@@ -37,59 +40,60 @@ def default_jobs() -> int:
 
 
 class Training(NamedTuple):
-    """A training of a small model, and the measurement that follows it."""
+    """A training of a small model, and the evaluation that follows it."""
 
     label: str  # name in messages
     folder: Path  # folder of the checkpoints and the log
     inputs: Inputs  # all that the training depends on, except the number of updates
     updates: int  # number of updates; a longer training continues a shorter one
     command: Sequence[str]  # command of `fairseq-train`, without `--user-dir`
-    measurement: Measurement | None = None  # None if the last validation is the measurement
+    evaluation: Evaluation | None = None  # None if the last validation is enough
 
     def build_job(self) -> Job:
-        """Build the job of the training and its measurement.
+        """Build the job of the training and its evaluation.
 
-        Its outputs are ``position_parameters``, ``seconds``, and the measured figures. If the
-        training diverges, the only output is ``diverged``, the update; this counts as a result, not
-        as a failure.
+        Its outputs are ``position_parameters``, ``seconds``, and the figures of the evaluation. If
+        the training diverges, which is a result and not a failure, the only output is ``diverged``,
+        the update.
         """
-        folder, measurement = self.folder, self.measurement
+        folder, evaluation = self.folder, self.evaluation
         training = Step(
             folder, self.inputs, self._train, self.updates, lambda: updates_done(folder)
         )
         steps: tuple[Step, ...] = (training,)
-        if measurement:
+        if evaluation:
             inputs = {
                 "model": training.inputs,
                 "updates": self.updates,
-                "command": [*measurement.command],
+                "command": [*evaluation.command],
             }
 
-            def measure(context: RunContext) -> Outputs:
+            def evaluate(context: RunContext) -> Outputs:
                 if "diverged" in (training.outputs or {}):
                     return {}
-                return self._measure(measurement, context)
+                return self._evaluate(evaluation, context)
 
-            steps += (Step(folder / "measured", inputs, measure),)
+            steps += (Step(folder / "measured", inputs, evaluate),)
         return Job(self.label, folder, steps, self.updates)
 
     def _train(self, context: RunContext) -> Outputs:
         folder, updates = self.folder, self.updates
         log = folder / TRAIN_LOG
-        done = updates_done(folder)
-        if done == updates and not _has_last_validation(log, updates):
-            # It was interrupted before its last validation was logged; fairseq does not repeat it.
+        saved = updates_done(folder)
+        if saved == updates and not _has_last_validation(log, updates):
+            # It was interrupted before its last validation was logged. fairseq would not validate a
+            # finished training again, so it starts from scratch.
             for checkpoint in folder.glob("checkpoint*.pt"):
                 checkpoint.unlink()
-            done = 0
-        context.report(done, "")
+            saved = 0
+        context.report(saved, "")
 
         def report(line: str) -> None:
             if entry := parse_line(line):
                 context.report(entry.updates, "")
 
-        if done < updates:  # else only the stamp is missing
-            extent = f"to continue at update {done:,}" if done else f"for {updates:,} updates"
+        if saved < updates:  # else only the stamp is missing
+            extent = f"to continue at update {saved:,}" if saved else f"for {updates:,} updates"
             say(f"{self.label}: starting fairseq-train {extent}")
             ensure_last_checkpoint(folder)
             try:
@@ -101,17 +105,17 @@ class Training(NamedTuple):
                 return {"diverged": update}
             if not _has_last_validation(log, updates):
                 raise UserError(f"{self.command[0]} printed no last validation; see its log {log}")
-        if not self.measurement:
+        if not self.evaluation:
             perplexity = read_curve_file(log).entries[-1].perplexity
             say(f"{self.label}: done; perplexity {perplexity:,.4g}")
         return _read_checkpoint_figures(folder)
 
-    def _measure(self, measurement: Measurement, context: RunContext) -> Outputs:
+    def _evaluate(self, evaluation: Evaluation, context: RunContext) -> Outputs:
         lines: list[str] = []
         log = self.folder / "measured" / "validate.log"
-        _run_command(measurement.command, log, context, lines.append)
-        if not (figures := measurement.parse(lines)):
-            raise UserError(f"{measurement.command[0]} printed no figures; see its log {log}")
+        _run_command(evaluation.command, log, context, lines.append)
+        if not (figures := evaluation.parse(lines)):
+            raise UserError(f"{evaluation.command[0]} printed no figures; see its log {log}")
         shown = ", ".join(f"{name} {value:,.4g}" for name, value in figures.items())
         say(f"{self.label}: done; {shown}")
         return figures
@@ -139,8 +143,9 @@ def _read_checkpoint_figures(folder: Path) -> Outputs:
     """
     ensure_last_checkpoint(folder)  # an interruption may have prevented fairseq from copying it
     with open_checkpoint(folder / LAST) as state:
-        sizes = {key: value.numel() for key, value in state["model"].items()}
+        parameters = state["model"].items()
+        sizes = [tensor.numel() for name, tensor in parameters if is_position_parameter(name)]
         return {
-            "position_parameters": sum(n for key, n in sizes.items() if is_position_parameter(key)),
+            "position_parameters": sum(sizes),
             "seconds": state["extra_state"]["previous_training_time"],
         }

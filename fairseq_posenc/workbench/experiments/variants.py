@@ -1,4 +1,8 @@
-"""Variants: the models to compare, named by the spec of their positions or by DecBERT's names."""
+"""Variants: the models to compare, named by the spec of their positions or by DecBERT's names.
+
+A variant is a spec and, for DecBERT's models, the directions in which the first layers attend:
+``rope`` has the spec ``rope`` in all layers, ``decbert_same`` has ``learned`` and directions.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +63,7 @@ class Run(NamedTuple):
 
     variant: Variant  # the model
     seed: int  # random seed of initial weights, order of the data, and masks
-    case: str  # the learning rate as the user wrote it, or the task of a probe
+    condition: str  # the learning rate as the user wrote it, or the task of a probe
 
 
 def split_list(text: str) -> list[str]:

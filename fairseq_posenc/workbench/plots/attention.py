@@ -15,10 +15,10 @@ from fairseq_posenc.workbench.plots.distances import mean_by_distance
 if TYPE_CHECKING:
     from fairseq_posenc.analysis.split import CapturedAttention
 
-_LABEL = 0.1  # height of a line of text, in inches
-_LETTER = 0.06  # width of a letter, in inches
-_ALONE = 1.7  # size of a map that is alone in its row, as a multiple of others
-_FEW = 4  # most maps in a row that have room for long titles
+_LINE_INCHES = 0.1  # height of a line of text
+_LETTER_INCHES = 0.06  # width of a letter
+_SINGLE_MAP = 1.7  # size of the only map in a row, as a multiple of others
+_LONG_TITLES = 4  # most maps in a row that have room for long titles
 
 
 class Maps(NamedTuple):
@@ -37,15 +37,14 @@ class Maps(NamedTuple):
     ) -> Maps:
         """Build the maps of the first sentence, with all layers of a stack."""
         weights = torch.stack([attention.weights[0] for attention in layers])
-        numbers, heads = range(weights.size(0)), range(weights.size(1))
-        return cls(numbers, heads, weights, weights.eq(0).all(1), queries, keys)
+        heads = range(weights.size(1))
+        return cls(range(len(layers)), heads, weights, weights.eq(0).all(1), queries, keys)
 
     def select(self, layers: Sequence[int], heads: Sequence[int]) -> Maps:
         """Select some layers and heads of a whole stack."""
-        weights, hidden = self.weights[list(layers)], self.hidden[list(layers)]
-        return self._replace(
-            layers=layers, heads=heads, weights=weights[:, list(heads)], hidden=hidden
-        )
+        weights = self.weights[list(layers)][:, list(heads)]
+        hidden = self.hidden[list(layers)]
+        return self._replace(layers=layers, heads=heads, weights=weights, hidden=hidden)
 
     def subtract(self, others: Maps) -> Maps:
         """Subtract the attention of another model to the same tokens.
@@ -65,25 +64,21 @@ class Maps(NamedTuple):
 def draw_attention(maps: Maps, title: str, signed: bool = False) -> Any:
     """Draw attention maps on one scale, a row for each layer and a column for each head.
 
-    Tokens are written if they fit; hidden pairs are grey.
+    Tokens are written if they fit; hidden pairs are grey. Returns matplotlib's Figure.
 
     Args:
         maps: the attention.
         title: title of the figure.
         signed: whether the weights are differences, which may be negative.
-
-    Returns:
-        matplotlib's Figure.
     """
     rows, columns, tgt_len, src_len = maps.weights.shape
     ratio = min(max(tgt_len / src_len, 0.5), 1.5)
-    side = grids.panel_width(columns) * (_ALONE if columns == 1 else 1.0)
-    below = max(map(len, maps.keys)) * _LETTER if _labels_fit(maps.keys, side) else 0.0
-    figure, panels = grids.new_panels(
-        rows * columns, title, columns, ratio * side / grids.panel_width(columns), below
-    )
+    side = grids.panel_width(columns) * (_SINGLE_MAP if columns == 1 else 1.0)
+    below = max(map(len, maps.keys)) * _LETTER_INCHES if _labels_fit(maps.keys, side) else 0.0
+    panel_ratio = ratio * side / grids.panel_width(columns)
+    figure, panels = grids.new_panels(rows * columns, title, columns, panel_ratio, below)
     limit = float(maps.weights.abs().max())
-    form = "layer {}, head {}" if columns <= _FEW else "{}.{}"
+    form = "layer {}, head {}" if columns <= _LONG_TITLES else "{}.{}"
     for number, axes in enumerate(panels):
         row, column = divmod(number, columns)
         image = grids.draw_heat_map(
@@ -111,7 +106,7 @@ def draw_distance(maps: Maps, title: str) -> Any:
 
 
 def _labels_fit(tokens: Sequence[str], inches: float) -> bool:
-    return len(tokens) * _LABEL <= inches
+    return len(tokens) * _LINE_INCHES <= inches
 
 
 def _write_tokens(set_ticks: Any, tokens: Sequence[str], inches: float, **style: Any) -> None:

@@ -1,20 +1,20 @@
-"""``fairseq-posenc plot``: draws the position encodings of a checkpoint or of an untrained spec."""
+"""``fairseq-posenc plot``: draws the position encodings of a checkpoint or of an untrained spec.
+
+Each kind of picture is a subcommand, such as ``plot table``; its row of :data:`KINDS` says which
+options it has. Its function returns matplotlib's Figure, ``Any`` here: matplotlib is optional.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError, how_to_install
 from fairseq_posenc.files import refuse_bad_place
 from fairseq_posenc.workbench.plots import attention, distances, tables
-from fairseq_posenc.workbench.plots.stacks import (
-    PlottedStack,
-    build_untrained_stack,
-    choose_numbers,
-)
+from fairseq_posenc.workbench.plots.stacks import PlottedStack, build_untrained_stack
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.running.options import add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
@@ -27,7 +27,7 @@ class Kind(NamedTuple):
     """A kind of picture: a subcommand of ``plot``."""
 
     help: str
-    draw: Callable[[argparse.Namespace], Any]  # draws matplotlib's Figure
+    draw: Callable[[argparse.Namespace], Any]
     checkpoints: int = 1  # number of checkpoints; 0 for pictures of specs alone
     from_spec: bool = True  # whether --encoding can replace --checkpoint
     text: str = "no"  # whether the model reads a text: `no`, `can` or `must`
@@ -91,12 +91,13 @@ def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:
     if kind.text != "no":
         add("--text", required=kind.text == "must", help="text that the model reads")
         add("--target", metavar="TEXT", help="the translation (default: the model's own)")
-    stacks = ["encoder", "decoder", *(["cross"] if kind.text != "no" else [])]
-    add("--stack", choices=stacks, help="default: the model's first")
+    cross = ["cross"] if kind.text != "no" else []
+    add("--stack", choices=["encoder", "decoder", *cross], help="default: the model's first")
     parser.set_defaults(layer=None, head=None)
-    for option, shown in (("--layer", kind.layers), ("--head", "all")) if kind.layers else ():
-        text = f"counted from 1 (default: {shown})"
-        add(option, type=int, nargs="+", metavar="N", help=text)
+    if kind.layers:
+        for option, default in ("--layer", kind.layers), ("--head", "all"):
+            text = f"counted from 1 (default: {default})"
+            add(option, type=int, nargs="+", metavar="N", help=text)
     if kind.reach:
         add_count(parser, "--reach", "the largest distance", kind.reach)
 
@@ -105,7 +106,7 @@ def _check_source(args: argparse.Namespace, kind: Kind) -> None:
     """Refuse options that do not go together."""
     count = len(args.checkpoint)
     spec = getattr(args, "encoding", None)
-    if bool(count) == bool(spec):
+    if bool(count) == bool(spec):  # neither or both
         options = "--checkpoint or --encoding" if kind.from_spec else "--checkpoint"
         raise UserError(f"plot {args.kind}: name {options}" + (", not both" if count else ""))
     if count and count != kind.checkpoints:
@@ -128,9 +129,9 @@ def _draw_map(args: argparse.Namespace) -> Any:
 
 
 def _draw_products(args: argparse.Namespace) -> Any:
-    stack, _, layers, heads, name = _find_subject(args)
-    title = f"{name}: products of input vectors at distance k"
-    return distances.draw_products(stack, layers, heads, args.reach, title)
+    subject = _find_subject(args)
+    title = f"{subject.name}: products of input vectors at distance k"
+    return distances.draw_products(subject.stack, subject.layers, subject.heads, args.reach, title)
 
 
 def _draw_decay(args: argparse.Namespace) -> Any:
@@ -140,19 +141,24 @@ def _draw_decay(args: argparse.Namespace) -> Any:
 
 
 def _draw_scores(args: argparse.Namespace) -> Any:
-    stack, model, layers, heads, name = _find_subject(args)
-    # Sentences of twice the reach have many pairs at each distance.
-    captured = _import_trained().attention_to_random_symbols(model, 2 * args.reach) if model else []
-    curves = distances.compute_curves(stack, layers, heads, args.reach, captured)
-    return distances.draw_curves(curves, heads, name)
+    subject = _find_subject(args)
+    captured = []
+    if subject.model:
+        length = 2 * args.reach  # enough for many pairs at each distance
+        captured = _import_trained().attention_to_random_symbols(subject.model, length)
+    curves = distances.compute_curves(
+        subject.stack, subject.layers, subject.heads, args.reach, captured
+    )
+    return distances.draw_curves(curves, subject.heads, subject.name)
 
 
 def _draw_grid(args: argparse.Namespace) -> Any:
-    stack, _, (layer, *others), heads, name = _find_subject(args)
-    if others:
+    subject = _find_subject(args)
+    if len(subject.layers) > 1:
         raise UserError("plot grid: name one --layer")
-    scores = distances.compute_plane(stack.layers[layer], args.reach)
-    return distances.draw_plane(scores[heads], heads, f"{name}: scores of equal contents on a grid")
+    scores = distances.compute_plane(subject.stack.layers[subject.layers[0]], args.reach)
+    title = f"{subject.name}: scores of equal contents on a grid"
+    return distances.draw_plane(scores[subject.heads], subject.heads, title)
 
 
 def _draw_attention(args: argparse.Namespace) -> Any:
@@ -166,11 +172,12 @@ def _draw_distance(args: argparse.Namespace) -> Any:
 
 def _draw_difference(args: argparse.Namespace) -> Any:
     read = _read_maps if args.text else _collect_tables
-    (ours, title), (theirs, _) = (read(args, index) for index in (0, 1))
-    title = f"{title} minus {_shorten_path(args.checkpoint[1])}"
+    first, name = read(args)
+    second, _ = read(args, 1)
+    title = f"{name} minus {_shorten_path(args.checkpoint[1])}"
     if args.text:
-        return attention.draw_attention(ours.subtract(theirs), title, signed=True)
-    return tables.draw_tables(tables.subtract_tables(ours, theirs), title)
+        return attention.draw_attention(first.subtract(second), title, signed=True)
+    return tables.draw_tables(tables.subtract_tables(first, second), title)
 
 
 KINDS = {
@@ -212,8 +219,8 @@ KINDS = {
 
 def _collect_tables(args: argparse.Namespace, index: int = 0) -> tuple[Any, str]:
     """Collect the tables of a spec, or of the checkpoint ``index``; return them with a title."""
-    stack, _, layers, heads, name = _find_subject(args, index)
-    return tables.collect_tables(stack, layers, heads), name
+    subject = _find_subject(args, index)
+    return tables.collect_tables(subject.stack, subject.layers, subject.heads), subject.name
 
 
 def _find_subject(args: argparse.Namespace, index: int = 0) -> Subject:
@@ -230,11 +237,29 @@ def _find_subject(args: argparse.Namespace, index: int = 0) -> Subject:
             raise UserError(f"--stack {args.stack}: --encoding has only the {stack.name}")
         has_parameters = next(stack.layers[0].parameters(), None) is not None
         name = f"{stack.spec}, before training" if has_parameters else stack.spec
-    layers = choose_numbers(args.layer, len(stack.layers), "layer", name)
+    layers = _choose_numbers(args.layer, len(stack.layers), "layer", name)
     if not args.layer and KINDS[args.kind].layers == "the first":
         layers = layers[:1]
-    chosen_heads = choose_numbers(args.head, stack.dims.num_heads, "head", name)
+    chosen_heads = _choose_numbers(args.head, stack.dims.num_heads, "head", name)
     return Subject(stack, model, layers, chosen_heads, name)
+
+
+def _choose_numbers(numbers: Sequence[int] | None, count: int, part: str, name: str) -> list[int]:
+    """Convert numbers of layers or heads, from 1, to indices, from 0.
+
+    Args:
+        numbers: the user's numbers; None for all.
+        count: how many layers or heads the model has.
+        part: ``layer`` or ``head``, which is the option's name too.
+        name: name of the model in messages.
+
+    Raises:
+        UserError: a number is out of range.
+    """
+    for number in numbers or ():
+        if not 1 <= number <= count:
+            raise UserError(f"--{part} {number}: {name} has {part}s 1 to {count}")
+    return [number - 1 for number in numbers] if numbers else list(range(count))
 
 
 def _read_maps(args: argparse.Namespace, index: int = 0) -> tuple[Any, str]:
@@ -244,8 +269,8 @@ def _read_maps(args: argparse.Namespace, index: int = 0) -> tuple[Any, str]:
         path, args.data, args.text, args.target, args.stack
     )
     name = _shorten_path(path)
-    layers = choose_numbers(args.layer, len(maps.layers), "layer", name)
-    heads = choose_numbers(args.head, len(maps.heads), "head", name)
+    layers = _choose_numbers(args.layer, len(maps.layers), "layer", name)
+    heads = _choose_numbers(args.head, len(maps.heads), "head", name)
     return maps.select(layers, heads), f"{stack} attention in {name}"
 
 

@@ -1,6 +1,7 @@
 """Draws curves by distance: scores, biases and gains; products of input vectors; rope's bound.
 
-For positions on two axes, the scores by distance are a plane.
+A distance is j - i for query i and key j, so that later keys have positive distances. For positions
+on two axes, the scores by distance are a plane. ``Any`` stands for matplotlib's Figure.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ class Curves(NamedTuple):
     """Values by distance in one layer, or in all layers if they share them."""
 
     title: str  # name of the values and of the layer
-    distances: Tensor  # distances j - i, `(R,)`
+    distances: Tensor  # `(R,)` for R distances
     values: Tensor  # `(heads, R)`, or `(1, R)` if all heads share them
 
 
 def mean_by_distance(values: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Compute the mean over sentences and pairs of tokens at each distance j - i.
+    """Compute the mean over sentences and pairs of tokens at each distance.
 
     Args:
         values: value of each pair, ``(B, H, T, S)``.
@@ -71,50 +72,48 @@ def compute_curves(
         captured: attention of a trained model. Without it, the scores are those of equal random
             contents (:meth:`~fairseq_posenc.api.PositionEncoding.distance_curve`).
     """
-    reach = stack.limit_reach(reach)
+    reach = stack.limit_distance(reach)
+    last = 0 if stack.dims.causal else reach  # a causal stack has no later keys
     curves = []
+
+    def add_curves(title: str, distances: Tensor, values: Tensor) -> None:
+        shown = (distances >= -reach) & (distances <= last)
+        curves.append(Curves(title, distances[shown], values[:, shown]))
+
     for attention in captured:
         if attention.stack == stack.name and not attention.cross and attention.layer in layers:
-            title = f"score, layer {attention.layer + 1}"
             distances, means = mean_by_distance(attention.split.scores)
-            curves.append(Curves(title, distances, means[list(heads)]))
+            add_curves(f"score, layer {attention.layer + 1}", distances, means[list(heads)])
     if not curves:
         equal = stack.layers[0].distance_curve(reach)[list(heads)]
-        curves = [Curves("score of equal contents", torch.arange(-reach, reach + 1), equal)]
+        add_curves("score of equal contents", torch.arange(-reach, reach + 1), equal)
     for layer in layers if stack.has_own_encodings else layers[:1]:
         span, terms = compute_terms(stack.layers[layer], stack.dims.max_positions)
         distances = span.distances()
         for name, term, tensor in terms.present():
             if term.rows is not None and not term.has_vectors:  # a number for each distance
                 rows = list(heads) if term.per_head(tensor) else [0]
-                title = f"{name}, {stack.name_layer(layer)}"
-                curves.append(Curves(title, distances, tensor[rows, : len(distances)]))
-    limited = []
-    for title, distances, values in curves:  # a causal stack has no later keys
-        kept = (distances >= -reach) & (distances <= (0 if stack.dims.causal else reach))
-        limited.append(Curves(title, distances[kept], values[:, kept]))
-    return limited
+                values = tensor[rows, : len(distances)]  # without the rows of a reset
+                add_curves(f"{name}, {stack.name_layer(layer)}", distances, values)
+    return curves
 
 
 def draw_curves(curves: Sequence[Curves], heads: Sequence[int], title: str) -> Any:
-    """Draw a panel for each of the curves, with a line for each head; return the Figure.
+    """Draw a panel for each of the curves, with a line for each head.
 
     Raises:
         UserError: there are too many panels for a picture.
     """
-    if len(curves) > grids.MOST:
-        raise UserError(f"{len(curves)} panels are too many for a picture: choose --layer")
-    figure, panels = grids.new_panels(
-        len(curves), title, 2 if len(curves) in (2, 4) else 3, ratio=0.8
-    )
-    names = grids.name_heads(heads)
-    for axes, (panel_title, distances, values) in zip(panels, curves):
-        grids.draw_lines(
-            axes, distances, values, names if len(values) == len(names) else ["all heads"]
-        )
-        grids.label_axes(axes, panel_title, "distance j - i", "")
-    most = max(range(len(curves)), key=lambda index: len(curves[index].values))
-    grids.draw_legend(figure, panels[most])
+    count = len(curves)
+    if count > grids.MAX_PANELS:
+        raise UserError(f"{count} panels are too many for a picture: choose --layer")
+    columns = 2 if count in (2, 4) else 3  # no gap in the last row
+    figure, panels = grids.new_panels(count, title, columns, ratio=0.8)
+    for axes, curve in zip(panels, curves):
+        names = grids.name_heads(heads) if len(curve.values) == len(heads) else ["all heads"]
+        grids.draw_lines(axes, curve.distances, curve.values, names)
+        grids.label_axes(axes, curve.title, "distance j - i", "")
+    grids.draw_legend(figure, max(panels, key=lambda axes: len(axes.lines)))
     return figure
 
 
@@ -144,7 +143,7 @@ def draw_products(
 
     The dot products of sinusoids depend only on the distance, and fall with it. After the
     projections to queries and keys they no longer do (Yan et al. 2019, "TENER", arXiv:1911.04474,
-    section 3.2). Returns matplotlib's Figure.
+    section 3.2).
 
     Raises:
         UserError: the encoding adds no vectors at the input.
@@ -152,21 +151,22 @@ def draw_products(
     vectors = stack.compute_input_vectors()
     if vectors is None:
         raise UserError(f"{stack.spec} adds no vectors at the input, so it has no products to show")
-    reach = stack.limit_reach(reach)
+    reach = stack.limit_distance(reach)
     dims = stack.dims
     generator = torch.Generator().manual_seed(_SEED)
     size = (2, dims.num_heads, dims.head_dim, dims.embed_dim)
     query, key = torch.randn(size, generator=generator) * dims.embed_dim**-0.5
     projections = {"random projections": (query, key)}
-    for layer in layers if stack.projections else ():
-        projections[f"projections of layer {layer + 1}"] = stack.projections[layer]
-    drawn = {"themselves": compute_products(vectors, reach)}
-    for name, pair in projections.items():
-        drawn[name] = compute_products(vectors, reach, pair)[list(heads)]
-    figure, panels = grids.new_panels(len(drawn), title, columns=3, ratio=0.9)
-    for axes, (name, rows) in zip(panels, drawn.items()):
-        names = grids.name_heads(heads) if rows is not drawn["themselves"] else ["all channels"]
-        grids.draw_lines(axes, torch.arange(-reach, reach + 1), rows, names)
+    if stack.projections:
+        for layer in layers:
+            projections[f"projections of layer {layer + 1}"] = stack.projections[layer]
+    figure, panels = grids.new_panels(1 + len(projections), title, columns=3, ratio=0.9)
+    distances = torch.arange(-reach, reach + 1)
+    grids.draw_lines(panels[0], distances, compute_products(vectors, reach), ["all channels"])
+    grids.label_axes(panels[0], "themselves", "distance k", "")
+    for axes, (name, pair) in zip(panels[1:], projections.items()):
+        products = compute_products(vectors, reach, pair)[list(heads)]
+        grids.draw_lines(axes, distances, products, grids.name_heads(heads))
         grids.label_axes(axes, name, "distance k", "")
     grids.draw_legend(figure, panels[1])
     return figure
@@ -189,7 +189,7 @@ def compute_rotary_bound(phases: Tensor) -> Tensor:
 
 @torch.no_grad()
 def draw_decay(stack: PlottedStack, reach: int, title: str) -> Any:
-    """Draw the bound of rope's scores at distances 0 to ``reach``; return the Figure.
+    """Draw the bound of rope's scores at distances 0 to ``reach``.
 
     Raises:
         UserError: the encoding is not rope.
@@ -205,11 +205,11 @@ def draw_decay(stack: PlottedStack, reach: int, title: str) -> Any:
 
 
 @torch.no_grad()
-def compute_plane(positions: PositionEncoding, reach: int, samples: int = 64) -> Tensor:
-    """Compute the mean score of the middle token of a grid with each token of the same content.
+def compute_plane(encoding: PositionEncoding, reach: int, samples: int = 64) -> Tensor:
+    """Compute the mean scores of the middle token of a grid with all tokens, of equal contents.
 
     Args:
-        positions: with ``axes=2``, not causal.
+        encoding: with ``axes=2``, not causal.
         reach: rows and columns on each side of the middle.
         samples: number of random contents, of norm sqrt(embed_dim), to average over.
 
@@ -219,20 +219,20 @@ def compute_plane(positions: PositionEncoding, reach: int, samples: int = 64) ->
     Raises:
         UserError: the spec has other axes.
     """
-    dims = positions.assembly.dims
+    dims = encoding.assembly.dims
     side = 2 * reach + 1
     ids = torch.cartesian_prod(torch.arange(side), torch.arange(side)).t()[:, None]  # [2, 1, T]
     generator = torch.Generator().manual_seed(_SEED)
     content = torch.randn(samples, 1, dims.embed_dim, generator=generator)
-    x, shared = positions(content.expand(-1, side * side, -1), position_ids=ids)
-    key = x.unflatten(-1, (dims.num_heads, -1)).transpose(1, 2)  # [samples, H, T, D]
-    call = positions.make_call(key, key, key, shared, x, mask=shared.mask("both"))
-    middle = reference.scores(call.query, call.key, call.terms, call.mask)[:, :, side * side // 2]
-    return middle.mean(0).unflatten(-1, (side, side))
+    x, shared = encoding(content.expand(-1, side * side, -1), position_ids=ids)
+    heads = x.unflatten(-1, (dims.num_heads, -1)).transpose(1, 2)  # [samples, H, T, D]
+    call = encoding.make_call(heads, heads, heads, shared, x, mask=shared.mask("both"))
+    scores = reference.scores(call.query, call.key, call.terms, call.mask)  # [samples, H, T, T]
+    return scores[:, :, side * side // 2].mean(0).unflatten(-1, (side, side))
 
 
 def draw_plane(scores: Tensor, heads: Sequence[int], title: str) -> Any:
-    """Draw a Figure with a heat map of the scores ``(heads, rows, columns)`` of each head."""
+    """Draw a heat map of the scores ``(heads, rows, columns)`` of each head."""
     figure, panels = grids.new_panels(len(scores), title, columns=4, ratio=1.0)
     limit = float(scores.abs().max())
     reach = scores.size(1) // 2

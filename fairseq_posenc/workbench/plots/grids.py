@@ -1,4 +1,7 @@
-"""Draws the panels of figures as wide as a page, in the style of all pictures; uses matplotlib."""
+"""Draws the panels of figures as wide as a page, in the style of all pictures.
+
+``Any`` stands for classes of matplotlib, which is optional: a Figure, Axes or an image.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from fairseq_posenc.workbench.results.pictures import GREY, PALE
 
 WIDTH = 8.0  # of a picture, in inches
 DPI = 100  # pixels per inch
-MOST = 48  # most panels that are readable
+MAX_PANELS = 48  # in a readable picture
 # Colour maps that colour-blind people can read, also in print.
 SIGNED, AMOUNTS = "PuOr", "cividis"
-_SMALL = 8  # font size
-_LETTERS = 85  # most letters in a line of a title
-_HEADER = 0.6  # height of the title and the legend in inches
+_FONT_SIZE = 8  # of labels, in points
+_TITLE_LETTERS = 85  # most letters in a line of a title
+_HEADER = 0.6  # height of the title and the legend, in inches
 
 
 def new_panels(
@@ -35,9 +38,9 @@ def new_panels(
     """
     columns = min(columns, count)
     height = ratio * panel_width(columns)
-    panel = WIDTH / columns, min(0.5, 0.5 * height) + height
+    panel = WIDTH / columns, min(0.5, 0.5 * height) + height  # with room for titles and labels
     figure, panels = pictures.new_panels(count, columns, panel, (0.0, _HEADER + below), DPI)
-    figure.suptitle(fill(title, _LETTERS), fontsize=11, x=0.01, ha="left")
+    figure.suptitle(fill(title, _TITLE_LETTERS), fontsize=11, x=0.01, ha="left")
     return figure, panels
 
 
@@ -81,7 +84,7 @@ def draw_heat_map(
         interpolation="nearest",
         extent=extent,
     )
-    axes.tick_params(labelsize=_SMALL, length=0, colors=GREY)
+    axes.tick_params(labelsize=_FONT_SIZE, length=0, colors=GREY)
     axes.spines[:].set_visible(False)
     return image
 
@@ -92,22 +95,22 @@ def draw_lines(axes: Any, x: Tensor, rows: Tensor, names: Sequence[str]) -> None
         axes.plot(x.numpy(), row.numpy(), lw=1.4, label=name, **pictures.line_style(number))
     axes.axvline(0, color=PALE, lw=0.8, zorder=0)
     pictures.style_lines(axes)
-    axes.tick_params(labelsize=_SMALL)
+    axes.tick_params(labelsize=_FONT_SIZE)
 
 
 def label_axes(axes: Any, title: str, x: str, y: str) -> None:
     """Write the titles of a panel and of its axes."""
     axes.set_title(title, fontsize=9)
-    axes.set_xlabel(x, fontsize=_SMALL, color=GREY)
-    axes.set_ylabel(y, fontsize=_SMALL, color=GREY)
+    axes.set_xlabel(x, fontsize=_FONT_SIZE, color=GREY)
+    axes.set_ylabel(y, fontsize=_FONT_SIZE, color=GREY)
 
 
 def draw_scale(figure: Any, image: Any, panels: Any, text: str = "") -> None:
     """Draw the scale of colours beside panels."""
     bar = figure.colorbar(image, ax=panels, shrink=0.85, pad=0.02)
-    bar.ax.tick_params(labelsize=_SMALL, length=0, colors=GREY)
+    bar.ax.tick_params(labelsize=_FONT_SIZE, length=0, colors=GREY)
     bar.outline.set_visible(False)
-    bar.set_label(text, fontsize=_SMALL, color=GREY)
+    bar.set_label(text, fontsize=_FONT_SIZE, color=GREY)
 
 
 def draw_legend(figure: Any, axes: Any) -> None:
@@ -115,7 +118,7 @@ def draw_legend(figure: Any, axes: Any) -> None:
     handles, names = axes.get_legend_handles_labels()
     if len(names) > 1:
         figure.legend(
-            handles, names, loc="outside lower center", ncols=8, fontsize=_SMALL, frameon=False
+            handles, names, loc="outside lower center", ncols=8, fontsize=_FONT_SIZE, frameon=False
         )
 
 

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         ", ".join(
             f"{kind['name']} {kind['layers']} layers x {kind['heads']} heads x "
             f"{len(kind['queries'])}x{len(kind['keys'])} tokens"
-            for kind in inspection.facts["kinds"]
+            for kind in inspection.page_facts["kinds"]
         )
         for inspection in inspections
     ]

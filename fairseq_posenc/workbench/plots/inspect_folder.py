@@ -14,7 +14,7 @@ from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.capture_attention import capture_attention
 from fairseq_posenc.hf.own_positions import count_positions
 from fairseq_posenc.hf.saving import load_model
-from fairseq_posenc.workbench.plots.inspection import Facts, Inspection, refuse_large
+from fairseq_posenc.workbench.plots.inspection import Facts, Inspection, refuse_large_page
 from fairseq_posenc.workbench.running.files import checksum
 
 
@@ -31,10 +31,10 @@ def inspect_folder(folder: Path, text: str, target: str | None = None) -> Inspec
     """
     model = load_model(folder, dtype=torch.float32).eval()
     positions = read_positions(model)
-    is_pair = model.config.is_encoder_decoder
+    has_two_stacks = model.config.is_encoder_decoder
     if model.main_input_name != "input_ids":
         raise UserError(f"{folder}: reads {model.main_input_name}, not text")
-    if target is not None and not is_pair:
+    if target is not None and not has_two_stacks:
         raise UserError(f"--target is for models with an encoder and a decoder, unlike {folder}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -45,18 +45,19 @@ def inspect_folder(folder: Path, text: str, target: str | None = None) -> Inspec
         raise UserError(f"--text: the tokenizer of {folder} finds no token in it")
     _refuse_long(folder, model, inputs["input_ids"].size(1))
     tokens = {"encoder": inputs["input_ids"]}
-    if is_pair:
+    if has_two_stacks:
         tokens["decoder"] = inputs["decoder_input_ids"] = _read_target(
             folder, model, tokenizer, inputs, target
         )
     labels = {stack: _label(tokenizer, ids[0].tolist()) for stack, ids in tokens.items()}
     longest = max(map(len, labels.values()))
+    # The same positions, in attention that can be captured.
     set_positions(model, "own", max(longest, count_positions(model)))
-    config = model.config
-    heads = config.num_hidden_layers * config.num_attention_heads * (3 if is_pair else 1)
-    refuse_large(folder, heads, labels)
+    heads = model.config.num_hidden_layers * model.config.num_attention_heads
+    heads *= 3 if has_two_stacks else 1  # of encoder, decoder and cross-attention
+    refuse_large_page(folder, heads, labels)
     captured = capture_attention(model, inputs)
-    if not is_pair:  # the only stack may be a decoder
+    if not has_two_stacks:  # the only stack may be a decoder
         labels = {captured[0].stack: labels["encoder"]}
     facts = Facts(
         folder, _checksum_weights(folder), type(model).__name__, dict.fromkeys(labels, positions)

@@ -1,4 +1,8 @@
-"""Quantizes the attention of a model to 16-bit integers, and fills the HTML page of ``inspect``."""
+"""Quantizes the attention of a model to 16-bit integers, and fills the HTML page of ``inspect``.
+
+The *kinds* of attention are ``encoder``, ``decoder`` and ``cross``. The letters of shapes are those
+of :mod:`~fairseq_posenc.encodings.base`, with L layers.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +23,21 @@ from fairseq_posenc.version import __version__
 
 TEMPLATE = Path(__file__).with_name("inspect.html")
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
-_LARGEST = 64e6  # bytes of codes that a browser still opens quickly
-# For a pair of tokens in a head: most encodings have four planes (the weight and three parts of the
+_MAX_PAGE_BYTES = 64e6  # of codes, which a browser still opens quickly
+# A pair of tokens in a head has four planes with most encodings (the weight and three parts of the
 # score), with a code of two bytes in each.
-_BYTES = 8
-FINE = 0.01  # largest step
-LEVELS = 254  # minimum number of steps between the smallest and the largest value of a matrix
-_MOST = 65_000  # maximum number of steps, so that a code fits into two bytes
+_BYTES_PER_PAIR = 8
+# Limits of the steps from the smallest to the largest value of a matrix. If these are far apart, a
+# step may be larger than `MAX_STEP`.
+MAX_STEP = 0.01
+MIN_STEPS = 254
+_MAX_STEPS = 65_000  # so that a code fits into two bytes
+# The stacks of the queries and of the keys, by kind of attention.
+_STACKS = {
+    "encoder": ("encoder", "encoder"),
+    "decoder": ("decoder", "decoder"),
+    "cross": ("decoder", "encoder"),
+}
 
 
 class Facts(NamedTuple):
@@ -40,7 +52,7 @@ class Facts(NamedTuple):
 class Inspection(NamedTuple):
     """The attention of a model to one text."""
 
-    facts: dict[str, Any]  # fields of `Facts`, and the kinds of attention with their planes
+    page_facts: dict[str, Any]  # fields of `Facts`, and the kinds of attention with their planes
     codes: bytes  # the quantized planes, concatenated
 
     @classmethod
@@ -71,25 +83,26 @@ class Inspection(NamedTuple):
                     {"name": plane.name, "role": plane.role, "start": len(codes), **scale}
                 )
                 codes += coded.tobytes()
+            queries, keys = _STACKS[kind]
             kinds.append(
                 {
                     "name": kind,
                     "layers": len(layers),
                     "heads": layers[0].weights.size(1),
-                    "queries": labels["encoder" if kind == "encoder" else "decoder"],
-                    "keys": labels["decoder" if kind == "decoder" else "encoder"],
+                    "queries": labels[queries],
+                    "keys": labels[keys],
                     "planes": planes,
                 }
             )
-        shown = {**facts._asdict(), "path": str(facts.path), "kinds": kinds}
-        return cls(shown, bytes(codes))
+        page_facts = {**facts._asdict(), "path": str(facts.path), "kinds": kinds}
+        return cls(page_facts, bytes(codes))
 
 
-def refuse_large(path: Path, heads: int, labels: dict[str, list[str]]) -> None:
+def refuse_large_page(path: Path, heads: int, labels: dict[str, list[str]]) -> None:
     """Refuse a page that would be too large; ``heads`` counts the heads of all layers."""
     longest = max(map(len, labels.values()))
-    if heads * longest**2 * _BYTES > _LARGEST:
-        limit = int((_LARGEST / _BYTES / heads) ** 0.5)
+    if heads * longest**2 * _BYTES_PER_PAIR > _MAX_PAGE_BYTES:
+        limit = int((_MAX_PAGE_BYTES / _BYTES_PER_PAIR / heads) ** 0.5)
         raise UserError(
             f"{path}: {longest} tokens in {heads} heads are too many for one page; give a text of "
             f"at most {limit} tokens"
@@ -100,7 +113,7 @@ def render_page(inspections: Sequence[Inspection], command: str) -> str:
     """Fill the page's template with one or two models, and the command that made the page."""
     models, codes = [], b""
     for inspection in inspections:
-        models.append({**inspection.facts, "start": len(codes)})
+        models.append({**inspection.page_facts, "start": len(codes)})
         codes += inspection.codes
     data = {"command": command, "version": __version__, "models": models}
     filled = {
@@ -112,11 +125,14 @@ def render_page(inspections: Sequence[Inspection], command: str) -> str:
 
 
 class Plane(NamedTuple):
-    """A quantity of every pair of tokens, in all layers and heads of a kind of attention."""
+    """A quantity of every pair of tokens, in all layers and heads of a kind of attention.
+
+    A score is the sum of the parts ``content``, ``position`` and ``both``; the last one is what
+    depends on both (:class:`~fairseq_posenc.analysis.split.Split`).
+    """
 
     name: str  # `weight`, or the name of a part of the score
-    # `weight`, `part` (a summand of the score), `detail` (a summand of the part `both`) or `factor`
-    # (if the score is a product)
+    # `weight`, `part`, `detail` (a summand of the part `both`) or `factor` (if scores are products)
     role: str
     values: Tensor  # `[L, H, T, S]`
 
@@ -145,7 +161,8 @@ def group_by_kind(captured: Sequence[CapturedAttention]) -> dict[str, list[Captu
 
 def list_planes(layers: Sequence[CapturedAttention]) -> Iterator[Plane]:
     """Yield the weights of one kind of attention, and the parts of its scores."""
-    yield Plane("weight", "weight", torch.cat([layer.weights for layer in layers]).double())
+    weights = torch.cat([layer.weights for layer in layers])
+    yield Plane("weight", "weight", weights.double())  # as the parts of scores are
     splits = [layer.split for layer in layers]
     for part in ("content", "position", "both"):
         yield Plane(part, "part", torch.cat([getattr(split, part) for split in splits]))
@@ -160,8 +177,8 @@ def list_planes(layers: Sequence[CapturedAttention]) -> Iterator[Plane]:
 def find_visible(layers: Sequence[CapturedAttention]) -> Tensor:
     """Find which keys the queries of each layer can see, ``[L, 1, T, S]``.
 
-    All keys on one side of the diagonal are hidden if no head gives any of them weight; all other
-    keys are visible.
+    Masks are not captured, so this is derived from the weights: the keys on one side of the
+    diagonal are hidden if no head gives any of them weight; all others are visible.
     """
     visible = []
     for layer in layers:
@@ -179,12 +196,14 @@ def quantize(values: Tensor, visible: Tensor) -> Quantized:
     """Round values ``[L, H, T, S]`` to multiples of a step that is chosen for each matrix."""
     low = values.masked_fill(~visible, torch.inf).amin((2, 3), keepdim=True)
     high = values.masked_fill(~visible, -torch.inf).amax((2, 3), keepdim=True)
-    step = ((high - low) / LEVELS).clamp(max=FINE).maximum((high - low) / _MOST)
-    step = torch.where(high == low, FINE, step)
+    extent = high - low
+    step = (extent / MIN_STEPS).clamp(max=MAX_STEP).maximum(extent / _MAX_STEPS)
+    step = torch.where(extent == 0, MAX_STEP, step)
     codes = (values / step).round().long()
-    first, last = ((end / step).round().long() for end in (low, high))
+    first = (low / step).round().long()
+    last = (high / step).round().long()
     codes = (codes - first + 1).masked_fill(~visible, 0)
-    return Quantized(codes, *(x[..., 0, 0].tolist() for x in (step, first, last)))
+    return Quantized(codes, *(limit[..., 0, 0].tolist() for limit in (step, first, last)))
 
 
 def refuse_infinite(path: Path, kind: str, plane: Plane) -> None:

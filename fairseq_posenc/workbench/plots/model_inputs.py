@@ -23,8 +23,6 @@ from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
 from fairseq_posenc.workbench.tokens.symbols import SPACE, SymbolEncoder, split_words
 from fairseq_posenc.workbench.tokens.tokenizer import ENCODER_JSON, PIECES, Tokenizer, Tokens
 
-_BEAM = 5
-
 
 class TokenizedText(NamedTuple):
     """The tokens of a text."""
@@ -34,7 +32,7 @@ class TokenizedText(NamedTuple):
 
     @classmethod
     def from_ids(cls, ids: Iterable[int], dictionary: Dictionary) -> TokenizedText:
-        """Label tokens with their symbols, as those of a translation or special symbols."""
+        """Label tokens that no text is given for with their symbols."""
         tokens = list(map(int, ids))
         return cls(tokens, [dictionary[token].strip(SPACE) or SPACE for token in tokens])
 
@@ -67,7 +65,7 @@ def prepare_input(opened: OpenModel, text: str, target: str | None = None) -> Mo
     if target is not None and opened.family.name != "translation":
         raise UserError(f"--target is for translation; {opened.path} is a {opened.family.title}")
     task = opened.task
-    symbols = opened.task.source_dictionary
+    symbols = task.source_dictionary
     begin, end = (
         TokenizedText.from_ids([token], symbols) for token in (symbols.bos(), symbols.eos())
     )
@@ -89,14 +87,14 @@ def prepare_input(opened: OpenModel, text: str, target: str | None = None) -> Mo
 def _read_pair(opened: OpenModel, source: TokenizedText, target: str | None) -> ModelInput:
     """Read a source and its translation; the decoder reads the translation after ``</s>``."""
     task = opened.task
-    symbols = opened.task.target_dictionary
+    symbols = task.target_dictionary
     _refuse_long(opened, "encoder", source)
     lengths = torch.tensor([len(source.ids)])
     if target is not None:
         output = tokenize(target, "--target", opened.data, symbols, task.cfg.target_lang)
     else:
-        generator = task.build_generator([opened.model], GenerationConfig(beam=_BEAM))
-        data = task.build_dataset_for_inference([source.batch()[0]], lengths.tolist())
+        generator = task.build_generator([opened.model], GenerationConfig())
+        data = task.build_dataset_for_inference([torch.tensor(source.ids)], lengths.tolist())
         with _errors_name_checkpoint(opened):
             ((best, *_),) = task.inference_step(generator, [opened.model], data.collater([data[0]]))
         output = TokenizedText.from_ids(best["tokens"][:-1], symbols)  # without </s>

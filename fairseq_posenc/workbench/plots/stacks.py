@@ -1,17 +1,19 @@
-"""Collects the layers that pictures show: those of a trained model, or of an untrained spec."""
+"""The stack of layers that a picture shows, of a trained model or of an untrained spec.
+
+A stack has a :class:`~fairseq_posenc.api.PositionEncoding` for each layer, which computes terms and
+scores without a model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_posenc.api import PositionEncoding
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.specs import parse
@@ -20,7 +22,7 @@ _SEED = 1
 
 
 class PlottedStack(NamedTuple):
-    """The position encodings and the projections of a stack's layers."""
+    """The position encodings and the projections of a stack's layers; indices begin at 0."""
 
     layers: list[PositionEncoding]  # encodings of each layer, including those that all share
     # weights of each layer's query and key projection, `(H, D, C)`; empty for an untrained spec
@@ -43,29 +45,26 @@ class PlottedStack(NamedTuple):
 
     @property
     def has_own_encodings(self) -> bool:
-        """Whether encodings differ between layers, or have parameters in every layer."""
+        """Whether layers have different specs, or encodings that they do not share."""
         specs = {layer.assembly.spec for layer in self.layers}
         return len(specs) > 1 or bool(self.layers[0].layer.as_list())
 
-    def name_layer(self, layer: int) -> str:
-        """Name a layer by its index, from 0, or all layers if they share their encodings."""
-        return f"layer {layer + 1}" if self.has_own_encodings else "all layers"
+    def name_layer(self, index: int) -> str:
+        """Name a layer by its number, from 1, or all layers if they share their encodings."""
+        return f"layer {index + 1}" if self.has_own_encodings else "all layers"
 
-    def limit_reach(self, reach: int) -> int:
-        """Limit the largest distance of a picture, on both sides of a middle position."""
-        return min(reach, (self.dims.max_positions - 1) // 2)
+    def limit_distance(self, distance: int) -> int:
+        """Limit a distance so that the middle position has as many positions on each side."""
+        return min(distance, (self.dims.max_positions - 1) // 2)
 
     def compute_input_vectors(self) -> Tensor | None:
-        """Compute the vectors that the first encoding at the input adds, ``(max_positions, C)``.
-
-        None if there are none.
-        """
-        positions = make_positions(self.dims.max_positions)
-        for encoding in self.layers[0].input.as_list() if self.layers[0].input is not None else ():
-            vectors = encoding.embed(positions)
-            if vectors is not None:
-                return vectors[0]
-        return None
+        """Compute the vectors that are added at the input, ``(max_positions, C)``, or None."""
+        at_input = self.layers[0].input
+        if at_input is None:
+            return None
+        (encoding,) = at_input.as_list()  # specs with two are refused
+        vectors = encoding.embed(make_positions(self.dims.max_positions))
+        return None if vectors is None else vectors[0]
 
 
 def build_untrained_stack(
@@ -85,64 +84,17 @@ def build_untrained_stack(
     return PlottedStack(layers, [])
 
 
-def collect_trained_stacks(model: nn.Module) -> dict[str, PlottedStack]:
-    """Collect the stacks of a trained model by name; empty for fairseq's own models."""
-    stacks = [
-        _build_trained_stack(module) for module in model.modules() if hasattr(module, "assembly")
-    ]
-    return {stack.name: stack for stack in stacks}
+def compute_terms(encoding: PositionEncoding, length: int) -> tuple[Span, Terms]:
+    """Compute a layer's terms for a sentence of ``length`` tokens, and their span.
 
-
-def compute_terms(positions: PositionEncoding, length: int) -> tuple[Span, Terms]:
-    """Compute a layer's terms for a sentence of ``length`` tokens, and their span."""
+    In the terms, each distance has its own row, even if some are equal.
+    """
     span = Span.from_lengths(length, length, torch.device("cpu"))
-    ids = make_positions(length)
-    terms = Shared.compute(positions.shared, ids).terms | positions.layer.terms(span, ids)
-    return span, terms.expanded()
+    positions = make_positions(length)
+    shared = Shared.compute(encoding.shared, positions).terms
+    return span, (shared | encoding.layer.terms(span, positions)).expanded()
 
 
 def make_positions(length: int) -> Positions:
     """Compute the positions of a sentence of ``length`` tokens."""
     return Positions.from_padding(torch.zeros(1, length, dtype=torch.bool))
-
-
-def choose_numbers(numbers: Sequence[int] | None, count: int, part: str, model: str) -> list[int]:
-    """Convert numbers of layers or heads, from 1, to indices, from 0.
-
-    Args:
-        numbers: the user's numbers; None for all.
-        count: how many layers or heads the model has.
-        part: ``layer`` or ``head``, the name of the option.
-        model: name of the model in messages.
-
-    Raises:
-        UserError: a number is out of range.
-    """
-    for number in numbers or ():
-        if not 1 <= number <= count:
-            raise UserError(f"--{part} {number}: {model} has {part}s 1 to {count}")
-    return [number - 1 for number in numbers] if numbers else list(range(count))
-
-
-def _build_trained_stack(stack: Any) -> PlottedStack:
-    spec, dims = stack.assembly
-    layers, projections = [], []
-    for index in range(len(stack.layers)):  # iterating over the list would apply LayerDrop
-        attention = stack.layers[index].self_attn
-        layer_spec = spec.select_layers([index])
-        # This object is built for its methods; its modules are replaced by the trained ones.
-        positions = PositionEncoding(
-            str(layer_spec), dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
-        )
-        at_input = stack.embed_positions
-        positions.assembly = stack.assembly._replace(spec=layer_spec)
-        positions.input = None if at_input is None else at_input.encodings
-        positions.shared = stack.encodings.select(attention.kind)
-        positions.layer = attention.encodings
-        layers.append(positions.eval())
-        query, key = (
-            projection.weight.detach().unflatten(0, (dims.num_heads, -1))
-            for projection in (attention.q_proj, attention.k_proj)
-        )
-        projections.append((query, key))
-    return PlottedStack(layers, projections)

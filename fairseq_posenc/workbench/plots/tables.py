@@ -15,8 +15,8 @@ from fairseq_posenc.workbench.plots import grids
 from fairseq_posenc.workbench.plots.stacks import PlottedStack, compute_terms
 from fairseq_posenc.workbench.results.pictures import GRID
 
-_FEWEST_ROWS = 3  # of a table with a map; also the fewest columns
-_MOST_MAPS = 16  # in a picture
+_MIN_SIZE = 3  # fewest rows, and columns, of a table that is drawn as a map
+_MAX_MAPS = 16  # in a picture
 _SEED = 0
 POSITION, DISTANCE, CHANNEL = "position", "distance j - i", "channel"
 
@@ -84,13 +84,12 @@ def draw_tables(tables: Sequence[PlottedTable], title: str) -> Any:
     Raises:
         UserError: there are too many tables for a picture.
     """
-    _refuse_many(tables, grids.MOST)
+    _refuse_many(tables, grids.MAX_PANELS)
     figure, panels = grids.new_panels(len(tables), title, columns=4, ratio=1.2)
     for axes, table in zip(panels, tables):
-        low, high, width = int(table.rows[0]), int(table.rows[-1]), len(table.columns)
-        image = grids.draw_heat_map(
-            axes, table.values, extent=(-0.5, width - 0.5, high + 0.5, low - 0.5)
-        )
+        width = len(table.columns)
+        extent = (-0.5, width - 0.5, int(table.rows[-1]) + 0.5, int(table.rows[0]) - 0.5)
+        image = grids.draw_heat_map(axes, table.values, extent=extent)
         grids.draw_scale(figure, image, axes)
         grids.label_axes(axes, table.title, table.column_label, table.row_label)
         if table.column_label == "head":
@@ -122,10 +121,10 @@ def draw_map(tables: Sequence[PlottedTable], title: str) -> Any:
     Raises:
         UserError: no table has enough rows, or there are too many tables.
     """
-    tables = [table for table in tables if min(table.values.shape) >= _FEWEST_ROWS]
+    tables = [table for table in tables if min(table.values.shape) >= _MIN_SIZE]
     if not tables:
         raise UserError("a map needs a table of vectors; the encodings have tables of numbers only")
-    _refuse_many(tables, _MOST_MAPS)
+    _refuse_many(tables, _MAX_MAPS)
     figure, panels = grids.new_panels(len(tables), title, columns=2, ratio=0.85)
     for axes, table in zip(panels, tables):
         points = place_rows(table.values).numpy()

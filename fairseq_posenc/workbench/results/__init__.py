@@ -1,1 +1,1 @@
-"""Results: the record that every job writes, tables, pictures, stages of a loss."""
+"""Results: the record that every command writes, tables, pictures, statistics over seeds."""

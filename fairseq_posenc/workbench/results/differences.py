@@ -11,7 +11,7 @@ import math
 import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, combinations
+from itertools import combinations
 from typing import NamedTuple, Optional
 
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS, LEVEL, Interval, interval
@@ -60,11 +60,11 @@ class PairedDifference(NamedTuple):
 
 
 def compare(first: Values, other: Values, scale: Scale = PERPLEXITY) -> PairedDifference:
-    """Compute the difference ``first - other`` over the seeds that both have; names stay empty."""
+    """Compute the difference ``first - other`` over the seeds that both have; without names."""
     pairs = [(scale.apply(first[s]), scale.apply(other[s])) for s in first.keys() & other.keys()]
     changes = [a - b for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
-    change = interval(changes or [math.nan])
-    return PairedDifference("", "", len(changes), change, _compute_p_value(changes))
+    mean = interval(changes or [math.nan])
+    return PairedDifference("", "", len(changes), mean, _compute_p_value(changes))
 
 
 def compare_all(samples: Mapping[str, Values]) -> list[PairedDifference]:
@@ -77,13 +77,11 @@ def compare_all(samples: Mapping[str, Values]) -> list[PairedDifference]:
         for better, other in combinations(_rank(samples), 2)
     ]
     judged = [index for index, pair in enumerate(differences) if pair.is_judged]
-    judged.sort(key=lambda index: differences[index].p_value)
-    corrected = (
-        min(1.0, (len(judged) - rank) * differences[index].p_value)
-        for rank, index in enumerate(judged)
-    )
-    for index, p_value in zip(judged, accumulate(corrected, max)):
-        differences[index] = differences[index]._replace(holm=p_value)
+    largest = 0.0  # a corrected p-value is never below that of a smaller p-value
+    for rank, index in enumerate(sorted(judged, key=lambda index: differences[index].p_value)):
+        corrected = (len(judged) - rank) * differences[index].p_value
+        largest = max(largest, min(1.0, corrected))
+        differences[index] = differences[index]._replace(holm=largest)
     return differences
 
 
@@ -119,22 +117,22 @@ def describe_differences(samples: Mapping[str, Values]) -> list[str]:
     differences = compare_all(samples)
     judged = [difference for difference in differences if difference.is_judged]
     significant = [difference for difference in judged if difference.is_significant]
-    same = [difference for difference in judged if not difference.is_significant]
+    insignificant = [difference for difference in judged if not difference.is_significant]
     unjudged = [difference for difference in differences if not difference.is_judged]
     sentences = [
         f"{code(name)} has a significantly lower perplexity than {_join_names(others)}."
         for name, others in _group_by_better(significant).items()
     ]
-    if same:
-        sentences.append(f"{NOT_SIGNIFICANT}: {_join_pairs(same)}.")
+    if insignificant:
+        sentences.append(f"{NOT_SIGNIFICANT}: {_join_pairs(insignificant)}.")
     if unjudged:
         reason = f"fewer than {LEAST_SEEDS} seeds in common"
         sentences.append(f"Not judged, {reason}: {_join_pairs(unjudged)}.")
     if len(judged) > 1 and significant:
-        kept = [difference for difference in significant if difference.holm < 1 - LEVEL]
-        listed = f": {_join_pairs(kept)}" if 0 < len(kept) < len(significant) else ""
+        remaining = [difference for difference in significant if difference.holm < 1 - LEVEL]
+        listed = f": {_join_pairs(remaining)}" if 0 < len(remaining) < len(significant) else ""
         sentences.append(
-            f"After Holm's correction for {len(judged)} comparisons, {len(kept)} of the "
+            f"After Holm's correction for {len(judged)} comparisons, {len(remaining)} of the "
             f"{len(significant)} significant differences remain significant{listed}."
         )
     return sentences
@@ -153,7 +151,7 @@ def explain_few_seeds(seeds: int) -> Optional[str]:
 def _compute_p_value(changes: Sequence[float]) -> float:
     if len(changes) < LEAST_SEEDS:
         return math.nan
-    if not statistics.stdev(changes):
+    if not statistics.stdev(changes):  # equal values, for which the test divides by 0
         return 0.0 if any(changes) else 1.0
 
     from scipy import stats  # takes a second to import

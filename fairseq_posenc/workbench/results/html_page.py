@@ -19,27 +19,28 @@ th, td { padding: 0.3rem 0.5rem; border-bottom: 1px solid #ddd; white-space: now
 img { max-width: 100%; }
 pre { background: #f5f5f5; padding: 0.8rem; overflow-x: auto; font-size: 0.85rem; }
 """
-_PICTURE = re.compile(r'(?<= src=")[^":/]+\.png(?=")')  # in the report's own folder
+_PICTURE = re.compile(r'(?<= src=")[^":/]+\.png(?=")')  # a name without a folder or scheme
 _SAFE_URL = re.compile(r"\s*(https?:|#|[^:]*$)", re.IGNORECASE)  # also fragments, relative paths
 
 
-class _SafeLinks(Treeprocessor):
-    """Removes links with unsafe schemes, such as ``javascript:``, and keeps their text."""
+class _UnsafeLinkRemover(Treeprocessor):
+    """Removes links with unsafe schemes, such as ``javascript:``, and keeps their text.
+
+    Names and texts of users are in reports; ``markdown.escape`` has made HTML in them harmless.
+    """
 
     def run(self, root: Element) -> None:
         for element in root.iter():
             for name in ("href", "src"):
+                # Browsers decode entities, as in ``java&#115;cript:``, before they follow a link.
                 if not _SAFE_URL.match(html.unescape(element.get(name, ""))):
                     del element.attrib[name]
 
 
 def convert_to_html(text: str, folder: Path, refresh: int = 0) -> str:
-    """Convert a report in Markdown to an HTML page, with its pictures embedded.
+    """Convert a report in Markdown to an HTML page, with the PNG files of its folder embedded.
 
-    Args:
-        text: the report.
-        folder: folder of its PNG files.
-        refresh: seconds after which a browser reloads the page; 0 for never.
+    A browser reloads the page after ``refresh`` seconds, or never if they are 0.
     """
 
     def embed(match: re.Match[str]) -> str:
@@ -48,7 +49,7 @@ def convert_to_html(text: str, folder: Path, refresh: int = 0) -> str:
 
     converter = Markdown(extensions=["fenced_code", "tables"])
     # Priority 0: after the links have been made.
-    converter.treeprocessors.register(_SafeLinks(converter), "safe_links", priority=0)
+    converter.treeprocessors.register(_UnsafeLinkRemover(converter), "safe_links", priority=0)
     body = _PICTURE.sub(embed, converter.convert(text))
     title = re.search(r"<h1>(.*?)</h1>", body)
     head = f'<meta charset="utf-8">\n<title>{title[1] if title else ""}</title>\n'

@@ -1,4 +1,7 @@
-"""Computes means over seeds with confidence intervals, by Student's t."""
+"""Computes means over seeds with confidence intervals, by Student's t.
+
+A value that diverged is NaN; then so is the mean, and its interval is unbounded.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class Interval(NamedTuple):
 
 
 def interval(values: Iterable[float]) -> Interval:
-    """Compute the mean of some values with its interval; unbounded if a value is NaN."""
+    """Compute the mean of some values with its interval."""
     sample = list(values)
     mean = statistics.fmean(sample)
     if len(sample) < LEAST_SEEDS or not math.isfinite(mean):
@@ -67,9 +70,7 @@ def average_lines(
 ) -> list[tuple[int, Interval]]:
     """Average lines over seeds, at the updates at which all of them have a value.
 
-    Args:
-        lines: updates and values, a line for each seed.
-        average: computes a mean with its interval, such as :func:`interval_of_perplexity`.
+    A line has the updates and values of a seed. ``average`` is an ``interval`` function above.
     """
     by_seed = [dict(line) for line in lines]
     shared = sorted(set.intersection(*map(set, by_seed)))
@@ -77,4 +78,5 @@ def average_lines(
 
 
 def _exp(value: float) -> float:
+    """Compute an exponential, limited to a finite number unless the value is infinite."""
     return value if value == math.inf else math.exp(min(value, 700.0))

@@ -94,7 +94,7 @@ def test_what_diverges_or_cannot_be_read_leaves_first(tmp_path):
 def test_a_budget_that_is_too_small_ends_with_what_there_is(tmp_path):
     ends = {name: 10.0 for name in NAMES}
     (only,) = Simulated(tmp_path, ends, 10).run()
-    assert only.updates == halving._FIRST
+    assert only.updates == halving._FIRST_UPDATES
 
 
 def test_what_is_done_is_not_repeated(tmp_path):

@@ -487,7 +487,7 @@ class TestLearningRates:
         assert len({settings.folder(run) for run in runs}) == len(runs) == 4
         for run in runs:
             words = settings.train_command(run)
-            assert words[len(words) - words[::-1].index("--lr")] == run.case
+            assert words[len(words) - words[::-1].index("--lr")] == run.condition
             assert words[words.index("--seed") + 1] == str(run.seed)
 
 

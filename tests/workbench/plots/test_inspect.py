@@ -21,8 +21,8 @@ from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.families import FAMILIES
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.plots.inspection import (
-    FINE,
-    LEVELS,
+    MAX_STEP,
+    MIN_STEPS,
     find_visible,
     quantize,
     render_page,
@@ -115,7 +115,7 @@ def test_a_number_is_within_half_a_step(size):
     assert found.codes.max() < 2**16
     told = torch.where(seen, values, values[..., :1, :1])
     spread = told.amax((2, 3)) - told.amin((2, 3))
-    bound = torch.clamp(spread / LEVELS, max=FINE).maximum(spread / 65_000)
+    bound = torch.clamp(spread / MIN_STEPS, max=MAX_STEP).maximum(spread / 65_000)
     torch.testing.assert_close(step[..., 0, 0], bound)
 
 
@@ -221,7 +221,7 @@ def test_models_of_fairseqs_own_show_weights_and_scores(family):
     opened = open_model(save_dir / "checkpoint_last.pt")
     assert set(opened.positions.values()) == {None}
     watched = inspect_model(opened, prepare_input(opened, TEXT))
-    for kind in watched.facts["kinds"]:
+    for kind in watched.page_facts["kinds"]:
         assert [plane["name"] for plane in kind["planes"]] == ["weight", *PARTS]
     with pytest.raises(UserError, match=r"reads 1[0-9]* tokens, and the text has"):
         prepare_input(opened, " ".join(["w1"] * 1100))

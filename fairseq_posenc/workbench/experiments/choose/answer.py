@@ -1,7 +1,7 @@
-"""Recommends an encoding from measurements, and lists what was measured and what is not known.
+"""Recommends an encoding from measurements of the project, not from the user's text.
 
 The measurements are in ``evidence.json``, by family of models; ``make docs`` writes it from the
-records in ``docs/results``.
+records in ``docs/results``. The best mean is recommended; others get a *verdict* by comparison.
 """
 
 from __future__ import annotations
@@ -15,22 +15,13 @@ from typing import NamedTuple, Optional
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, ENCODER_DECODER, MASKED, join_list
-from fairseq_posenc.workbench.results import markdown
-from fairseq_posenc.workbench.results.differences import (
-    PERPLEXITY,
-    Scale,
-    Values,
-    find_different,
-)
-from fairseq_posenc.workbench.results.intervals import (
-    Interval,
-    interval,
-    interval_of_perplexity,
-)
+from fairseq_posenc.workbench.results import intervals, markdown
+from fairseq_posenc.workbench.results.differences import PERPLEXITY, Scale, Values, find_different
+from fairseq_posenc.workbench.results.intervals import Interval
 
 EVIDENCE = Path(__file__).with_name("evidence.json")
 NOT_MEASURED = "not measured"
-# Verdicts on an encoding.
+# Verdicts on an encoding, by comparison with the best one.
 BEST = "best"
 SAME = "not significantly worse"
 UNKNOWN = "not known well enough"
@@ -39,7 +30,7 @@ UNREADABLE = "cannot be read"
 BLEU = Scale("BLEU", higher=True)
 # Number of candidates to train if the user names none: on two cores, the default budget trains
 # these until ranks mean something.
-_FEW = 4
+_CANDIDATES = 4
 _FAST = 1.1  # longest time of a layer with a fast encoding, as a multiple of that with `none`
 _MODELS = {MASKED: "a masked LM", CAUSAL: "a causal LM", ENCODER_DECODER: "a translation model"}
 
@@ -54,7 +45,7 @@ class ChooseQuestion(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """A figure that was measured of all encodings."""
+    """A figure that was measured with each encoding."""
 
     title: str  # name of the measured figure
     source: str  # file names of the records
@@ -71,7 +62,9 @@ class Measurement(NamedTuple):
         """Average an encoding's values over seeds; infinite if it cannot read such inputs."""
         worst = -math.inf if self.higher else math.inf
         values = [worst if value is None else value for value in self.values[name]]
-        return interval(values) if self.higher else interval_of_perplexity(values)
+        if self.higher:
+            return intervals.interval(values)
+        return intervals.interval_of_perplexity(values)
 
 
 class Evidence(NamedTuple):
@@ -143,12 +136,8 @@ def compare_with_best(
     """Compare encodings with the best one; return their verdicts, the best mean first.
 
     An encoding may not be significantly worse than the best, although another one with a better
-    mean is. Then its seeds vary too much, and it is not known well enough.
-
-    Args:
-        means: mean by encoding; infinite if a model cannot read the input.
-        seeds: values by encoding and seed.
-        scale: the scale on which models are compared.
+    mean is. Then its seeds vary too much, and it is not known well enough. A mean is infinite if
+    the model cannot read the input.
     """
     sign = -1 if scale.higher else 1
     readable = [name for name, mean in means.items() if math.isfinite(mean)]
@@ -156,10 +145,11 @@ def compare_with_best(
     verdicts = dict.fromkeys(ranked[:1], BEST)
     reference = seeds.get(ranked[0], {}) if ranked else {}
     worse = find_different(reference, {name: seeds.get(name, {}) for name in ranked[1:]}, scale)
-    any_worse = False
+    otherwise = SAME
     for name in ranked[1:]:
-        any_worse = any_worse or name in worse
-        verdicts[name] = WORSE if name in worse else UNKNOWN if any_worse else SAME
+        if name in worse:
+            otherwise = UNKNOWN  # for all with a worse mean than this one
+        verdicts[name] = WORSE if name in worse else otherwise
     return verdicts | {name: UNREADABLE for name in means if name not in verdicts}
 
 
@@ -211,9 +201,10 @@ def answer_question(question: ChooseQuestion) -> str:
 
 def _show_evidence(question: ChooseQuestion, evidence: Evidence, ranking: Ranking) -> list[str]:
     """Describe the measured models, and format the table with its explanation."""
-    measurement, times = ranking.measurement, evidence.times
+    measurement = ranking.measurement
+    times = {name: f"{time:.2f}" for name, time in evidence.times.items()}
     rows = [
-        (f"`{name}`", ranking.show(name), verdict, f"{times[name]:.2f}" if name in times else "-")
+        (f"`{name}`", ranking.show(name), verdict, times.get(name, "-"))
         for name, verdict in ranking.verdicts.items()
     ]
     names = question.names or list_names(question.family)
@@ -234,10 +225,11 @@ def choose_candidates(question: ChooseQuestion) -> list[str]:
 
     The measurement that decides the question comes first, then losses of one seed.
     """
-    evidence, names = read_evidence(question.family), list_names(question.family)
+    evidence = read_evidence(question.family)
+    names = list_names(question.family)
     measurement = find_measurement(question, evidence)
     ranked = [*(rank(measurement).verdicts if measurement else []), *evidence.one_seed, *names]
-    return [name for name in dict.fromkeys(ranked) if name in names][:_FEW]
+    return [name for name in dict.fromkeys(ranked) if name in names][:_CANDIDATES]
 
 
 def list_names(family: str) -> list[str]:
@@ -260,9 +252,9 @@ def _list_rivals(ranking: Ranking) -> list[str]:
     sentences = []
     for verdict, reason in (SAME, ""), (UNKNOWN, ": the seeds differ too much"):
         if shown := [f"`{name}` at {ranking.show(name)}" for name in ranking.list_names(verdict)]:
-            listed = " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
-            verb = "is" if len(shown) == 1 else "are"
-            sentences.append(f"{listed} {verb} {verdict}{reason}.")
+            *others, last = shown
+            listed = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+            sentences.append(f"{listed} {verdict}{reason}.")
     return sentences
 
 
@@ -270,14 +262,14 @@ def _recommend_fast(ranking: Ranking, times: dict[str, float]) -> list[str]:
     """Recommend the best of the fast encodings, unless the best one is fast."""
     if times.get(ranking.best, 0) <= _FAST:
         return []
-    fast = [name for name in ranking.verdicts if times.get(name, math.inf) <= _FAST]
-    if not fast or ranking.verdicts[fast[0]] == UNREADABLE:
-        return []
-    return [
-        f"If speed matters, take `{fast[0]}`, {ranking.show(fast[0])}: a layer takes "
-        f"{times[fast[0]]:.2f} times as long as without positions, with `{ranking.best}` "
-        f"{times[ranking.best]:.2f} times."
-    ]
+    for name, verdict in ranking.verdicts.items():
+        if times.get(name, math.inf) <= _FAST and verdict != UNREADABLE:
+            return [
+                f"If speed matters, take `{name}`, {ranking.show(name)}: a layer takes "
+                f"{times[name]:.2f} times as long as without positions, with `{ranking.best}` "
+                f"{times[ranking.best]:.2f} times."
+            ]
+    return []
 
 
 def _advise_training(question: ChooseQuestion) -> str:

@@ -1,4 +1,7 @@
-"""Answers which positions a trained model can be given: ``choose --from-trained``."""
+"""Answers which positions a trained model can be given: ``choose --from-trained``.
+
+The project has measured trained models before and after such changes; the user's model is not read.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from fairseq_posenc.workbench.experiments.choose.answer import (
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, join_list
 from fairseq_posenc.workbench.results import markdown
 
-KEY = "from trained"  # of the changes in the evidence, by family
+KEY = "from trained"  # of the changes in ``evidence.json``, by family
 _READ = (
     "fairseq-posenc lm-length --text my.txt --lengths {length} --windows 8 own=FOLDER "
     "'yarn=FOLDER@own(scaling=yarn:2)'"
@@ -60,13 +63,16 @@ def answer_from_trained(question: ChooseQuestion) -> str:
     Raises:
         UserError: none of the requested encodings was measured.
     """
-    parts, is_kept = [], True
+    parts = []
+    is_kept = True  # whether the kept encoding is the best in all measurements, or may be
     changes = select_for_length(read_changes(question.family), question.length)
     for models, kept, _, measurement in changes:
-        names = [name for name in measurement.values if name in (*question.names, kept)]
-        if question.names and len(names) == 1:
-            continue
-        ranking = rank(measurement, names if question.names else ())
+        names: list[str] = []  # all
+        if question.names:
+            names = [name for name in measurement.values if name in (*question.names, kept)]
+            if names == [kept]:
+                continue
+        ranking = rank(measurement, names)
         is_kept &= ranking.verdicts[kept] in (BEST, SAME)
         rows = [
             (f"`{name}`" + " (kept)" * (name == kept), ranking.show(name), verdict)

@@ -30,9 +30,9 @@ from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.jobs import Outputs, Step
 from fairseq_posenc.workbench.running.progress import format_time, say
 
-_FIRST = 20  # updates of the round that measures the speed; the next round continues from there
-_LEAST = 1.2  # smallest factor by which a round must lengthen trainings to be worth its start-up
-_BEGIN = 250  # updates after which models of the default size begin to use the order of a text
+_FIRST_UPDATES = 20  # of the round that measures the speed; the next round continues from there
+_MIN_GROWTH = 1.2  # a round that lengthens trainings by less is not worth its start-up
+_USEFUL_UPDATES = 250  # after these, models of the default size begin to use the order of a text
 
 
 class Round(NamedTuple):
@@ -71,13 +71,12 @@ class TrainingCosts(NamedTuple):
 
 
 class Halving:
-    """Trains candidates in rounds within a budget of seconds; finished rounds are not repeated.
-
-    The experiment's own number of updates is not used.
-    """
+    """Trains candidates in rounds within a budget of seconds; finished rounds are not repeated."""
 
     def __init__(self, experiment: TextExperiment, budget: float, lock: int) -> None:
-        self._experiment, self._budget, self._lock = experiment, budget, lock
+        self._experiment = experiment
+        self._budget = budget
+        self._lock = lock
 
     def run(self) -> list[Round]:
         """Run all rounds, the first of which only measures the speed.
@@ -87,13 +86,13 @@ class Halving:
         """
         candidates = self._experiment.variants
         count = self._count_rounds()
-        rounds = [self._train_round(0, candidates, 0, _FIRST)]
+        rounds = [self._train_round(0, candidates, 0, _FIRST_UPDATES)]
         for number in range(1, count + 1):
             seconds = self._budget - sum(round_.seconds for round_ in rounds)
             share = seconds / (count + 1 - number)
             updates = self._count_affordable(rounds[-1], len(candidates), share)
             before = rounds[-1].updates
-            if updates < _LEAST * before:
+            if updates < _MIN_GROWTH * before:
                 say(f"{format_time(max(seconds, 0))} left: too little for another round")
                 break
             rounds.append(self._train_round(number, candidates, before, updates))
@@ -115,7 +114,7 @@ class Halving:
             for model in round_.models
             if model.variant == best.variant
         ]
-        needed = max(estimate_updates(curve, rounds[-1].unigram) or 0, _BEGIN)
+        needed = max(estimate_updates(curve, rounds[-1].unigram) or 0, _USEFUL_UPDATES)
         if needed <= rounds[-1].updates:  # the perplexity did not fall
             needed = 2 * rounds[-1].updates
         if (costs := self._measure_costs(rounds[-1])) is None:
@@ -132,9 +131,8 @@ class Halving:
         """Compute the total number of updates that fit into a time, at the last round's speed."""
         if (costs := self._measure_costs(last)) is None:
             return 0
-        training_seconds = (
-            seconds * self._experiment.jobs / (candidates * len(self._experiment.seeds))
-        )
+        trainings = candidates * len(self._experiment.seeds)
+        training_seconds = seconds * self._experiment.jobs / trainings
         return last.updates + int((training_seconds - costs.overhead) / costs.update)
 
     def _measure_costs(self, last: Round) -> Optional[TrainingCosts]:
@@ -157,7 +155,7 @@ class Halving:
             "candidates": [variant.name for variant in variants],
             "updates": updates,
             "text": checksum(experiment.text) if experiment.text else None,
-            "how": [
+            "how": [  # the name in the stamps of rounds to resume
                 experiment.family,
                 experiment.seeds,
                 experiment.eval_length,

@@ -21,7 +21,7 @@ from fairseq_posenc.workbench.experiments.corpus import check_text
 from fairseq_posenc.workbench.experiments.outcomes import SeedAggregate
 from fairseq_posenc.workbench.experiments.ranks import describe_ranks
 from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
-from fairseq_posenc.workbench.experiments.variants import CAUSAL, parse_variants
+from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED, parse_variants
 from fairseq_posenc.workbench.results import differences, intervals, markdown
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
@@ -29,7 +29,7 @@ from fairseq_posenc.workbench.running.folders import lock_output_folder
 from fairseq_posenc.workbench.running.progress import format_time, say
 
 REPORT, RECORD = "choose.md", "choose.json"
-_RECIPES = {CAUSAL: "b_lm"}  # recipe for a full training by family; a_small for encoders
+_RECIPES = {MASKED: "a_small", CAUSAL: "b_lm"}  # for a full training
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _TIME = re.compile(r"(\d+)([smh])")
 
@@ -71,7 +71,7 @@ def _build_experiment(question: ChooseQuestion, args: argparse.Namespace) -> Tex
         args,
         out=args.out or Path(f"choose-{args.text.stem}"),
         variants=variants,
-        updates=1,
+        updates=1,  # not used: a round sets its own
         eval_length=question.length,
         points=2,
         train_args=(*args.after_dashes, "--tokens-per-sample", str(question.trained)),
@@ -100,10 +100,7 @@ def describe_rounds(
 ) -> str:
     """Recommend a candidate, and describe the measurements and the significant differences.
 
-    Args:
-        rounds: the rounds.
-        experiment: the experiment, with all candidates.
-        budget: estimated seconds after which ranks mean something; None if unknown.
+    ``budget`` is the estimated number of seconds after which ranks mean something, if it is known.
     """
     rows = [
         (markdown.code(model.variant.name), f"{last_round.updates:,}", model.show(2))
@@ -131,17 +128,17 @@ def describe_rounds(
     )
 
 
-def _describe_round(outcome: Round) -> str:
-    by_model = {model.variant.name: model.by_seed for model in outcome.comparable}
+def _describe_round(round_: Round) -> str:
+    by_model = {model.variant.name: model.by_seed for model in round_.comparable}
     sentences = " ".join(differences.describe_differences(by_model)) or "nothing to compare."
-    return f"After {outcome.updates:,} updates: {sentences}"
+    return f"After {round_.updates:,} updates: {sentences}"
 
 
 def _advise(rounds: Sequence[Round], experiment: TextExperiment, budget: Optional[float]) -> str:
     """Recommend the best candidate, with a command for a full training, if ranks mean something."""
-    last, (_, best) = rounds[-1], next(find_last_rounds(rounds))
-    lowest = best.perplexity.mean
-    meaning = describe_ranks(best.variant.name, lowest, last.updates, last.unigram)
+    last = rounds[-1]
+    best = last.models[0]
+    meaning = describe_ranks(best.variant.name, best.perplexity.mean, last.updates, last.unigram)
     if not last.has_meaning:
         advice = f"No encoding is recommended. {meaning}"
         if budget is None:
@@ -151,13 +148,14 @@ def _advise(rounds: Sequence[Round], experiment: TextExperiment, budget: Optiona
             f"{len(experiment.seeds)} seeds need `--budget {format_budget(budget)}`; with it, the "
             "same command continues all of them. Fewer encodings or seeds need less."
         )
-    recipe = _RECIPES.get(experiment.family, "a_small")
-    spec, directions = best.variant.position_encoding, best.variant.directions
+    variant = best.variant
     options = ["--tokens-per-sample", str(experiment.trained)]
-    options += ["--attention-directions", directions] if directions else []
-    command = f"fairseq-posenc train-recipe {recipe} {shlex.quote(spec)} DATA-BIN"
+    if variant.directions:
+        options += ["--attention-directions", variant.directions]
+    spec = shlex.quote(variant.position_encoding)
+    command = f"fairseq-posenc train-recipe {_RECIPES[experiment.family]} {spec} DATA-BIN"
     return (
-        f"Take {markdown.code(best.variant.name)} if fast learning matters most: after "
+        f"Take {markdown.code(variant.name)} if fast learning matters most: after "
         f"{last.updates:,} updates it has the lowest perplexity, {best.show(2)}. Short trainings "
         "of small models do not show which encoding is best after a long training. "
         f"{meaning} A full training, on data made by `fairseq-posenc preprocess`:\n\n"

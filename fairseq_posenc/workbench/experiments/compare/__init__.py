@@ -1,1 +1,1 @@
-"""The report of a comparison, which :mod:`~fairseq_posenc.workbench.experiments` makes."""
+"""The command ``compare``: runs a text experiment, shows it live, and reports it."""

@@ -21,7 +21,7 @@ from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_inte
 from fairseq_posenc.workbench.running.folders import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
 
-_TOGETHER = 5  # most models of a seed that are trained at a time even with fewer cores
+_TOGETHER = 5  # so many models of a seed are trained at a time even with fewer cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,12 +72,10 @@ def run(args: argparse.Namespace) -> int:
         if not experiment.cluster:
             announce(experiment)
         results = experiment.run(lock, Live(args.open))
-        path, figures = report.write_report(results), record.build_record(results)
+        path = report.write_report(results)
+        figures = record.build_record(results)
         figures.write(experiment.out / record.RECORD)
-    if args.json:
-        print(figures.text())
-    else:
-        print(report.format_screen(results))
+    print(figures.text() if args.json else report.format_screen(results))
     say(f"report: {path}, and as a page {path.with_name(report.PAGE)}")
     return 0
 

@@ -20,13 +20,13 @@ from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.devices import choose_device, cores
 from fairseq_posenc.workbench.running.progress import format_time, say
 
-# Costs measured with models of the default size.
+# Costs measured with models of the default size. A pass is a forward and a backward pass.
 _PASSES_OF_UPDATE = 1.2  # an update, with its batch, masks, optimizer and log, in passes
 _UPDATES_OF_VALIDATION = 6.5  # a validation with its checkpoint, in updates
 _UPDATES_OF_START = 48  # start of a training, in updates
 _UPDATES_OF_TEXT = 150  # preparation of Python's documentation, in updates
-_OVERHEAD = 20.0  # seconds of a training that fairseq does not count, with five on two cores
-_EVERY = 20.0  # seconds between two reports; drawing takes one or two
+_START_SECONDS = 20.0  # start of a training, which fairseq does not time: five on two cores
+_REPORT_SECONDS = 20.0  # time between two reports; drawing takes one or two seconds
 
 
 class Live:
@@ -34,7 +34,7 @@ class Live:
 
     def __init__(self, opens: bool) -> None:
         self._opens = opens
-        self._next = time.monotonic() + _EVERY
+        self._next = time.monotonic() + _REPORT_SECONDS
 
     def __call__(self, read: Callable[[], TextResults]) -> None:
         """Write the report with the results so far, unless the last one is recent."""
@@ -47,7 +47,7 @@ class Live:
                 say(f"page of the run: {path}")
                 open_in_browser(path.resolve().as_uri())
             self._opens = False
-        self._next = time.monotonic() + _EVERY
+        self._next = time.monotonic() + _REPORT_SECONDS
 
 
 def open_in_browser(address: str) -> None:
@@ -64,7 +64,7 @@ def estimate_seconds_left(results: TextResults) -> Optional[float]:
         return None
     updates = [curve.entries[-1].updates for curve in results.begun.values() if curve.entries]
     trainings = len(missing) - sum(updates) / experiment.updates
-    return trainings * (fmean(durations) + _OVERHEAD) / min(experiment.jobs, len(missing))
+    return trainings * (fmean(durations) + _START_SECONDS) / min(experiment.jobs, len(missing))
 
 
 def announce(experiment: TextExperiment) -> None:
@@ -84,30 +84,27 @@ def announce(experiment: TextExperiment) -> None:
         validations = _UPDATES_OF_VALIDATION * experiment.points
         training = update * (updates + validations + _UPDATES_OF_START)
         text = update * _UPDATES_OF_TEXT
-        models = min(count, total / len(experiment.seeds))
-        first, all_seeds = (
-            format_time(text + trainings * training / at_once) for trainings in (models, count)
-        )
+        models = min(count, total / len(experiment.seeds))  # trainings of the first seed
+        first = format_time(text + models * training / at_once)
         time_left = f"on cores with no other work about {first}"
         if count > models:
+            all_seeds = format_time(text + count * training / at_once)
             time_left += f" for the first seed, {all_seeds} for all"
     say(f"{total} trainings of {updates:,} updates{done}, {max(jobs, 1)} at a time: {time_left}")
 
 
 def _measure_pass(threads: int) -> float:
-    """Measure the processor time of a forward and backward pass in a default model.
+    """Measure the seconds of processor time that a pass of a default model takes.
 
     It runs in as many threads as trainings will, because cores are slower when all are busy.
     """
 
     def measure() -> float:
         torch.set_num_threads(1)  # for this thread
-        layers = [
-            nn.TransformerEncoderLayer(128, 4, 512, 0.0, "gelu", batch_first=True) for _ in range(2)
-        ]
+        layer = nn.TransformerEncoderLayer(128, 4, 512, 0.0, "gelu", batch_first=True)
+        model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        embeddings = torch.randn(48, 64, 128)  # as many tokens as in a batch, 3,072
         seconds = []
-        model = nn.Sequential(*layers)
-        embeddings = torch.randn(48, 64, 128)
         for _ in range(5):
             began = time.thread_time()
             model(embeddings).sum().backward()

@@ -1,4 +1,4 @@
-"""Builds the record of a comparison, and refuses to replace one by a record with less."""
+"""Builds the record of a comparison, and refuses to replace it by one that lacks results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def build_record(results: TextResults) -> Record:
     trainings: list[Row] = [
         {
             "model": outcome.run.variant.name,
-            "lr": outcome.run.case,
+            "lr": outcome.run.condition,
             "seed": outcome.run.seed,
             "perplexity": outcome.perplexity,
             "tokens_per_second": outcome.curve.speed,
@@ -79,7 +79,7 @@ def refuse_to_lose_report(experiment: TextExperiment) -> None:
     """Refuse a comparison whose report would lack results of the one in its folder.
 
     Raises:
-        UserError: results would be lost; the message names the first.
+        UserError: results would be lost; the message names the first one.
     """
     try:
         old = read(experiment.out / RECORD)
@@ -93,6 +93,7 @@ def refuse_to_lose_report(experiment: TextExperiment) -> None:
 
 
 def _list_lost_figures(old: Record, experiment: TextExperiment) -> Iterator[str]:
+    """Describe each result of an old record that the record of an experiment would lack."""
     shared = _collect_shared(experiment)
     checksum_of_text = shared.pop("text_sha256")
     if checksum_of_text and checksum_of_text == old.data.get("text_sha256"):
@@ -103,8 +104,8 @@ def _list_lost_figures(old: Record, experiment: TextExperiment) -> Iterator[str]
     for row in old.rows:
         if row.get("updates", 0) > experiment.updates:
             yield f"{row['updates']:,} updates"
-    kept = {(run.variant.name, run.case, run.seed) for run in experiment.runs}
+    kept = {(run.variant.name, run.condition, run.seed) for run in experiment.runs}
     for row in old.figures.get("trainings", ()):
-        model, lr, seed = (row.get(name) for name in ("model", "lr", "seed"))
+        model, lr, seed = row.get("model"), row.get("lr"), row.get("seed")
         if (model, lr, seed) not in kept:
             yield f"{model} with seed {seed} and learning rate {lr}"

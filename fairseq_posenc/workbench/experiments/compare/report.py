@@ -1,4 +1,7 @@
-"""Writes the report of a comparison: a table, a picture, conclusions, and commands."""
+"""Writes the report of a comparison: a table, a picture, conclusions, and commands.
+
+The report of an unfinished comparison has the figures so far; its page reloads itself.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ REPORT = "report.md"
 PICTURE = "curves.png"
 PAGE = "report.html"
 FILES = (REPORT, PICTURE, PAGE)
-_REFRESH = 10  # seconds after which a browser reloads the page of an unfinished comparison
+_RELOAD_SECONDS = 10  # after this time a browser reloads the page of an unfinished comparison
 # Columns of the table on a terminal; the report has them all.
 _SCREEN_COLUMNS = [
     "encoding",
@@ -72,7 +75,7 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
     path = out / REPORT
     text = "\n\n".join(part for part in parts if part) + "\n"
     write_whole(path, text)
-    write_whole(out / PAGE, convert_to_html(text, out, _REFRESH if results.missing else 0))
+    write_whole(out / PAGE, convert_to_html(text, out, _RELOAD_SECONDS if results.missing else 0))
     return path
 
 
@@ -239,7 +242,7 @@ def _format_begun(run: Run, curve: Curve) -> dict[str, str]:
     return {
         "encoding": markdown.code(run.variant.name),
         "position parameters": "-",
-        "learning rate": run.case,  # the case of a text experiment
+        "learning rate": run.condition,
         "seeds": "0",
         "validation perplexity": f"{perplexity:,.2f} at update {updates:,}",
         "each seed": "-",
@@ -251,21 +254,23 @@ def _format_begun(run: Run, curve: Curve) -> dict[str, str]:
 def draw(results: TextResults, title: str, path: Path) -> bool:
     """Draw means, intervals and seeds into a PNG file; return whether there was anything."""
     lines = {model.variant.name: _build_line(model) for model in results.models}
-    begun = find_begun(results).items()
-    lines |= {name: Line.over_seeds([curve.points]) for name, (_, curve) in begun}
+    for name, (_, curve) in find_begun(results).items():
+        lines[name] = Line.over_seeds([curve.points])
     return draw_curves(lines, title, path, log=True)
 
 
 def _build_line(model: SeedAggregate) -> Line:
-    """Build the curve of a model; it ends with a gap where the first seed diverged."""
+    """Build the curve of a model; a gap at its end is drawn as a cross."""
     seeds = [outcome.curve.points for outcome in model.outcomes]
     line = Line.over_seeds(seeds, intervals.interval_of_perplexity)
-    gap = [(end, intervals.interval([math.nan])) for end in sorted(model.diverged.values())[:1]]
-    return line._replace(mean=[*line.mean, *gap])
+    if not model.diverged:
+        return line
+    gap = min(model.diverged.values()), intervals.interval([math.nan])
+    return line._replace(mean=[*line.mean, gap])
 
 
 def find_begun(results: TextResults) -> dict[str, tuple[Run, Curve]]:
-    """Find the first curve of each model without a finished training."""
+    """Find the first curve, with its run, of each model that has no finished training."""
     finished = {outcome.run.variant for outcome in results.outcomes}
     begun: dict[str, tuple[Run, Curve]] = {}
     for run, curve in results.begun.items():

@@ -1,9 +1,11 @@
-"""Derives sentences about a comparison from its figures, by fixed rules."""
+"""Derives sentences about a comparison from its figures, by fixed rules.
+
+A curve has validation perplexity by updates; models arrive at a level when their curve reaches it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Optional
 
 from fairseq_posenc.workbench.experiments.outcomes import SeedAggregate
 from fairseq_posenc.workbench.experiments.ranks import (
@@ -18,21 +20,18 @@ from fairseq_posenc.workbench.results.differences import (
 )
 from fairseq_posenc.workbench.results.markdown import code
 
-_FALLING = 0.02  # share of the perplexity by which a still falling one falls in the last quarter
-# A model has left the plateau of a bag of words at this share of its perplexity: too far below for
-# chance, and further than by knowing only where a block begins.
+_FALLING = 0.02  # a perplexity that falls by this share in the last quarter is still falling
+# A model at this share of the perplexity of a bag of words uses the order of the text: chance, or
+# knowing only where a block begins, would not take it so far.
 _LEFT_PLATEAU = 0.5
 
 
 def derive_statements(
     models: Sequence[SeedAggregate], unigram: float, masked: bool = True
 ) -> list[str]:
-    """Derive conclusions from the figures of language models, in Markdown.
+    """Derive conclusions from the figures of masked or causal LMs, in Markdown.
 
-    Args:
-        models: the models.
-        unigram: perplexity of a model that knows only the frequencies of pieces.
-        masked: whether the models are masked LMs, not causal ones.
+    ``unigram`` is the perplexity of a model that knows only the frequencies of pieces.
     """
     trained = [model for model in models if not model.diverged]
     diverged = [f"{_quote(model)} {model.show(2)}." for model in models if model.diverged]
@@ -40,10 +39,12 @@ def derive_statements(
     if few := explain_few_seeds(min(len(model.outcomes) for model in models)):
         sentences.append(few)
     else:
-        bag = next((model for model in trained if masked and model.variant.is_plain("none")), None)
-        others = [model for model in trained if model is not bag]
+        # Causal LMs see the order of tokens even without positions.
+        bags = [model for model in trained if masked and model.variant.is_plain("none")]
+        others = [model for model in trained if model not in bags]
         sentences += describe_differences({model.variant.name: model.by_seed for model in trained})
-        sentences += [_compare_with_bag(bag, others), _describe_arrivals(others)]
+        sentences += [_compare_with_bag(bag, others) for bag in bags]
+        sentences.append(_describe_arrivals(others))
     return [sentence for sentence in sentences if sentence]
 
 
@@ -72,16 +73,17 @@ def _describe_falling(models: Sequence[SeedAggregate]) -> str:
     """List the models whose perplexity still falls, so that a longer training may change ranks."""
     falls = []
     for model in models:
-        curve = [(updates, level.mean) for updates, level in model.curve]
-        earlier = [value for updates, value in curve if updates <= 0.75 * curve[-1][0]]
-        if earlier and 1 - curve[-1][1] / earlier[-1] > _FALLING:
-            falls.append(f"{_quote(model)} by {1 - curve[-1][1] / earlier[-1]:.0%}")
+        curve = model.curve
+        earlier = [level.mean for updates, level in curve if updates <= 0.75 * curve[-1][0]]
+        if earlier and (fall := 1 - curve[-1][1].mean / earlier[-1]) > _FALLING:
+            falls.append(f"{_quote(model)} by {fall:.0%}")
     sentence = "Validation perplexity still fell in the last quarter of the training:"
     return f"{sentence} {', '.join(falls)}." if falls else ""
 
 
-def _compare_with_bag(bag: Optional[SeedAggregate], others: Sequence[SeedAggregate]) -> str:
-    if bag is None or not bag.curve:
+def _compare_with_bag(bag: SeedAggregate, others: Sequence[SeedAggregate]) -> str:
+    """Say when models leave the plateau of a masked LM without positions."""
+    if not bag.curve:
         return ""
     others = [model for model in others if _is_below(model, bag)]
     lowest = min(interval.mean for _, interval in bag.curve)
@@ -114,7 +116,7 @@ def _describe_arrivals(models: Sequence[SeedAggregate]) -> str:
 
 
 def _format_arrivals(models: Iterable[SeedAggregate], level: float) -> str:
-    """Format after how many updates models reach a perplexity, over the seeds."""
+    """Format after how many updates models reach a perplexity, from the first to the last seed."""
     return ", ".join(f"{_quote(model)} {_format_arrival(model, level)}" for model in models)
 
 

@@ -1,7 +1,7 @@
 """Parses the models of ``lm-length``, ``NAME=MODEL[@SPEC]``, and describes an opened model.
 
 A model is a checkpoint of fairseq, or a folder of Hugging Face's transformers. With ``@SPEC`` it
-gets other positions than in its training.
+gets other positions than it was trained with.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def parse_checkpoints(texts: Sequence[str]) -> list[NamedCheckpoint]:
 def _parse_checkpoint(name: str, value: str) -> NamedCheckpoint:
     if not is_folder_name(name):
         raise UserError(f"{name!r}: the name must be a valid folder name")
-    path, at, spec = value.rpartition("@")
-    if not at or Path(value).exists():
+    path, _, spec = value.rpartition("@")
+    if not path or Path(value).exists():  # without a spec; a path may contain "@"
         path = value
         spec = ""
     named = NamedCheckpoint(name, find_model(Path(path)), spec or None)
     if named.is_folder:
         if not (named.path / "config.json").is_file():
             raise UserError(f"{name}: the folder {path} has no config.json of transformers")
-        return named
+        return named  # `own` in its spec is understood only when the model is open
     if not named.path.is_file():
         raise UserError(f"{name}: the checkpoint {path} does not exist")
     return named._replace(spec_override=str(parse(spec)) if spec else None)
@@ -70,4 +70,4 @@ class LoadedModel(NamedTuple):
     encoding: str  # spec of its positions, or "fairseq's CLASS" for fairseq's own models
     trained_length: int  # tokens in a training sample
     updates: Optional[int]  # training updates; None if they are not known
-    limit: Optional[int]  # longest input; None if the position encodings refuse longer ones
+    limit: Optional[int]  # longest input; None if the position encodings themselves refuse it

@@ -7,6 +7,7 @@ Models are checkpoints of fairseq, which read ``--data``, or folders of transfor
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -99,18 +100,15 @@ def run(args: argparse.Namespace) -> int:
         say(f"{len(stream):,} tokens of {text}, {scored}")
         if args.windows and args.windows < LEAST_SEEDS:
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
-        computing = (args.device, args.fp16, args.bf16)
         scorings = [
             Scoring(
-                args.out / named.name,
-                _collect_inputs(named, args),
-                partial(
-                    _open, named, args.text or args.data, args.split, computing, args.lengths[-1]
-                ),
-                args.lengths,
-                strides,
-                args.max_tokens,
-                args.windows,
+                folder=args.out / named.name,
+                inputs=_collect_inputs(named, args),
+                open=_prepare_to_open(named, args, (args.device, args.fp16, args.bf16)),
+                lengths=args.lengths,
+                strides=strides,
+                max_tokens=args.max_tokens,
+                spread=args.windows,
             )
             for named in checkpoints
         ]
@@ -149,10 +147,10 @@ def _check_text(checkpoints: list[NamedCheckpoint], args: argparse.Namespace) ->
             f"{folders[0]} is a folder of transformers, and others are checkpoints of fairseq: "
             "they read different data; score them one by one"
         )
-    needed, other = ("--text FILE", args.data) if folders else ("--data DIR", args.text)
-    if other is not None or (args.text if folders else args.data) is None:
-        kind = "folders of transformers" if folders else "checkpoints of fairseq"
-        raise UserError(f"{kind} read {needed}: give that, and it alone")
+    if folders and (args.text is None or args.data is not None):
+        raise UserError("folders of transformers read --text FILE: give that, and it alone")
+    if not folders and (args.data is None or args.text is not None):
+        raise UserError("checkpoints of fairseq read --data DIR: give that, and it alone")
 
 
 def _open_all(
@@ -166,8 +164,7 @@ def _open_all(
     models: list[Row] = []
     streams: list[Stream] = []
     for named in checkpoints:
-        cpu = "cpu", False, False
-        loaded, stream = _open(named, args.text or args.data, args.split, cpu, args.lengths[-1])
+        loaded, stream = _prepare_to_open(named, args, ("cpu", False, False))()
         streams.append(stream)
         if not torch.equal(stream.targets, streams[0].targets):
             raise UserError(
@@ -187,7 +184,15 @@ def _open_all(
     return models, streams[0]
 
 
-@lru_cache(1)  # for all scores of a model
+def _prepare_to_open(
+    named: NamedCheckpoint, args: argparse.Namespace, computing: tuple[str | None, bool, bool]
+) -> Callable[[], tuple[LoadedModel, Stream]]:
+    """Prepare to open a model, on the machine that will run the job."""
+    longest = args.lengths[-1]
+    return partial(_open, named, args.text or args.data, args.split, computing, longest)
+
+
+@lru_cache(1)  # the scores of a model are computed one after the other
 def _open(
     named: NamedCheckpoint,
     text: Path,
@@ -201,7 +206,7 @@ def _open(
         named: the model.
         text: the text of a folder, or the data-bin of a checkpoint, with the model's dictionary.
         split: split of the data-bin.
-        computing: ``--device``, ``--fp16`` and ``--bf16``, for the machine that runs the job.
+        computing: values of ``--device``, ``--fp16`` and ``--bf16``.
         longest: most tokens that the model will have to read.
 
     Raises:

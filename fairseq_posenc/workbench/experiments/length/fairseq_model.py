@@ -29,7 +29,7 @@ from fairseq_posenc.workbench.running.devices import ComputeOptions
 TASK = "language_modeling"
 # Options with which a model does not predict just the next token of a stream of tokens.
 _UNSUPPORTED_OPTIONS = ("add_bos_token", "self_target", "past_target")
-_TOKENS_AT_A_TIME = 1024  # whose probabilities over the whole vocabulary are computed together
+_TOKENS_AT_A_TIME = 1024  # whose probabilities of the whole vocabulary are computed together
 
 
 def load(named: NamedCheckpoint, data: Path, computing: ComputeOptions) -> LoadedModel:

@@ -21,7 +21,7 @@ from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel, 
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 
-_TOKENS_AT_A_TIME = 1024  # whose losses are computed together
+_TOKENS_AT_A_TIME = 1024  # whose losses are computed together, to save memory
 
 
 def load(named: NamedCheckpoint, computing: ComputeOptions, longest: int) -> LoadedModel:
@@ -52,10 +52,10 @@ def load(named: NamedCheckpoint, computing: ComputeOptions, longest: int) -> Loa
 
 
 def predict(model: PreTrainedModel, tokens: Tensor, targets: Tensor) -> Tensor:
-    """Compute the log probabilities of the last tokens; see :class:`LoadedModel`."""
+    """Compute the log probabilities of targets, ``(B, n)``, which follow the last n tokens."""
     count = targets.size(1)
     options: dict[str, Any] = {}
-    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:  # saves memory
         options["logits_to_keep"] = count
     logits = model(input_ids=tokens, use_cache=False, **options).logits[:, -count:]  # [B, n, V]
     logit_parts = logits.flatten(0, 1).split(_TOKENS_AT_A_TIME)

@@ -20,17 +20,13 @@ from fairseq_posenc.workbench.results.record import Record, Row, own_command
 
 NON_OVERLAPPING, SLIDING = "non-overlapping", "sliding"
 MODES = (NON_OVERLAPPING, SLIDING)
-_MARGIN = 1.05  # room above and below the lines
+_MARGIN = 1.05  # factor of the room above and below the lines
 
 
 def build_record(models: Sequence[Row], scores: Sequence[Scores], text: str, tokens: int) -> Record:
     """Build the record of all scores, a row for each model, mode and context length.
 
-    Args:
-        models: facts about each model, by column.
-        scores: scores of each model.
-        text: name of the text: a file, or the split of a data-bin.
-        tokens: number of its tokens.
+    ``models`` has facts about each model, by column; ``text`` is the name of a file or split.
     """
     rows = [
         {**facts, "evaluation": mode, **score.figures()}
@@ -74,24 +70,27 @@ def format_table(record: Record) -> str:
     ]
     notes += _compare_with_first(groups)
     table = markdown.table(["model", "evaluation", "trained at", *lengths], rows, "llr")
-    return "\n".join([table, *([""] if notes else []), *notes])
+    return "\n".join([table, "", *notes]) if notes else table
 
 
 def _compare_with_first(groups: Mapping[tuple[str, str], Sequence[Row]]) -> list[str]:
     """Compare each model with the first one at each length, by paired windows."""
-    (first, *others), notes = groups.items(), []
+    ((first, _), first_rows), *others = groups.items()
+    notes = []
     for (model, _), rows in others:
-        changes = []
-        for row, reference in zip(rows, first[1]):
-            windows, references = (dict(enumerate(_read_windows(r))) for r in (row, reference))
-            low, high = (math.exp(bound) for bound in compare(windows, references).interval[1:])
-            if windows and references and math.isfinite(high):
-                changes.append(f"{row['length']:,}: {low:.3f} to {high:.3f}")
-        if changes:
-            names = markdown.escape(model), markdown.escape(first[0][0])
+        ratios = []
+        for row, first_row in zip(rows, first_rows):
+            # Windows take the place of seeds: both models read the same ones.
+            windows, first_windows = (dict(enumerate(_read_windows(r))) for r in (row, first_row))
+            interval = compare(windows, first_windows).interval  # of log perplexities
+            if windows and first_windows and math.isfinite(interval.high):
+                low, high = math.exp(interval.low), math.exp(interval.high)
+                ratios.append(f"{row['length']:,}: {low:.3f} to {high:.3f}")
+        if ratios:
             notes.append(
-                f"- {names[0]}: its perplexity divided by that of {names[1]} ({LEVEL:.0%} interval "
-                f"over the windows, paired): {'; '.join(changes)}"
+                f"- {markdown.escape(model)}: its perplexity divided by that of "
+                f"{markdown.escape(first)} ({LEVEL:.0%} interval over the windows, paired): "
+                f"{'; '.join(ratios)}"
             )
     return notes
 
@@ -145,7 +144,7 @@ def _introduce(record: Record) -> str:
 
 
 def draw(record: Record, path: Path) -> bool:
-    """Draw perplexity over length, a panel for each mode; return whether there is any figure."""
+    """Draw perplexity over length, a panel for each mode; return False if there is no figure."""
     modes: dict[str, dict[str, pictures.Line]] = {}
     for (model, mode), rows in _group_rows(record).items():
         points = [(row["length"], row["perplexity"]) for row in rows if row["perplexity"]]

@@ -1,4 +1,7 @@
-"""Computes the loss and the perplexity of a model on a stream, by mode and context length."""
+"""Computes the loss and the perplexity of a model on a stream, by mode and context length.
+
+Modes are ``non-overlapping``, where the stride equals the context length, and ``sliding``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import torch
-from torch import Tensor
 
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
@@ -26,7 +28,7 @@ from fairseq_posenc.workbench.experiments.length.stream import (
 from fairseq_posenc.workbench.running.jobs import Inputs, Job, Outputs, RunContext, Step
 from fairseq_posenc.workbench.running.progress import bar, format_time, say
 
-_MOST_BITS = 1000.0  # 2 to this power is still a number
+_MAX_BITS = 1000.0  # 2 to this power is still a number
 
 
 class Score(NamedTuple):
@@ -47,9 +49,10 @@ class Score(NamedTuple):
 
     def figures(self) -> dict[str, Any]:
         """Collect the figures by column of a record; windows are columns of their own."""
-        fields = {name: value for name, value in self._asdict().items() if name != "windows"}
-        windows = {f"window_{n}": value for n, value in enumerate(self.windows, start=1)}
-        return {**fields, **windows, "perplexity": self.perplexity}
+        figures = self._asdict()
+        for number, perplexity in enumerate(figures.pop("windows"), start=1):
+            figures[f"window_{number}"] = perplexity
+        return {**figures, "perplexity": self.perplexity}
 
 
 Scores = dict[str, dict[int, Score]]  # of a model, by mode and context length
@@ -87,11 +90,16 @@ class Scoring(NamedTuple):
 
     def _measure(self, mode: str, length: int, stride: int, context: RunContext) -> Outputs:
         loaded, stream = self.open()
+        total = len(stream)
+        windows = None
+        if self.spread is not None:
+            windows = list(spread_windows(total, length, stride, self.lengths[-1], self.spread))
+            total = self.spread * stride
         name = f"{self.folder.name}, {mode}, {length:,}"
-        spread = None if self.spread is None else (self.spread, self.lengths[-1])
-        with bar(name, spread[0] * stride if spread else len(stream), " tokens") as shown:
-            sizes = length, stride, self.max_tokens
-            score = score_stream(loaded, stream, *sizes, shown.update, spread)
+        with bar(name, total, " tokens") as shown:
+            score = score_stream(
+                loaded, stream, length, stride, self.max_tokens, shown.update, windows
+            )
         figure = f"no figure: {score.refusal}"
         if score.perplexity is not None:
             figure = f"perplexity {score.perplexity:,.2f} of {score.tokens:,} tokens"
@@ -99,6 +107,7 @@ class Scoring(NamedTuple):
         return score._asdict()
 
 
+@torch.no_grad()
 def score_stream(
     loaded: LoadedModel,
     stream: Stream,
@@ -106,9 +115,9 @@ def score_stream(
     stride: int,
     max_tokens: int,
     on_tokens: Callable[[int], None] = lambda tokens: None,
-    spread: Sequence[int] | None = None,
+    windows: Sequence[Window] | None = None,
 ) -> Score:
-    """Compute the mean loss of a stream's tokens; every token is predicted once.
+    """Compute the mean loss of a stream's tokens, each predicted once.
 
     Args:
         loaded: the model.
@@ -117,42 +126,33 @@ def score_stream(
         stride: tokens of a window that are predicted.
         max_tokens: most tokens of a batch, unless a window alone has more.
         on_tokens: called with the number of predicted tokens of each batch.
-        spread: number of windows and largest context length (:func:`spread_windows`); None reads
-            the whole stream.
+        windows: the windows to score, each by itself too; None scores the whole stream.
     """
     began = time.monotonic()
-    total, tokens, refusal = 0.0, 0, ""
+    device = next(loaded.model.parameters()).device
+    total = 0.0  # sum of log probabilities
+    tokens = 0
+    refusal = ""
     perplexities: list[float] = []
-    windows = cut_windows(len(stream), length, stride)
-    if spread is not None:
-        count, longest = spread
-        windows = spread_windows(len(stream), length, stride, longest, count)
     try:
         if loaded.limit is not None and length > loaded.limit:
             raise UserError(f"{length} tokens are more than the model's limit of {loaded.limit}")
         for module in loaded.model.modules():
             if isinstance(module, Encoding):
                 module.make_room(length)
-        for batch in batch_windows(windows, max_tokens):
-            log_probs = compute_log_probabilities(loaded, stream, batch)
-            total += float(log_probs.double().sum())
+        for batch in batch_windows(windows or cut_windows(len(stream), length, stride), max_tokens):
+            inputs = torch.stack([stream.inputs[w.start : w.end] for w in batch])  # [B, T]
+            targets = torch.stack([stream.targets[w.scored : w.end] for w in batch])  # [B, n]
+            log_probs = loaded.predict(inputs.to(device), targets.to(device)).double()  # [B, n]
+            total += float(log_probs.sum())
             tokens += log_probs.numel()
-            if spread is not None:
-                perplexities += log_probs.double().mean(1).neg().exp().tolist()
+            if windows:
+                perplexities += log_probs.mean(1).neg().exp().tolist()
             on_tokens(log_probs.numel())
     except UserError as error:  # an encoding cannot read so long a window
         refusal = str(error)
     loss = -total / max(1, tokens) / math.log(2)
-    if not refusal and not loss < _MOST_BITS:  # the comparison is false for NaN too
+    if not refusal and not loss < _MAX_BITS:  # the comparison is false for NaN too
         refusal = "the model's probabilities are too small for a number"
     seconds = time.monotonic() - began
     return Score(length, stride, tokens, None if refusal else loss, seconds, refusal, perplexities)
-
-
-@torch.no_grad()
-def compute_log_probabilities(loaded: LoadedModel, stream: Stream, batch: list[Window]) -> Tensor:
-    """Compute natural logarithms of the probabilities of a batch's predicted tokens, ``(B, n)``."""
-    device = next(loaded.model.parameters()).device
-    tokens = torch.stack([stream.inputs[w.start : w.end] for w in batch])  # [B, T]
-    targets = torch.stack([stream.targets[w.scored : w.end] for w in batch])  # [B, n]
-    return loaded.predict(tokens.to(device), targets.to(device))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ class Stream(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A piece of a stream: the model reads ``start:end`` and predicts ``scored:end``."""
+    """A piece of a stream: the model reads ``start:end``, and ``scored:end`` are predicted."""
 
     start: int
     scored: int
@@ -37,7 +37,7 @@ class Window(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of tokens that are read and that are predicted."""
+        """Numbers of tokens that are read, and that are predicted."""
         return self.end - self.start, self.end - self.scored
 
 
@@ -68,8 +68,8 @@ def spread_windows(
         yield Window(end - length, end - stride, end)
 
 
-def batch_windows(pieces: Iterator[Window], max_tokens: int) -> Iterator[list[Window]]:
+def batch_windows(windows: Iterable[Window], max_tokens: int) -> Iterator[list[Window]]:
     """Group neighbouring windows of equal shape into batches of at most ``max_tokens`` tokens."""
-    for (read, _), alike in groupby(pieces, key=lambda window: window.shape):
+    for (read, _), alike in groupby(windows, key=lambda window: window.shape):
         while batch := list(islice(alike, max(1, max_tokens // read))):
             yield batch

@@ -1,4 +1,4 @@
-"""Trains models on tasks with known answers, and tests them on longer questions.
+"""Trains models on tasks with known answers, and tests them on questions of many lengths.
 
 1. :mod:`~fairseq_posenc.workbench.experiments.probe.tasks` has a function for each task, which
    makes questions and answers.

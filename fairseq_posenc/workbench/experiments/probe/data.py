@@ -1,4 +1,8 @@
-"""Writes questions and answers, drawn from a fixed seed, as data of fairseq."""
+"""Writes questions and answers, drawn from a fixed seed, as data of fairseq.
+
+A sample of a language model is ``question ASKS answer </s>``. An encoder-decoder has two files: its
+source is ``question </s>``, its target ``ASKS answer </s>``.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ QUESTION, ANSWER = "question", "answer"  # the two languages of encoder-decoders
 DATA_SEED = 1
 EXAMPLES = {"train": 50_000, "valid": 200}
 TEST_EXAMPLES = 100  # number of questions of each length, divided equally among the depths
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)  # places of the needle in the text
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)  # places of the needle: 0 at the start, 1 at the end
 
 
 def write_train_splits(task: Task, family: str, longest: int, folder: Path) -> Outputs:
@@ -32,23 +36,27 @@ def write_train_splits(task: Task, family: str, longest: int, folder: Path) -> O
 
 
 def write_test_splits(task: Task, family: str, lengths: Sequence[int], folder: Path) -> Outputs:
-    """Write a test split for each length, and depth; see :func:`name_test_splits`."""
-    written = {}
-    for split, (length, *depth) in name_test_splits(task, lengths).items():
+    """Write the splits of :func:`name_test_splits`."""
+    splits = name_test_splits(task, lengths)
+    count = TEST_EXAMPLES // (len(DEPTHS) if task.has_depth else 1)
+    for split, arguments in splits.items():
         rng = _new_generator(task, split)
-        written[split] = TEST_EXAMPLES // (len(DEPTHS) if depth else 1)
-        examples = (task.make_example(rng, length, *depth) for _ in range(written[split]))
+        examples = (task.make_example(rng, *arguments) for _ in range(count))
         _write(examples, task, family, folder, split)
-    return written
+    return dict.fromkeys(splits, count)
 
 
 def name_test_splits(
     task: Task, lengths: Sequence[int]
 ) -> dict[str, tuple[int] | tuple[int, float]]:
-    """Name the test splits; map each to its length, and to its depth if the task has depths."""
+    """Name the test splits by length and depth, which are the arguments of ``make_example``."""
     if not task.has_depth:
         return {f"length-{length}": (length,) for length in lengths}
-    return {f"length-{n}-depth-{d:g}": (n, d) for n in lengths for d in DEPTHS}
+    return {
+        f"length-{length}-depth-{depth:g}": (length, depth)
+        for length in lengths
+        for depth in DEPTHS
+    }
 
 
 def _new_generator(task: Task, split: str) -> random.Random:
@@ -56,12 +64,13 @@ def _new_generator(task: Task, split: str) -> random.Random:
 
 
 def _write(examples: Iterable[Example], task: Task, family: str, folder: Path, split: str) -> None:
-    """Write a split: a file of questions with answers, or a file of each for encoder-decoders."""
+    """Write a split, with a dictionary for each language; a language model has the language ""."""
     dictionary = Dictionary()
-    for symbol in (ASKS, *([BLANK] if family == MASKED else []), *task.symbols):
+    blank = [BLANK] if family == MASKED else []
+    for symbol in (ASKS, *blank, *task.symbols):
         dictionary.add_symbol(symbol)
     names = {"": split}
-    if family == ENCODER_DECODER:
+    if family == ENCODER_DECODER:  # as fairseq's translation task names its files
         names = {symbol: f"{split}.{QUESTION}-{ANSWER}.{symbol}" for symbol in (QUESTION, ANSWER)}
     builders = {}
     for language, name in names.items():
@@ -69,9 +78,9 @@ def _write(examples: Iterable[Example], task: Task, family: str, folder: Path, s
         path = data_file_path(str(folder / name))
         builders[language] = make_builder(path, "mmap", vocab_size=len(dictionary))
     for question, answer in examples:
-        lines = {"": [*question, ASKS, *answer], QUESTION: question, ANSWER: [ASKS, *answer]}
+        words = {"": [*question, ASKS, *answer], QUESTION: question, ANSWER: [ASKS, *answer]}
         for language, builder in builders.items():
-            numbers = [*map(dictionary.index, lines[language]), dictionary.eos()]
-            builder.add_item(torch.tensor(numbers, dtype=torch.int32))
+            tokens = [*map(dictionary.index, words[language]), dictionary.eos()]
+            builder.add_item(torch.tensor(tokens, dtype=torch.int32))
     for language, builder in builders.items():
         builder.finalize(index_file_path(str(folder / names[language])))

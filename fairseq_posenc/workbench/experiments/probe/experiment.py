@@ -1,4 +1,7 @@
-"""The experiment of ``probe``: writes the data of each task, trains models on it, tests them."""
+"""The experiment of ``probe``: writes the data of each task, trains models on it, tests them.
+
+Lengths count words of a question, as each task defines them.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,16 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.experiment import Experiment, Results
 from fairseq_posenc.workbench.experiments.probe import data as probe_data
-from fairseq_posenc.workbench.experiments.probe.data import (
-    ANSWER,
-    DATA_SEED,
-    EXAMPLES,
-    QUESTION,
-    TEST_EXAMPLES,
-)
+from fairseq_posenc.workbench.experiments.probe.data import ANSWER, QUESTION
 from fairseq_posenc.workbench.experiments.probe.tasks import get as get_task
 from fairseq_posenc.workbench.experiments.probe.tasks.base import Task
-from fairseq_posenc.workbench.experiments.trainings import Measurement
+from fairseq_posenc.workbench.experiments.trainings import Evaluation
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, ENCODER_DECODER, MASKED, Run
 from fairseq_posenc.workbench.running.jobs import Job, Outputs, RunContext, Step
 from fairseq_posenc.workbench.running.progress import say
 
-_MAX_WORDS = 500  # of a question
-POSITIONS = 1024  # rows of learned tables: an answer may be as long as its question
+_MAX_WORDS = 500  # longest question
+POSITIONS = 1024  # most tokens of a sample: an answer may be as long as its question
 
 # By default fairseq cuts the last batch to a multiple of 8 and drops the rest, in validation too.
 KEEP_ALL = "--max-tokens 4096 --required-batch-size-multiple 1"
@@ -66,9 +63,9 @@ _ACCURACY = re.compile(r'"length-(\d+)(?:-depth-([\d.]+))?_exact": "?([\d.]+)')
 
 @dataclass(frozen=True, kw_only=True)
 class TaskExperiment(Experiment):
-    """Models that each learn one task with known answers, and are tested at many lengths."""
+    """Models, each of which learns a task and is tested at many lengths."""
 
-    case: ClassVar[str] = "task"  # what `Run.case` means
+    condition_name: ClassVar[str] = "task"
     tasks: tuple[Task, ...]  # the tasks; each model is trained on one
     trained: int  # longest question in training, in words
     lengths: tuple[int, ...]  # lengths of the test questions, in words
@@ -82,13 +79,17 @@ class TaskExperiment(Experiment):
     @property
     def runs(self) -> list[Run]:
         """The trainings: every model on every task, with every seed."""
-        pairs = [(task, variant) for task in self.tasks for variant in self.variants]
-        return [Run(variant, seed, task.name) for seed in self.seeds for task, variant in pairs]
+        return [
+            Run(variant, seed, task.name)
+            for seed in self.seeds
+            for task in self.tasks
+            for variant in self.variants
+        ]
 
     def folder(self, run: Run) -> Path:
         """Return the folder of a run's checkpoints and log."""
-        models = self.out / self.family / "models"
-        return models / run.case / run.variant.folder / f"seed-{run.seed}"
+        models = self.out / self.family / "models" / run.condition
+        return models / run.variant.folder / f"seed-{run.seed}"
 
     def task_data(self, task: str) -> Path:
         """Return the folder of a task's data, for training and test."""
@@ -96,7 +97,7 @@ class TaskExperiment(Experiment):
 
     def data(self, run: Run) -> Path:
         """Return the data-bin of a run's task."""
-        return self.task_data(run.case) / "train"
+        return self.task_data(run.condition) / "train"
 
     def options(self, run: Run) -> list[str]:
         """List the options of ``fairseq-train`` that define the model and what it learns."""
@@ -104,16 +105,16 @@ class TaskExperiment(Experiment):
 
     @property
     def within(self) -> list[int]:
-        """Test lengths up to that in training."""
+        """Test lengths up to the longest in training."""
         return [length for length in self.lengths if length <= self.trained]
 
     @property
     def beyond(self) -> list[int]:
-        """Test lengths beyond that in training."""
+        """Test lengths beyond the longest in training."""
         return [length for length in self.lengths if length > self.trained]
 
     def prepare(self, context: RunContext) -> Outputs:
-        """Write the data of all tasks, questions and answers."""
+        """Write the data of all tasks, which has no figures."""
         say(f"data: {', '.join(task.name for task in self.tasks)}")
         for task in self.tasks:
             for step in self._build_steps(task):
@@ -122,7 +123,7 @@ class TaskExperiment(Experiment):
 
     def job(self, run: Run) -> Job:
         """Build a training on one task, and its test at all lengths."""
-        task = get_task(run.case)
+        task = get_task(run.condition)
         train, test = self._build_steps(task)
         splits = ",".join(probe_data.name_test_splits(task, self.lengths))
         options = (
@@ -130,9 +131,9 @@ class TaskExperiment(Experiment):
             "--num-workers 0 --distributed-world-size 1"
         )
         model = str(self.folder(run) / LAST)
-        measure = ["fairseq-validate", str(test.folder), "--path", model, *shlex.split(options)]
-        # New test data needs no new training: its lengths are in the command of the measurement.
-        return self._build_job(run, train.inputs, Measurement(measure, parse_accuracies))
+        command = ["fairseq-validate", str(test.folder), "--path", model, *shlex.split(options)]
+        # New test lengths need no new training: they are inputs of the evaluation, by its command.
+        return self._build_job(run, train.inputs, Evaluation(command, parse_accuracies))
 
     def _build_steps(self, task: Task) -> tuple[Step, Step]:
         """Build the steps that write the data of training and of test."""
@@ -141,19 +142,18 @@ class TaskExperiment(Experiment):
         inputs = {
             "task": task.name,
             "family": family,
-            "seed": DATA_SEED,
+            "seed": probe_data.DATA_SEED,
             "version": __version__,
         }
-        # The stamps of experiments to resume name these folders.
         return (
             Step(
                 folder / "train",
-                {**inputs, "longest": longest, "examples": EXAMPLES},
+                {**inputs, "longest": longest, "examples": probe_data.EXAMPLES},
                 lambda _: probe_data.write_train_splits(task, family, longest, folder / "train"),
             ),
             Step(
-                folder / "read",
-                {**inputs, "lengths": lengths, "examples": TEST_EXAMPLES},
+                folder / "read",  # the test data; results of earlier versions name this folder
+                {**inputs, "lengths": lengths, "examples": probe_data.TEST_EXAMPLES},
                 lambda _: probe_data.write_test_splits(task, family, lengths, folder / "read"),
             ),
         )
@@ -170,9 +170,10 @@ def parse_accuracies(lines: list[str]) -> Outputs:
     """
     shares: dict[str, float] = {}
     by_length = defaultdict(list)
-    for match in filter(None, map(_ACCURACY.search, lines)):
-        length, depth, share = match.groups()
-        by_length[length].append(float(share))
-        if depth is not None:
-            shares[f"{length}@{depth}"] = float(share)
-    return {**{length: fmean(at_length) for length, at_length in by_length.items()}, **shares}
+    for line in lines:
+        if match := _ACCURACY.search(line):
+            length, depth, share = match.groups()
+            by_length[length].append(float(share))
+            if depth is not None:
+                shares[f"{length}@{depth}"] = float(share)
+    return {length: fmean(values) for length, values in by_length.items()} | shares

@@ -82,7 +82,7 @@ def draw_learning(results: TaskResults, path: Path) -> None:
         return [
             learning_curve(outcome)
             for outcome in results.outcomes
-            if (outcome.run.case, outcome.run.variant) == (task, model)
+            if (outcome.run.condition, outcome.run.variant) == (task, model)
         ]
 
     pictures.save(_draw_tasks(results, collect_points, "updates; questions as in training"), path)

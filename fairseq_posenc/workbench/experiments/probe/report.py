@@ -228,4 +228,4 @@ def build_record(results: TaskResults) -> Record:
 
 def _name_training(outcome: Outcome) -> dict[str, Any]:
     run = outcome.run
-    return {"model": run.variant.name, "task": run.case, "seed": run.seed}
+    return {"model": run.variant.name, "task": run.condition, "seed": run.seed}

@@ -1,4 +1,4 @@
-"""The tasks of ``probe``: questions with a single right answer."""
+"""The tasks of ``probe``: questions with a single right answer, in which a token is a word."""
 
 from __future__ import annotations
 

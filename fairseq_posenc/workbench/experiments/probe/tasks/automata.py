@@ -1,9 +1,11 @@
-"""Tasks that track a state: bits, a place on a circle, a value, a stack."""
+"""Tasks that track a state: bits, a place on a circle, a value, a stack.
+
+Deletang et al. (2023) is arXiv:2207.02098.
+"""
 
 from __future__ import annotations
 
 import random
-from itertools import chain
 from math import prod
 
 from fairseq_posenc.workbench.experiments.probe.tasks.base import Example, register
@@ -11,8 +13,10 @@ from fairseq_posenc.workbench.experiments.probe.tasks.base import Example, regis
 _MODULUS = 5  # places of the circle, and the modulus of arithmetic
 _DIGITS = [str(digit) for digit in range(_MODULUS)]
 _STEPS = {"stay": 0, "right": 1, "left": -1}
-_WEIGHTS = (1, 8, 1)  # write, ignore, read: most steps ignore, so that the last write is far back
-_ACTIONS = ("push0", "push1", "pop")
+# Of write, ignore, read: mostly ignore, so that the last write is far back.
+_FLIP_FLOP_WEIGHTS = (1, 8, 1)
+_PUSHES = {"push0": "0", "push1": "1"}
+_ACTIONS = (*_PUSHES, "pop")
 _END = "."
 
 
@@ -35,7 +39,7 @@ def even_pairs(rng: random.Random, length: int) -> Example:
 
 @register([*_STEPS, *_DIGITS])
 def cycle_navigation(rng: random.Random, length: int) -> Example:
-    """Say where on a circle of five places steps from place 0 end (Deletang et al. 2023)."""
+    """Say at which of five places on a circle the steps from place 0 end (Deletang et al. 2023)."""
     steps = rng.choices(list(_STEPS), k=length)
     return steps, [str(sum(_STEPS[step] for step in steps) % _MODULUS)]
 
@@ -47,8 +51,10 @@ def flip_flop(rng: random.Random, length: int) -> Example:
     Each instruction comes with a bit: ``w`` writes it, ``i`` is to be ignored, and ``r`` reads the
     last written one. The first instruction writes; the last one reads, and its bit is the answer.
     """
-    between = rng.choices("wir", _WEIGHTS, k=max(0, (length - 3) // 2))
-    words, written = [], ""
+    # The first instruction with its bit and the last one without make three words.
+    between = rng.choices("wir", _FLIP_FLOP_WEIGHTS, k=max(0, (length - 3) // 2))
+    words = []
+    written = ""
     for instruction in ["w", *between]:
         bit = written if instruction == "r" else rng.choice("01")
         written = bit if instruction == "w" else written
@@ -61,14 +67,16 @@ def modular_arithmetic(rng: random.Random, length: int) -> Example:
     """Compute a sum of products, without brackets, modulo 5 (Deletang et al. 2023)."""
     digits = rng.choices(_DIGITS, k=max(1, (length + 1) // 2))
     operators = rng.choices("+-*", k=len(digits) - 1)
-    products = [[int(digits[0])]]
-    for operator, digit in zip(operators, map(int, digits[1:])):
+    question = digits[:1]
+    products = [[int(digits[0])]]  # factors of each product
+    for operator, digit in zip(operators, digits[1:]):
+        question += [operator, digit]
         if operator == "*":
-            products[-1].append(digit)
+            products[-1].append(int(digit))
         else:
-            products.append([1 if operator == "+" else -1, digit])
+            products.append([1 if operator == "+" else -1, int(digit)])
     value = sum(map(prod, products)) % _MODULUS
-    return [*chain(*zip(digits, operators)), digits[-1]], [str(value)]
+    return question, [str(value)]
 
 
 @register(["0", "1", *_ACTIONS, _END])
@@ -83,8 +91,8 @@ def stack_manipulation(rng: random.Random, length: int) -> Example:
     actions = rng.choices(_ACTIONS, k=length - len(stack))
     question = [*stack, *actions]
     for action in actions:
-        if action != "pop":
-            stack.append(action[-1])
+        if action in _PUSHES:
+            stack.append(_PUSHES[action])
         elif stack:
             stack.pop()
     return question, [*reversed(stack), *[_END] * (length + 1 - len(stack))]

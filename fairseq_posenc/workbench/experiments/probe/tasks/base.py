@@ -1,4 +1,10 @@
-"""The type of a task of ``probe``, and the registry of all tasks."""
+"""The type of a task of ``probe``, and the registry, which the modules of this package fill.
+
+A task is a function that draws a question and its answer as lists of words: ``copy(rng, 3)`` may
+return ``(["q", "a", "q"], ["q", "a", "q"])``. A question may contain earlier questions, each with
+its answer between :data:`~fairseq_posenc.tasks.answers.ASKS` and ``ENDS``. Earlier answers are
+scored as well, except with encoder-decoders, which read them in the source.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +12,17 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-Example = tuple[list[str], list[str]]  # words of the question, of its answer
+Example = tuple[list[str], list[str]]  # words of the question, and of its answer
+# Its arguments are a `random.Random`, the rough length of the question in words (or of what its
+# docstring says) and, for some tasks, the depth of the needle: 0 for the start, 1 for the end.
 ExampleMaker = Callable[..., Example]
 
 
 class Task(NamedTuple):
-    """A task: questions with one right answer each."""
+    """A registered task."""
 
     name: str
-    symbols: Sequence[str]  # all words that may occur
-    # Makes a question and its answer from a `random.Random`, the question's rough length in words
-    # and, if `has_depth`, the depth of the needle: 0 puts it at the start, 1 at the end.
+    symbols: Sequence[str]  # all words that may occur, except `ASKS`
     make_example: ExampleMaker
     has_depth: bool  # whether the answer is a needle that can be put at a depth
 
@@ -25,16 +31,7 @@ TASKS: dict[str, Task] = {}
 
 
 def register(symbols: Sequence[str]) -> Callable[[ExampleMaker], ExampleMaker]:
-    """Register a function as the task of the function's name.
-
-    If the length does not count the words of the question, the function's docstring says what it
-    counts. A question may contain earlier questions with their answers; an answer stands between
-    :data:`~fairseq_posenc.tasks.answers.ASKS` and ``ENDS``. These answers are scored as well,
-    unless an encoder-decoder reads them in its source.
-
-    Args:
-        symbols: all words that may occur.
-    """
+    """Register a function as the task of its name; ``symbols`` are all words except ``ASKS``."""
 
     def add(make: ExampleMaker) -> ExampleMaker:
         name = make.__name__

@@ -1,4 +1,7 @@
-"""Tasks that copy, reorder, index or add."""
+"""Tasks that copy, reorder, index or add.
+
+Deletang et al. (2023) is arXiv:2207.02098, Ruoss et al. (2023) arXiv:2305.16843.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from fairseq_posenc.workbench.experiments.probe.tasks.base import Example, regis
 
 ASK, MISSING = "?", "_"
 _WORDS = [f"w{number}" for number in range(512)]
-_FARTHEST = 9
+_FARTHEST = 9  # most places between a word and the one asked for
 _SHIFTS = [f"{shift:+}" for shift in range(-_FARTHEST, _FARTHEST + 1) if shift]
 
 
@@ -37,7 +40,7 @@ def sort(rng: random.Random, length: int) -> Example:
 
 @register("01234")
 def bucket_sort(rng: random.Random, length: int) -> Example:
-    """Say digits below 5 in their order: it is enough to count them (Deletang et al. 2023)."""
+    """Say digits below 5 in ascending order; counting them is enough (Deletang et al. 2023)."""
     digits = rng.choices("01234", k=length)
     return digits, sorted(digits)
 
