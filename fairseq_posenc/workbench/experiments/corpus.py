@@ -103,10 +103,7 @@ def split_documents(documents: list[Document]) -> tuple[list[Document], list[Doc
 def write_corpus(text: Optional[str], origin: str, folder: Path) -> dict[str, Any]:
     """Write ``train.txt`` and ``valid.txt`` into a folder, and count their documents and words.
 
-    Args:
-        text: the text; None for Python's documentation.
-        origin: name of the text in messages.
-        folder: the folder.
+    If the text is None, it is Python's documentation. Messages name its origin.
 
     Raises:
         UserError: the text has too few words.

@@ -26,11 +26,7 @@ def meaningful_perplexity(unigram: float) -> float:
 def describe_ranks(name: str, lowest: float, updates: int, unigram: float) -> str:
     """Say whether the ranks of models mean something.
 
-    Args:
-        name: the model with the lowest perplexity.
-        lowest: that perplexity; may be NaN.
-        updates: number of updates after which it was measured.
-        unigram: perplexity of a model that knows only the frequencies of pieces.
+    The model ``name`` has the ``lowest`` perplexity, which may be NaN, after so many updates.
     """
     level = f"{meaningful_perplexity(unigram):,.1f}"
     rule = f"below {level}, half the perplexity of a model that only counts pieces"
@@ -45,11 +41,8 @@ def describe_ranks(name: str, lowest: float, updates: int, unigram: float) -> st
 def estimate_updates(curve: Sequence[tuple[int, float]], unigram: float) -> Optional[int]:
     """Estimate the total number of updates after which ranks mean something.
 
-    The loss is assumed to fall as fast as in the last part of its curve; None if it did not fall.
-
-    Args:
-        curve: updates and perplexity, from the first validation on.
-        unigram: perplexity of a model that knows only the frequencies of pieces.
+    The loss is assumed to fall as fast as in the last part of the curve of perplexity by updates;
+    None if it did not fall.
     """
     points = [(updates, math.log(value)) for updates, value in curve if math.isfinite(value)]
     if len(points) < 2:

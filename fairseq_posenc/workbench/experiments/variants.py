@@ -39,10 +39,6 @@ class Variant(NamedTuple):
         """Check whether the positions have this spec, and all layers attend in both directions."""
         return self.position_encoding == spec and not self.directions
 
-    def trains_as(self, other: Variant) -> bool:
-        """Check whether another variant is the same model, maybe under another name."""
-        return self._replace(name=other.name) == other
-
     @property
     def folder(self) -> str:
         """The name in a form that needs no quoting in a shell: ``3xrope--window-size=8``."""
@@ -92,7 +88,7 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
     for item in split_list(text):
         variant = _parse_variant(item, text)
         for other in variants:
-            if variant.trains_as(other):
+            if variant._replace(name=other.name) == other:
                 both = repr(item) if item == other.name else f"{other.name!r} and {item!r}"
                 raise UserError(f"--encodings: {both} would train the same model twice")
         variants.append(variant)

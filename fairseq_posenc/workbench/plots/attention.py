@@ -64,12 +64,8 @@ class Maps(NamedTuple):
 def draw_attention(maps: Maps, title: str, signed: bool = False) -> Any:
     """Draw attention maps on one scale, a row for each layer and a column for each head.
 
-    Tokens are written if they fit; hidden pairs are grey. Returns matplotlib's Figure.
-
-    Args:
-        maps: the attention.
-        title: title of the figure.
-        signed: whether the weights are differences, which may be negative.
+    Tokens are written if they fit; hidden pairs are grey. Weights are ``signed`` if they are
+    differences. Returns matplotlib's Figure.
     """
     rows, columns, tgt_len, src_len = maps.weights.shape
     ratio = min(max(tgt_len / src_len, 0.5), 1.5)

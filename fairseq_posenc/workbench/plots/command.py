@@ -245,16 +245,10 @@ def _find_subject(args: argparse.Namespace, index: int = 0) -> Subject:
 
 
 def _choose_numbers(numbers: Sequence[int] | None, count: int, part: str, name: str) -> list[int]:
-    """Convert numbers of layers or heads, from 1, to indices, from 0.
-
-    Args:
-        numbers: the user's numbers; None for all.
-        count: how many layers or heads the model has.
-        part: ``layer`` or ``head``, which is the option's name too.
-        name: name of the model in messages.
+    """Convert numbers of ``--layer`` or ``--head``, from 1, to indices, from 0; None means all.
 
     Raises:
-        UserError: a number is out of range.
+        UserError: a number is above ``count``, which the model ``name`` has of this part.
     """
     for number in numbers or ():
         if not 1 <= number <= count:

@@ -62,15 +62,10 @@ def compute_curves(
     reach: int,
     captured: Sequence[CapturedAttention] = (),
 ) -> list[Curves]:
-    """Compute the mean score by distance, and the biases and gains in it.
+    """Compute the mean score by distance, up to ``reach``, and the biases and gains in it.
 
-    Args:
-        stack: the encodings.
-        layers: indices of the layers to show, from 0.
-        heads: indices of the heads to show, from 0.
-        reach: largest distance.
-        captured: attention of a trained model. Without it, the scores are those of equal random
-            contents (:meth:`~fairseq_posenc.api.PositionEncoding.distance_curve`).
+    Without ``captured`` attention of a trained model, scores are those of equal random contents
+    (:meth:`~fairseq_posenc.api.PositionEncoding.distance_curve`).
     """
     reach = stack.limit_distance(reach)
     last = 0 if stack.dims.causal else reach  # a causal stack has no later keys

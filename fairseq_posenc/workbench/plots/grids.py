@@ -27,14 +27,10 @@ _HEADER = 0.6  # height of the title and the legend, in inches
 def new_panels(
     count: int, title: str, columns: int, ratio: float, below: float = 0.0
 ) -> tuple[Any, list[Any]]:
-    """Create a figure of panels; return both.
+    """Create a figure of panels in rows of up to ``columns``; return both.
 
-    Args:
-        count: number of panels.
-        title: title of the figure.
-        columns: number of panels in a row.
-        ratio: height of a panel divided by its width.
-        below: height of the labels below the last row, in inches.
+    ``ratio`` is the height of a panel divided by its width, ``below`` the height of the labels
+    below the last row, in inches.
     """
     columns = min(columns, count)
     height = ratio * panel_width(columns)

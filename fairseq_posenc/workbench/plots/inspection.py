@@ -59,12 +59,7 @@ class Inspection(NamedTuple):
     def build(
         cls, facts: Facts, captured: Sequence[CapturedAttention], labels: dict[str, list[str]]
     ) -> Inspection:
-        """Quantize captured attention.
-
-        Args:
-            facts: facts about the model.
-            captured: attention of all layers.
-            labels: text of each token, by stack: ``encoder``, ``decoder``.
+        """Quantize captured attention; ``labels`` has the text of each token, by stack.
 
         Raises:
             UserError: attention that is NaN or infinite.

@@ -51,17 +51,13 @@ def open_stack(path: Path, data: Path | None, name: str | None) -> tuple[Plotted
 def attention_to_text(
     path: Path, data: Path | None, text: str, target: str | None, name: str | None
 ) -> tuple[str, Maps]:
-    """Capture the attention of a checkpoint to a text.
+    """Capture the attention of a checkpoint to a text and its translation ``target``.
 
-    Args:
-        path: the checkpoint.
-        data: folder of its dictionaries; None for that of the training.
-        text: see :func:`prepare_input`.
-        target: see :func:`prepare_input`.
-        name: kind of attention: ``encoder``, ``decoder`` or ``cross``; None for the model's first.
+    ``data`` is the folder of the dictionaries, by default that of the training; ``name`` is the
+    kind of attention, by default the model's first.
 
     Returns:
-        The kind, and the maps of all its layers and heads.
+        The kind, ``encoder``, ``decoder`` or ``cross``, and the maps of all its layers and heads.
 
     Raises:
         UserError: the checkpoint or the kind does not exist, or the model cannot read the text.

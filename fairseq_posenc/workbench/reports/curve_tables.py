@@ -17,8 +17,8 @@ from fairseq_posenc.workbench.results.intervals import (
     interval_of_perplexity,
 )
 from fairseq_posenc.workbench.results.loss_stages import (
-    LEAST,
-    SLOW,
+    MIN_FALL,
+    SLOPE_RATIO,
     find_stages,
     fit_segments,
     smooth_losses,
@@ -34,9 +34,10 @@ Trainings = Mapping[str, Sequence[Curve]]  # name -> a curve for each seed
 _MEANS = {"perplexity": 2, "loss_at_the_end_nats": 3, "plateau_ends": 0, "plateau": 0}  # decimals
 STAGES_NOTE = (
     "The loss is fitted with line segments, as many as its noise warrants. The dive is the "
-    f"steepest segment that follows one at least {SLOW} times flatter (the plateau), which in turn "
-    f"follows one {SLOW} times steeper (the start). It lasts while the loss falls at least "
-    f"1/{SLOW} as fast, and must make up {LEAST:.0%} of the whole fall of the loss."
+    f"steepest segment that follows one at least {SLOPE_RATIO} times flatter (the plateau), which "
+    f"in turn follows one {SLOPE_RATIO} times steeper (the start). It lasts while the loss falls "
+    f"at least 1/{SLOPE_RATIO} as fast, and must make up {MIN_FALL:.0%} of the whole fall of the "
+    "loss."
 )
 
 

@@ -22,9 +22,6 @@ RULE = (
     f"Significant: the {LEVEL:.0%} interval of the paired difference (the same seed in both "
     "models, Student's t) does not contain 0."
 )
-NOT_SIGNIFICANT = (
-    f"Not significantly different ({LEVEL:.0%} interval of the paired difference contains 0)"
-)
 
 
 class Scale(NamedTuple):
@@ -124,7 +121,9 @@ def describe_differences(samples: Mapping[str, Values]) -> list[str]:
         for name, others in _group_by_better(significant).items()
     ]
     if insignificant:
-        sentences.append(f"{NOT_SIGNIFICANT}: {_join_pairs(insignificant)}.")
+        reason = f"{LEVEL:.0%} interval of the paired difference contains 0"
+        pairs = _join_pairs(insignificant)
+        sentences.append(f"Not significantly different ({reason}): {pairs}.")
     if unjudged:
         reason = f"fewer than {LEAST_SEEDS} seeds in common"
         sentences.append(f"Not judged, {reason}: {_join_pairs(unjudged)}.")

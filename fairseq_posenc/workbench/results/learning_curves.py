@@ -1,4 +1,4 @@
-"""Draws learning curves: a loss or perplexity over updates, and where a training diverged."""
+"""Draws learning curves: a loss or perplexity over updates, with NaN where a training diverged."""
 
 from __future__ import annotations
 

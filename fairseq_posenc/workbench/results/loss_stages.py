@@ -15,11 +15,11 @@ import numpy as np
 
 from fairseq_posenc.workbench.running.logs import Curve
 
-SIDE = 2  # number of neighbouring lines of the log, on each side, that smooth a line
-SLOW = 4  # factor by which the loss falls faster before and after the plateau than on it
-LEAST = 0.1  # smallest share of the whole fall of the loss in a dive
-SHORTEST = 3  # fewest lines of the log in a segment
-_DIGITS = 0.001  # precision, in nats, of the losses that fairseq logs
+SLOPE_RATIO = 4  # factor by which the loss falls faster before and after the plateau than on it
+MIN_FALL = 0.1  # smallest share of the whole fall of the loss in a dive
+_SIDE_LINES = 2  # number of neighbouring lines of the log, on each side, that smooth a line
+_MIN_LINES = 3  # fewest lines of the log in a segment
+_PRECISION = 0.001  # of the losses that fairseq logs, in nats
 
 
 class LossStages(NamedTuple):
@@ -42,17 +42,17 @@ class Segment(NamedTuple):
 def smooth_losses(curve: Curve) -> list[tuple[int, float]]:
     """Smooth the training loss, in nats, with the mean over neighbouring lines of the log.
 
-    A mean includes up to ``SIDE`` lines on each side. Near the ends there are fewer, always equally
-    many on both sides, so the first and the last value are unchanged. (A line is itself fairseq's
-    mean since the previous line.) Losses that are NaN or infinite are left out.
+    A mean includes up to ``_SIDE_LINES`` lines on each side. Near the ends there are fewer, always
+    equally many on both sides, so the first and the last value are unchanged. (A line is itself
+    fairseq's mean since the previous line.)
     """
-    kept = [entry for entry in curve.training if entry.is_finite]
-    points = []
-    for index, entry in enumerate(kept):
-        side = min(SIDE, index, len(kept) - 1 - index)
-        around = kept[index - side : index + side + 1]
-        points.append((entry.updates, sum(point.nats for point in around) / len(around)))
-    return points
+    points = training_points(curve)
+    smoothed = []
+    for index, (updates, _) in enumerate(points):
+        side = min(_SIDE_LINES, index, len(points) - 1 - index)
+        around = points[index - side : index + side + 1]
+        smoothed.append((updates, sum(nats for _, nats in around) / len(around)))
+    return smoothed
 
 
 def training_points(curve: Curve) -> list[tuple[int, float]]:
@@ -63,18 +63,18 @@ def training_points(curve: Curve) -> list[tuple[int, float]]:
 def find_stages(curve: Curve) -> Optional[LossStages]:
     """Find the stages of a training's loss; None if no dive follows a plateau.
 
-    The loss is fitted with line segments (:func:`fit_segments`). The *dive* is the steepest segment
-    that follows one at least ``SLOW`` times flatter (the *plateau*), which in turn follows one at
-    least ``SLOW`` times steeper (the *start*). The dive includes all following segments that are at
-    least 1 / ``SLOW`` times as steep; the plateau includes all preceding segments that are flatter
-    than this. Both the sum of the falls in the dive and the difference between its beginning and
-    end must be at least ``LEAST`` of the whole fall, so that the recovery from a jump of the loss
-    does not count as a dive.
+    The loss is fitted with line segments (:func:`fit_segments`). With r for ``SLOPE_RATIO``, the
+    *dive* is the steepest segment that follows one at least r times flatter (the *plateau*), which
+    in turn follows one at least r times steeper (the *start*). The dive includes all following
+    segments that are at least 1 / r times as steep; the plateau includes all preceding segments
+    that are flatter than this. Both the sum of the falls in the dive and the difference between its
+    beginning and end must be at least ``MIN_FALL`` of the whole fall, so that the recovery from a
+    jump of the loss does not count as a dive.
     """
     segments = fit_segments(training_points(curve))
     whole = sum(segment.rate * segment.updates for segment in segments)
     for peak in sorted(range(len(segments)), key=lambda i: segments[i].rate, reverse=True):
-        limit = segments[peak].rate / SLOW
+        limit = segments[peak].rate / SLOPE_RATIO
         flat = [index for index in range(peak) if segments[index].rate <= limit]
         if limit <= 0 or not flat:
             continue
@@ -86,7 +86,7 @@ def find_stages(curve: Curve) -> Optional[LossStages]:
         start_rate = max((segment.rate for segment in segments[:first]), default=-math.inf)
         along = sum(segment.rate * segment.updates for segment in segments[last + 1 : end])
         fall = min(along, segments[last].loss - segments[end - 1].loss)
-        if start_rate >= SLOW * segments[last].rate and fall >= LEAST * whole:
+        if start_rate >= SLOPE_RATIO * segments[last].rate and fall >= MIN_FALL * whole:
             return LossStages(segments[first - 1].end, segments[last].end, segments[end - 1].end)
     return None
 
@@ -97,7 +97,7 @@ def fit_segments(points: Sequence[tuple[int, float]]) -> list[Segment]:
     The segments minimize the Bayesian information criterion: the sum of squared errors, in units of
     the noise, plus log(number of points) for each of a segment's three parameters (slope, height
     and end). Dynamic programming over all possible cuts takes quadratic time. The noise is
-    estimated from the differences of neighbours.
+    estimated from the differences between neighbours.
 
     Pelt of the library ruptures (cost ``linear``) finds the same cuts, but takes 70 times as long
     for 400 points, and minutes for 4,000.
@@ -106,16 +106,19 @@ def fit_segments(points: Sequence[tuple[int, float]]) -> list[Segment]:
         Jackson et al. (2005), "An algorithm for optimal partitioning of data on an interval", IEEE
         Signal Processing Letters 12(2).
     """
-    if len(points) < 2 * SHORTEST:
+    if len(points) < 2 * _MIN_LINES:
         return []
     updates, losses = np.array(points, dtype=float).T
-    noise = max(np.median(np.abs(np.diff(losses, 2))) / (0.6745 * math.sqrt(6)), _DIGITS)
+    # Of Gaussian noise with deviation 1, second differences have the deviation sqrt(6), and the
+    # median of the absolute values is 0.6745 deviations.
+    noise = max(np.median(np.abs(np.diff(losses, 2))) / (0.6745 * math.sqrt(6)), _PRECISION)
     cuts = _find_best_cuts(updates - updates.mean(), (losses - losses.mean()) / noise)
     segments = []
     for begin, end in zip(cuts, cuts[1:]):
         slope, height = map(float, np.polyfit(updates[begin:end], losses[begin:end], 1))
-        before, last = points[begin - 1][0] if begin else 0, points[end - 1][0]
-        segments.append(Segment(-slope, last - before, last, height + slope * last))
+        previous = points[begin - 1][0] if begin else 0
+        last = points[end - 1][0]
+        segments.append(Segment(-slope, last - previous, last, height + slope * last))
     return segments
 
 
@@ -127,8 +130,8 @@ def _find_best_cuts(x: np.ndarray, y: np.ndarray) -> list[int]:
     lowest = np.full(count + 1, np.inf)
     begin_of = [0] * (count + 1)
     lowest[0] = 0
-    for end in range(SHORTEST, count + 1):
-        begins = np.arange(end - SHORTEST + 1)
+    for end in range(_MIN_LINES, count + 1):
+        begins = np.arange(end - _MIN_LINES + 1)
         errors = _compute_errors(sums[:, end, None] - sums[:, begins], end - begins)
         costs = lowest[begins] + errors
         begin_of[end] = int(costs.argmin())

@@ -50,12 +50,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr
 def fill_page(path: Path, start: str, content: str, end: str, text: str | None = None) -> str:
     """Replace the text between two markers of a page, and return the new page.
 
-    Args:
-        path: the page, which errors name.
-        start: the first marker.
-        content: the new text between the markers.
-        end: the second marker.
-        text: text of the page; by default that of the file.
+    ``text`` is the page as it is; by default that of the file.
 
     Raises:
         UserError: the page lacks a marker.
@@ -64,6 +59,6 @@ def fill_page(path: Path, start: str, content: str, end: str, text: str | None =
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
     before, begins, rest = text.partition(start)
     _, ends, after = rest.partition(end)
-    if not (begins and ends):
+    if not begins or not ends:
         raise UserError(f"{path} has no line {start!r}, or none {end!r} after it")
     return f"{before}{start}{content}{end}{after}"

@@ -1,4 +1,7 @@
-"""Draws lines in the style of all pictures: colours, axes, labels and files."""
+"""Draws lines in the style of all pictures: colours, axes, labels and files.
+
+matplotlib is optional: functions import it, and ``Any`` stands for its Figure and Axes.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +53,15 @@ _ENCODINGS = (
     "cope",
 )
 GREY, PALE, GRID = "#666666", "#bbbbbb", "#e4e4e4"
-_TICKS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
-_FEW_TICKS = 3
+_TICKS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)  # times powers of ten, on a log scale
+_MIN_TICKS = 3
+_MAX_TICKS = 10
 _LABEL_HEIGHT = 0.06  # height of a label at the end of a line, as a share of the axes' height
 
 
 def can_draw() -> bool:
-    """Check whether matplotlib, which is optional, is installed."""
-    # fairseq makes all libraries log; matplotlib would list all fonts.
+    """Check whether matplotlib is installed, and stop its log of all fonts."""
+    # fairseq makes all libraries log.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     try:
         import matplotlib  # noqa: F401
@@ -67,8 +71,8 @@ def can_draw() -> bool:
 
 
 def new_figure(width: float, height: float, dpi: int) -> Any:
-    """Create an empty figure of a size in inches; needs matplotlib."""
-    can_draw()
+    """Create an empty figure of a size in inches."""
+    can_draw()  # stops the log
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 
@@ -84,18 +88,13 @@ def new_panels(
     dpi: int = 110,
     **sharing: Any,
 ) -> tuple[Any, list[Any]]:
-    """Create a figure of panels in rows; return both.
+    """Create a figure of panels in rows of up to ``columns``; return both.
 
-    Args:
-        count: number of panels.
-        columns: most panels in a row.
-        panel: width and height of a panel in inches.
-        margin: width and height of the figure beyond its panels.
-        dpi: pixels per inch.
-        **sharing: which axes panels share, as matplotlib's ``sharex``.
+    Widths and heights, of a panel and of the margin beyond all panels, are in inches. ``sharing``
+    says which axes panels share, as matplotlib's ``sharex``.
     """
     columns = min(columns, count)
-    rows = -(-count // columns)
+    rows = math.ceil(count / columns)
     size = columns * panel[0] + margin[0], rows * panel[1] + margin[1]
     figure = new_figure(*size, dpi)
     panels = list(figure.subplots(rows, columns, squeeze=False, **sharing).flat)
@@ -157,22 +156,25 @@ def style_lines(axes: Any) -> None:
 
 
 class Line(NamedTuple):
-    """A line of a picture: a mean over seeds, with its intervals and the seeds."""
+    """A line of a picture: a mean over seeds, with its intervals and the seeds.
 
-    mean: Sequence[tuple[int, Interval]]  # x, and the mean there; NaN or infinite in a gap
+    A mean that is NaN or infinite is a gap, such as where a training diverged.
+    """
+
+    mean: Sequence[tuple[int, Interval]]  # x, and the mean there
     dots: Points = ()  # points of single seeds
 
     @classmethod
     def over_seeds(
         cls, seeds: Sequence[Points], average: Callable[[Iterable[float]], Interval] = interval
     ) -> Line:
-        """Average the points of each seed, where all have some; several seeds are drawn as dots."""
+        """Average the points of all seeds, where each has one; several seeds are drawn as dots."""
         dots = [point for points in seeds for point in points] if len(seeds) > 1 else []
         return cls(average_lines(seeds, average), dots)
 
     @property
     def values(self) -> list[float]:
-        """All finite values, also of intervals and seeds: what the axis must have room for."""
+        """All finite values, with those of intervals and seeds, for which an axis needs room."""
         values = [y for _, mean in self.mean for y in mean] + [y for _, y in self.dots]
         return [y for y in values if math.isfinite(y)]
 
@@ -222,8 +224,8 @@ def draw_lines(
             point = axes.transData.transform((x, y))
             heights[name] = float(axes.transAxes.inverted().transform(point)[1])
         else:
-            finite = max((x for x, y in line.mean if math.isfinite(y.mean)), default=-1)
-            first = next(x for x, _ in line.mean if x > finite)
+            last_finite = max((x for x, y in line.mean if math.isfinite(y.mean)), default=-1)
+            first = next(x for x, _ in line.mean if x > last_finite)
             texts[name] = f"{name}  diverged at {first:,}"
             heights[name] = 1.0
     places = spread_out(list(heights.values()), _LABEL_HEIGHT) if heights else []
@@ -243,12 +245,12 @@ def choose_ticks(low: float, high: float) -> list[float]:
     """Choose round numbers between two positive limits, about evenly spaced on a log scale."""
     powers = [10.0**exponent for exponent in range(-3, 300) if 10.0**exponent <= high]
     ticks = [digit * power for power in powers for digit in _TICKS if low <= digit * power <= high]
-    if len(ticks) < _FEW_TICKS:  # in such a narrow range a log scale is nearly linear
+    if len(ticks) < _MIN_TICKS:  # in such a narrow range a log scale is nearly linear
         from matplotlib.ticker import MaxNLocator
 
         values = MaxNLocator(5).tick_values(low, high)
         return [float(tick) for tick in values if low <= tick <= high]
-    return ticks[:: -(-len(ticks) // 10)]  # ten are enough
+    return ticks[:: math.ceil(len(ticks) / _MAX_TICKS)]
 
 
 def spread_out(heights: Sequence[float], distance: float) -> list[float]:

@@ -18,7 +18,7 @@ from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.running.files import refuse_link
 
 VERSION = 1  # version of the format
-_HEAD = 4096  # number of characters within which a file must name its kind
+_HEAD_CHARACTERS = 4096  # a file without "kind" in these is no record, and is not read further
 Row = Mapping[str, Any]  # texts and numbers by column; None for a missing figure
 
 
@@ -72,11 +72,12 @@ def read(path: Path) -> Record:
     """
     try:
         with open(path, encoding="utf-8") as stream:
-            text = stream.read(_HEAD)
+            text = stream.read(_HEAD_CHARACTERS)
             if '"kind"' not in text:
                 raise RecordError("not a record of fairseq-posenc")
             content = json.loads(text + stream.read())
-            json.dumps(content, ensure_ascii=False).encode()  # fails for half a surrogate pair
+            # JSON can hold half a surrogate pair, which no file or terminal could be given.
+            json.dumps(content, ensure_ascii=False).encode()
     except RecordError:
         raise
     except (ValueError, RecursionError) as error:

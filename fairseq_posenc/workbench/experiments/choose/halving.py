@@ -52,7 +52,7 @@ class Round(NamedTuple):
     @property
     def kept(self) -> list[Variant]:
         """The better half of the comparable models, or all of them while ranks mean nothing."""
-        half = -(-len(self.models) // 2)
+        half = math.ceil(len(self.models) / 2)
         models = self.comparable[:half] if self.has_meaning else self.comparable
         return [model.variant for model in models]
 

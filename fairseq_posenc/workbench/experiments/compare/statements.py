@@ -122,10 +122,10 @@ def _format_arrivals(models: Iterable[SeedAggregate], level: float) -> str:
 
 def _format_arrival(model: SeedAggregate, level: float) -> str:
     by_seed = [outcome.curve.first_below(level) for outcome in model.outcomes]
-    arrivals = sorted(updates for updates in by_seed if updates is not None)
+    arrivals = [updates for updates in by_seed if updates is not None]
     if not arrivals:
         return "not in this run"
-    first, last = arrivals[0], arrivals[-1]
+    first, last = min(arrivals), max(arrivals)
     span = f"after {first:,} to {last:,} updates" if first < last else f"after {first:,} updates"
     is_partial = len(arrivals) < len(by_seed)
     return span + (f" ({len(arrivals)} of {len(by_seed)} seeds)" if is_partial else "")

@@ -7,7 +7,6 @@ Models are checkpoints of fairseq, which read ``--data``, or folders of transfor
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -100,11 +99,14 @@ def run(args: argparse.Namespace) -> int:
         say(f"{len(stream):,} tokens of {text}, {scored}")
         if args.windows and args.windows < LEAST_SEEDS:
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
+        computing = (args.device, args.fp16, args.bf16)
         scorings = [
             Scoring(
                 folder=args.out / named.name,
                 inputs=_collect_inputs(named, args),
-                open=_prepare_to_open(named, args, (args.device, args.fp16, args.bf16)),
+                open=partial(
+                    _open, named, args.text or args.data, args.split, computing, args.lengths[-1]
+                ),
                 lengths=args.lengths,
                 strides=strides,
                 max_tokens=args.max_tokens,
@@ -164,7 +166,8 @@ def _open_all(
     models: list[Row] = []
     streams: list[Stream] = []
     for named in checkpoints:
-        loaded, stream = _prepare_to_open(named, args, ("cpu", False, False))()
+        cpu = ("cpu", False, False)  # the jobs may run elsewhere
+        loaded, stream = _open(named, args.text or args.data, args.split, cpu, args.lengths[-1])
         streams.append(stream)
         if not torch.equal(stream.targets, streams[0].targets):
             raise UserError(
@@ -182,14 +185,6 @@ def _open_all(
             }
         )
     return models, streams[0]
-
-
-def _prepare_to_open(
-    named: NamedCheckpoint, args: argparse.Namespace, computing: tuple[str | None, bool, bool]
-) -> Callable[[], tuple[LoadedModel, Stream]]:
-    """Prepare to open a model, on the machine that will run the job."""
-    longest = args.lengths[-1]
-    return partial(_open, named, args.text or args.data, args.split, computing, longest)
 
 
 @lru_cache(1)  # the scores of a model are computed one after the other

@@ -52,11 +52,7 @@ def name_test_splits(
     """Name the test splits by length and depth, which are the arguments of ``make_example``."""
     if not task.has_depth:
         return {f"length-{length}": (length,) for length in lengths}
-    return {
-        f"length-{length}-depth-{depth:g}": (length, depth)
-        for length in lengths
-        for depth in DEPTHS
-    }
+    return {f"length-{n}-depth-{depth:g}": (n, depth) for n in lengths for depth in DEPTHS}
 
 
 def _new_generator(task: Task, split: str) -> random.Random:

@@ -79,25 +79,17 @@ class TaskExperiment(Experiment):
     @property
     def runs(self) -> list[Run]:
         """The trainings: every model on every task, with every seed."""
-        return [
-            Run(variant, seed, task.name)
-            for seed in self.seeds
-            for task in self.tasks
-            for variant in self.variants
-        ]
+        pairs = [(task, variant) for task in self.tasks for variant in self.variants]
+        return [Run(variant, seed, task.name) for seed in self.seeds for task, variant in pairs]
 
     def folder(self, run: Run) -> Path:
         """Return the folder of a run's checkpoints and log."""
         models = self.out / self.family / "models" / run.condition
         return models / run.variant.folder / f"seed-{run.seed}"
 
-    def task_data(self, task: str) -> Path:
-        """Return the folder of a task's data, for training and test."""
-        return self.out / self.family / "data" / task
-
     def data(self, run: Run) -> Path:
         """Return the data-bin of a run's task."""
-        return self.task_data(run.condition) / "train"
+        return self.out / self.family / "data" / run.condition / "train"
 
     def options(self, run: Run) -> list[str]:
         """List the options of ``fairseq-train`` that define the model and what it learns."""
@@ -137,7 +129,7 @@ class TaskExperiment(Experiment):
 
     def _build_steps(self, task: Task) -> tuple[Step, Step]:
         """Build the steps that write the data of training and of test."""
-        folder = self.task_data(task.name)
+        folder = self.out / self.family / "data" / task.name
         family, longest, lengths = self.family, self.trained, self.lengths
         inputs = {
             "task": task.name,

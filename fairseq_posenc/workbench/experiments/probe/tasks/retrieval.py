@@ -143,13 +143,9 @@ def _hide_needles(
     length: int,
     depth: Optional[float] = None,
 ) -> list[str]:
-    """Put needles, in their order, between words of noise.
+    """Put needles, in their order, between words of noise; the length counts both.
 
-    Args:
-        rng: random generator.
-        needles: the words of each needle.
-        length: number of words, with the needles.
-        depth: place of all needles, from 0 at the beginning to 1 at the end; None for random ones.
+    All needles have the place ``depth``, from 0 at the beginning to 1 at the end, or random ones.
     """
     noise = rng.choices(_NOISE, k=max(0, length - sum(map(len, needles))))
     # Places are drawn with a depth too, which keeps the following examples of a seed the same.
