@@ -193,7 +193,7 @@ TextResults = Results[TextExperiment]
 
 
 def option_value(family: str, train_args: Sequence[str], name: str) -> str:
-    """Look up the value of an option of ``fairseq-train``, the last one if it is repeated."""
+    """Look up the last value of an option of ``fairseq-train``, after a space or ``=``."""
     words = [word for option in (*TRAIN_OPTIONS[family], *train_args) for word in option.split("=")]
     last = max(index for index, word in enumerate(words) if word == name)
     return words[last + 1]

@@ -1,4 +1,4 @@
-"""The job of a run: trains a small model by ``fairseq-train``, then evaluates it by a command.
+"""The job of a run: trains a small model with ``fairseq-train``, then evaluates it by a command.
 
 An interrupted training resumes from its last checkpoint.
 """

@@ -6,10 +6,10 @@ scores without a model.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_posenc.api import PositionEncoding
 from fairseq_posenc.encodings.base import Dims
@@ -84,6 +84,13 @@ def build_untrained_stack(
     return PlottedStack(layers, [])
 
 
+def collect_trained_stacks(model: nn.Module) -> dict[str, PlottedStack]:
+    """Collect the stacks of a trained model by name; empty for fairseq's own models."""
+    # fairseq's stacks have no assembly; their class is not imported, as specs need no fairseq.
+    stacks = [_build_stack(module) for module in model.modules() if hasattr(module, "assembly")]
+    return {stack.name: stack for stack in stacks}
+
+
 def compute_terms(encoding: PositionEncoding, length: int) -> tuple[Span, Terms]:
     """Compute a layer's terms for a sentence of ``length`` tokens, and their span.
 
@@ -98,3 +105,28 @@ def compute_terms(encoding: PositionEncoding, length: int) -> tuple[Span, Terms]
 def make_positions(length: int) -> Positions:
     """Compute the positions of a sentence of ``length`` tokens."""
     return Positions.from_padding(torch.zeros(1, length, dtype=torch.bool))
+
+
+def _build_stack(stack: Any) -> PlottedStack:
+    """Build the encodings of each layer, with the trained modules."""
+    dims = stack.assembly.dims
+    layers, projections = [], []
+    for index in range(len(stack.layers)):  # iterating over the list would apply LayerDrop
+        attention = stack.layers[index].self_attn
+        spec = stack.assembly.spec.select_layers([index])
+        encoding = PositionEncoding(
+            str(spec), dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
+        )
+        # Of the new object only the methods are needed: the trained modules replace all others.
+        at_input = stack.embed_positions
+        encoding.assembly = stack.assembly._replace(spec=spec)
+        encoding.input = None if at_input is None else at_input.encodings
+        encoding.shared = stack.encodings.select(attention.kind)  # those of this kind of layer
+        encoding.layer = attention.encodings
+        layers.append(encoding.eval())
+        query, key = (
+            projection.weight.detach().unflatten(0, (dims.num_heads, -1))
+            for projection in (attention.q_proj, attention.k_proj)
+        )
+        projections.append((query, key))
+    return PlottedStack(layers, projections)

@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 from fairseq.models import FairseqEncoderDecoderModel
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_posenc.analysis.split import CapturedAttention
-from fairseq_posenc.api import PositionEncoding
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import capture_attention
-from fairseq_posenc.transformer.stacks import PositionalDecoder, PositionalEncoder
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.plots.attention import Maps
 from fairseq_posenc.workbench.plots.inspection import (
@@ -24,10 +22,9 @@ from fairseq_posenc.workbench.plots.inspection import (
     refuse_large_page,
 )
 from fairseq_posenc.workbench.plots.model_inputs import ModelInput, prepare_input
-from fairseq_posenc.workbench.plots.stacks import PlottedStack
+from fairseq_posenc.workbench.plots.stacks import PlottedStack, collect_trained_stacks
 from fairseq_posenc.workbench.running.files import checksum
 
-_STACKS = (PositionalEncoder, PositionalDecoder)
 _SENTENCES = 16  # random sentences that a model reads
 _SEED = 1
 _SPECIAL_SYMBOLS = 4  # at the beginning of a dictionary
@@ -88,40 +85,9 @@ def attention_to_random_symbols(model: Any, length: int) -> list[CapturedAttenti
         target = draw_tokens(model.decoder.embed_tokens)
         lengths = torch.full((_SENTENCES,), length)
         return capture_attention(model, lambda: model(source, lengths, target))
-    (stack,) = (part for part in model.modules() if isinstance(part, _STACKS))
-    tokens = draw_tokens(stack.embed_tokens)
+    tables = (part for name, part in model.named_modules() if name.endswith("embed_tokens"))
+    tokens = draw_tokens(next(tables))
     return capture_attention(model, lambda: model(tokens))
-
-
-def collect_trained_stacks(model: nn.Module) -> dict[str, PlottedStack]:
-    """Collect the stacks of a trained model by name; empty for fairseq's own models."""
-    stacks = [_build_stack(part) for part in model.modules() if isinstance(part, _STACKS)]
-    return {stack.name: stack for stack in stacks}
-
-
-def _build_stack(stack: PositionalEncoder | PositionalDecoder) -> PlottedStack:
-    """Build the encodings of each layer, with the trained modules."""
-    dims = stack.assembly.dims
-    layers, projections = [], []
-    for index in range(len(stack.layers)):  # iterating over the list would apply LayerDrop
-        attention: Any = stack.layers[index].self_attn
-        spec = stack.assembly.spec.select_layers([index])
-        encoding = PositionEncoding(
-            str(spec), dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
-        )
-        # Of the new object only the methods are needed: the trained modules replace all others.
-        at_input: Any = stack.embed_positions
-        encoding.assembly = stack.assembly._replace(spec=spec)
-        encoding.input = None if at_input is None else at_input.encodings
-        encoding.shared = stack.encodings.select(attention.kind)  # those of this kind of layer
-        encoding.layer = attention.encodings
-        layers.append(encoding.eval())
-        query, key = (
-            projection.weight.detach().unflatten(0, (dims.num_heads, -1))
-            for projection in (attention.q_proj, attention.k_proj)
-        )
-        projections.append((query, key))
-    return PlottedStack(layers, projections)
 
 
 def inspect_model(opened: OpenModel, prepared: ModelInput) -> Inspection:

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 from fairseq_posenc.workbench.results.differences import (
-    RULE,
+    TEST_NOTE,
     describe_differences,
     explain_few_seeds,
 )
 from fairseq_posenc.workbench.results.intervals import (
-    NOTE,
+    INTERVAL_NOTE,
     Interval,
     interval,
     interval_of_perplexity,
@@ -124,7 +124,7 @@ def _format_seeds(trainings: Trainings) -> list[str]:
         rows.append(row)
     if not rows:
         return []
-    parts = ["## Means over seeds", table(columns, rows), f"In brackets: {NOTE}."]
+    parts = ["## Means over seeds", table(columns, rows), f"In brackets: {INTERVAL_NOTE}."]
     return parts + _format_differences(several)
 
 
@@ -141,7 +141,7 @@ def _format_differences(trainings: Trainings) -> list[str]:
     sentences = [explanation] if explanation else describe_differences(best)
     return [
         "\n".join(f"- {sentence}" for sentence in sentences),
-        f"The n-th logs of two names count as one seed. {RULE}",
+        f"The n-th logs of two names count as one seed. {TEST_NOTE}",
     ]
 
 

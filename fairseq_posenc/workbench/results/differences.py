@@ -18,7 +18,7 @@ from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS, LEVEL, Inter
 from fairseq_posenc.workbench.results.markdown import code
 
 Values = Mapping[int, float]  # seed -> value
-RULE = (
+TEST_NOTE = (
     f"Significant: the {LEVEL:.0%} interval of the paired difference (the same seed in both "
     "models, Student's t) does not contain 0."
 )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 LEVEL = 0.95
 LEAST_SEEDS = 3  # fewest seeds for an interval: for two, the factor of Student's t is 12.7
-NOTE = f"Student's t, {LEVEL:.0%}, over the seeds"
+INTERVAL_NOTE = f"Student's t, {LEVEL:.0%}, over the seeds"
 
 
 class Interval(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.workbench.results.intervals import NOTE, Interval, interval
+from fairseq_posenc.workbench.results.intervals import INTERVAL_NOTE, Interval, interval
 from fairseq_posenc.workbench.results.markdown import code, table
 from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.translation.generate import Search
@@ -97,7 +97,7 @@ def _format_means(record: Record) -> list[str]:
         scores = [Interval(*mean).show(2) for mean in bounds]
         rows.append([code(row["system"]), _name_search(row), str(row["trainings"]), *scores])
     header = ["system", "search", "trainings", *METRICS]
-    return ["## Means over trainings", table(header, rows, "llr"), f"In brackets: {NOTE}."]
+    return ["## Means over trainings", table(header, rows, "llr"), f"In brackets: {INTERVAL_NOTE}."]
 
 
 def _format_differences(record: Record) -> list[str]:

@@ -17,7 +17,7 @@ from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.plots import attention, distances, tables, trained
 from fairseq_posenc.workbench.plots.command import KINDS
-from fairseq_posenc.workbench.plots.stacks import build_untrained_stack
+from fairseq_posenc.workbench.plots.stacks import build_untrained_stack, collect_trained_stacks
 from tests.helpers import commands, oracles
 from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import (
@@ -70,7 +70,7 @@ class TestTables:
     def test_a_models_tables_are_shown(self):
         model = make_model("masked_lm", position_encoding="learned+shaw")
         stack = model.encoder.sentence_encoder
-        found = tables_drawn(trained.collect_trained_stacks(model)["encoder"], layers=(0, 2))
+        found = tables_drawn(collect_trained_stacks(model)["encoder"], layers=(0, 2))
         assert list(found) == ["at the input", "query table, layer 1", "query table, layer 3"]
         at_input = stack.embed_positions.encodings["learned"].table.weight
         assert_same(found["at the input"].values, at_input)
@@ -127,7 +127,7 @@ class TestTables:
 
     @pytest.mark.parametrize("family", STOCK)
     def test_models_of_fairseqs_own_have_no_stacks(self, family):
-        assert trained.collect_trained_stacks(make_model(family, STOCK[family])) == {}
+        assert collect_trained_stacks(make_model(family, STOCK[family])) == {}
 
 
 class TestMap:
@@ -158,7 +158,7 @@ class TestProducts:
         model = make_model("masked_lm", position_encoding="learned")
         stack = model.encoder.sentence_encoder
         figure = distances.draw_products(
-            trained.collect_trained_stacks(model)["encoder"], [1], ALL, 5, "title"
+            collect_trained_stacks(model)["encoder"], [1], ALL, 5, "title"
         )
         own, random, projected = panels(figure)
         vectors = stack.embed_positions.encodings["learned"].table.weight.detach().double()
@@ -229,7 +229,7 @@ class TestCurves:
     def test_scores_are_means_over_pairs(self, family, spec):
         model = make_model(family, position_encoding=spec)
         seen = trained.attention_to_random_symbols(model, 14)
-        for stack in trained.collect_trained_stacks(model).values():
+        for stack in collect_trained_stacks(model).values():
             found = distances.compute_curves(stack, [1], ALL, 6, seen)
             (axes, *_) = panels(distances.draw_curves(found, ALL, "title"))
             (layer,) = (s for s in seen if (s.stack, s.cross, s.layer) == (stack.name, False, 1))

@@ -123,7 +123,8 @@ def describe_rounds(
             "",
             *(f"- {sentence}" for sentence in sentences),
             f"- It took {seconds}. Perplexity is computed from the mean loss over the seeds, with "
-            f"an interval for three seeds or more ({intervals.NOTE}). {differences.RULE}",
+            f"an interval for three seeds or more ({intervals.INTERVAL_NOTE}). "
+            f"{differences.TEST_NOTE}",
         ]
     )
 

@@ -65,7 +65,7 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
         f"![Learning curves: validation perplexity over updates]({PICTURE})" if drawn else "",
         "## Conclusions",
         "\n".join(f"- {sentence}" for sentence in list_conclusions(results)),
-        f"{differences.RULE} All sentences are derived from the figures by fixed rules.",
+        f"{differences.TEST_NOTE} All sentences are derived from the figures by fixed rules.",
         _explain_figures(results.experiment),
         *_suggest_next_steps(results),
         "## Commands",
@@ -156,7 +156,7 @@ def _explain_figures(experiment: TextExperiment) -> str:
         "Validation perplexity is measured at the end of `fairseq-train`, on "
         f"{'the masked' if is_masked else 'all'} tokens; lower is better. It is computed from the "
         f"mean loss over the seeds, with an interval for {intervals.LEAST_SEEDS} seeds or more "
-        f"({intervals.NOTE}); the picture shows intervals as bands, and seeds as dots. "
+        f"({intervals.INTERVAL_NOTE}); the picture shows intervals as bands, and seeds as dots. "
         f"{'With the same seed, all models see the same masks. ' if is_masked else ''}With several "
         "learning rates, a model is judged at the one with the lowest mean loss on the same "
         "validation text. Tokens per second is the median during training; time is that of a "

@@ -60,7 +60,7 @@ def _new_generator(task: Task, split: str) -> random.Random:
 
 
 def _write(examples: Iterable[Example], task: Task, family: str, folder: Path, split: str) -> None:
-    """Write a split, with a dictionary for each language; a language model has the language ""."""
+    """Write a split, with a dictionary for each language; that of a language model has no name."""
     dictionary = Dictionary()
     blank = [BLANK] if family == MASKED else []
     for symbol in (ASKS, *blank, *task.symbols):

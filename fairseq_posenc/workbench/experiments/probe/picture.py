@@ -21,11 +21,11 @@ from fairseq_posenc.workbench.results.pictures import GREY, PALE, Points
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLUMNS = 3
+_COLUMNS = 3  # most panels in a row
 
 
 def draw_depths(results: TaskResults, task: str, path: Path) -> None:
-    """Draw a task that has depths into a PNG file: a map of depth and length for each model."""
+    """Draw a map of depth and length for each model, of a task that has depths, as PNG."""
     lengths = sorted(results.experiment.lengths)
     maps = {
         model.name: [
@@ -35,7 +35,7 @@ def draw_depths(results: TaskResults, task: str, path: Path) -> None:
         for model in results.experiment.variants
     }
     figure = draw_depth_maps(maps, lengths, DEPTHS)
-    for axes in figure.axes[: len(maps)]:
+    for axes in figure.axes[: len(maps)]:  # at the border between columns
         axes.axvline(len(results.experiment.within) - 0.5, color="white", linestyle=":")
     figure.supxlabel("length in words (dotted: longest in training)", color=GREY)
     figure.supylabel("depth of the needle", color=GREY)
@@ -45,7 +45,7 @@ def draw_depths(results: TaskResults, task: str, path: Path) -> None:
 def draw_depth_maps(
     maps: Mapping[str, Sequence[Sequence[float]]], lengths: Sequence[int], depths: Sequence[float]
 ) -> Figure:
-    """Draw a map of shares for each model, a row for each depth and a column for each length."""
+    """Draw a map of shares by model, with a row for each depth and a column for each length."""
     figure, panels = pictures.new_panels(
         len(maps), _COLUMNS, (3.6, 2.2), (1.0, 0.6), sharex=True, sharey=True
     )

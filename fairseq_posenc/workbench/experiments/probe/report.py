@@ -13,13 +13,12 @@ from fairseq_posenc.workbench.experiments.outcomes import Outcome
 from fairseq_posenc.workbench.experiments.probe.data import DEPTHS, TEST_EXAMPLES
 from fairseq_posenc.workbench.experiments.probe.experiment import TaskResults
 from fairseq_posenc.workbench.experiments.variants import Variant
-from fairseq_posenc.workbench.results import markdown
-from fairseq_posenc.workbench.results.differences import RULE, Scale, compare, explain_few_seeds
-from fairseq_posenc.workbench.results.intervals import NOTE, Interval, interval_of_share
+from fairseq_posenc.workbench.results import differences, markdown
+from fairseq_posenc.workbench.results.intervals import INTERVAL_NOTE, Interval, interval_of_share
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.progress import format_time
 
-_SHARE = Scale("share of right answers", higher=True)
+_SHARE = differences.Scale("share of right answers", higher=True)
 REPORT, RECORD = "probe.md", "probe.json"
 PICTURE, LEARNING = "probe.png", "probe-learning.png"
 FILES = (REPORT, RECORD, PICTURE, LEARNING)
@@ -65,7 +64,7 @@ def reciprocal_rank(results: TaskResults, model: Variant) -> Interval:
     from scipy.stats import rankdata  # takes a second to import
 
     experiment = results.experiment
-    number = experiment.variants.index(model)
+    index = experiment.variants.index(model)
     by_task = [
         [
             share_by_seed(results, task.name, variant, experiment.beyond)
@@ -74,7 +73,8 @@ def reciprocal_rank(results: TaskResults, model: Variant) -> Interval:
         for task in experiment.tasks
     ]
     return interval_of_share(
-        fmean(1 / rankdata([-values[seed] for values in shares])[number] for shares in by_task)
+        # rankdata gives the smallest number the rank 1.
+        fmean(1 / rankdata([-values[seed] for values in shares])[index] for shares in by_task)
         for seed in experiment.seeds
     )
 
@@ -86,10 +86,9 @@ def write_report(results: TaskResults, drawn: bool) -> Path:
     if drawn:
         parts.append(f"![Share of right answers over the questions' length]({PICTURE})")
         parts.append(f"![Share of right answers over the updates]({LEARNING})")
-        parts += [
-            f"![{task}: share of right answers over depth and length]({format_depth_picture(task)})"
-            for task in tasks_with_depths(results)
-        ]
+        for task in tasks_with_depths(results):
+            title = f"{task}: share of right answers over depth and length"
+            parts.append(f"![{title}]({format_depth_picture(task)})")
     path = experiment.out / REPORT
     write_whole(path, "\n\n".join([*parts, f"```sh\n{own_command()}\n```"]) + "\n")
     return path
@@ -110,7 +109,7 @@ def _introduce(results: TaskResults) -> str:
         f"({', '.join(map(str, experiment.seeds))}) on one thread ({seconds} on average), and "
         f"tested on {TEST_EXAMPLES} questions of each length: "
         f"{', '.join(map(str, experiment.lengths))}. Shares count the questions whose whole answer "
-        f"is right under greedy search, with intervals ({NOTE}). {RULE}"
+        f"is right under greedy search, with intervals ({INTERVAL_NOTE}). {differences.TEST_NOTE}"
     )
 
 
@@ -126,7 +125,7 @@ def format_tables(results: TaskResults) -> str:
             "2023):",
             _format_shares(results, experiment.beyond, ranks=True),
             "\n".join(f"- {_describe_best(results, task.name)}" for task in experiment.tasks),
-            explain_few_seeds(len(experiment.seeds)) or "",
+            differences.explain_few_seeds(len(experiment.seeds)) or "",
         ]
     return "\n\n".join(filter(None, parts))
 
@@ -147,19 +146,20 @@ def _describe_best(results: TaskResults, task: str) -> str:
     models, beyond = results.experiment.variants, results.experiment.beyond
     seeds = {model: share_by_seed(results, task, model, beyond) for model in models}
     best = max(models, key=lambda model: fmean(seeds[model].values()))
-    differences = {
-        model: compare(seeds[best], seeds[model], _SHARE) for model in models if model != best
+    pairs = {
+        model: differences.compare(seeds[best], seeds[model], _SHARE)
+        for model in models
+        if model != best
     }
-    below = [name for name, difference in differences.items() if difference.is_significant]
-    same = [
-        name
-        for name, difference in differences.items()
-        if difference.is_judged and not difference.is_significant
-    ]
-    parts = [f"significantly above {_join_names(below)}"] if below else []
-    parts += [f"not significantly different from {_join_names(same)}"] if same else []
-    head = f"{task}: {markdown.code(best.name)} is right in {fmean(seeds[best].values()):.0%}"
-    return ", ".join([head, *parts]) + "."
+    judged = {model: pair for model, pair in pairs.items() if pair.is_judged}
+    below = [model for model, pair in judged.items() if pair.is_significant]
+    same = [model for model, pair in judged.items() if not pair.is_significant]
+    sentence = f"{task}: {markdown.code(best.name)} is right in {fmean(seeds[best].values()):.0%}"
+    if below:
+        sentence += f", significantly above {_join_names(below)}"
+    if same:
+        sentence += f", not significantly different from {_join_names(same)}"
+    return f"{sentence}."
 
 
 def _join_names(models: Sequence[Variant]) -> str:
