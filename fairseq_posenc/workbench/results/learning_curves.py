@@ -32,14 +32,7 @@ def _find_gaps(entries: Iterable[Entry]) -> list[tuple[int, float]]:
 def draw_curves(lines: Mapping[str, Line], title: str, path: Path, log: bool) -> bool:
     """Draw lines over updates, with labels at their ends, into a PNG file.
 
-    Args:
-        lines: values over updates by name.
-        title: title of the picture.
-        path: the file.
-        log: whether the axis of values is logarithmic.
-
-    Returns:
-        Whether there was anything to draw.
+    The axis of values is logarithmic with ``log``. Returns False if there was nothing to draw.
     """
     values = [value for line in lines.values() for value in line.values]
     if not values:

@@ -83,21 +83,20 @@ def list_conclusions(results: TextResults) -> list[str]:
     """Derive conclusions from the figures of a finished comparison."""
     if results.missing:
         return ["Differences are judged when all trainings are finished."]
-    unigram = results.data["unigram_perplexity"]
     masked = results.experiment.family == MASKED
-    return derive_statements(results.models, unigram, masked)
+    return derive_statements(results.models, results.data["unigram_perplexity"], masked)
 
 
 def _describe_missing(results: TextResults, seconds_left: Optional[float]) -> str:
     """List the missing trainings of an unfinished comparison."""
     if not results.missing:
         return ""
-    missing = "; ".join(
-        f"seed {seed} of {_join(dict.fromkeys(markdown.code(run.variant.name) for run in runs))}"
-        for seed, runs in groupby(results.missing, key=lambda run: run.seed)
-    )
+    parts = []
+    for seed, runs in groupby(results.missing, key=lambda run: run.seed):
+        names = dict.fromkeys(markdown.code(run.variant.name) for run in runs)
+        parts.append(f"seed {seed} of {_join(names)}")
     about = f", about {format_time(seconds_left)} more" if seconds_left else ""
-    return f"**The run is not finished{about}.** Missing: {missing}."
+    return f"**The run is not finished{about}.** Missing: {'; '.join(parts)}."
 
 
 def _describe_encodings(experiment: TextExperiment) -> list[str]:
