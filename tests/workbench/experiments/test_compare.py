@@ -592,7 +592,7 @@ class TestReport:
         now = replace(whole, outcomes=done, begun=curves)
         opened: list[str] = []
         monkeypatch.setattr(live, "open_in_browser", opened.append)
-        monkeypatch.setattr(live, "_EVERY", 0.0)
+        monkeypatch.setattr(live, "_REPORT_SECONDS", 0.0)
         follow = live.Live(opens=True)
         for _ in range(2):
             follow(lambda: now)
