@@ -616,7 +616,7 @@ class TestReport:
         whole = make_results(tmp_path, FOUR)
         assert live.estimate_seconds_left(whole) is None
         now = replace(whole, outcomes=whole.outcomes[:6])
-        assert live.estimate_seconds_left(now) == 6 * (61.0 + live._OVERHEAD) / 2
+        assert live.estimate_seconds_left(now) == 6 * (61.0 + live._START_SECONDS) / 2
 
     def test_the_time_before_any_training_counts_all_of_it_on_this_machine(
         self, tmp_path, monkeypatch, capsys
