@@ -95,8 +95,8 @@ def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:
     add("--stack", choices=["encoder", "decoder", *cross], help="default: the model's first")
     parser.set_defaults(layer=None, head=None)
     if kind.layers:
-        for option, default in ("--layer", kind.layers), ("--head", "all"):
-            text = f"counted from 1 (default: {default})"
+        for option, shown in ("--layer", kind.layers), ("--head", "all"):
+            text = f"counted from 1 (default: {shown})"
             add(option, type=int, nargs="+", metavar="N", help=text)
     if kind.reach:
         add_count(parser, "--reach", "the largest distance", kind.reach)

@@ -41,20 +41,24 @@ class Change(NamedTuple):
 def read_changes(family: str) -> list[Change]:
     """Read what a change of positions does to trained models of a family."""
     content = json.loads(EVIDENCE.read_text(encoding="utf-8"))[KEY][family]
-    return [Change(*facts, Measurement(**figures)) for *facts, figures in content]
+    return [
+        Change(models, kept, length, Measurement(**figures))
+        for models, kept, length, figures in content
+    ]
 
 
 def select_for_length(changes: Iterable[Change], length: int) -> Iterator[Change]:
-    """Select of each measurement at several lengths the one for texts of a length.
+    """Select the measurement of the same models whose texts have the length.
 
-    That is the shortest that is as long, or else the longest.
+    That is the shortest with at least this length; without any, the longest.
     """
     by_models: dict[str, list[Change]] = {}
     for change in changes:
         by_models.setdefault(change.models, []).append(change)
-    for alike in by_models.values():
-        alike.sort(key=lambda change: change.length or 0)
-        yield next((c for c in alike if c.length is None or c.length >= length), alike[-1])
+    for same_models in by_models.values():
+        same_models.sort(key=lambda change: change.length or 0)
+        long_enough = [c for c in same_models if c.length is None or c.length >= length]
+        yield (long_enough or same_models[-1:])[0]
 
 
 def answer_from_trained(question: ChooseQuestion) -> str:
